@@ -1,0 +1,145 @@
+"""Types of the Rust extension ``dedupd.native`` (source: ``native/``).
+
+Every function that works on bulk data takes any C-contiguous bytes-like object without
+copying it, releases the GIL while it works, and returns packed little-endian arrays as
+``bytes``; ``memoryview(x).cast("I")`` (or ``"Q"``) gives the typed view.
+"""
+
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+HASH_BYTES: int
+
+class CorruptPayload(Exception):
+    """Stored bytes do not match their checksum, or do not decode to the stated length."""
+
+def simd_paths() -> list[str]:
+    """Chunker code paths this CPU can run, slowest first: ``scalar``, ``avx2``, ``avx512``, ``gfni``.
+
+    A path is listed only after it reproduced the scalar path's answers in a self-test in this process.
+    """
+
+class Chunks:
+    """Result of :meth:`Chunker.process`: parallel arrays, one element per chunk."""
+
+    @property
+    def ends(self) -> bytes:
+        """u32 end offset of each chunk, absolute in ``data``."""
+    @property
+    def fingerprints(self) -> bytes:
+        """32 bytes per chunk."""
+    @property
+    def zero(self) -> bytes:
+        """1 where every byte of the chunk is zero, else 0."""
+    @property
+    def counts(self) -> bytes:
+        """u32 number of chunks found in each segment."""
+    def __len__(self) -> int: ...
+
+class Chunker:
+    """Two-stage regression Rabin chunker (seed 003, 4.3; staging from SS-CDC, seed 000)."""
+
+    def __new__(
+        cls,
+        *,
+        polynomial: int,
+        bits: int,
+        pattern: int,
+        regression: int,
+        min_bytes: int,
+        max_bytes: int,
+        fingerprint: str = "blake3",
+        path: str | None = None,
+    ) -> Chunker:
+        """Raises ValueError for parameters outside the format's limits, or an unavailable ``path``."""
+    @property
+    def path(self) -> str: ...
+    def cut(self, data: Buffer, final: bool = True) -> bytes:
+        """u32 ends of the chunks of ``data``, which begins at a chunk start.
+
+        With ``final`` the last chunk ends at the end of ``data``; without it only chunks whose
+        end cannot depend on later bytes are returned and the caller presents the rest again.
+        """
+    def candidates(self, data: Buffer) -> bytes:
+        """u32 pairs (end offset, matched low bits) of all stage 1 candidates, unfiltered by size."""
+    def process(
+        self, data: Buffer, segments: Sequence[tuple[int, int, bool]], threads: int = 1
+    ) -> Chunks:
+        """Cut and fingerprint several independent segments ``(start, end, final)`` of ``data``."""
+
+def fingerprint(data: Buffer, algorithm: str = "blake3") -> bytes:
+    """32-byte fingerprint (``blake3`` or ``sha256``) of one buffer."""
+
+def fingerprints(data: Buffer, ends: Buffer, algorithm: str = "blake3", threads: int = 1) -> bytes:
+    """Fingerprints of the consecutive ranges of ``data`` that end at each of ``ends`` (u32)."""
+
+def xxh3_64(data: Buffer, seed: int = 0) -> int: ...
+def is_zero(data: Buffer) -> bool: ...
+
+def incompressible(data: Buffer) -> bool:
+    """A cheap test on samples: True where compression would almost surely not pay."""
+
+class Encoded:
+    """Payloads ready to be appended: gaps for record headers, then the stored bytes.
+
+    Supports the writable buffer protocol; the caller fills the header gaps in place.
+    """
+
+    @property
+    def starts(self) -> bytes:
+        """u32 offset of each record's header gap; payload follows the gap directly."""
+    @property
+    def stored_lengths(self) -> bytes:
+        """u32 stored payload bytes of each record."""
+    @property
+    def codecs(self) -> bytes:
+        """u8 codec of each record: 0 raw, 1 zstd."""
+    @property
+    def checksums(self) -> bytes:
+        """u64 XXH3-64 of each stored payload."""
+    def __len__(self) -> int:
+        """Total bytes of the buffer, padding included."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def encode(
+    data: Buffer,
+    starts: Buffer,
+    lengths: Buffer,
+    *,
+    level: int,
+    saving_min: float,
+    header_bytes: int,
+    align_bytes: int,
+) -> Encoded:
+    """Compress the selected ranges (u32 ``starts``, ``lengths``) of ``data`` where it pays.
+
+    A range is stored raw when :func:`incompressible` says so, when ``level`` is 0, or when zstd
+    saves less than ``saving_min`` (a fraction) of it. Records are padded with zeros to ``align_bytes``.
+    """
+
+def decode(stored: Buffer, codec: int, raw_length: int, checksum: int) -> bytes:
+    """Verify XXH3-64 of ``stored`` and decompress. Raises CorruptPayload."""
+
+class FingerprintMap:
+    """Exact map fingerprint → chunk id held in RAM (about 48 bytes an entry)."""
+
+    def __new__(cls, capacity: int = 0) -> FingerprintMap: ...
+    def __len__(self) -> int: ...
+    def lookup(self, fingerprints: Buffer) -> bytes:
+        """u64 id per fingerprint, 0 where absent."""
+    def insert(self, fingerprints: Buffer, ids: Buffer) -> int:
+        """Set ids (u64, not 0); an existing entry is kept. Returns how many were new."""
+    def remove(self, fingerprints: Buffer) -> int: ...
+
+# System calls that Python's os module lacks; all raise OSError with errno set, release the GIL, retry EINTR.
+def punch_hole(fd: int, offset: int, length: int) -> None: ...
+def zero_range_supported(fd: int) -> bool: ...
+def fallocate_keep_size(fd: int, offset: int, length: int) -> None: ...
+def syncfs(fd: int) -> None: ...
+def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None: ...
+def name_to_handle(fd: int) -> bytes:
+    """Opaque handle of an open file (``name_to_handle_at`` with ``AT_EMPTY_PATH``), type included."""
+def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
+def fgetxattr(fd: int, name: bytes) -> bytes | None:
+    """Attribute of an open file; None where it has none (ENODATA)."""

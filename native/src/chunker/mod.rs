@@ -1,0 +1,19 @@
+//! Content-defined chunking: regression chunking (seed 003, 4.3) in two stages (SS-CDC, seed 000).
+//!
+//! Stage 1 finds the candidate positions, stage 2 selects the cuts. The definition that both
+//! answer to is in `docs/chunking.md`.
+
+mod gf2;
+mod path;
+mod scalar;
+mod select;
+mod simd;
+mod stage1;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(avx512)]
+mod avx512;
+
+pub use path::{Path, available_paths};
+pub use select::{Chunker, Parameters, Scratch};

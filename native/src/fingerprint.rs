@@ -1,0 +1,56 @@
+//! Cryptographic fingerprints of chunks, and the test for zeros.
+
+use sha2::{Digest, Sha256};
+
+use crate::parallel;
+
+pub const HASH_BYTES: usize = 32;
+pub type Fingerprint = [u8; HASH_BYTES];
+
+/// Ranges a thread takes at once: about a MiB of chunks at the default size.
+const BATCH: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    Blake3,
+    Sha256,
+}
+
+impl Algorithm {
+    pub fn from_name(name: &str) -> Option<Algorithm> {
+        match name {
+            "blake3" => Some(Algorithm::Blake3),
+            "sha256" => Some(Algorithm::Sha256),
+            _ => None,
+        }
+    }
+
+    pub fn digest(self, data: &[u8]) -> Fingerprint {
+        match self {
+            Algorithm::Blake3 => *blake3::hash(data).as_bytes(),
+            Algorithm::Sha256 => Sha256::digest(data).into(),
+        }
+    }
+}
+
+/// Fingerprint of each of `ranges`, in order.
+pub fn digest_all(
+    data: &[u8],
+    ranges: &[(usize, usize)],
+    algorithm: Algorithm,
+    threads: usize,
+) -> Vec<Fingerprint> {
+    let mut out = vec![[0; HASH_BYTES]; ranges.len()];
+    let batches = ranges.chunks(BATCH).zip(out.chunks_mut(BATCH));
+    parallel::for_each(batches, threads, |(ranges, out)| {
+        for (&(start, end), fingerprint) in ranges.iter().zip(out) {
+            *fingerprint = algorithm.digest(&data[start..end]);
+        }
+    });
+    out
+}
+
+/// Stops at the first block that holds something: on ordinary data it looks at 256 bytes.
+pub fn is_zero(data: &[u8]) -> bool {
+    data.chunks(256).all(|block| block.iter().fold(0, |all, &byte| all | byte) == 0)
+}

@@ -1,0 +1,17 @@
+//! Native kernel of dedupd: chunking, fingerprints, payload encoding, the fingerprint map, and
+//! system calls. Everything but `python` is plain Rust.
+
+pub mod chunker;
+pub mod encode;
+pub mod fingerprint;
+pub mod map;
+pub mod process;
+pub mod sys;
+
+mod parallel;
+mod probe;
+
+pub use probe::incompressible;
+
+#[cfg(feature = "python")]
+mod python;

@@ -1,0 +1,56 @@
+//! Exact map from fingerprint to chunk id.
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use crate::fingerprint::Fingerprint;
+
+/// Entries are 40 bytes; with the table's control byte and its free slots about 48 to 90.
+#[derive(Default)]
+pub struct FingerprintMap(HashTable<(Fingerprint, u64)>);
+
+/// A fingerprint is a hash already.
+fn hash(fingerprint: &Fingerprint) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&fingerprint[..8]);
+    u64::from_le_bytes(word)
+}
+
+impl FingerprintMap {
+    pub fn with_capacity(capacity: usize) -> FingerprintMap {
+        FingerprintMap(HashTable::with_capacity(capacity))
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn get(&self, key: &Fingerprint) -> Option<u64> {
+        self.0.find(hash(key), |(known, _)| known == key).map(|&(_, id)| id)
+    }
+
+    /// False, and no change, if the fingerprint is known.
+    pub fn insert(&mut self, key: &Fingerprint, id: u64) -> bool {
+        match self.0.entry(hash(key), |(known, _)| known == key, |(known, _)| hash(known)) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(slot) => {
+                slot.insert((*key, id));
+                true
+            }
+        }
+    }
+
+    pub fn remove(&mut self, key: &Fingerprint) -> bool {
+        match self.0.find_entry(hash(key), |(known, _)| known == key) {
+            Ok(entry) => {
+                entry.remove();
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! `Chunker`, `Chunks` and the fingerprint functions.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::input::{Input, pack_u32};
+use crate::chunker::{self, Parameters, Scratch, available_paths};
+use crate::fingerprint::{Algorithm, HASH_BYTES, digest_all};
+use crate::process::{self, Segment};
+
+#[pyfunction]
+pub fn simd_paths() -> Vec<&'static str> {
+    available_paths().iter().map(|path| path.name()).collect()
+}
+
+fn algorithm_named(parameter: &str, name: &str) -> PyResult<Algorithm> {
+    Algorithm::from_name(name).ok_or_else(|| {
+        PyValueError::new_err(format!("{parameter} must be blake3 or sha256, not {name:?}"))
+    })
+}
+
+/// More would only be a mistake in the unit.
+const THREADS_MAX: usize = 1024;
+
+fn check_threads(threads: usize) -> PyResult<usize> {
+    if (1..=THREADS_MAX).contains(&threads) {
+        Ok(threads)
+    } else {
+        Err(PyValueError::new_err(format!("threads must be 1 to {THREADS_MAX}, not {threads}")))
+    }
+}
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct Chunker {
+    inner: chunker::Chunker,
+    algorithm: Algorithm,
+}
+
+#[pymethods]
+impl Chunker {
+    #[new]
+    #[pyo3(signature = (*, polynomial, bits, pattern, regression, min_bytes, max_bytes,
+                        fingerprint = "blake3", path = None))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        polynomial: i64,
+        bits: i64,
+        pattern: i64,
+        regression: i64,
+        min_bytes: i64,
+        max_bytes: i64,
+        fingerprint: &str,
+        path: Option<&str>,
+    ) -> PyResult<Chunker> {
+        let unsigned = |name: &str, value: i64| {
+            u32::try_from(value).map_err(|_| {
+                PyValueError::new_err(format!("{name} must be 0 to 4294967295, not {value}"))
+            })
+        };
+        let parameters = Parameters {
+            polynomial: unsigned("polynomial", polynomial)?,
+            bits: unsigned("bits", bits)?,
+            pattern: unsigned("pattern", pattern)?,
+            regression: unsigned("regression", regression)?,
+            min_bytes: unsigned("min_bytes", min_bytes)? as usize,
+            max_bytes: unsigned("max_bytes", max_bytes)? as usize,
+        };
+        let algorithm = algorithm_named("fingerprint", fingerprint)?;
+        let inner = chunker::Chunker::new(parameters, path).map_err(PyValueError::new_err)?;
+        Ok(Chunker { inner, algorithm })
+    }
+
+    #[getter]
+    fn path(&self) -> &'static str {
+        self.inner.path().name()
+    }
+
+    #[pyo3(signature = (data, r#final = true))]
+    fn cut<'py>(
+        &self,
+        py: Python<'py>,
+        data: Input,
+        r#final: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let data = data.bytes_u32("data")?;
+        let ends = py.detach(|| {
+            let mut scratch = Scratch::default();
+            let mut ends = Vec::new();
+            let mut start = 0;
+            while let Some(end) = self.inner.next_cut(data, start, r#final, &mut scratch) {
+                ends.push(end as u32);
+                start = end;
+            }
+            ends
+        });
+        Ok(pack_u32(py, ends))
+    }
+
+    fn candidates<'py>(&self, py: Python<'py>, data: Input) -> PyResult<Bound<'py, PyBytes>> {
+        let data = data.bytes_u32("data")?;
+        let found = py.detach(|| self.inner.candidates(data));
+        Ok(pack_u32(py, found.into_iter().flat_map(|(end, bits)| [end as u32, bits])))
+    }
+
+    #[pyo3(signature = (data, segments, threads = 1))]
+    fn process(
+        &self,
+        py: Python<'_>,
+        data: Input,
+        segments: Vec<(usize, usize, bool)>,
+        threads: usize,
+    ) -> PyResult<Chunks> {
+        let data = data.bytes_u32("data")?;
+        check_threads(threads)?;
+        let segments = segments
+            .into_iter()
+            .map(|(start, end, last)| {
+                if start <= end && end <= data.len() {
+                    Ok(Segment { start, end, last })
+                } else {
+                    Err(PyValueError::new_err(format!(
+                        "segments: {start} to {end} is not a range within {} bytes of data",
+                        data.len()
+                    )))
+                }
+            })
+            .collect::<PyResult<Vec<_>>>()?;
+        let work = || process::process(&self.inner, self.algorithm, data, &segments, threads);
+        let found = py.detach(work);
+        let chunks = || found.iter().flatten();
+        let fingerprints: Vec<u8> = chunks().flat_map(|chunk| chunk.fingerprint).collect();
+        let zero: Vec<u8> = chunks().map(|chunk| chunk.zero.into()).collect();
+        Ok(Chunks {
+            length: zero.len(),
+            ends: pack_u32(py, chunks().map(|chunk| chunk.end as u32)).unbind(),
+            fingerprints: PyBytes::new(py, &fingerprints).unbind(),
+            zero: PyBytes::new(py, &zero).unbind(),
+            counts: pack_u32(py, found.iter().map(|chunks| chunks.len() as u32)).unbind(),
+        })
+    }
+}
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct Chunks {
+    length: usize,
+    #[pyo3(get)]
+    ends: Py<PyBytes>,
+    #[pyo3(get)]
+    fingerprints: Py<PyBytes>,
+    #[pyo3(get)]
+    zero: Py<PyBytes>,
+    #[pyo3(get)]
+    counts: Py<PyBytes>,
+}
+
+#[pymethods]
+impl Chunks {
+    fn __len__(&self) -> usize {
+        self.length
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, algorithm = "blake3"))]
+pub fn fingerprint<'py>(
+    py: Python<'py>,
+    data: Input,
+    algorithm: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let algorithm = algorithm_named("algorithm", algorithm)?;
+    let data = data.bytes();
+    let digest = py.detach(|| algorithm.digest(data));
+    Ok(PyBytes::new(py, &digest))
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, ends, algorithm = "blake3", threads = 1))]
+pub fn fingerprints<'py>(
+    py: Python<'py>,
+    data: Input,
+    ends: Input,
+    algorithm: &str,
+    threads: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let algorithm = algorithm_named("algorithm", algorithm)?;
+    check_threads(threads)?;
+    let data = data.bytes();
+    let mut ranges = Vec::new();
+    let mut start = 0;
+    for end in ends.u32s("ends")? {
+        let end = end as usize;
+        if end < start || end > data.len() {
+            return Err(PyValueError::new_err(format!(
+                "ends: {end} is not between the end before it, {start}, and that of data, {}",
+                data.len()
+            )));
+        }
+        ranges.push((start, end));
+        start = end;
+    }
+    let digests = py.detach(|| digest_all(data, &ranges, algorithm, threads));
+    PyBytes::new_with(py, digests.len() * HASH_BYTES, |out| {
+        out.copy_from_slice(digests.as_flattened());
+        Ok(())
+    })
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, seed = 0))]
+pub fn xxh3_64(py: Python<'_>, data: Input, seed: u64) -> u64 {
+    let data = data.bytes();
+    py.detach(|| xxhash_rust::xxh3::xxh3_64_with_seed(data, seed))
+}
+
+#[pyfunction]
+pub fn is_zero(py: Python<'_>, data: Input) -> bool {
+    let data = data.bytes();
+    py.detach(|| crate::fingerprint::is_zero(data))
+}

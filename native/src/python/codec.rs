@@ -1,0 +1,137 @@
+//! `encode`, `decode`, `Encoded`, `incompressible`.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_int;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use pyo3::{create_exception, ffi};
+
+use super::input::{Input, pack_u32, pack_u64};
+use crate::encode as codec;
+use crate::encode::{CODEC_ZSTD, Options};
+
+create_exception!(
+    dedupd.native,
+    CorruptPayload,
+    pyo3::exceptions::PyException,
+    "Stored bytes do not match their checksum, or do not decode to the stated length."
+);
+
+#[pyfunction]
+pub fn incompressible(py: Python<'_>, data: Input) -> bool {
+    let data = data.bytes();
+    py.detach(|| crate::incompressible(data))
+}
+
+/// Bytes that Python may write through a buffer view. Rust never looks at them again.
+struct Exported(UnsafeCell<Vec<u8>>);
+
+// SAFETY: nothing in Rust reads or writes the contents once they are here; length and place of
+// the allocation never change.
+unsafe impl Sync for Exported {}
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct Encoded {
+    buffer: Exported,
+    length: usize,
+    #[pyo3(get)]
+    starts: Py<PyBytes>,
+    #[pyo3(get)]
+    stored_lengths: Py<PyBytes>,
+    #[pyo3(get)]
+    codecs: Py<PyBytes>,
+    #[pyo3(get)]
+    checksums: Py<PyBytes>,
+}
+
+#[pymethods]
+impl Encoded {
+    fn __len__(&self) -> usize {
+        self.length
+    }
+
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let this = slf.get();
+        // SAFETY: `view` comes from the interpreter; the view keeps a reference to this object,
+        // whose allocation neither moves nor goes while it lives.
+        let result = unsafe {
+            let start = (*this.buffer.0.get()).as_mut_ptr().cast();
+            let length = this.length as ffi::Py_ssize_t;
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags)
+        };
+        if result == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, starts, lengths, *, level, saving_min, header_bytes, align_bytes))]
+#[allow(clippy::too_many_arguments)]
+pub fn encode(
+    py: Python<'_>,
+    data: Input,
+    starts: Input,
+    lengths: Input,
+    level: i32,
+    saving_min: f64,
+    header_bytes: usize,
+    align_bytes: usize,
+) -> PyResult<Encoded> {
+    let options = Options { level, saving_min, header_bytes, align_bytes };
+    let data = data.bytes();
+    let (starts, lengths) = (starts.u32s("starts")?, lengths.u32s("lengths")?);
+    if starts.len() != lengths.len() {
+        return Err(PyValueError::new_err(format!(
+            "lengths has {} items, starts has {}",
+            lengths.len(),
+            starts.len()
+        )));
+    }
+    let mut ranges = Vec::with_capacity(starts.len());
+    for (start, length) in starts.into_iter().zip(lengths) {
+        let (start, length) = (start as usize, length as usize);
+        if start + length > data.len() {
+            return Err(PyValueError::new_err(format!(
+                "lengths: {length} bytes from {start} go beyond the {} of data",
+                data.len()
+            )));
+        }
+        ranges.push((start, length));
+    }
+    let records =
+        py.detach(|| codec::encode(data, &ranges, options)).map_err(PyValueError::new_err)?;
+    Ok(Encoded {
+        length: records.buffer.len(),
+        buffer: Exported(UnsafeCell::new(records.buffer)),
+        starts: pack_u32(py, records.starts).unbind(),
+        stored_lengths: pack_u32(py, records.stored_lengths).unbind(),
+        codecs: PyBytes::new(py, &records.codecs).unbind(),
+        checksums: pack_u64(py, records.checksums).unbind(),
+    })
+}
+
+#[pyfunction]
+pub fn decode<'py>(
+    py: Python<'py>,
+    stored: Input,
+    codec: i64,
+    raw_length: usize,
+    checksum: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let codec = u8::try_from(codec)
+        .ok()
+        .filter(|&codec| codec <= CODEC_ZSTD)
+        .ok_or_else(|| PyValueError::new_err(format!("codec must be 0 or 1, not {codec}")))?;
+    let stored = stored.bytes();
+    // Before memory is taken for what the payload claims to be.
+    py.detach(|| codec::check(stored, codec, raw_length, checksum))
+        .map_err(CorruptPayload::new_err)?;
+    PyBytes::new_with(py, raw_length, |out| {
+        py.detach(|| codec::decode(stored, codec, out)).map_err(CorruptPayload::new_err)
+    })
+}

@@ -1,0 +1,36 @@
+//! The Python module `dedupd.native`; its contract is `dedupd/native.pyi`.
+
+mod chunker;
+mod codec;
+mod input;
+mod map;
+mod sys;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("HASH_BYTES", crate::fingerprint::HASH_BYTES)?;
+    module.add("CorruptPayload", module.py().get_type::<codec::CorruptPayload>())?;
+    module.add_class::<chunker::Chunker>()?;
+    module.add_class::<chunker::Chunks>()?;
+    module.add_class::<codec::Encoded>()?;
+    module.add_class::<map::FingerprintMap>()?;
+    module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;
+    module.add_function(wrap_pyfunction!(chunker::fingerprint, module)?)?;
+    module.add_function(wrap_pyfunction!(chunker::fingerprints, module)?)?;
+    module.add_function(wrap_pyfunction!(chunker::xxh3_64, module)?)?;
+    module.add_function(wrap_pyfunction!(chunker::is_zero, module)?)?;
+    module.add_function(wrap_pyfunction!(codec::incompressible, module)?)?;
+    module.add_function(wrap_pyfunction!(codec::encode, module)?)?;
+    module.add_function(wrap_pyfunction!(codec::decode, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::zero_range_supported, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::syncfs, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::renameat2, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::name_to_handle, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::open_by_handle, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::fgetxattr, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! System calls, with EINTR and errors the way Python's `os` has them.
+
+use std::ffi::CString;
+use std::io;
+
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::sys;
+
+/// Runs a call without the GIL, again after a signal whose handler raised nothing (PEP 475).
+fn call<T: Send>(py: Python<'_>, attempt: impl Fn() -> io::Result<T> + Sync) -> PyResult<T> {
+    loop {
+        match py.detach(&attempt) {
+            Ok(value) => return Ok(value),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => py.check_signals()?,
+            Err(error) => return Err(os_error(py, &error)),
+        }
+    }
+}
+
+/// OSError from (errno, text) picks its subclass itself.
+fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    let text = py
+        .import("os")
+        .and_then(|os| os.call_method1("strerror", (errno,))?.extract::<String>())
+        .unwrap_or_else(|_| error.to_string());
+    PyOSError::new_err((errno, text))
+}
+
+fn c_string(name: &str, bytes: &[u8]) -> PyResult<CString> {
+    CString::new(bytes).map_err(|_| PyValueError::new_err(format!("{name} has a NUL byte in it")))
+}
+
+#[pyfunction]
+pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
+    call(py, || sys::punch_hole(fd, offset, length))
+}
+
+#[pyfunction]
+pub fn zero_range_supported(py: Python<'_>, fd: i32) -> PyResult<bool> {
+    call(py, || sys::zero_range_supported(fd))
+}
+
+#[pyfunction]
+pub fn fallocate_keep_size(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
+    call(py, || sys::fallocate_keep_size(fd, offset, length))
+}
+
+#[pyfunction]
+pub fn syncfs(py: Python<'_>, fd: i32) -> PyResult<()> {
+    call(py, || sys::syncfs(fd))
+}
+
+#[pyfunction]
+pub fn renameat2(
+    py: Python<'_>,
+    old_dir_fd: i32,
+    old: &[u8],
+    new_dir_fd: i32,
+    new: &[u8],
+    flags: u32,
+) -> PyResult<()> {
+    let (old, new) = (c_string("old", old)?, c_string("new", new)?);
+    call(py, || sys::renameat2(old_dir_fd, &old, new_dir_fd, &new, flags))
+}
+
+#[pyfunction]
+pub fn name_to_handle(py: Python<'_>, fd: i32) -> PyResult<Bound<'_, PyBytes>> {
+    let handle = call(py, || sys::name_to_handle(fd))?;
+    Ok(PyBytes::new(py, &handle))
+}
+
+#[pyfunction]
+pub fn open_by_handle(py: Python<'_>, mount_fd: i32, handle: &[u8], flags: i32) -> PyResult<i32> {
+    call(py, || sys::open_by_handle(mount_fd, handle, flags))
+}
+
+#[pyfunction]
+pub fn fgetxattr<'py>(
+    py: Python<'py>,
+    fd: i32,
+    name: &[u8],
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let name = c_string("name", name)?;
+    let value = call(py, || sys::fgetxattr(fd, &name))?;
+    Ok(value.map(|value| PyBytes::new(py, &value)))
+}

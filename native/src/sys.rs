@@ -1,0 +1,148 @@
+//! System calls that Python's `os` lacks. Each makes one attempt; the caller retries on EINTR.
+
+use std::ffi::{CStr, c_char, c_int, c_long};
+use std::io::{Error, Result};
+use std::os::fd::RawFd;
+
+fn check(result: c_long) -> Result<c_long> {
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(result) }
+}
+
+fn fallocate(fd: RawFd, mode: c_int, offset: i64, length: i64) -> Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fallocate64(fd, mode, offset, length) }.into()).map(drop)
+}
+
+pub fn punch_hole(fd: RawFd, offset: i64, length: i64) -> Result<()> {
+    fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
+}
+
+pub fn fallocate_keep_size(fd: RawFd, offset: i64, length: i64) -> Result<()> {
+    fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, offset, length)
+}
+
+/// Distance behind the end of the file at which `zero_range_supported` tries.
+const PROBE_DISTANCE: i64 = 1 << 20;
+const PROBE_LENGTH: i64 = 4096;
+
+/// Tries on a block behind the end of the file, size kept, and frees that block again: the kernel
+/// has no question to ask.
+pub fn zero_range_supported(fd: RawFd) -> Result<bool> {
+    // SAFETY: `stat` is plain data, and zero bytes are a valid value of it.
+    let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` is writable for the call.
+    check(unsafe { libc::fstat64(fd, &raw mut stat) }.into())?;
+    let offset = (stat.st_size / PROBE_DISTANCE + 1) * PROBE_DISTANCE;
+    let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    match fallocate(fd, mode, offset, PROBE_LENGTH) {
+        Ok(()) => punch_hole(fd, offset, PROBE_LENGTH).map(|()| true),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub fn syncfs(fd: RawFd) -> Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::syncfs(fd) }.into()).map(drop)
+}
+
+pub fn renameat2(old_dir: RawFd, old: &CStr, new_dir: RawFd, new: &CStr, flags: u32) -> Result<()> {
+    // SAFETY: both names are NUL-terminated and live for the call.
+    let result = unsafe {
+        libc::syscall(libc::SYS_renameat2, old_dir, old.as_ptr(), new_dir, new.as_ptr(), flags)
+    };
+    check(result).map(drop)
+}
+
+const HANDLE_BYTES_MAX: usize = 128;
+const HANDLE_TYPE_BYTES: usize = 4;
+
+/// The kernel's `struct file_handle` with the largest body.
+#[repr(C)]
+struct FileHandle {
+    handle_bytes: u32,
+    handle_type: i32,
+    body: [u8; HANDLE_BYTES_MAX],
+}
+
+/// Type (i32, little-endian), then the handle's bytes.
+pub fn name_to_handle(fd: RawFd) -> Result<Vec<u8>> {
+    let mut handle = FileHandle {
+        handle_bytes: HANDLE_BYTES_MAX as u32,
+        handle_type: 0,
+        body: [0; HANDLE_BYTES_MAX],
+    };
+    let mut mount_id: c_int = 0;
+    // SAFETY: all pointers are to live locals; the kernel writes `handle_bytes` at most.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            fd,
+            c"".as_ptr(),
+            &raw mut handle,
+            &raw mut mount_id,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    check(result)?;
+    let mut out = handle.handle_type.to_le_bytes().to_vec();
+    out.extend_from_slice(&handle.body[..handle.handle_bytes as usize]);
+    Ok(out)
+}
+
+/// The new descriptor is close-on-exec, like all of Python's.
+pub fn open_by_handle(mount_fd: RawFd, handle: &[u8], flags: c_int) -> Result<RawFd> {
+    let invalid = || Error::from_raw_os_error(libc::EINVAL);
+    let (handle_type, bytes) =
+        handle.split_first_chunk::<HANDLE_TYPE_BYTES>().ok_or_else(invalid)?;
+    let mut body = [0; HANDLE_BYTES_MAX];
+    body.get_mut(..bytes.len()).ok_or_else(invalid)?.copy_from_slice(bytes);
+    let handle = FileHandle {
+        handle_bytes: bytes.len() as u32,
+        handle_type: i32::from_le_bytes(*handle_type),
+        body,
+    };
+    // SAFETY: `handle` is a live local with as many bytes as it states.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount_fd,
+            &raw const handle,
+            flags | libc::O_CLOEXEC,
+        )
+    };
+    check(result).map(|fd| fd as RawFd)
+}
+
+/// Covers all of an ext4 inode's attributes in one call.
+const XATTR_BYTES_USUAL: usize = 4096;
+const XATTR_BYTES_MAX: usize = 64 << 10;
+
+/// None where the file has no such attribute.
+pub fn fgetxattr(fd: RawFd, name: &CStr) -> Result<Option<Vec<u8>>> {
+    let mut value = vec![0u8; XATTR_BYTES_USUAL];
+    loop {
+        // SAFETY: `value` is writable for its length, `name` NUL-terminated.
+        let result = unsafe {
+            libc::fgetxattr(
+                fd,
+                name.as_ptr().cast::<c_char>(),
+                value.as_mut_ptr().cast(),
+                value.len(),
+            )
+        };
+        match check(result as c_long) {
+            Ok(length) => {
+                value.truncate(length as usize);
+                return Ok(Some(value));
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENODATA) => return Ok(None),
+                Some(libc::ERANGE) if value.len() < XATTR_BYTES_MAX => {
+                    value.resize(XATTR_BYTES_MAX, 0);
+                }
+                _ => return Err(error),
+            },
+        }
+    }
+}
