@@ -1,0 +1,100 @@
+"""The only module that makes bytes durable. Tests put a simulated disk in its place.
+
+Every method is one effect on a file or directory that is already open; names are bytes and
+relative to a directory descriptor, so that no step depends on a path staying what it was.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+
+from dedupd import native
+from dedupd.errors import NoSpace
+
+
+class Disk:
+    """Durable effects on the real file system. Stateless; errors are OSError, and NoSpace."""
+
+    def create(self, dir_fd: int, name: bytes, mode: int = 0o600) -> int:
+        """A new file, which must not exist yet, open for reading and writing."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, mode, dir_fd=dir_fd)
+
+    def open_write(self, dir_fd: int, name: bytes) -> int:
+        return os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
+
+    def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
+        """Write all of ``data`` at ``offset``; returns the bytes written. Raises NoSpace."""
+        views = [memoryview(part).cast("B") for part in data if len(part)]
+        total = 0
+        try:
+            while views:
+                count = os.pwritev(fd, views, offset + total)
+                total += count
+                while views and count >= len(views[0]):
+                    count -= len(views[0])
+                    views.pop(0)
+                if views:
+                    views[0] = views[0][count:]
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpace(f"no space left to write: {os.strerror(error.errno)}") from error
+            raise
+        return total
+
+    def sync_data(self, fd: int) -> None:
+        """Make the file's bytes and length durable."""
+        os.fdatasync(fd)
+
+    def sync_file(self, fd: int) -> None:
+        """Make the file and all its metadata durable."""
+        os.fsync(fd)
+
+    def sync_dir(self, dir_fd: int) -> None:
+        """Make a directory's entries durable."""
+        os.fsync(dir_fd)
+
+    def sync_file_system(self, fd: int) -> None:
+        """Make everything on the file system of ``fd`` durable."""
+        native.syncfs(fd)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def punch(self, fd: int, offset: int, length: int) -> None:
+        """Free the blocks of a range; the file keeps its length, and the range reads as zeros."""
+        native.punch_hole(fd, offset, length)
+
+    def set_attribute(self, fd: int, name: bytes, value: bytes) -> None:
+        os.setxattr(fd, name, value)
+
+    def remove_attribute(self, fd: int, name: bytes) -> None:
+        os.removexattr(fd, name)
+
+    def set_times(self, fd: int, atime_ns: int, mtime_ns: int) -> None:
+        os.utime(fd, ns=(atime_ns, mtime_ns))
+
+    def rename(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+        os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+
+    def unlink(self, dir_fd: int, name: bytes) -> None:
+        os.unlink(name, dir_fd=dir_fd)
+
+    def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
+        os.mkdir(name, mode, dir_fd=dir_fd)
+
+    def replace_file(self, dir_fd: int, name: bytes, data: bytes, mode: int = 0o600) -> None:
+        """Put ``data`` in place of the file ``name``, atomically and durably."""
+        temporary = name + b".new"
+        try:
+            self.unlink(dir_fd, temporary)
+        except FileNotFoundError:
+            pass
+        fd = self.create(dir_fd, temporary, mode)
+        try:
+            self.write_at(fd, [data], 0)
+            self.sync_file(fd)
+        finally:
+            os.close(fd)
+        self.rename(dir_fd, temporary, dir_fd, name)
+        self.sync_dir(dir_fd)

@@ -1,0 +1,88 @@
+"""Every error that the program raises on purpose, with its exit status (DESIGN section 10)."""
+
+EXIT_DONE = 0
+EXIT_FINDINGS = 1
+EXIT_USAGE = 2
+EXIT_BUSY = 3
+EXIT_DAMAGED = 4
+
+
+class DedupdError(Exception):
+    """Base class. The message names the object, what is wrong with it, and what to do."""
+
+    exit_status = EXIT_FINDINGS
+
+
+class UsageError(DedupdError):
+    """The caller asked for something that makes no sense."""
+
+    exit_status = EXIT_USAGE
+
+
+class NotAVolume(UsageError):
+    """The path is not an enabled volume."""
+
+
+class UnsuitableFileSystem(UsageError):
+    """The file system below lacks something that stubs need."""
+
+
+class PolicyError(UsageError):
+    """A policy file or value is not valid."""
+
+
+class UnknownFormat(UsageError):
+    """The volume was written by a newer version of the program."""
+
+
+class Busy(DedupdError):
+    """Somebody else holds the volume, or a file of it, right now."""
+
+    exit_status = EXIT_BUSY
+
+
+class ServiceUnreachable(DedupdError):
+    """The process that serves the mount does not answer."""
+
+    exit_status = EXIT_BUSY
+
+
+class NoSpace(DedupdError):
+    """The file system is too full to go on; nothing was changed by the step that failed."""
+
+
+class FileChanged(DedupdError):
+    """A file is no longer what it was when it was read; it was left alone."""
+
+
+class Damaged(DedupdError):
+    """Stored data that is missing or does not match its checksum. Never returned as data."""
+
+    exit_status = EXIT_DAMAGED
+
+
+class DamagedContainer(Damaged):
+    """A container file, its header or one of its records is damaged or missing."""
+
+
+class DamagedChunk(DamagedContainer):
+    """One record of a container cannot be read back as what was written.
+
+    ``chunk_id`` is the id of the record.
+    """
+
+    def __init__(self, message: str, chunk_id: int) -> None:
+        super().__init__(message)
+        self.chunk_id = chunk_id
+
+
+class DamagedTable(Damaged):
+    """A redirection table is damaged; it is rebuilt from its container."""
+
+
+class DamagedRecipe(Damaged):
+    """A recipe does not decode, or is not the one that the stub names."""
+
+
+class DamagedStub(Damaged):
+    """A stub's attribute does not decode or belongs to another volume."""

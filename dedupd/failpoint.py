@@ -1,0 +1,37 @@
+"""Named places, one between any two durable steps, where tests stop or kill the program.
+
+``DEDUPD_FAIL_POINT=name`` or ``name:n`` in the environment kills the process with SIGKILL at the
+n-th pass (first by default). Tests in the same process set ``hook`` instead.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+
+POINTS: dict[str, str] = {}
+"""Every fail point: name → what has just become durable. Filled by :func:`define`."""
+
+hook: Callable[[str], None] | None = None
+"""Called with the name at each pass; tests raise from it."""
+
+_name, _, _count = os.environ.get("DEDUPD_FAIL_POINT", "").partition(":")
+_passes_left = int(_count or "1")
+
+
+def define(name: str, meaning: str) -> str:
+    """Register a fail point at import time and return its name."""
+    if name in POINTS:
+        raise ValueError(f"fail point {name} is defined twice")
+    POINTS[name] = meaning
+    return name
+
+
+def reach(name: str) -> None:
+    """Pass the fail point ``name``; does not return where it is the armed one."""
+    global _passes_left
+    if name == _name:
+        _passes_left -= 1
+        if _passes_left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if hook is not None:
+        hook(name)

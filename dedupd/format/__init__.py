@@ -1,0 +1,1 @@
+"""On-disk formats as pure functions over bytes; the prose is in ``docs/format.md``. No I/O."""

@@ -1,0 +1,153 @@
+"""Containers: append-only files of self-describing records (docs/format.md, "Container")."""
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from dedupd.errors import DamagedContainer, UnknownFormat
+
+FORMAT = 1
+FILE_MAGIC = b"DEDUPCNT"
+FILE_HEADER_BYTES = 128
+RECORD_MAGIC = 0x4352_4444  # "DDRC" on disk
+RECORD_HEADER_BYTES = 80
+ALIGN_BYTES = 8
+"""Records begin on multiples of this, so a scan can find its footing again after damage."""
+
+CONTAINER_BYTES_MAX = 1 << 30
+
+_FILE = struct.Struct("<8sHBxIII16sQ")
+_RECORD = struct.Struct("<IIBBHIII32sQQ")
+_U64 = struct.Struct("<Q")
+
+assert RECORD_HEADER_BYTES == _RECORD.size + 8
+
+
+class Kind(enum.IntEnum):
+    """What the records of a container are."""
+
+    CHUNKS = 1
+    STREAMS = 2
+
+
+class RecordKind(enum.IntEnum):
+    """What one record is."""
+
+    DATA = 0
+    FORWARD = 1
+    """No payload: the chunk was merged into ``target``."""
+    TOMBSTONE = 2
+    """No payload: the chunk was garbage."""
+    COPY = 3
+    """A second copy of the record ``target``."""
+
+
+class Codec(enum.IntEnum):
+    """How a payload is stored."""
+
+    RAW = 0
+    ZSTD = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """The first 128 bytes of a container."""
+
+    kind: Kind
+    container: int
+    generation: int
+    partition: int
+    volume: bytes
+    created_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The header of one record. ``hint`` is the raw length of the chunk that followed, or 0."""
+
+    ordinal: int
+    kind: int
+    codec: int
+    raw_length: int
+    stored_length: int
+    hint: int
+    fingerprint: bytes
+    target: int
+    checksum: int
+
+
+def checksum_seed(volume: bytes, container: int, generation: int) -> int:
+    """Seed of all checksums in one container, so that a record of another one never passes."""
+    return xxhash.xxh3_64_intdigest(volume + struct.pack("<II", container, generation))
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    body = _FILE.pack(
+        FILE_MAGIC,
+        FORMAT,
+        header.kind,
+        header.container,
+        header.generation,
+        header.partition,
+        header.volume,
+        header.created_ns,
+    ).ljust(FILE_HEADER_BYTES - 8, b"\0")
+    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def decode_file_header(data: bytes, where: str) -> FileHeader:
+    """Raises DamagedContainer, or UnknownFormat for a newer version's file."""
+    if len(data) < FILE_HEADER_BYTES or data[:8] != FILE_MAGIC:
+        raise DamagedContainer(f"{where}: no container header; run scrub")
+    body = data[: FILE_HEADER_BYTES - 8]
+    if _U64.unpack_from(data, FILE_HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body):
+        raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
+    _, version, kind, container, generation, partition, volume, created_ns = _FILE.unpack_from(body)
+    if version != FORMAT:
+        raise UnknownFormat(f"{where}: container format {version}; this program reads {FORMAT}")
+    return FileHeader(Kind(kind), container, generation, partition, volume, created_ns)
+
+
+def record_size(stored_length: int) -> int:
+    """Bytes that a record occupies: header, payload, padding."""
+    return (RECORD_HEADER_BYTES + stored_length + ALIGN_BYTES - 1) & -ALIGN_BYTES
+
+
+def pack_record_into(buffer: memoryview, offset: int, record: Record, seed: int) -> None:
+    """Write a record's header at ``offset`` of ``buffer``."""
+    _RECORD.pack_into(
+        buffer,
+        offset,
+        RECORD_MAGIC,
+        record.ordinal,
+        record.kind,
+        record.codec,
+        0,
+        record.raw_length,
+        record.stored_length,
+        record.hint,
+        record.fingerprint,
+        record.target,
+        record.checksum,
+    )
+    body_end = offset + _RECORD.size
+    _U64.pack_into(
+        buffer, body_end, xxhash.xxh3_64_intdigest(buffer[offset:body_end], seed=seed)
+    )
+
+
+def unpack_record(data: bytes | memoryview, offset: int, seed: int) -> Record | None:
+    """The record header at ``offset`` of ``data``, or None where there is no valid one."""
+    if offset + RECORD_HEADER_BYTES > len(data):
+        return None
+    fields = _RECORD.unpack_from(data, offset)
+    if fields[0] != RECORD_MAGIC:
+        return None
+    body_end = offset + _RECORD.size
+    expected = _U64.unpack_from(data, body_end)[0]
+    if xxhash.xxh3_64_intdigest(bytes(data[offset:body_end]), seed=seed) != expected:
+        return None
+    _, ordinal, kind, codec, _, raw, stored, hint, fingerprint, target, checksum = fields
+    return Record(ordinal, kind, codec, raw, stored, hint, fingerprint, target, checksum)

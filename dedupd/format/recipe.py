@@ -1,0 +1,72 @@
+"""Recipes: the ordered chunks of a file (docs/format.md, "Recipe").
+
+A recipe is a tree of nodes, each a record in a stream container. A leaf lists chunks and holes;
+an inner node lists recipes. Most files have one leaf. Nodes are immutable, and files with equal
+content share them.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from dedupd import native
+from dedupd.errors import DamagedRecipe
+
+FORMAT = 1
+MAGIC = 0x5052_4444  # "DDRP" on disk
+FANOUT_MAX = 4096
+"""Entries in a node: a leaf of 80 KiB chunks covers 320 MiB and reads in one small I/O."""
+
+HEADER_BYTES = 40
+ENTRY_BYTES = 16
+
+_HEADER = struct.Struct("<IBBHIIQ16s")
+_ENTRY = struct.Struct("<QQ")
+
+assert _HEADER.size == HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. ``ids`` and ``lengths`` run in parallel; lengths are raw bytes.
+
+    ``offsets`` are where the entries begin within the node. In a leaf (``level`` 0) an id names a chunk, or is ``HOLE``; above, it names a node one level
+    down. ``content`` digests the fingerprints below, independent of where chunks are stored.
+    """
+
+    level: int
+    length: int
+    content: bytes
+    ids: Sequence[int]
+    lengths: Sequence[int]
+    offsets: Sequence[int]
+
+
+def content_digest(parts: Sequence[tuple[bytes, int]]) -> bytes:
+    """16-byte digest of (fingerprint or child digest, raw length) pairs."""
+    return native.fingerprint(b"".join(fp + struct.pack("<Q", n) for fp, n in parts))[:16]
+
+
+def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int]]) -> bytes:
+    """The payload of a node with ``entries`` of (id, raw length)."""
+    assert 0 < len(entries) <= FANOUT_MAX
+    length = sum(n for _, n in entries)
+    head = _HEADER.pack(MAGIC, FORMAT, level, 0, len(entries), 0, length, content)
+    return head + b"".join(_ENTRY.pack(i, n) for i, n in entries)
+
+
+def decode_node(payload: bytes, where: str) -> Node:
+    """Raises DamagedRecipe."""
+    if len(payload) < HEADER_BYTES:
+        raise DamagedRecipe(f"{where}: the recipe is too short to be one")
+    magic, version, level, _, count, _, length, content = _HEADER.unpack_from(payload)
+    if magic != MAGIC or version != FORMAT:
+        raise DamagedRecipe(f"{where}: not a recipe of format {FORMAT}")
+    if len(payload) != HEADER_BYTES + count * ENTRY_BYTES:
+        raise DamagedRecipe(f"{where}: the recipe states {count} entries, and holds another number")
+    words = memoryview(payload)[HEADER_BYTES:].cast("Q")
+    ids, lengths = words[0::2].tolist(), words[1::2].tolist()
+    if sum(lengths) != length or 0 in lengths:
+        raise DamagedRecipe(f"{where}: the recipe's lengths do not add up")
+    return Node(level, length, content, ids, lengths, list(accumulate(lengths[:-1], initial=0)))

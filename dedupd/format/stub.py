@@ -1,0 +1,85 @@
+"""The stub attribute: what makes an inode a stub (docs/format.md, "Stub")."""
+
+import enum
+import struct
+from dataclasses import dataclass, field
+
+import xxhash
+
+from dedupd.errors import DamagedStub
+
+FORMAT = 1
+HEAD_BYTES = 48
+CLEAN_BYTES_MAX = 64
+"""What fits into a 256-byte ext4 inode beside its other fields; a clean stub stays below it."""
+
+_HEAD = struct.Struct("<BBHIQ16sQq")
+_RANGE = struct.Struct("<QQ")
+
+assert _HEAD.size == HEAD_BYTES
+
+
+class Flag(enum.IntFlag):
+    """States of a stub."""
+
+    COMMITTING = 1
+    """The commit is under way: blocks may remain, all of them equal to the recipe's bytes, and the
+    modification time is the one in the attribute."""
+    RESTORING = 2
+    """The stub is being filled: the modification time is the one in the attribute."""
+
+
+@dataclass(frozen=True, slots=True)
+class StubAttribute:
+    """The decoded attribute.
+
+    ``digest`` is the first half of the recipe record's fingerprint; ``covered`` is how many bytes
+    from the start of the file the recipe stands for; ``mtime_ns`` is the time to be restored while
+    COMMITTING or RESTORING; ``local`` are (offset, length) ranges that lie in the file itself.
+    """
+
+    recipe: int
+    digest: bytes
+    covered: int
+    mtime_ns: int
+    flags: Flag = Flag(0)
+    local: tuple[tuple[int, int], ...] = field(default=())
+
+
+def encode_stub(stub: StubAttribute, volume: bytes) -> bytes:
+    def pack(check: int) -> bytes:
+        return _HEAD.pack(
+            FORMAT,
+            stub.flags,
+            len(stub.local),
+            check,
+            stub.recipe,
+            stub.digest,
+            stub.covered,
+            stub.mtime_ns,
+        ) + b"".join(_RANGE.pack(*pair) for pair in stub.local)
+
+    return pack(_check(pack(0), volume))
+
+
+def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
+    """Raises DamagedStub."""
+    if len(value) < HEAD_BYTES:
+        raise DamagedStub(f"{where}: the stub attribute is cut short")
+    version, flags, count, check, recipe, digest, covered, mtime_ns = _HEAD.unpack_from(value)
+    blank = value[:4] + b"\0\0\0\0" + value[8:]
+    if check != _check(blank, volume):
+        raise DamagedStub(
+            f"{where}: the stub attribute fails its checksum, or belongs to another volume"
+        )
+    if version != FORMAT:
+        raise DamagedStub(f"{where}: stub format {version}; this program reads {FORMAT}")
+    if len(value) != HEAD_BYTES + count * _RANGE.size:
+        raise DamagedStub(f"{where}: the stub attribute has the wrong length")
+    local = tuple(_RANGE.iter_unpack(value[HEAD_BYTES:]))
+    return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags), local)
+
+
+def _check(value: bytes, volume: bytes) -> int:
+    seed = xxhash.xxh3_64_intdigest(volume)
+    return xxhash.xxh3_64_intdigest(value, seed=seed) & 0xFFFF_FFFF

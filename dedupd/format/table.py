@@ -1,0 +1,126 @@
+"""Redirection tables: one fixed-size entry per chunk ordinal (docs/format.md, "Redirection table").
+
+A table is derived from its container: whatever it says is checked against the record itself on
+every read, and a scan of the container builds it anew.
+"""
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from dedupd.errors import DamagedTable
+from dedupd.format.container import FORMAT, Kind
+
+MAGIC = b"DEDUPDIR"
+HEADER_BYTES = 64
+ENTRY_BYTES = 64
+
+_HEADER = struct.Struct("<8sHBxIII16sQI")
+_ENTRY = struct.Struct("<32sQQIIIBB")
+_U64 = struct.Struct("<Q")
+_U16 = struct.Struct("<H")
+
+assert ENTRY_BYTES == _ENTRY.size + 2
+
+
+class State(enum.IntEnum):
+    """What has become of a chunk. Zero is no state, so that a hole in a table shows."""
+
+    LIVE = 1
+    ORPHANED = 2
+    """Unreferenced since the epoch in ``target``."""
+    MERGED = 3
+    """Its bytes are those of the chunk ``target``."""
+    QUARANTINED = 4
+    """Its bytes failed a check; wanted from another source."""
+    TOMBSTONE = 5
+    """Its bytes are gone, and nothing refers to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableHeader:
+    """The first 64 bytes. All records below ``synced_bytes`` of the container are durable."""
+
+    kind: Kind
+    container: int
+    generation: int
+    partition: int
+    volume: bytes
+    synced_bytes: int
+    synced_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One chunk: where its record begins in the container, and its state."""
+
+    fingerprint: bytes
+    offset: int
+    target: int
+    stored_length: int
+    raw_length: int
+    hint: int
+    state: int
+    codec: int
+
+
+def encode_header(header: TableHeader) -> bytes:
+    body = _HEADER.pack(
+        MAGIC,
+        FORMAT,
+        header.kind,
+        header.container,
+        header.generation,
+        header.partition,
+        header.volume,
+        header.synced_bytes,
+        header.synced_count,
+    ).ljust(HEADER_BYTES - 8, b"\0")
+    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def decode_header(data: bytes, where: str) -> TableHeader:
+    """Raises DamagedTable."""
+    body = data[: HEADER_BYTES - 8]
+    if (
+        len(data) < HEADER_BYTES
+        or body[:8] != MAGIC
+        or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
+    ):
+        raise DamagedTable(f"{where}: the redirection table has no valid header")
+    _, version, kind, container, generation, partition, volume, synced, count = _HEADER.unpack_from(
+        body
+    )
+    if version != FORMAT or kind not in Kind.__members__.values():
+        raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
+    return TableHeader(Kind(kind), container, generation, partition, volume, synced, count)
+
+
+def encode_entry(entry: Entry, seed: int) -> bytes:
+    body = _ENTRY.pack(
+        entry.fingerprint,
+        entry.offset,
+        entry.target,
+        entry.stored_length,
+        entry.raw_length,
+        entry.hint,
+        entry.state,
+        entry.codec,
+    )
+    return body + _U16.pack(xxhash.xxh3_64_intdigest(body, seed=seed) & 0xFFFF)
+
+
+def decode_entry(data: bytes | memoryview, seed: int) -> Entry | None:
+    """The entry in 64 bytes of ``data``, or None where it is damaged or was never written."""
+    if len(data) < ENTRY_BYTES:
+        return None
+    body = bytes(data[: _ENTRY.size])
+    if _U16.unpack_from(data, _ENTRY.size)[0] != xxhash.xxh3_64_intdigest(body, seed=seed) & 0xFFFF:
+        return None
+    entry = Entry(*_ENTRY.unpack(body))
+    return entry if entry.state in _STATES else None
+
+
+_STATES = frozenset(State)

@@ -1,0 +1,108 @@
+"""Small tools over descriptors. No state, nothing durable (that is ``disk.py``)."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dedupd.errors import Busy
+
+_READ_BYTES_MAX = 0x7FFF_F000
+
+
+def read_at(fd: int, length: int, offset: int) -> bytes:
+    """Up to ``length`` bytes at ``offset``; shorter only at the end of the file."""
+    data = os.pread(fd, min(length, _READ_BYTES_MAX), offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    have = len(data)
+    while have < length:
+        data = os.pread(fd, min(length - have, _READ_BYTES_MAX), offset + have)
+        if not data:
+            break
+        parts.append(data)
+        have += len(data)
+    return b"".join(parts)
+
+
+def read_into(fd: int, view: memoryview, offset: int) -> int:
+    """Fill ``view`` from ``offset``; returns the bytes read, short only at the end of the file."""
+    have = 0
+    while have < len(view):
+        count = os.preadv(fd, [view[have:]], offset + have)
+        if count == 0:
+            break
+        have += count
+    return have
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(start, end) ranges below ``end`` that have blocks or dirty pages (``SEEK_DATA``)."""
+    position = start
+    while position < end:
+        try:
+            begin = os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        if begin >= end:
+            return
+        stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+        yield begin, stop
+        position = stop
+
+
+def split_path(path: bytes) -> list[bytes]:
+    """Components of a relative path. Raises ValueError where one is ``..`` or it is absolute."""
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if path.startswith(b"/") or b".." in parts:
+        raise ValueError(f"{path!r} leaves the directory")
+    return parts
+
+
+def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
+    """Open ``path`` below ``dir_fd``, following no symbolic link at any step."""
+    *parents, name = split_path(path) or [b"."]
+    current = dir_fd
+    try:
+        for part in parents:
+            step = os.open(
+                part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current
+            )
+            if current != dir_fd:
+                os.close(current)
+            current = step
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+    finally:
+        if current != dir_fd:
+            os.close(current)
+
+
+@contextmanager
+def opened(fd: int) -> Iterator[int]:
+    """Close ``fd`` at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def locked(fd: int, what: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold the exclusive ``flock`` of ``fd``. Raises Busy where somebody else has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise Busy(what) from None
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def show_path(path: bytes) -> str:
+    """A path as text for people; bytes that are not UTF-8 are shown escaped."""
+    return path.decode("utf-8", "backslashreplace")
