@@ -1,0 +1,1 @@
+"""Look-up of fingerprints: which chunk, if any, already holds these bytes."""

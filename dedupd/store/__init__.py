@@ -1,0 +1,1 @@
+"""The chunk store: containers, their redirection tables, and recipes."""

@@ -1,0 +1,212 @@
+"""One container open for reading: records by ordinal, each checked on every read.
+
+The redirection table is believed only as far as the record confirms it. Where the table is
+missing, short or wrong, the container itself is scanned.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.errors import DamagedChunk, DamagedContainer, DamagedTable
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id, show_id
+from dedupd.fsutil import read_at
+
+_MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
+_SCAN_BYTES = 4 << 20
+"""Window of a scan: large enough to be sequential I/O, small enough to forget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record header with the offset where it begins."""
+
+    offset: int
+    record: fmt.Record
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A range of a container, [offset, end), that holds no valid record."""
+
+    offset: int
+    end: int
+
+
+def data_name(container: int) -> bytes:
+    return b"%08d.dat" % container
+
+
+def table_name(container: int) -> bytes:
+    return b"%08d.dir" % container
+
+
+def scan(fd: int, seed: int, start: int, end: int) -> Iterator[Found | Gap]:
+    """All record headers between ``start`` and ``end``, and the gaps between them.
+
+    After damage it looks for the next valid header at every aligned offset: a checksum seeded
+    with the container's identity makes a false one as good as impossible.
+    """
+    window, base = b"", start
+    position = start
+    gap_start: int | None = None
+    while position + fmt.RECORD_HEADER_BYTES <= end:
+        if position < base or position + fmt.RECORD_HEADER_BYTES > base + len(window):
+            base = position
+            window = read_at(fd, min(_SCAN_BYTES, end - base), base)
+        record = fmt.unpack_record(window, position - base, seed)
+        if record is None or position + fmt.record_size(record.stored_length) > end:
+            if gap_start is None:
+                gap_start = position
+            position = base + _next_magic(window, position - base + fmt.ALIGN_BYTES)
+            continue
+        if gap_start is not None:
+            yield Gap(gap_start, position)
+            gap_start = None
+        yield Found(position, record)
+        position += fmt.record_size(record.stored_length)
+    if gap_start is None and position < end:
+        gap_start = position
+    if gap_start is not None:
+        yield Gap(gap_start, end)
+
+
+def _next_magic(window: bytes, start: int) -> int:
+    """Offset of the next aligned record magic in ``window``, or where a next window must begin."""
+    last = max(start, len(window) - fmt.RECORD_HEADER_BYTES + 1)
+    at = start
+    while at < len(window):
+        at = window.find(_MAGIC, at)
+        if at < 0:
+            break
+        # Windows begin at aligned offsets, so alignment within the window is alignment in the file.
+        if at % fmt.ALIGN_BYTES == 0:
+            return at
+        at += 1
+    return -(-last // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
+
+
+def payload_is_intact(fd: int, found: Found) -> bool:
+    """Whether the stored bytes of a record match its checksum."""
+    record = found.record
+    stored = read_at(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
+    return len(stored) == record.stored_length and native.xxh3_64(stored) == record.checksum
+
+
+class Container:
+    """A container file and its table. Safe to use from several threads."""
+
+    def __init__(self, dir_fd: int, kind: fmt.Kind, number: int, volume: bytes) -> None:
+        """Raises DamagedContainer where the file is missing or is not this container."""
+        self.number = number
+        self.fd = -1
+        self._table_fd: int | None = None
+        self._where = f"{kind.name.lower()}/{data_name(number).decode()}"
+        try:
+            self.fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        except FileNotFoundError:
+            raise DamagedContainer(f"{self._where}: the container is missing") from None
+        self.header = fmt.decode_file_header(
+            read_at(self.fd, fmt.FILE_HEADER_BYTES, 0), self._where
+        )
+        identity = (self.header.kind, self.header.container, self.header.volume)
+        if identity != (kind, number, volume):
+            raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
+        self.seed = fmt.checksum_seed(volume, number, self.header.generation)
+        self._table_fd = self._open_table(dir_fd)
+        self._lock = threading.Lock()
+        self._scanned: dict[int, Found] = {}
+        self._scanned_to = fmt.FILE_HEADER_BYTES
+
+    def close(self) -> None:
+        """Close the files. Also done when the last user lets go of the object."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if self._table_fd is not None:
+            os.close(self._table_fd)
+            self._table_fd = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open_table(self, dir_fd: int) -> int | None:
+        """The table's descriptor, or None where there is no usable one."""
+        name = table_name(self.number)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        except FileNotFoundError:
+            return None
+        try:
+            header = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
+            if (header.container, header.generation, header.volume, header.kind) == (
+                self.number,
+                self.header.generation,
+                self.header.volume,
+                self.header.kind,
+            ):
+                return fd
+        except DamagedTable:
+            pass
+        os.close(fd)
+        return None
+
+    def entry(self, ordinal: int) -> tbl.Entry | None:
+        """The table's entry, or None where the table has no valid one."""
+        if self._table_fd is None:
+            return None
+        offset = tbl.HEADER_BYTES + ordinal * tbl.ENTRY_BYTES
+        return tbl.decode_entry(os.pread(self._table_fd, tbl.ENTRY_BYTES, offset), self.seed)
+
+    def read(self, ordinal: int) -> tuple[fmt.Record, bytes]:
+        """The record ``ordinal`` and its raw bytes, verified. Raises DamagedChunk."""
+        entry = self.entry(ordinal)
+        if entry is not None:
+            result = self._read_at(entry.offset, entry.stored_length, ordinal)
+            if result is not None:
+                return result
+        found = self._find(ordinal)
+        if found is not None:
+            result = self._read_at(found.offset, found.record.stored_length, ordinal)
+            if result is not None:
+                return result
+        chunk_id = make_id(self.number, ordinal)
+        reason = "its bytes fail their checksum" if found else "there is no such record"
+        raise DamagedChunk(f"{self._where}: record {show_id(chunk_id)}: {reason}", chunk_id)
+
+    def _read_at(
+        self, offset: int, stored_length: int, ordinal: int
+    ) -> tuple[fmt.Record, bytes] | None:
+        """The record at ``offset`` if it is ``ordinal`` and intact, else None."""
+        data = memoryview(read_at(self.fd, fmt.RECORD_HEADER_BYTES + stored_length, offset))
+        record = fmt.unpack_record(data, 0, self.seed)
+        if record is None or record.ordinal != ordinal or record.stored_length != stored_length:
+            return None
+        if len(data) != fmt.RECORD_HEADER_BYTES + stored_length:
+            return None
+        try:
+            raw = native.decode(
+                data[fmt.RECORD_HEADER_BYTES :], record.codec, record.raw_length, record.checksum
+            )
+        except native.CorruptPayload:
+            return None
+        return record, raw
+
+    def _find(self, ordinal: int) -> Found | None:
+        """Look for a record in the container itself; what a scan learns is kept."""
+        with self._lock:
+            found = self._scanned.get(ordinal)
+            if found is None:
+                size = os.fstat(self.fd).st_size
+                for item in scan(self.fd, self.seed, self._scanned_to, size):
+                    if isinstance(item, Found):
+                        self._scanned[item.record.ordinal] = item
+                        self._scanned_to = item.offset + fmt.record_size(
+                            item.record.stored_length
+                        )
+                found = self._scanned.get(ordinal)
+            return found

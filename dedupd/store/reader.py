@@ -1,0 +1,73 @@
+"""Reading records by id, over all containers of one kind."""
+
+import os
+import threading
+from collections import OrderedDict
+
+from dedupd.errors import DamagedChunk
+from dedupd.format.container import Kind, Record, RecordKind
+from dedupd.format.ids import container_of, ordinal_of, show_id
+from dedupd.store.container import Container
+
+CONTAINERS_OPEN_MAX = 256
+"""Two descriptors each: well below the usual limit of 1,024."""
+
+FORWARDS_MAX = 8
+"""Merges point at a surviving chunk; a longer chain is a loop."""
+
+
+class RecordReader:
+    """Reads records of one kind of container. Safe to use from several threads."""
+
+    def __init__(self, directory: str, kind: Kind, volume: bytes) -> None:
+        self._dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._kind = kind
+        self._volume = volume
+        self._open: OrderedDict[int, Container] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            for container in self._open.values():
+                container.close()
+            self._open.clear()
+        os.close(self._dir_fd)
+
+    def read(self, record_id: int) -> tuple[Record, bytes]:
+        """The record and its raw bytes, verified and forwarded. Raises DamagedContainer."""
+        target = record_id
+        for _ in range(FORWARDS_MAX):
+            record, raw = self._read_one(target)
+            if record.kind != RecordKind.FORWARD:
+                if record.kind == RecordKind.TOMBSTONE:
+                    raise DamagedChunk(f"record {show_id(target)} was collected", record_id)
+                return record, raw
+            target = record.target
+        raise DamagedChunk(f"record {show_id(record_id)} is forwarded in a circle", record_id)
+
+    def stored_length(self, record_id: int) -> int:
+        """Bytes that the record's payload occupies; 0 where the table has no valid entry."""
+        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        return entry.stored_length if entry is not None else 0
+
+    def _read_one(self, record_id: int) -> tuple[Record, bytes]:
+        container = self._acquire(container_of(record_id))
+        try:
+            return container.read(ordinal_of(record_id))
+        except OSError as error:
+            raise DamagedChunk(
+                f"record {show_id(record_id)}: the disk reports {error.strerror}", record_id
+            ) from error
+
+    def _acquire(self, number: int) -> Container:
+        with self._lock:
+            container = self._open.get(number)
+            if container is None:
+                container = Container(self._dir_fd, self._kind, number, self._volume)
+                self._open[number] = container
+                if len(self._open) > CONTAINERS_OPEN_MAX:
+                    # Dropped, not closed: another thread may be reading it.
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(number)
+            return container

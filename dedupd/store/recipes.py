@@ -1,0 +1,228 @@
+"""Recipes in the store: building them from chunks, and finding the chunks of a byte range."""
+
+import threading
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from dedupd import native
+from dedupd.errors import DamagedRecipe
+from dedupd.format import container as fmt
+from dedupd.format import recipe
+from dedupd.format.ids import HOLE, show_id
+from dedupd.index.base import ChunkIndex
+from dedupd.store.reader import RecordReader
+from dedupd.store.writer import ContainerWriter, NewRecord
+
+NODES_CACHED_MAX = 512
+"""About 100 KB each when full of entries, as Python lists."""
+
+DIGEST_BYTES = 16
+HOLE_FINGERPRINT = bytes(native.HASH_BYTES)
+_LEVEL = 3
+_SAVING_MIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeRef:
+    """What a stub keeps of its recipe. ``digest`` is half of the record's fingerprint."""
+
+    recipe: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One chunk (or hole) in a file: its id, raw length and fingerprint."""
+
+    chunk: int
+    length: int
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk or hole at its place in a file: [offset, offset + length)."""
+
+    offset: int
+    length: int
+    chunk: int
+
+
+class RecipeWriter:
+    """Stores recipe nodes; equal nodes are stored once."""
+
+    def __init__(self, writer: ContainerWriter, index: ChunkIndex, fingerprint: str) -> None:
+        self._writer = writer
+        self._index = index
+        self._algorithm = fingerprint
+        self._payloads: list[bytes] = []
+        self._records: list[NewRecord] = []
+        self._pending: dict[bytes, int] = {}
+        self._first_id = 0
+
+    def add_node(self, level: int, rows: Sequence[Piece]) -> tuple[Piece, bytes]:
+        """A node over ``rows``: itself as a row of the level above, and its record's fingerprint."""
+        content = recipe.content_digest([(row.fingerprint, row.length) for row in rows])
+        payload = recipe.encode_node(level, content, [(row.chunk, row.length) for row in rows])
+        fingerprint = native.fingerprint(payload, self._algorithm)
+        node = self._pending.get(fingerprint) or self._index.lookup(fingerprint)[0]
+        if node == 0:
+            node = self._writer.reserve(1, len(payload))
+            if node != self._first_id + len(self._payloads):
+                self.flush()
+                self._first_id = node
+            self._payloads.append(payload)
+            self._records.append(NewRecord(fingerprint, len(payload)))
+            self._pending[fingerprint] = node
+        return Piece(node, sum(row.length for row in rows), content), fingerprint
+
+    def flush(self) -> None:
+        """Append what was added since the last flush. Raises NoSpace, and may be tried again."""
+        if not self._payloads:
+            return
+        lengths = array("I", (len(p) for p in self._payloads))
+        starts = array("I", accumulate(lengths[:-1], initial=0))
+        encoded = native.encode(
+            b"".join(self._payloads),
+            starts,
+            lengths,
+            level=_LEVEL,
+            saving_min=_SAVING_MIN,
+            header_bytes=fmt.RECORD_HEADER_BYTES,
+            align_bytes=fmt.ALIGN_BYTES,
+        )
+        self._writer.append(self._first_id, self._records, encoded)
+        self._index.insert(
+            b"".join(r.fingerprint for r in self._records), list(self._pending.values())
+        )
+        self._first_id += len(self._payloads)
+        self._payloads, self._records, self._pending = [], [], {}
+
+
+class RecipeBuilder:
+    """The recipe of one file, grown chunk by chunk in bounded memory."""
+
+    def __init__(self, writer: RecipeWriter) -> None:
+        self._writer = writer
+        self._rows: list[Piece] = []
+        self._levels: list[list[Piece]] = []
+        self.length = 0
+
+    def push(self, chunk: int, length: int, fingerprint: bytes) -> None:
+        """Add the next chunk; a ``HOLE`` (fingerprint of zeros) grows the hole before it."""
+        rows = self._rows
+        self.length += length
+        if chunk == HOLE and rows and rows[-1].chunk == HOLE:
+            rows[-1] = Piece(HOLE, rows[-1].length + length, HOLE_FINGERPRINT)
+            return
+        if len(rows) == recipe.FANOUT_MAX:
+            self._close(0, rows)
+            rows = self._rows = []
+        rows.append(Piece(chunk, length, fingerprint if chunk != HOLE else HOLE_FINGERPRINT))
+
+    def _close(self, level: int, rows: list[Piece]) -> None:
+        """Turn a full list of rows into a node of the level above."""
+        node, _ = self._writer.add_node(level, rows)
+        if len(self._levels) == level:
+            self._levels.append([])
+        above = self._levels[level]
+        if len(above) == recipe.FANOUT_MAX:
+            self._close(level + 1, above)
+            above = self._levels[level] = []
+        above.append(node)
+
+    def finish(self) -> RecipeRef:
+        """The complete recipe; durable once flushed and synced. The file must not be empty."""
+        level, rows = 0, self._rows
+        while level < len(self._levels):
+            self._close(level, rows)
+            rows = self._levels[level]
+            level += 1
+        node, fingerprint = self._writer.add_node(level, rows)
+        return RecipeRef(node.chunk, fingerprint[:DIGEST_BYTES])
+
+
+class Recipe:
+    """One file's recipe, read as far as it is asked for."""
+
+    def __init__(self, nodes: "RecipeReader", root: recipe.Node) -> None:
+        self._nodes = nodes
+        self._root = root
+        self.length = root.length
+
+    @property
+    def content(self) -> bytes:
+        """16-byte digest of the content, equal for equal content however it is stored."""
+        return self._root.content
+
+    def spans(self, start: int, end: int) -> Iterator[Span]:
+        """The chunks and holes that [start, end) touches, in order. Raises DamagedRecipe."""
+        yield from self._spans(self._root, 0, start, min(end, self.length))
+
+    def _spans(self, node: recipe.Node, base: int, start: int, end: int) -> Iterator[Span]:
+        if start >= end:
+            return
+        offsets = node.offsets
+        at = bisect_right(offsets, start - base) - 1
+        while at < len(node.ids) and base + offsets[at] < end:
+            span = Span(base + offsets[at], node.lengths[at], node.ids[at])
+            if node.level == 0:
+                yield span
+            else:
+                child = self._nodes.child(node, at)
+                yield from self._spans(child, span.offset, max(start, span.offset), end)
+            at += 1
+
+    def node_ids(self) -> Iterator[int]:
+        """Ids of all nodes below the root."""
+        yield from self._node_ids(self._root)
+
+    def _node_ids(self, node: recipe.Node) -> Iterator[int]:
+        if node.level > 0:
+            for at, node_id in enumerate(node.ids):
+                yield node_id
+                yield from self._node_ids(self._nodes.child(node, at))
+
+
+class RecipeReader:
+    """Reads recipes from the stream containers, with a cache of nodes. Thread-safe."""
+
+    def __init__(self, records: RecordReader) -> None:
+        self._records = records
+        self._cache: OrderedDict[int, tuple[recipe.Node, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, ref: RecipeRef, where: str) -> Recipe:
+        """The recipe that a stub names. Raises DamagedRecipe, DamagedContainer."""
+        node, fingerprint = self._node(ref.recipe, where)
+        if fingerprint[:DIGEST_BYTES] != ref.digest:
+            raise DamagedRecipe(
+                f"{where}: recipe {show_id(ref.recipe)} is not the one that the stub names"
+            )
+        return Recipe(self, node)
+
+    def child(self, parent: recipe.Node, at: int) -> recipe.Node:
+        """The node below entry ``at`` of an inner node, checked against what the entry says."""
+        where = f"recipe {show_id(parent.ids[at])}"
+        node, _ = self._node(parent.ids[at], where)
+        if node.level != parent.level - 1 or node.length != parent.lengths[at]:
+            raise DamagedRecipe(f"{where}: not the part that the recipe above it names")
+        return node
+
+    def _node(self, node_id: int, where: str) -> tuple[recipe.Node, bytes]:
+        with self._lock:
+            known = self._cache.get(node_id)
+            if known is not None:
+                self._cache.move_to_end(node_id)
+                return known
+        record, payload = self._records.read(node_id)
+        known = recipe.decode_node(payload, where), record.fingerprint
+        with self._lock:
+            self._cache[node_id] = known
+            if len(self._cache) > NODES_CACHED_MAX:
+                self._cache.popitem(last=False)
+        return known

@@ -1,0 +1,177 @@
+"""Bringing one container and its table into a known state before it is written or loaded.
+
+Rule: bytes are cut from a container only where they were provably never synced, hence never
+referenced. Everything else stays for scrub to judge.
+"""
+
+import os
+from dataclasses import dataclass, replace
+
+from dedupd.disk import Disk
+from dedupd.errors import DamagedContainer, DamagedTable
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.fsutil import opened, read_at
+from dedupd.store.container import Found, Gap, data_name, payload_is_intact, scan, table_name
+
+_CUT = define("recovery.cut", "a torn tail was cut from a container, its table not yet")
+_REBUILT = define("recovery.table-written", "a rebuilt table is in place")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A container after recovery. ``appendable`` is False where it must not grow any more."""
+
+    header: fmt.FileHeader
+    end: int
+    entries: list[tbl.Entry | None]
+    appendable: bool
+    cut_bytes: int
+
+
+def container_numbers(dir_fd: int) -> list[int]:
+    """Numbers of all containers in a directory, ascending."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+    with opened(fd), os.scandir(fd) as entries:
+        stems = (entry.name.partition(".") for entry in entries)
+        return sorted({int(a) for a, _, b in stems if a.isdigit() and b == "dat"})
+
+
+def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
+    """Header and all entries of a container's table. Raises DamagedTable."""
+    name = table_name(header.container)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
+    with opened(fd):
+        data = memoryview(read_at(fd, os.fstat(fd).st_size, 0))
+    table = tbl.decode_header(bytes(data[: tbl.HEADER_BYTES]), name.decode())
+    identity = (table.kind, table.container, table.generation, table.volume)
+    if identity != (header.kind, header.container, header.generation, header.volume):
+        raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    entries = [
+        tbl.decode_entry(data[at : at + tbl.ENTRY_BYTES], seed)
+        for at in range(tbl.HEADER_BYTES, len(data) - tbl.ENTRY_BYTES + 1, tbl.ENTRY_BYTES)
+    ]
+    return table, entries
+
+
+def entry_of(found: Found) -> tbl.Entry:
+    """The table entry that a record implies."""
+    record = found.record
+    state = {
+        fmt.RecordKind.FORWARD: tbl.State.MERGED,
+        fmt.RecordKind.TOMBSTONE: tbl.State.TOMBSTONE,
+    }.get(fmt.RecordKind(record.kind), tbl.State.LIVE)
+    return tbl.Entry(
+        record.fingerprint,
+        found.offset,
+        record.target,
+        record.stored_length,
+        record.raw_length,
+        record.hint,
+        state,
+        record.codec,
+    )
+
+
+def recover(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> Recovered:
+    """Cut a torn tail, and make the table complete. Raises DamagedContainer.
+
+    Idempotent; interrupted anywhere, the next call finishes.
+    """
+    name = data_name(number)
+    with opened(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)) as fd:
+        header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+        if (header.kind, header.container, header.volume) != (kind, number, volume):
+            raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
+        try:
+            table, entries = load_table(dir_fd, header)
+        except DamagedTable:
+            return _rebuild(dir_fd, fd, header, disk)
+        if None in entries[: table.synced_count] or len(entries) < table.synced_count:
+            return _rebuild(dir_fd, fd, header, disk)
+        return _recover_tail(dir_fd, fd, header, table, entries, disk)
+
+
+def _recover_tail(
+    dir_fd: int,
+    fd: int,
+    header: fmt.FileHeader,
+    table: tbl.TableHeader,
+    entries: list[tbl.Entry | None],
+    disk: Disk,
+) -> Recovered:
+    """Keep what is intact after the synced mark, cut the rest."""
+    size = os.fstat(fd).st_size
+    if size < table.synced_bytes:
+        raise DamagedContainer(
+            f"{data_name(header.container).decode()}: {table.synced_bytes - size} bytes are missing"
+            " at its end; run scrub"
+        )
+    if size == table.synced_bytes and len(entries) == table.synced_count:
+        return Recovered(header, size, entries, True, 0)
+    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    kept = entries[: table.synced_count]
+    end = table.synced_bytes
+    for item in scan(fd, seed, end, size):
+        if isinstance(item, Gap) or not payload_is_intact(fd, item):
+            break
+        if item.record.ordinal != len(kept):
+            break
+        kept.append(entry_of(item))
+        end = item.offset + fmt.record_size(item.record.stored_length)
+    if end < size:
+        disk.truncate(fd, end)
+    disk.sync_file(fd)
+    reach(_CUT)
+    mark = replace(table, synced_bytes=end, synced_count=len(kept))
+    _write_table(dir_fd, header, mark, kept, disk)
+    return Recovered(header, end, kept, True, size - end)
+
+
+def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recovered:
+    """Build the table from the container alone. Nothing is cut: any record may be referenced."""
+    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    size = os.fstat(fd).st_size
+    entries: list[tbl.Entry | None] = []
+    end = fmt.FILE_HEADER_BYTES
+    for item in scan(fd, seed, end, size):
+        if isinstance(item, Gap):
+            continue
+        while len(entries) < item.record.ordinal:
+            entries.append(None)
+        if item.record.ordinal == len(entries):
+            entries.append(entry_of(item))
+        else:
+            entries[item.record.ordinal] = entry_of(item)
+        end = item.offset + fmt.record_size(item.record.stored_length)
+    disk.sync_file(fd)
+    mark = tbl.TableHeader(
+        header.kind,
+        header.container,
+        header.generation,
+        header.partition,
+        header.volume,
+        size,
+        len(entries),
+    )
+    _write_table(dir_fd, header, mark, entries, disk)
+    return Recovered(header, size, entries, False, 0)
+
+
+def _write_table(
+    dir_fd: int,
+    header: fmt.FileHeader,
+    mark: tbl.TableHeader,
+    entries: list[tbl.Entry | None],
+    disk: Disk,
+) -> None:
+    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    blank = bytes(tbl.ENTRY_BYTES)
+    body = b"".join(tbl.encode_entry(e, seed) if e is not None else blank for e in entries)
+    disk.replace_file(dir_fd, table_name(header.container), tbl.encode_header(mark) + body)
+    reach(_REBUILT)

@@ -1,0 +1,253 @@
+"""Appending records: ids are given out in order, bytes follow in order, one sync makes a batch durable."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.disk import Disk
+from dedupd.errors import DamagedContainer, NoSpace
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id, ordinal_of
+from dedupd.store.container import data_name, table_name
+from dedupd.store.recovery import Recovered, container_numbers, recover
+
+_CREATED = define("writer.container-created", "a new container exists, not yet its table")
+_APPENDED = define("writer.appended", "records are written, not yet their table entries")
+_ENTERED = define("writer.entered", "records and table entries are written, not synced")
+_SYNCED = define("writer.synced", "records are durable, the mark in the table is not yet moved")
+_MARKED = define("writer.marked", "records are durable and the mark says so")
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """What the header of a record to be appended needs beside its payload."""
+
+    fingerprint: bytes
+    raw_length: int
+    hint: int = 0
+    kind: int = fmt.RecordKind.DATA
+    target: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """The container that grows."""
+
+    number: int
+    data_fd: int
+    table_fd: int
+    seed: int
+    header: fmt.FileHeader
+    end: int
+    count: int
+    reserved_count: int
+    reserved_bytes: int
+
+
+class ContainerWriter:
+    """Appends to the containers of one kind. One writer per volume, guarded by the volume's lock.
+
+    ``reserve`` may run ahead of ``append``, so that ids are known while payloads are still being
+    compressed; ``append`` must follow in the order of the reservations.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        kind: fmt.Kind,
+        volume: bytes,
+        disk: Disk,
+        *,
+        partition: int = 0,
+        container_bytes_max: int = fmt.CONTAINER_BYTES_MAX,
+    ) -> None:
+        self._dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._kind = kind
+        self._volume = volume
+        self._disk = disk
+        self._partition = partition
+        self._bytes_max = container_bytes_max
+        self._current: _Open | None = None
+        self._unsynced: list[_Open] = []
+        self._new_names = False
+        self._last_number = 0
+        self.appended_bytes = 0
+
+    def recover(self) -> list[Recovered]:
+        """Put every container in order and go on in the last one where that is safe.
+
+        Containers that cannot be opened at all are left for scrub. Must be called first.
+        """
+        states = []
+        numbers = container_numbers(self._dir_fd)
+        self._last_number = max(numbers, default=0)
+        for number in numbers:
+            try:
+                states.append(recover(self._dir_fd, number, self._kind, self._volume, self._disk))
+            except DamagedContainer:
+                continue
+        if states and states[-1].header.container == self._last_number and states[-1].appendable:
+            self._reopen(states[-1])
+        return states
+
+    def _reopen(self, state: Recovered) -> None:
+        header = state.header
+        if state.end >= self._bytes_max or header.partition != self._partition:
+            return
+        number = header.container
+        self._current = _Open(
+            number,
+            self._disk.open_write(self._dir_fd, data_name(number)),
+            self._disk.open_write(self._dir_fd, table_name(number)),
+            fmt.checksum_seed(self._volume, number, header.generation),
+            header,
+            state.end,
+            len(state.entries),
+            len(state.entries),
+            state.end,
+        )
+
+    def reserve(self, count: int, raw_bytes: int) -> int:
+        """The id of the first of ``count`` consecutive records of ``raw_bytes`` in all."""
+        need = raw_bytes + count * (fmt.RECORD_HEADER_BYTES + fmt.ALIGN_BYTES)
+        current = self._current
+        if current is None or (
+            current.reserved_count > 0 and current.reserved_bytes + need > self._bytes_max
+        ):
+            current = self._start_container()
+        first = make_id(current.number, current.reserved_count)
+        current.reserved_count += count
+        current.reserved_bytes += need
+        return first
+
+    def _start_container(self) -> _Open:
+        number = self._last_number + 1
+        header = fmt.FileHeader(
+            self._kind, number, 1, self._partition, self._volume, time.time_ns()
+        )
+        data_fd = self._disk.create(self._dir_fd, data_name(number))
+        self._last_number = number
+        self._disk.write_at(data_fd, [fmt.encode_file_header(header)], 0)
+        reach(_CREATED)
+        table_fd = self._disk.create(self._dir_fd, table_name(number))
+        seed = fmt.checksum_seed(self._volume, number, 1)
+        start = fmt.FILE_HEADER_BYTES
+        opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
+        self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)
+        if self._current is not None and self._current not in self._unsynced:
+            self._unsynced.append(self._current)
+        self._current = opened
+        self._unsynced.append(opened)
+        self._new_names = True
+        return opened
+
+    def append(
+        self, first_id: int, records: Sequence[NewRecord], encoded: "native.Encoded"
+    ) -> int:
+        """Write reserved records; returns their bytes in the container.
+
+        Raises NoSpace with the container as it was before. Readers see the records at once.
+        """
+        target = self._reserved(first_id)
+        buffer = memoryview(encoded)
+        starts = memoryview(encoded.starts).cast("I")
+        stored = memoryview(encoded.stored_lengths).cast("I")
+        checksums = memoryview(encoded.checksums).cast("Q")
+        codecs = encoded.codecs
+        entries = bytearray()
+        for i, new in enumerate(records):
+            record = fmt.Record(
+                target.count + i,
+                new.kind,
+                codecs[i],
+                new.raw_length,
+                stored[i],
+                new.hint,
+                new.fingerprint,
+                new.target,
+                checksums[i],
+            )
+            fmt.pack_record_into(buffer, starts[i], record, target.seed)
+            entry = tbl.Entry(
+                new.fingerprint,
+                target.end + starts[i],
+                new.target,
+                stored[i],
+                new.raw_length,
+                new.hint,
+                tbl.State.LIVE,
+                codecs[i],
+            )
+            entries += tbl.encode_entry(entry, target.seed)
+        table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
+        try:
+            self._disk.write_at(target.data_fd, [buffer], target.end)
+            reach(_APPENDED)
+            self._disk.write_at(target.table_fd, [entries], table_offset)
+            reach(_ENTERED)
+        except NoSpace:
+            self._disk.truncate(target.data_fd, target.end)
+            self._disk.truncate(target.table_fd, table_offset)
+            raise
+        target.end += len(buffer)
+        target.count += len(records)
+        target.reserved_bytes -= sum(n.raw_length for n in records) - sum(stored)
+        self.appended_bytes += len(buffer)
+        if target not in self._unsynced:
+            self._unsynced.append(target)
+        return len(buffer)
+
+    def _reserved(self, first_id: int) -> _Open:
+        """The container that a reservation lies in, checked for order."""
+        for candidate in (*self._unsynced, self._current):
+            if candidate is not None and make_id(candidate.number, candidate.count) == first_id:
+                assert ordinal_of(first_id) < candidate.reserved_count
+                return candidate
+        raise AssertionError(f"append of {first_id:#x} out of the order of reservations")
+
+    def sync(self) -> None:
+        """Make everything appended so far durable."""
+        for target in self._unsynced:
+            self._disk.sync_data(target.data_fd)
+        if self._new_names:
+            self._disk.sync_dir(self._dir_fd)
+            self._new_names = False
+        reach(_SYNCED)
+        for target in self._unsynced:
+            self._disk.write_at(target.table_fd, [tbl.encode_header(self._mark(target))], 0)
+            if target is not self._current and target.count == target.reserved_count:
+                self._retire(target)
+        self._unsynced = [
+            t for t in self._unsynced if t is not self._current and t.count < t.reserved_count
+        ]
+        reach(_MARKED)
+
+    def _mark(self, target: _Open) -> tbl.TableHeader:
+        return tbl.TableHeader(
+            self._kind,
+            target.number,
+            target.header.generation,
+            target.header.partition,
+            self._volume,
+            target.end,
+            target.count,
+        )
+
+    def _retire(self, target: _Open) -> None:
+        """A container that is full: its table is made durable once."""
+        self._disk.sync_data(target.table_fd)
+        os.close(target.data_fd)
+        os.close(target.table_fd)
+
+    def close(self) -> None:
+        """Release the files. Does not sync: what was not synced may be cut by the next recovery."""
+        for target in {id(t): t for t in (*self._unsynced, self._current) if t}.values():
+            os.close(target.data_fd)
+            os.close(target.table_fd)
+        self._unsynced.clear()
+        self._current = None
+        os.close(self._dir_fd)
