@@ -1,0 +1,193 @@
+"""Committing optimised files in batches: attributes, one sync, then the punches.
+
+Where a process serves the mount, it does both steps itself, under its own inode locks; the job
+only syncs in between. Otherwise the job does them, holding the mount's lock so that no mount can
+begin meanwhile.
+"""
+
+import enum
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from dedupd.control import ControlClient
+from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
+from dedupd.failpoint import define, reach
+from dedupd.fsutil import open_beneath
+from dedupd.store.recipes import RecipeRef
+from dedupd.stub import FileIdentity, begin_commit, finish_commit
+from dedupd.volume import Volume
+
+_BEGUN = define("commit.begun", "the attributes of a batch are set, not yet synced")
+_DURABLE = define("commit.durable", "the attributes of a batch are durable, nothing is punched")
+_FINISHED = define("commit.finished", "a batch is punched")
+
+BATCH_FILES_MAX = 512
+"""Each file of a batch holds a descriptor; the usual limit is 1,024."""
+
+
+class Outcome(enum.StrEnum):
+    """What became of one file."""
+
+    DONE = "done"
+    CHANGED = "changed"
+    GONE = "gone"
+    IN_USE = "in use"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One file to commit: ``path`` is relative to the volume's tree."""
+
+    path: bytes
+    identity: FileIdentity
+    recipe: RecipeRef
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a request, with a reason where it is not DONE."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+class Committer(Protocol):
+    """Commits a batch of files whose chunks and recipes are durable."""
+
+    def commit(self, requests: Sequence[Request]) -> list[Result]:
+        """One result per request. Raises NoSpace, ServiceUnreachable."""
+        ...
+
+
+class VolumeCommitter:
+    """Chooses, for every batch, between the mount's process and doing it here."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+
+    def commit(self, requests: Sequence[Request]) -> list[Result]:
+        results: list[Result] = []
+        for at in range(0, len(requests), BATCH_FILES_MAX):
+            results += self._commit_batch(requests[at : at + BATCH_FILES_MAX])
+        return results
+
+    def _commit_batch(self, requests: Sequence[Request]) -> list[Result]:
+        try:
+            with self._volume.mount_lock():
+                return _commit_here(self._volume, requests)
+        except Busy:
+            pass
+        client = self._volume.mount_client()
+        if client is None:
+            raise ServiceUnreachable(
+                f"{self._volume.root}: the volume is mounted, but the process that serves it does"
+                " not answer; unmount it, or wait until it is up"
+            )
+        with client:
+            return _commit_by_mount(self._volume, client, requests)
+
+
+def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
+    results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
+    begun: list[tuple[int, int, FileIdentity]] = []
+    try:
+        for at, request in enumerate(requests):
+            try:
+                fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
+            except OSError as error:
+                results[at] = open_failure(error)
+                continue
+            try:
+                identity = begin_commit(
+                    fd,
+                    request.identity,
+                    request.recipe.recipe,
+                    request.recipe.digest,
+                    volume.space,
+                    volume.disk,
+                )
+                begun.append((at, fd, identity))
+            except (FileChanged, OSError) as error:
+                os.close(fd)
+                results[at] = step_failure(error)
+        reach(_BEGUN)
+        volume.disk.sync_file_system(volume.data_fd)
+        reach(_DURABLE)
+        for at, fd, identity in begun:
+            try:
+                finish_commit(fd, identity, volume.space, volume.disk, volume.block_bytes)
+                results[at] = Result(Outcome.DONE)
+            except (FileChanged, OSError) as error:
+                results[at] = step_failure(error)
+        reach(_FINISHED)
+    finally:
+        for _, fd, _ in begun:
+            os.close(fd)
+    return results
+
+
+def _commit_by_mount(
+    volume: Volume, client: ControlClient, requests: Sequence[Request]
+) -> list[Result]:
+    reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
+    reach(_BEGUN)
+    volume.disk.sync_file_system(volume.data_fd)
+    reach(_DURABLE)
+    begun = [result_from_json(row) for row in reply["results"]]
+    wanted = [at for at, result in enumerate(begun) if result.outcome is Outcome.DONE]
+    finished = client.call("commit_finish", inodes=[requests[at].identity.inode for at in wanted])
+    for at, row in zip(wanted, finished["results"], strict=True):
+        begun[at] = result_from_json(row)
+    reach(_FINISHED)
+    return begun
+
+
+def open_failure(error: OSError) -> Result:
+    """What it means that a file could not be opened for its commit."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
+        return Result(Outcome.GONE, "it was moved or removed meanwhile")
+    if error.errno in (errno.ETXTBSY, errno.EBUSY):
+        return Result(Outcome.IN_USE, "it is in use")
+    return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
+
+
+def step_failure(error: DedupdError | OSError) -> Result:
+    """What it means that a step of the commit failed; a full disk is for the caller to see."""
+    if isinstance(error, FileChanged):
+        return Result(Outcome.CHANGED, str(error))
+    if isinstance(error, OSError):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Result(Outcome.FAILED, "no space left for the stub's attribute")
+        return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
+    if isinstance(error, NoSpace):
+        return Result(Outcome.FAILED, str(error))
+    raise error
+
+
+def request_to_json(request: Request) -> dict[str, Any]:
+    return {
+        "path": os.fsdecode(request.path),
+        "identity": asdict(request.identity),
+        "recipe": request.recipe.recipe,
+        "digest": request.recipe.digest.hex(),
+    }
+
+
+def request_from_json(row: dict[str, Any]) -> Request:
+    return Request(
+        os.fsencode(row["path"]),
+        FileIdentity(**row["identity"]),
+        RecipeRef(row["recipe"], bytes.fromhex(row["digest"])),
+    )
+
+
+def result_to_json(result: Result) -> dict[str, str]:
+    return {"outcome": result.outcome.value, "reason": result.reason}
+
+
+def result_from_json(row: dict[str, str]) -> Result:
+    return Result(Outcome(row["outcome"]), row["reason"])

@@ -1,0 +1,94 @@
+"""The bytes of a stub, put together from its own blocks and from the store."""
+
+from collections.abc import Callable, Iterator
+
+from dedupd.errors import DamagedChunk, DamagedRecipe
+from dedupd.format.ids import HOLE, show_id
+from dedupd.format.stub import StubAttribute
+from dedupd.fsutil import read_into
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipes import Recipe, RecipeReader, RecipeRef, Span
+from dedupd.stub import RecipeBytes, missing_ranges
+
+ReadChunk = Callable[[int, int], bytes]
+"""(chunk id, raw length) → raw bytes, verified."""
+
+
+def chunk_reader(records: RecordReader) -> ReadChunk:
+    """Read chunks without a cache, each checked to have the length that the recipe states."""
+
+    def read(chunk_id: int, length: int) -> bytes:
+        _, raw = records.read(chunk_id)
+        if len(raw) != length:
+            raise DamagedChunk(
+                f"chunk {show_id(chunk_id)} has {len(raw)} bytes; the recipe says {length}",
+                chunk_id,
+            )
+        return raw
+
+    return read
+
+
+class StoreContent(RecipeBytes):
+    """The bytes that a recipe stands for."""
+
+    def __init__(self, recipe: Recipe, read_chunk: ReadChunk) -> None:
+        self.recipe = recipe
+        self._read_chunk = read_chunk
+        self._last: tuple[Span, bytes] | None = None
+
+    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        for span in self.recipe.spans(start, end):
+            if span.chunk != HOLE:
+                yield max(start, span.offset), min(end, span.offset + span.length)
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end); zeros beyond the recipe. Raises Damaged."""
+        parts: list[bytes | memoryview] = []
+        have = start
+        for span in self.recipe.spans(start, end):
+            begin, stop = max(start, span.offset), min(end, span.offset + span.length)
+            if span.chunk == HOLE:
+                parts.append(bytes(stop - begin))
+            else:
+                raw = memoryview(self._chunk(span))
+                parts.append(raw[begin - span.offset : stop - span.offset])
+            have = stop
+        parts.append(bytes(end - have))
+        return b"".join(parts)
+
+    def _chunk(self, span: Span) -> bytes:
+        if self._last is None or self._last[0] != span:
+            self._last = span, self._read_chunk(span.chunk, span.length)
+        return self._last[1]
+
+
+def open_content(
+    stub: StubAttribute, recipes: RecipeReader, read_chunk: ReadChunk, where: str
+) -> StoreContent:
+    """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
+    recipe = recipes.open(RecipeRef(stub.recipe, stub.digest), where)
+    if recipe.length < stub.covered:
+        raise DamagedRecipe(
+            f"{where}: the recipe covers {recipe.length} bytes; the stub counts on {stub.covered}"
+        )
+    return StoreContent(recipe, read_chunk)
+
+
+def read_stub(
+    fd: int,
+    local: list[tuple[int, int]],
+    covered: int,
+    content: StoreContent,
+    start: int,
+    end: int,
+) -> bytearray:
+    """Bytes [start, end) of a stub, ``end`` not beyond its size: local ranges win over the recipe."""
+    data = bytearray(end - start)
+    for begin, stop in missing_ranges(local, start, min(end, covered)):
+        data[begin - start : stop - start] = content.read(begin, stop)
+    for begin, stop in local:
+        begin, stop = max(begin, start), min(stop, end)
+        if begin < stop:
+            read_into(fd, memoryview(data)[begin - start : stop - start], begin)
+    return data

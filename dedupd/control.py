@@ -1,0 +1,94 @@
+"""Talking to the process that serves a mount, over its Unix socket.
+
+One JSON object per line each way; paths travel with ``surrogateescape``. The socket's directory
+has mode 0700: who may open it may act. See docs/control.md.
+"""
+
+import json
+import os
+import socket
+import tempfile
+from typing import Any
+
+from dedupd.errors import ServiceUnreachable
+
+TIMEOUT_S = 120.0
+"""A commit waits for a sync of the file system; longer than this means a hung disk."""
+
+
+def runtime_dir() -> str:
+    """The directory of sockets: ``/run/dedupd`` for root, the user's own otherwise."""
+    if os.geteuid() == 0:
+        return "/run/dedupd"
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return os.path.join(base, "dedupd")
+    return os.path.join(tempfile.gettempdir(), f"dedupd-{os.geteuid()}")
+
+
+def socket_path(volume: str) -> str:
+    """The socket of the process that serves ``volume`` (a uuid)."""
+    return os.path.join(runtime_dir(), f"{volume}.sock")
+
+
+class ControlClient:
+    """A connection to a mount's process."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ServiceUnreachable."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(TIMEOUT_S)
+        self._path = path
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise ServiceUnreachable(
+                f"{path}: the process that serves the mount does not answer ({error.strerror})"
+            ) from error
+        self._buffer = b""
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> "ControlClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """The reply to one request. Raises ServiceUnreachable."""
+        reply, _ = self._call(operation, arguments)
+        return reply
+
+    def call_for_fd(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], int]:
+        """The reply to a request that is answered with a descriptor."""
+        reply, fds = self._call(operation, arguments)
+        if len(fds) != 1:
+            raise ServiceUnreachable(f"{self._path}: no descriptor came with the reply")
+        return reply, fds[0]
+
+    def _call(self, operation: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        fds: list[int] = []
+        try:
+            self._socket.sendall(json.dumps({"op": operation, **arguments}).encode() + b"\n")
+            while b"\n" not in self._buffer:
+                data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, 4)
+                fds += new
+                if not data:
+                    raise ServiceUnreachable(f"{self._path}: the connection was closed")
+                self._buffer += data
+        except OSError as error:
+            raise ServiceUnreachable(f"{self._path}: {error}") from error
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        return reply, fds
+
+
+def fetch_base(volume: str) -> int:
+    """A descriptor of the ``.dedupd`` directory below a mount. Raises ServiceUnreachable."""
+    with ControlClient(socket_path(volume)) as client:
+        _, fd = client.call_for_fd("volume")
+    os.set_inheritable(fd, False)
+    return fd

@@ -1,0 +1,61 @@
+"""Which mounts of volumes there are, from ``/proc/self/mountinfo``."""
+
+import os
+from dataclasses import dataclass
+
+FS_TYPE = "fuse.dedupd"
+SOURCE_PREFIX = "dedupd:"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted volume: its uuid and where it is mounted."""
+
+    volume: str
+    point: str
+
+
+def _unescape(text: str) -> str:
+    raw = text.encode("utf-8", "surrogateescape")
+    for code in (b"040", b"011", b"012", b"134"):
+        raw = raw.replace(b"\\" + code, bytes([int(code, 8)]))
+    return os.fsdecode(raw)
+
+
+def parse_mountinfo(text: str) -> list[tuple[str, str, str]]:
+    """(mount point, type, source) of every mount, in the order in which they were made."""
+    rows = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(" "), right.split(" ")
+        if len(fields) >= 5 and len(tail) >= 2:
+            rows.append((_unescape(fields[4]), tail[0], _unescape(tail[1])))
+    return rows
+
+
+def all_mounts() -> list[tuple[str, str, str]]:
+    """(mount point, type, source) of every mount that this process sees."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return parse_mountinfo(file.read())
+
+
+def volumes() -> list[Mount]:
+    """Every mounted volume."""
+    return [
+        Mount(source.removeprefix(SOURCE_PREFIX), point)
+        for point, kind, source in all_mounts()
+        if kind == FS_TYPE and source.startswith(SOURCE_PREFIX)
+    ]
+
+
+def find(path: str) -> Mount | None:
+    """The mounted volume that ``path`` (absolute, no links) lies in."""
+    best: tuple[str, str, str] | None = None
+    for row in all_mounts():
+        point = row[0].rstrip("/") or "/"
+        inside = path == point or path.startswith(point if point == "/" else point + "/")
+        if inside and (best is None or len(row[0]) >= len(best[0])):
+            best = row
+    if best is None or best[1] != FS_TYPE:
+        return None
+    return Mount(best[2].removeprefix(SOURCE_PREFIX), best[0])

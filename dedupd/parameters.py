@@ -1,0 +1,87 @@
+"""Format parameters of a volume: chosen once, when it is enabled, and kept in ``volume.json``."""
+
+import json
+import uuid as uuidlib
+from dataclasses import asdict, dataclass
+
+from dedupd import native
+from dedupd.errors import Damaged, UnknownFormat, UsageError
+
+FORMAT = 1
+
+POLYNOMIAL = 0x1_002D
+"""Replaced below by the chunker's documented default."""
+
+FINGERPRINTS = ("blake3", "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """Regression Rabin chunking (seed 003, 4.3); lengths in bytes."""
+
+    polynomial: int
+    bits: int
+    pattern: int
+    regression: int
+    min_bytes: int
+    max_bytes: int
+
+
+def _preset(bits: int) -> Chunking:
+    return Chunking(POLYNOMIAL, bits, PATTERN, 4, 1 << (bits - 1), 1 << (bits + 1))
+
+
+PATTERN = 0x78B5
+PRESETS = {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}
+"""``64k`` is the default; the smaller ones are for the study."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What is in ``volume.json``. ``attribute`` is the name of the stub attribute."""
+
+    uuid: str
+    chunking: Chunking
+    fingerprint: str
+    attribute: str
+    format: int = FORMAT
+
+    @property
+    def uuid_bytes(self) -> bytes:
+        return uuidlib.UUID(self.uuid).bytes
+
+    def chunker(self, path: str | None = None) -> native.Chunker:
+        """A chunker for this volume, on the fastest code path (or ``path``)."""
+        return native.Chunker(**asdict(self.chunking), fingerprint=self.fingerprint, path=path)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=2).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> "Parameters":
+        """Raises Damaged, or UnknownFormat for a newer version's volume."""
+        try:
+            fields = json.loads(data)
+            version = fields["format"]
+            if version != FORMAT:
+                raise UnknownFormat(
+                    f"{where}: volume format {version}; this program reads {FORMAT}. Use the"
+                    " version of dedupd that wrote it, or a newer one"
+                )
+            chunking = Chunking(**fields.pop("chunking"))
+            parameters = cls(chunking=chunking, **fields)
+            uuidlib.UUID(parameters.uuid)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(
+                f"{where}: not a valid volume file ({error}); restore it from a backup"
+            ) from error
+        return parameters
+
+
+def new_parameters(chunk_size: str, fingerprint: str, attribute: str) -> Parameters:
+    """Parameters of a new volume. Raises UsageError."""
+    if chunk_size not in PRESETS:
+        raise UsageError(f"chunk size {chunk_size!r}: choose one of {', '.join(PRESETS)}")
+    if fingerprint not in FINGERPRINTS:
+        raise UsageError(f"fingerprint {fingerprint!r}: choose one of {', '.join(FINGERPRINTS)}")
+    return Parameters(str(uuidlib.uuid4()), PRESETS[chunk_size], fingerprint, attribute)

@@ -1,0 +1,230 @@
+"""What to optimise and how: ``policy.toml``, edited by people, validated on load."""
+
+import fnmatch
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import tomlkit
+
+from dedupd.errors import PolicyError, UsageError
+from dedupd.units import format_size, parse_duration, parse_size
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Every key of the policy, in the units that the program uses."""
+
+    age_s_min: float = 3 * 86400.0
+    size_bytes_min: int = 32 << 10
+    exclude: tuple[str, ...] = ()
+    exclude_types: tuple[str, ...] = ()
+    no_compress_types: tuple[str, ...] = ()
+    compression_level: int = 3
+    compression_saving_min: float = 0.05
+    memory_bytes_max: int = 256 << 20
+    cores_max: int = 0
+
+    def excludes(self, path: bytes) -> bool:
+        """Whether a path, relative to the volume, is excluded by type or pattern.
+
+        A pattern with a slash is matched against the whole path, and excludes what lies below;
+        one without is matched against each name on the path.
+        """
+        text = path.decode("utf-8", "surrogateescape")
+        name = text.rpartition("/")[2]
+        if self.exclude_types and _extension(name) in self.exclude_types:
+            return True
+        return any(_matches(pattern, text) for pattern in self.exclude)
+
+    def compresses(self, path: bytes) -> bool:
+        """Whether chunks of this file may be compressed."""
+        if not self.no_compress_types:
+            return True
+        name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
+        return _extension(name) not in self.no_compress_types
+
+
+def _extension(name: str) -> str:
+    stem, dot, extension = name.rpartition(".")
+    return extension.lower() if dot and stem else ""
+
+
+def _matches(pattern: str, path: str) -> bool:
+    if "/" not in pattern:
+        return any(fnmatch.fnmatchcase(part, pattern) for part in path.split("/"))
+    pattern = pattern.strip("/")
+    parts = path.split("/")
+    return any(
+        fnmatch.fnmatchcase("/".join(parts[:depth]), pattern) for depth in range(1, len(parts) + 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key as it is written in the file."""
+
+    name: str
+    attribute: str
+    parse: Callable[[Any], Any]
+    show: Callable[[Any], Any]
+    help: str
+
+
+def _fail(reason: str) -> PolicyError:
+    return PolicyError(reason)
+
+
+def _duration(value: Any) -> float:
+    if not isinstance(value, str):
+        raise _fail("write a duration in quotes, like \"3d\" or \"12h\"")
+    return parse_duration(value)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if not isinstance(value, str):
+        raise _fail("write a size, like \"32k\" or \"1 MiB\"")
+    return parse_size(value)
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, str) and value.lstrip("-").isdigit():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise _fail(f"write a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _fraction(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < 1:
+        raise _fail("write a fraction from 0 up to, not including, 1")
+    return number
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise _fail("write a list of texts, like [\"*.tmp\", \"cache/\"]")
+    return tuple(value)
+
+
+def _types(value: Any) -> tuple[str, ...]:
+    return tuple(item.lower().lstrip(".") for item in _strings(value))
+
+
+def _show_duration(value: float) -> str:
+    for unit, factor in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value and value % factor == 0:
+            return f"{value / factor:.0f}{unit}"
+    return f"{value:g}s"
+
+
+KEYS = {
+    key.name: key
+    for key in (
+        Key(
+            "min_age",
+            "age_s_min",
+            _duration,
+            _show_duration,
+            "how long a file must have been unchanged",
+        ),
+        Key("min_size", "size_bytes_min", _size, format_size, "smaller files are left alone"),
+        Key("exclude", "exclude", _strings, list, "paths and patterns that are left alone"),
+        Key("exclude_types", "exclude_types", _types, list, "file types that are left alone"),
+        Key(
+            "no_compress_types", "no_compress_types", _types, list, "types that are never compressed"
+        ),
+        Key(
+            "compression_level",
+            "compression_level",
+            _whole(0, 19),
+            int,
+            "zstd level; 0 stores everything raw",
+        ),
+        Key(
+            "compression_min_saving",
+            "compression_saving_min",
+            _fraction,
+            float,
+            "a chunk that shrinks by less is stored raw",
+        ),
+        Key("memory", "memory_bytes_max", _size, format_size, "what the buffers of a job may take"),
+        Key("cores", "cores_max", _whole(0, 1024), int, "cores that a job may use; 0 is all"),
+    )
+}
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "general": {},
+    "vm": {"min_age": "0s", "min_size": "32k"},
+    "backup": {"min_age": "0s", "min_size": "32k"},
+}
+
+
+def parse_policy(text: str, where: str) -> Policy:
+    """The policy in a file's text. Raises PolicyError that names file, key, value and reason."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{where}: not valid TOML: {error}") from error
+    return apply_values(Policy(), table, where)
+
+
+def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
+    """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        key = KEYS.get(name)
+        if key is None:
+            raise PolicyError(f"{where}: unknown key {name!r}; the keys are {', '.join(KEYS)}")
+        try:
+            changes[key.attribute] = key.parse(value)
+        except UsageError as error:
+            raise PolicyError(f"{where}: {name} = {value!r}: {error}") from error
+    return replace(policy, **changes)
+
+
+def policy_text(values: dict[str, Any]) -> str:
+    """A new policy file that sets ``values`` and explains every key."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment("What dedupd optimises on this volume, and how."))
+    default = Policy()
+    for key in KEYS.values():
+        document.add(tomlkit.nl())
+        document.add(tomlkit.comment(f"{key.help}"))
+        if key.name in values:
+            document[key.name] = values[key.name]
+        else:
+            shown = tomlkit.item(key.show(getattr(default, key.attribute))).as_string()
+            document.add(tomlkit.comment(f"{key.name} = {shown}"))
+    return tomlkit.dumps(document)
+
+
+def set_in_text(text: str, name: str, value: str, where: str) -> str:
+    """The file's text with one key set, comments kept. Raises PolicyError."""
+    apply_values(Policy(), {name: value}, where)
+    parsed = KEYS[name].parse(value)
+    document = tomlkit.parse(text)
+    written: Any = value
+    if isinstance(parsed, tuple):
+        written = list(parsed)
+    elif isinstance(parsed, (int, float)) and name not in ("min_age", "min_size", "memory"):
+        written = parsed
+    document[name] = written
+    changed = tomlkit.dumps(document)
+    parse_policy(changed, where)
+    return changed
+
+
+assert {key.attribute for key in KEYS.values()} == {f.name for f in fields(Policy)}

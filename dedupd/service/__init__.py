@@ -1,0 +1,1 @@
+"""The service: keeps volumes mounted and runs their jobs."""

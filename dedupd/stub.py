@@ -1,0 +1,239 @@
+"""Plain ↔ stub: the one place where that transition is made (docs/format.md, "States of a file").
+
+The invariant that every step keeps: *a block that is present in the file holds the file's current
+content; a hole below ``covered`` stands for what the recipe says.* So it never matters how many
+blocks a crash has left behind: they are read where they are present, and else from the store.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dedupd import native
+from dedupd.disk import Disk
+from dedupd.errors import FileChanged, NoSpace
+from dedupd.failpoint import define, reach
+from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
+from dedupd.fsutil import data_ranges
+from dedupd.units import align_down, align_up
+
+_ATTRIBUTE_SET = define("stub.attribute-set", "the attribute is set, blocks are all present")
+_PUNCHED = define("stub.punched", "the blocks are punched, the times not yet restored")
+_TIMES_SET = define("stub.times-set", "the times are restored, the attribute still says committing")
+_RESTORING = define("stub.restoring", "the attribute says restoring, nothing is filled yet")
+_FILLED = define("stub.filled", "all blocks are present and synced, the times not yet restored")
+_PLAIN = define("stub.plain", "the attribute is removed")
+
+_FILL_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """What must be the same for a file to be the one that was read."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileIdentity":
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSpace:
+    """Where a volume keeps its stub attribute, and how it recognises its own."""
+
+    name: bytes
+    volume: bytes
+
+    def read(self, fd: int, where: str) -> StubAttribute | None:
+        """The attribute of an open file; None where it is plain. Raises DamagedStub."""
+        value = native.fgetxattr(fd, self.name)
+        return None if value is None else decode_stub(value, self.volume, where)
+
+    def write(self, fd: int, stub: StubAttribute, disk: Disk) -> None:
+        disk.set_attribute(fd, self.name, encode_stub(stub, self.volume))
+
+
+def begin_commit(
+    fd: int,
+    expected: FileIdentity,
+    recipe: int,
+    digest: bytes,
+    space: AttributeSpace,
+    disk: Disk,
+) -> FileIdentity:
+    """Make a plain file a stub with all its blocks still present.
+
+    Returns the identity to hand to :func:`finish_commit` once the attribute is durable.
+    Raises FileChanged where the file is not the one that was read; NoSpace.
+    """
+    status = os.fstat(fd)
+    if FileIdentity.of(status) != expected:
+        raise FileChanged("it changed while it was being read")
+    if native.fgetxattr(fd, space.name) is not None:
+        raise FileChanged("it became a stub meanwhile")
+    space.write(
+        fd, StubAttribute(recipe, digest, status.st_size, status.st_mtime_ns, Flag.COMMITTING), disk
+    )
+    reach(_ATTRIBUTE_SET)
+    return FileIdentity.of(os.fstat(fd))
+
+
+def finish_commit(
+    fd: int, begun: FileIdentity, space: AttributeSpace, disk: Disk, block_bytes: int
+) -> None:
+    """Punch a stub whose attribute, and whose chunks, are durable.
+
+    Raises FileChanged, with the file plain again, where it was touched since :func:`begin_commit`.
+    """
+    status = os.fstat(fd)
+    if FileIdentity.of(status) != begun:
+        disk.remove_attribute(fd, space.name)
+        raise FileChanged("it changed while it was being committed")
+    stub = space.read(fd, "the file being committed")
+    assert stub is not None and stub.flags & Flag.COMMITTING
+    _punch_and_settle(fd, stub, status, space, disk, block_bytes)
+
+
+def revert_commit(fd: int, space: AttributeSpace, disk: Disk) -> None:
+    """Make a file plain again whose commit has begun but not finished: all blocks are there."""
+    disk.remove_attribute(fd, space.name)
+
+
+def settle(
+    fd: int, stub: StubAttribute, space: AttributeSpace, disk: Disk, block_bytes: int
+) -> StubAttribute:
+    """Finish what a crash interrupted; returns the attribute as it is now. Idempotent.
+
+    The store was synced before a stub could be COMMITTING, so the commit is carried through.
+    """
+    if stub.flags & Flag.COMMITTING:
+        return _punch_and_settle(fd, stub, os.fstat(fd), space, disk, block_bytes)
+    if stub.flags & Flag.RESTORING:
+        disk.set_times(fd, os.fstat(fd).st_atime_ns, stub.mtime_ns)
+        stub = replace(stub, flags=stub.flags & ~Flag.RESTORING)
+        space.write(fd, stub, disk)
+    return stub
+
+
+def _punch_and_settle(
+    fd: int,
+    stub: StubAttribute,
+    status: os.stat_result,
+    space: AttributeSpace,
+    disk: Disk,
+    block_bytes: int,
+) -> StubAttribute:
+    disk.punch(fd, 0, align_up(status.st_size, block_bytes))
+    reach(_PUNCHED)
+    disk.set_times(fd, status.st_atime_ns, stub.mtime_ns)
+    reach(_TIMES_SET)
+    stub = replace(stub, flags=stub.flags & ~Flag.COMMITTING)
+    space.write(fd, stub, disk)
+    return stub
+
+
+def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int]]:
+    """(start, end) ranges of a stub that lie in the file itself: its map, and whatever has blocks."""
+    ranges = sorted([*data_ranges(fd, 0, size), *((o, min(o + n, size)) for o, n in stub.local)])
+    merged: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        elif start < end:
+            merged.append((start, end))
+    return merged
+
+
+def missing_ranges(
+    local: list[tuple[int, int]], start: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """The parts of [start, end) that no local range holds."""
+    for begin, stop in local:
+        if stop <= start:
+            continue
+        if begin >= end:
+            break
+        if start < begin:
+            yield start, begin
+        start = stop
+    if start < end:
+        yield start, end
+
+
+def restore(
+    fd: int,
+    stub: StubAttribute,
+    content: "RecipeBytes",
+    space: AttributeSpace,
+    disk: Disk,
+    block_bytes: int,
+) -> None:
+    """Make a stub a plain file again: fill every hole from the store, sync, remove the attribute.
+
+    ``content`` gives the recipe's bytes. On NoSpace the file is the stub that it was.
+    Raises NoSpace, Damaged; then the file is still a stub.
+    """
+    status = os.fstat(fd)
+    local = local_ranges(fd, stub, status.st_size)
+    space.write(
+        fd, replace(stub, flags=stub.flags | Flag.RESTORING, mtime_ns=status.st_mtime_ns), disk
+    )
+    reach(_RESTORING)
+    covered = min(stub.covered, status.st_size)
+    filled: list[tuple[int, int]] = []
+    try:
+        for start, end in missing_ranges(local, 0, covered):
+            _fill(fd, start, end, status.st_size, content, disk, block_bytes, filled)
+        disk.sync_file(fd)
+    except BaseException:
+        for start, end in filled:
+            disk.punch(fd, start, align_up(end - start, block_bytes))
+        disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
+        space.write(fd, stub, disk)
+        raise
+    reach(_FILLED)
+    disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
+    disk.remove_attribute(fd, space.name)
+    reach(_PLAIN)
+
+
+class RecipeBytes:
+    """What :func:`restore` needs of a recipe's content; implemented by ``content.StoreContent``."""
+
+    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of a range that are not recipe holes, in order."""
+        raise NotImplementedError
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes of a range."""
+        raise NotImplementedError
+
+
+def _fill(
+    fd: int,
+    start: int,
+    end: int,
+    size: int,
+    content: RecipeBytes,
+    disk: Disk,
+    block_bytes: int,
+    filled: list[tuple[int, int]],
+) -> None:
+    """Write a missing range, in whole blocks; recipe holes stay holes."""
+    done = start
+    for begin, stop in content.data_ranges(start, end):
+        begin = max(align_down(begin, block_bytes), done)
+        stop = min(align_up(stop, block_bytes), size)
+        while begin < stop:
+            part = min(stop, align_down(begin, block_bytes) + _FILL_BYTES)
+            filled.append((begin, part))
+            try:
+                disk.write_at(fd, [content.read(begin, part)], begin)
+            except NoSpace as error:
+                raise NoSpace("no space left to make the file plain; it stays a stub") from error
+            begin = part
+        done = max(done, stop)

@@ -1,0 +1,176 @@
+"""One volume, opened: its directories, parameters, policy and locks (DESIGN section 3)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+from dedupd import mounts
+from dedupd.content import ReadChunk, chunk_reader
+from dedupd.control import ControlClient, fetch_base, socket_path
+from dedupd.disk import Disk
+from dedupd.errors import NotAVolume, ServiceUnreachable
+from dedupd.format.container import Kind
+from dedupd.fsutil import locked, opened, read_at
+from dedupd.parameters import Parameters
+from dedupd.policy import Policy, parse_policy
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipes import RecipeReader
+from dedupd.stub import AttributeSpace
+
+BASE_NAME = ".dedupd"
+VOLUME_FILE = b"volume.json"
+POLICY_FILE = b"policy.toml"
+STORE_DIRS = {Kind.CHUNKS: "store/chunks", Kind.STREAMS: "store/streams"}
+
+
+class Volume:
+    """An enabled volume.
+
+    ``base`` is the path of its ``.dedupd``: where a mount covers the volume, it is reached through
+    a descriptor that the mount's process hands out.
+    """
+
+    def __init__(self, root: str, base: str, base_fd: int, disk: Disk) -> None:
+        self.root = root
+        self.base = base
+        self.base_fd = base_fd
+        self.disk = disk
+        self.parameters = Parameters.from_json(
+            self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
+        )
+        self.space = AttributeSpace(self.parameters.attribute.encode(), self.parameters.uuid_bytes)
+        self.data_fd = os.open(
+            os.path.join(base, "data"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        )
+        self.block_bytes = block_bytes_of(self.data_fd)
+
+    @classmethod
+    def open(cls, path: str, disk: Disk | None = None) -> "Volume":
+        """The volume at ``path``: its root, its mount point, or anything below a mount of it.
+
+        Raises NotAVolume, Damaged, UnknownFormat, ServiceUnreachable.
+        """
+        disk = disk or Disk()
+        root = os.path.realpath(path)
+        mount = mounts.find(root)
+        if mount is not None:
+            base_fd = fetch_base(mount.volume)
+            return cls(mount.point, f"/proc/self/fd/{base_fd}", base_fd, disk)
+        base = os.path.join(root, BASE_NAME)
+        if not os.path.isdir(root):
+            raise NotAVolume(f"{path}: no such directory")
+        if not os.path.exists(os.path.join(base, "volume.json")):
+            if os.path.isdir(base):
+                raise NotAVolume(
+                    f"{path}: enabling or disabling was interrupted; run `dedupd enable {path}` or"
+                    f" `dedupd disable {path}` again to finish it"
+                )
+            raise NotAVolume(f"{path}: not a volume; `dedupd enable {path}` makes it one")
+        base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(root, base, base_fd, disk)
+
+    @classmethod
+    def locate(cls, path: str, disk: Disk | None = None) -> tuple["Volume", bytes]:
+        """The volume that ``path`` lies in, mounted or not, and the path within its tree.
+
+        Raises what :meth:`open` raises.
+        """
+        absolute = os.path.join(
+            os.path.realpath(os.path.dirname(os.path.abspath(path))),
+            os.path.basename(os.path.abspath(path)),
+        )
+        mount = mounts.find(absolute)
+        root = mount.point if mount is not None else absolute
+        while mount is None and not os.path.isdir(os.path.join(root, BASE_NAME)):
+            if root == "/":
+                raise NotAVolume(f"{path}: does not lie in a volume")
+            root = os.path.dirname(root)
+        below = os.path.relpath(absolute, root)
+        volume = cls.open(root, disk)
+        return volume, b"" if below == "." else os.fsencode(below)
+
+    def close(self) -> None:
+        for name in ("chunk_records", "stream_records"):
+            reader = self.__dict__.pop(name, None)
+            if reader is not None:
+                reader.close()
+        os.close(self.data_fd)
+        os.close(self.base_fd)
+
+    def __enter__(self) -> "Volume":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_file(self, name: bytes) -> bytes:
+        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.base_fd)) as fd:
+            return read_at(fd, os.fstat(fd).st_size, 0)
+
+    def directory(self, kind: Kind) -> str:
+        """Path of the containers of one kind."""
+        return os.path.join(self.base, STORE_DIRS[kind])
+
+    @property
+    def policy_where(self) -> str:
+        return os.path.join(self.root, BASE_NAME, "policy.toml")
+
+    def policy_text(self) -> str:
+        return self._read_file(POLICY_FILE).decode("utf-8", "replace")
+
+    def policy(self) -> Policy:
+        """The policy as it is now on disk. Raises PolicyError."""
+        try:
+            return parse_policy(self.policy_text(), self.policy_where)
+        except FileNotFoundError:
+            return Policy()
+
+    @cached_property
+    def chunk_records(self) -> RecordReader:
+        return RecordReader(self.directory(Kind.CHUNKS), Kind.CHUNKS, self.space.volume)
+
+    @cached_property
+    def stream_records(self) -> RecordReader:
+        return RecordReader(self.directory(Kind.STREAMS), Kind.STREAMS, self.space.volume)
+
+    @cached_property
+    def recipes(self) -> RecipeReader:
+        return RecipeReader(self.stream_records)
+
+    @cached_property
+    def read_chunk(self) -> ReadChunk:
+        return chunk_reader(self.chunk_records)
+
+    @contextmanager
+    def job_lock(self) -> Iterator[None]:
+        """Hold the volume for one job that writes. Raises Busy."""
+        with (
+            opened(self._open_lock("lock")) as fd,
+            locked(fd, f"{self.root}: another job holds the volume; wait for it, or cancel it"),
+        ):
+            yield
+
+    @contextmanager
+    def mount_lock(self, *, wait: bool = False) -> Iterator[None]:
+        """Hold what the process that serves the mount holds. Raises Busy."""
+        with (
+            opened(self._open_lock("mount.lock")) as fd,
+            locked(fd, f"{self.root}: a mount of the volume is being served", wait=wait),
+        ):
+            yield
+
+    def _open_lock(self, name: str) -> int:
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)
+
+    def mount_client(self) -> ControlClient | None:
+        """A connection to the process that serves this volume, if there is one."""
+        try:
+            return ControlClient(socket_path(self.parameters.uuid))
+        except ServiceUnreachable:
+            return None
+
+
+def block_bytes_of(fd: int) -> int:
+    """The unit in which the file system, or the page cache, keeps data."""
+    return max(os.fstatvfs(fd).f_bsize, os.sysconf("SC_PAGE_SIZE"))
