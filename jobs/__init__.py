@@ -1,0 +1,1 @@
+"""Background jobs: one module per job, one shared frame."""

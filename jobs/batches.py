@@ -1,0 +1,316 @@
+"""Reading candidates into large buffers: many small files at once, or one large file in pieces."""
+
+import errno
+import mmap
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from dedupd.errors import FileChanged
+from dedupd.fsutil import data_ranges, open_beneath
+from dedupd.stub import FileIdentity
+from dedupd.units import MIB
+from dedupd.volume import Volume
+from jobs.scan import Candidate
+
+BATCH_BYTES = 8 * MIB
+"""Large enough that Python's cost per batch vanishes, small enough for many in flight."""
+
+ZERO_RUN_BYTES_MIN = 1 * MIB
+"""Shorter holes are read as zeros: cheaper than a batch of their own."""
+
+SETTLE_NS = 50_000_000
+"""A write within one tick of the kernel's clock (4 to 10 ms) of a file's last change would leave
+no trace in its times; a file is read only once it is older than several ticks."""
+
+FILES_PER_BATCH_MAX = 1024
+
+_DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
+"""Linux 6.14: pages that this read brings in are dropped again; those of others stay."""
+
+
+@dataclass(slots=True)
+class FileTask:
+    """One file on its way through the pipeline. ``failure`` is set where it must be given up."""
+
+    candidate: Candidate
+    identity: FileIdentity
+    compress: bool
+    carry: bytes = b""
+    failure: str = ""
+    builder: object = None
+
+
+@dataclass(slots=True)
+class Piece:
+    """A range of a batch's buffer that belongs to one file. ``first`` and ``final`` of the file."""
+
+    task: FileTask
+    start: int
+    end: int
+    first: bool
+    final: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """A buffer of file content; ``zeros`` instead stands for a long hole of one file."""
+
+    buffer: mmap.mmap | None
+    pieces: list[Piece] = field(default_factory=list)
+    zeros: int = 0
+    read_s: float = 0.0
+
+
+class BufferPool:
+    """A fixed number of buffers: the memory limit of the pipeline, and its back-pressure."""
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(mmap.mmap(-1, size_bytes))
+
+    def take(self) -> mmap.mmap | None:
+        """A buffer, waiting for one; None once the pool is closed."""
+        return self._free.get()
+
+    def give(self, buffer: mmap.mmap) -> None:
+        self._free.put(buffer)
+
+    def close(self) -> None:
+        self._free.put(None)
+
+
+class BatchReader:
+    """Reads candidates in a thread of its own, ahead of whoever iterates over the batches.
+
+    ``headroom_bytes`` are left free at the front of every buffer for the unfinished chunk of a
+    file that goes on in it.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        candidates: Iterable[tuple[Candidate, bool]],
+        pool: BufferPool,
+        headroom_bytes: int,
+        ahead: int = 2,
+    ) -> None:
+        self._volume = volume
+        self._candidates = candidates
+        self._pool = pool
+        self._headroom = headroom_bytes
+        self._out: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
+        self._stop = False
+        self._batch: Batch | None = None
+        self._fill = 0
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (item := self._out.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Stop reading; safe at any time."""
+        self._stop = True
+        self._pool.close()
+        while self._thread.is_alive():
+            try:
+                self._out.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for candidate, compress in self._candidates:
+                if self._stop:
+                    return
+                self._read_file(candidate, compress)
+            self._emit()
+            self._out.put(None)
+        except _Stopped:
+            return
+        except BaseException as error:
+            self._out.put(error)
+
+    def _read_file(self, candidate: Candidate, compress: bool) -> None:
+        task = FileTask(candidate, candidate.identity, compress)
+        try:
+            fd = self._open(candidate.path)
+        except OSError as error:
+            task.failure = _open_failure(error)
+            self._add(task, 0, 0, True, True)
+            return
+        try:
+            self._wait_until_settled(fd)
+            status = os.fstat(fd)
+            task.identity = FileIdentity.of(status)
+            if task.identity != candidate.identity:
+                task.failure = "changed since it was found"
+                self._add(task, 0, 0, True, True)
+                return
+            self._read_content(fd, task, status.st_size)
+            if FileIdentity.of(os.fstat(fd)) != task.identity:
+                task.failure = "changed while it was read"
+        except FileChanged as change:
+            task.failure = str(change)
+            self._add(task, self._fill, self._fill, False, True)
+        except OSError as error:
+            task.failure = f"cannot be read: {error.strerror}"
+            self._add(task, self._fill, self._fill, False, True)
+        finally:
+            os.close(fd)
+
+    def _open(self, path: bytes) -> int:
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        try:
+            return open_beneath(self._volume.data_fd, path, flags | os.O_NOATIME)
+        except PermissionError:
+            # Only the owner may leave the access time alone.
+            return open_beneath(self._volume.data_fd, path, flags)
+
+    @staticmethod
+    def _wait_until_settled(fd: int) -> None:
+        status = os.fstat(fd)
+        age_ns = time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns)
+        if 0 <= age_ns < SETTLE_NS:
+            time.sleep((SETTLE_NS - age_ns) / 1e9)
+
+    def _read_content(self, fd: int, task: FileTask, size: int) -> None:
+        at = 0
+        first = True
+        for begin, stop in [*self._ranges(fd, size), (size, size)]:
+            if begin - at >= ZERO_RUN_BYTES_MIN and begin - at > self._headroom:
+                self._emit()
+                final = begin == size
+                batch = Batch(None, zeros=begin - at)
+                batch.pieces.append(Piece(task, 0, 0, first, final))
+                self._put(batch)
+                first = False
+                if final:
+                    return
+            else:
+                begin = at
+            while begin < stop:
+                count = self._read_piece(fd, task, begin, min(stop, size), first, size)
+                begin += count
+                first = False
+            at = begin
+
+    @staticmethod
+    def _ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
+        """Data ranges, those with short holes between them joined."""
+        pending: tuple[int, int] | None = None
+        for begin, stop in data_ranges(fd, 0, size):
+            if pending is not None and begin - pending[1] < ZERO_RUN_BYTES_MIN:
+                pending = pending[0], stop
+                continue
+            if pending is not None:
+                yield pending
+            pending = begin, stop
+        if pending is not None:
+            yield pending if size - pending[1] >= ZERO_RUN_BYTES_MIN else (pending[0], size)
+
+    def _read_piece(
+        self, fd: int, task: FileTask, offset: int, stop: int, first: bool, size: int
+    ) -> int:
+        buffer = self._buffer_for(stop - offset)
+        start = self._fill
+        want = min(stop - offset, len(buffer) - start)
+        began = time.perf_counter()
+        count = _read_uncached(fd, memoryview(buffer)[start : start + want], offset)
+        assert self._batch is not None
+        self._batch.read_s += time.perf_counter() - began
+        if count < want:
+            raise FileChanged("shrank while it was read")
+        self._fill += count
+        self._add(task, start, start + count, first, offset + count == size)
+        return count
+
+    def _buffer_for(self, want: int) -> mmap.mmap:
+        """The buffer of the current batch; a new batch where a small file would be split."""
+        batch = self._batch
+        if batch is not None:
+            assert batch.buffer is not None
+            room = len(batch.buffer) - self._fill
+            fits = want <= room or (want > BATCH_BYTES // 2 and room >= BATCH_BYTES // 2)
+            if not fits or room == 0 or len(batch.pieces) >= FILES_PER_BATCH_MAX:
+                self._emit()
+        if self._batch is None:
+            self._begin()
+        assert self._batch is not None and self._batch.buffer is not None
+        return self._batch.buffer
+
+    def _begin(self) -> None:
+        buffer = self._pool.take()
+        if buffer is None or self._stop:
+            raise _Stopped
+        self._batch = Batch(buffer)
+        self._fill = self._headroom
+
+    def _add(self, task: FileTask, start: int, end: int, first: bool, final: bool) -> None:
+        if self._batch is None:
+            self._begin()
+            start = end = self._fill
+        assert self._batch is not None
+        self._batch.pieces.append(Piece(task, start, end, first, final))
+        if final and len(self._batch.pieces) >= FILES_PER_BATCH_MAX:
+            self._emit()
+        elif not final:
+            self._emit()
+
+    def _emit(self) -> None:
+        """Hand the current batch over. A file that goes on starts the next one."""
+        if self._batch is not None:
+            batch, self._batch = self._batch, None
+            self._put(batch)
+
+    def _put(self, batch: Batch) -> None:
+        while not self._stop:
+            try:
+                self._out.put(batch, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+        raise _Stopped
+
+
+class _Stopped(Exception):
+    """The reader was closed."""
+
+
+def _open_failure(error: OSError) -> str:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        return "moved or removed meanwhile"
+    return f"cannot be opened: {error.strerror}"
+
+
+_flags = {"dont_cache": True}
+
+
+def _read_uncached(fd: int, view: memoryview, offset: int) -> int:
+    """Fill ``view``; leaves no new pages in the page cache where the kernel can do that."""
+    have = 0
+    while have < len(view):
+        try:
+            count = os.preadv(
+                fd, [view[have:]], offset + have, _DONT_CACHE if _flags["dont_cache"] else 0
+            )
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) and _flags["dont_cache"]:
+                _flags["dont_cache"] = False
+                continue
+            raise
+        if count == 0:
+            break
+        have += count
+    if not _flags["dont_cache"]:
+        os.posix_fadvise(fd, offset, have, os.POSIX_FADV_DONTNEED)
+    return have

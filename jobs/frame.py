@@ -1,0 +1,119 @@
+"""What every job has: a run record, progress, a way to stop it, a report."""
+
+import json
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from dedupd.catalog import Catalog
+from dedupd.errors import DedupdError
+from dedupd.volume import Volume
+
+ERRORS_KEPT_MAX = 100
+"""Messages in a report; the count goes on."""
+
+
+class Cancelled(DedupdError):
+    """The job was asked to stop; what it has committed stays."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is. ``done`` and ``total`` are in ``unit``; ``total`` 0 means not known yet."""
+
+    phase: str = "starting"
+    done: int = 0
+    total: int = 0
+    files: int = 0
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """Things that went wrong with single files; the job goes on."""
+
+    count: int = 0
+    messages: list[str] = field(default_factory=list)
+
+    def add(self, message: str) -> None:
+        self.count += 1
+        if len(self.messages) < ERRORS_KEPT_MAX:
+            self.messages.append(message)
+
+
+class JobRun:
+    """One run of a job: owns its progress and its cancel flag."""
+
+    def __init__(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self.job = job
+        self.id = f"{job}-{time.time_ns()}"
+        self.started_s = time.time()
+        self.progress = Progress()
+        self.findings = Findings()
+        self._on_progress = on_progress
+        self._reported_s = 0.0
+        self._stop = threading.Event()
+
+    def update(self, **changes: Any) -> None:
+        """Change progress fields, and tell whoever watches, a few times a second."""
+        for name, value in changes.items():
+            setattr(self.progress, name, value)
+        now = time.monotonic()
+        if self._on_progress is not None and now - self._reported_s > 0.1:
+            self._reported_s = now
+            self._on_progress(self.progress)
+
+    def cancel(self) -> None:
+        self._stop.set()
+
+    def check(self) -> None:
+        """Raises Cancelled where the job was asked to stop."""
+        if self._stop.is_set():
+            raise Cancelled(f"{self.job}: stopped; what was committed stays, run it again to go on")
+
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask the job to stop at the next safe place."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {
+            number: signal.signal(number, lambda *_: self.cancel())
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def resources(self) -> dict[str, float]:
+        """Wall and CPU seconds so far, and the peak memory in bytes."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "wall_s": round(time.time() - self.started_s, 3),
+            "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+            "memory_bytes_peak": usage.ru_maxrss * 1024,
+        }
+
+
+def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
+    """Keep a run in the volume's history."""
+    with Catalog(os.path.join(volume.base, "catalog")) as catalog:
+        catalog.put(f"run/{int(run.started_s * 1e9):020d}", report)
+
+
+def history(volume: Volume, count: int) -> list[dict[str, Any]]:
+    """The last runs, newest first."""
+    with Catalog(os.path.join(volume.base, "catalog")) as catalog:
+        return catalog.latest("run/", count)
+
+
+def as_json(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=2, ensure_ascii=True)

@@ -1,0 +1,202 @@
+"""The optimize job: candidates of the policy become stubs (DESIGN section 4)."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dedupd.commit import BATCH_FILES_MAX, Outcome, Request, VolumeCommitter
+from dedupd.disk import Disk
+from dedupd.errors import NoSpace
+from dedupd.fsutil import show_path
+from dedupd.policy import Policy
+from dedupd.store.recipes import RecipeBuilder
+from dedupd.units import MIB
+from dedupd.volume import Volume
+from jobs.batches import BATCH_BYTES, BatchReader, BufferPool, FileTask
+from jobs.frame import Cancelled, JobRun
+from jobs.ingest import Ingest, Store
+from jobs.scan import Candidate, Skipped, candidates
+
+GROUP_BYTES = 256 * MIB
+"""New bytes per sync: rare enough that syncs cost little, often enough that a crash costs little."""
+
+GROUP_READ_BYTES = 1024 * MIB
+"""Bytes read per sync at most, so that duplicates turn into free space as the job goes on."""
+
+MEMORY_FIXED_BYTES = 64 * MIB
+"""What the interpreter, the threads and the encoded output of batches in flight take."""
+
+
+@dataclass(slots=True)
+class OptimizeReport:
+    """What a run did; the JSON form of the report."""
+
+    job: str = "optimize"
+    outcome: str = "done"
+    files_optimised: int = 0
+    logical_bytes: int = 0
+    files_left: dict[str, int] = field(default_factory=dict)
+    files_skipped: dict[str, int] = field(default_factory=dict)
+    bytes_skipped: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, Any] = field(default_factory=dict)
+    recipe_bytes: int = 0
+    index_entries: int = 0
+    code_path: str = ""
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class Optimize:
+    """One run over one volume. Needs the volume's job lock."""
+
+    def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
+        self._volume = volume
+        self._run = run
+        self._below = below
+        self._policy: Policy = volume.policy()
+        self._report = OptimizeReport(started_s=run.started_s)
+        self._skipped = Skipped()
+        self._committer = VolumeCommitter(volume)
+        self._ready: list[FileTask] = []
+        self._grouped_bytes = 0
+        self._grouped_read = 0
+
+    def run(self) -> OptimizeReport:
+        """Optimise everything the policy asks for. Raises NoSpace, Cancelled, Damaged.
+
+        The report is also valid, as far as it got, when an error is raised: see ``report``.
+        """
+        self._count_candidates()
+        disk = self._volume.disk
+        self._run.update(phase="loading the index")
+        store = Store(self._volume, disk)
+        try:
+            self._optimise(store, disk)
+        finally:
+            store.close()
+        return self.report()
+
+    def report(self) -> OptimizeReport:
+        report = self._report
+        report.files_skipped = self._skipped.files
+        report.bytes_skipped = self._skipped.size_bytes
+        report.errors = self._run.findings.count
+        report.messages = self._run.findings.messages
+        report.resources = self._run.resources()
+        return report
+
+    def _count_candidates(self) -> None:
+        self._run.update(phase="scanning")
+        total = 0
+        for candidate in candidates(self._volume, self._policy, self._below, Skipped(), []):
+            total += candidate.identity.size
+            self._run.update(total=total)
+            self._run.check()
+
+    def _candidates(self) -> Iterator[tuple[Candidate, bool]]:
+        errors: list[str] = []
+        found = candidates(self._volume, self._policy, self._below, self._skipped, errors)
+        for candidate in found:
+            yield candidate, self._policy.compresses(candidate.path)
+        for message in errors:
+            self._run.findings.add(message)
+
+    def _optimise(self, store: Store, disk: Disk) -> None:
+        threads = min(self._policy.cores_max or len(os.sched_getaffinity(0)), 64)
+        headroom = self._volume.parameters.chunking.max_bytes
+        buffers = max(4, (self._policy.memory_bytes_max - MEMORY_FIXED_BYTES) // (2 * BATCH_BYTES))
+        buffers = min(buffers, 6 + 2 * threads)
+        pool = BufferPool(buffers, headroom + BATCH_BYTES)
+        reader = BatchReader(self._volume, self._candidates(), pool, headroom)
+        ingest = Ingest(
+            self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
+        )
+        self._report.code_path = ingest.code_path
+        try:
+            self._run.update(phase="optimising")
+            for batch in reader:
+                ingest.feed(batch)
+                self._drain(store, ingest, everything=False)
+                self._maybe_commit(store, ingest)
+                self._run.update(
+                    done=ingest.sums.raw_bytes, files=self._report.files_optimised
+                )
+                self._run.check()
+            self._drain(store, ingest, everything=True)
+            self._commit(store, ingest)
+        except (NoSpace, Cancelled):
+            self._take(ingest)
+            self._commit(store, ingest)
+            raise
+        finally:
+            reader.close()
+            ingest.close()
+            self._report.sums = {
+                k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(ingest.sums).items()
+            }
+            self._report.recipe_bytes = store.streams.appended_bytes
+            self._report.index_entries = len(store.index)
+
+    def _drain(self, store: Store, ingest: Ingest, everything: bool) -> None:
+        try:
+            ingest.drain(everything)
+        except NoSpace:
+            # Committing what is ready frees its blocks; then there may be room again.
+            self._take(ingest)
+            if not self._ready:
+                raise
+            self._commit(store, ingest)
+            ingest.drain(everything)
+        self._take(ingest)
+
+    def _take(self, ingest: Ingest) -> None:
+        self._ready += ingest.ready
+        ingest.ready = []
+
+    def _maybe_commit(self, store: Store, ingest: Ingest) -> None:
+        if (
+            ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES
+            or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES
+            or len(self._ready) >= 4 * BATCH_FILES_MAX
+        ):
+            self._commit(store, ingest)
+
+    def _commit(self, store: Store, ingest: Ingest) -> None:
+        """Sync the store, then turn the files that are ready into stubs."""
+        tasks, self._ready = self._ready, []
+        requests = []
+        for task in tasks:
+            if task.failure or not isinstance(task.builder, RecipeBuilder):
+                self._leave(task, task.failure or "was empty when it was read")
+                continue
+            requests.append(Request(task.candidate.path, task.identity, task.builder.finish()))
+        began = time.perf_counter()
+        store.sync()
+        ingest.sums.sync_s += time.perf_counter() - began
+        self._grouped_bytes = ingest.sums.stored_bytes
+        self._grouped_read = ingest.sums.raw_bytes
+        if not requests:
+            return
+        began = time.perf_counter()
+        results = self._committer.commit(requests)
+        ingest.sums.commit_s += time.perf_counter() - began
+        for request, result in zip(requests, results, strict=True):
+            if result.outcome is Outcome.DONE:
+                self._report.files_optimised += 1
+                self._report.logical_bytes += request.identity.size
+                continue
+            reason = result.outcome.value
+            self._report.files_left[reason] = self._report.files_left.get(reason, 0) + 1
+            if result.outcome is Outcome.FAILED:
+                self._run.findings.add(f"{show_path(request.path)}: {result.reason}")
+
+    def _leave(self, task: FileTask, reason: str) -> None:
+        left = self._report.files_left
+        if reason.startswith("cannot"):
+            self._run.findings.add(f"{show_path(task.candidate.path)}: {reason}")
+            reason = "cannot be read"
+        left[reason] = left.get(reason, 0) + 1

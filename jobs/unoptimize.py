@@ -1,0 +1,137 @@
+"""The unoptimize job: stubs become plain files again, one, a subtree or all."""
+
+import os
+from dataclasses import dataclass, field
+
+from dedupd.content import open_content
+from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
+from dedupd.fsutil import open_beneath, opened, show_path
+from dedupd.stub import local_ranges, missing_ranges, restore, settle
+from dedupd.units import MIB, format_size
+from dedupd.volume import Volume
+from jobs.frame import JobRun
+from jobs.scan import walk
+
+FREE_BYTES_MARGIN = 64 * MIB
+"""Left for the file system's own metadata, which grows with the blocks given back."""
+
+
+@dataclass(slots=True)
+class UnoptimizeReport:
+    """What a run did; the JSON form of the report."""
+
+    job: str = "unoptimize"
+    outcome: str = "done"
+    files_restored: int = 0
+    logical_bytes: int = 0
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeReport:
+    """Make every stub below a path of the tree plain. Needs the job lock; may be repeated.
+
+    A stub whose content is damaged stays one, and is reported. Raises NoSpace before anything is
+    done where the space cannot suffice, and Cancelled.
+    """
+    report = UnoptimizeReport(started_s=run.started_s)
+    run.update(phase="counting")
+    files, need = _count(volume, run, below)
+    free = os.fstatvfs(volume.data_fd)
+    have = free.f_bavail * free.f_frsize
+    if need + FREE_BYTES_MARGIN > have:
+        raise NoSpace(
+            f"{volume.root}: making {files} files plain needs {format_size(need)}, and"
+            f" {format_size(have)} are free; {format_size(need + FREE_BYTES_MARGIN - have)} are"
+            " missing. Free some, or name a part of the tree"
+        )
+    run.update(phase="restoring", total=need)
+    errors: list[str] = []
+    for found in walk(volume, below, errors):
+        if not found.is_stub:
+            continue
+        try:
+            restore_one(volume, found.path)
+        except NoSpace:
+            raise
+        except (DedupdError, OSError) as error:
+            errors.append(f"{show_path(found.path)}: {error}")
+            continue
+        report.files_restored += 1
+        report.logical_bytes += found.status.st_size
+        run.update(done=report.logical_bytes, files=report.files_restored)
+        run.check()
+    for message in errors:
+        run.findings.add(message)
+    report.errors, report.messages = run.findings.count, run.findings.messages
+    report.resources = run.resources()
+    return report
+
+
+def _count(volume: Volume, run: JobRun, below: bytes) -> tuple[int, int]:
+    """Stubs below a path, and the bytes that they will occupy once they are plain."""
+    files = need = 0
+    for found in walk(volume, below):
+        if found.is_stub:
+            files += 1
+            need += _missing_bytes(volume, found.path)
+            run.check()
+    return files, need
+
+
+def _missing_bytes(volume: Volume, path: bytes) -> int:
+    """What a stub needs beyond its own blocks; holes stay holes. Damage is for later to report."""
+    where = show_path(path)
+    try:
+        with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+            stub = volume.space.read(fd, where)
+            if stub is None:
+                return 0
+            size = os.fstat(fd).st_size
+            local = local_ranges(fd, stub, size)
+        content = open_content(stub, volume.recipes, volume.read_chunk, where)
+        return sum(
+            stop - begin
+            for start, end in missing_ranges(local, 0, min(stub.covered, size))
+            for begin, stop in content.data_ranges(start, end)
+        )
+    except (Damaged, OSError):
+        return 0
+
+
+def restore_one(volume: Volume, path: bytes) -> bool:
+    """Make one file plain; False where it already was.
+
+    Goes through the process that serves the mount, where there is one. Raises NoSpace, Damaged,
+    ServiceUnreachable, OSError.
+    """
+    try:
+        with volume.mount_lock():
+            return _restore_here(volume, path)
+    except Busy:
+        pass
+    client = volume.mount_client()
+    if client is None:
+        raise ServiceUnreachable(
+            f"{volume.root}: mounted, but the process that serves the mount does not answer"
+        )
+    with client:
+        reply = client.call("restore", path=os.fsdecode(path))
+    if "error" in reply:
+        kind = NoSpace if reply.get("kind") == "NoSpace" else Damaged
+        raise kind(reply["error"])
+    return bool(reply["restored"])
+
+
+def _restore_here(volume: Volume, path: bytes) -> bool:
+    with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
+        where = show_path(path)
+        stub = volume.space.read(fd, where)
+        if stub is None:
+            return False
+        stub = settle(fd, stub, volume.space, volume.disk, volume.block_bytes)
+        content = open_content(stub, volume.recipes, volume.read_chunk, where)
+        restore(fd, stub, content, volume.space, volume.disk, volume.block_bytes)
+        return True

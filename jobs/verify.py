@@ -1,0 +1,232 @@
+"""The verify job: reads everything and checks every invariant, each stated once, with a name."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dedupd import native
+from dedupd.content import open_content
+from dedupd.errors import Damaged, DamagedTable
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import HOLE, make_id, show_id
+from dedupd.fsutil import open_beneath, opened, read_at, show_path
+from dedupd.store.container import Found, Gap, data_name, scan
+from dedupd.store.recovery import container_numbers, entry_of, load_table
+from dedupd.stub import local_ranges, missing_ranges
+from dedupd.volume import Volume
+from jobs.frame import JobRun
+from jobs.scan import walk
+
+INVARIANTS = {
+    "container-header": "every container begins with a valid header of this volume",
+    "container-records": "records follow one another without gaps, with consecutive ordinals",
+    "record-payload": "every payload matches its checksum and decodes to its raw length",
+    "record-fingerprint": "every payload's raw bytes have the fingerprint in the header",
+    "table-agrees": "the redirection table says what the records say",
+    "stub-attribute": "every stub attribute decodes and belongs to this volume",
+    "stub-settled": "no stub is in the middle of a transition",
+    "stub-recipe": "every stub's recipe is there and is the one that it names",
+    "stub-length": "a stub's recipe covers what the stub counts on",
+    "recipe-chunks": "every chunk of a recipe is there, with the length that the recipe states",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A violated invariant: its name, and where."""
+
+    invariant: str
+    where: str
+    detail: str
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What a run found; the JSON form of the report."""
+
+    job: str = "verify"
+    outcome: str = "clean"
+    containers: int = 0
+    records: int = 0
+    stored_bytes: int = 0
+    stubs: int = 0
+    plain_files: int = 0
+    logical_bytes: int = 0
+    unreferenced_chunks: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    by_invariant: dict[str, int] = field(default_factory=dict)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class Verify:
+    """One offline check of a volume. Changes nothing. Needs the job lock, and no mount."""
+
+    def __init__(self, volume: Volume, run: JobRun) -> None:
+        self._volume = volume
+        self._run = run
+        self._report = VerifyReport(started_s=run.started_s)
+        self._lengths: dict[int, int] = {}
+        self._referenced: set[int] = set()
+
+    def run(self) -> VerifyReport:
+        """Check everything. Raises Cancelled."""
+        report = self._report
+        for kind in (fmt.Kind.CHUNKS, fmt.Kind.STREAMS):
+            self._check_containers(kind)
+        self._run.update(phase="stubs", done=0, total=0)
+        for found in walk(self._volume):
+            self._run.check()
+            if found.is_stub:
+                report.stubs += 1
+                report.logical_bytes += found.status.st_size
+                self._check_stub(found.path)
+            else:
+                report.plain_files += 1
+            self._run.update(files=report.stubs + report.plain_files)
+        report.unreferenced_chunks = len(self._lengths) - len(self._referenced)
+        report.by_invariant = dict(Counter(f.invariant for f in report.findings))
+        report.outcome = "damaged" if report.findings else "clean"
+        report.resources = self._run.resources()
+        return report
+
+    def _find(self, invariant: str, where: str, detail: str) -> None:
+        assert invariant in INVARIANTS
+        self._report.findings.append(Finding(invariant, where, detail))
+
+    def _check_containers(self, kind: fmt.Kind) -> None:
+        directory = os.open(self._volume.directory(kind), os.O_RDONLY | os.O_DIRECTORY)
+        with opened(directory):
+            numbers = container_numbers(directory)
+            self._run.update(phase=f"{kind.name.lower()} containers", total=len(numbers))
+            for done, number in enumerate(numbers):
+                self._check_container(directory, kind, number)
+                self._run.update(done=done + 1)
+                self._run.check()
+
+    def _check_container(self, directory: int, kind: fmt.Kind, number: int) -> None:
+        where = f"{kind.name.lower()}/{data_name(number).decode()}"
+        self._report.containers += 1
+        uuid = self._volume.space.volume
+        with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory)) as fd:
+            try:
+                header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), where)
+            except Damaged as error:
+                self._find("container-header", where, str(error))
+                return
+            if (header.kind, header.container, header.volume) != (kind, number, uuid):
+                self._find("container-header", where, "the header is of another container")
+                return
+            entries = self._records(fd, header, where)
+        self._check_table(directory, header, entries, where)
+
+    def _records(self, fd: int, header: fmt.FileHeader, where: str) -> dict[int, tbl.Entry]:
+        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        entries: dict[int, tbl.Entry] = {}
+        expected = 0
+        for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size):
+            if isinstance(item, Gap):
+                self._find(
+                    "container-records", where, f"bytes {item.offset} to {item.end} hold no record"
+                )
+                continue
+            if item.record.ordinal != expected:
+                self._find(
+                    "container-records",
+                    where,
+                    f"ordinal {item.record.ordinal} at {item.offset}; expected {expected}",
+                )
+            expected = item.record.ordinal + 1
+            entries[item.record.ordinal] = entry_of(item)
+            self._report.records += 1
+            self._report.stored_bytes += fmt.record_size(item.record.stored_length)
+            self._check_payload(fd, item, header, where)
+        return entries
+
+    def _check_payload(self, fd: int, found: Found, header: fmt.FileHeader, where: str) -> None:
+        record = found.record
+        if record.kind in (fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE):
+            return
+        name = f"{where} record {record.ordinal}"
+        stored = read_at(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
+        try:
+            raw = native.decode(stored, record.codec, record.raw_length, record.checksum)
+        except native.CorruptPayload as error:
+            self._find("record-payload", name, str(error))
+            return
+        algorithm = self._volume.parameters.fingerprint
+        if native.fingerprint(raw, algorithm) != record.fingerprint:
+            self._find("record-fingerprint", name, "the raw bytes have another fingerprint")
+            return
+        if header.kind is fmt.Kind.CHUNKS:
+            self._lengths[make_id(header.container, record.ordinal)] = record.raw_length
+
+    def _check_table(
+        self, directory: int, header: fmt.FileHeader, entries: dict[int, tbl.Entry], where: str
+    ) -> None:
+        try:
+            _, table = load_table(directory, header)
+        except DamagedTable as error:
+            self._find("table-agrees", where, str(error))
+            return
+        for ordinal, entry in entries.items():
+            said = table[ordinal] if ordinal < len(table) else None
+            if said is None or _place(said) != _place(entry):
+                self._find("table-agrees", where, f"entry {ordinal} is not what the record says")
+        if len(table) > len(entries) and any(table[len(entries) :]):
+            self._find("table-agrees", where, "the table has entries without records")
+
+    def _check_stub(self, path: bytes) -> None:
+        where = show_path(path)
+        try:
+            with opened(open_beneath(self._volume.data_fd, path, os.O_RDONLY)) as fd:
+                size = os.fstat(fd).st_size
+                try:
+                    stub = self._volume.space.read(fd, where)
+                except Damaged as error:
+                    self._find("stub-attribute", where, str(error))
+                    return
+                if stub is None:
+                    return
+                local = local_ranges(fd, stub, size)
+        except OSError as error:
+            self._find("stub-attribute", where, f"cannot be read: {error.strerror}")
+            return
+        if stub.flags:
+            self._find("stub-settled", where, f"still {stub.flags!r}; a mount or a job settles it")
+        try:
+            content = open_content(
+                stub, self._volume.recipes, self._volume.read_chunk, where
+            )
+        except Damaged as error:
+            self._find("stub-recipe", where, str(error))
+            return
+        self._check_chunks(where, content.recipe.spans, local, min(stub.covered, size))
+
+    def _check_chunks(
+        self, where: str, spans: Any, local: list[tuple[int, int]], covered: int
+    ) -> None:
+        for start, end in missing_ranges(local, 0, covered):
+            for problem in self._broken(spans, start, end):
+                self._find("recipe-chunks", where, problem)
+
+    def _broken(self, spans: Any, start: int, end: int) -> Iterator[str]:
+        try:
+            for span in spans(start, end):
+                if span.chunk == HOLE:
+                    continue
+                self._referenced.add(span.chunk)
+                if self._lengths.get(span.chunk) != span.length:
+                    yield (
+                        f"bytes {span.offset} to {span.offset + span.length}: chunk"
+                        f" {show_id(span.chunk)} is missing, damaged or of another length"
+                    )
+        except Damaged as error:
+            yield str(error)
+
+
+def _place(entry: tbl.Entry) -> tuple[Any, ...]:
+    return entry.fingerprint, entry.offset, entry.stored_length, entry.raw_length, entry.codec
