@@ -1,0 +1,1 @@
+"""The study: what deduplication would save on any directory."""

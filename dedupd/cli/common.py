@@ -1,0 +1,118 @@
+"""What the commands share: exit statuses, JSON, progress on a terminal."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from dedupd.errors import EXIT_FINDINGS, DedupdError
+from dedupd.units import format_size
+from jobs.frame import JobRun
+from jobs.frame import Progress as JobProgress
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def exits(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn the program's errors into one clear line and a stable exit status."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except DedupdError as error:
+            fail(str(error), error.exit_status, bool(kwargs.get("as_json")), type(error).__name__)
+        except PermissionError as error:
+            fail(
+                f"{error.filename or 'the volume'}: permission denied; run this as the user that"
+                " enabled the volume, usually root",
+                2,
+                bool(kwargs.get("as_json")),
+                "PermissionError",
+            )
+        except OSError as error:
+            where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+            fail(
+                f"{where}{error.strerror or error}",
+                EXIT_FINDINGS,
+                bool(kwargs.get("as_json")),
+                "OSError",
+            )
+
+    return wrapper
+
+
+def fail(message: str, status: int, as_json: bool, kind: str) -> NoReturn:
+    """Print an error and leave."""
+    if as_json:
+        print(json.dumps({"error": message, "kind": kind, "exit_status": status}))
+    else:
+        click.echo(f"dedupd: {message}", err=True)
+    sys.exit(status)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def console() -> Console:
+    return Console(highlight=False)
+
+
+@contextmanager
+def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
+    """A run whose progress shows on standard error where that is a terminal."""
+    if not sys.stderr.isatty():
+        run = JobRun(job)
+        with run.stopped_by_signals():
+            yield run
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(job, total=None, amount="")
+
+        def show(progress: JobProgress) -> None:
+            def size(value: int) -> str:
+                return format_size(value) if unit == "bytes" else str(value)
+
+            amount = size(progress.done)
+            if progress.total:
+                amount += f" of {size(progress.total)}"
+            if progress.files:
+                amount += f", {progress.files} files"
+            bar.update(
+                task,
+                description=f"{job}: {progress.phase}",
+                completed=progress.done,
+                total=progress.total or None,
+                amount=amount,
+            )
+
+        run = JobRun(job, show)
+        with run.stopped_by_signals():
+            yield run

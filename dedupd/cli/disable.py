@@ -1,0 +1,57 @@
+"""``dedupd disable``: back to a plain directory."""
+
+import os
+
+import click
+
+from dedupd.cli.common import exits, job_run, json_option, print_json
+from dedupd.disk import Disk
+from dedupd.enable import disable
+from dedupd.errors import NotAVolume, UsageError
+from dedupd.fsutil import show_path
+from dedupd.volume import BASE_NAME, Volume
+from jobs.scan import walk
+from jobs.unoptimize import unoptimize
+
+
+@click.command("disable")
+@click.argument("path", type=click.Path())
+@click.option("--unoptimize", "first", is_flag=True, help="Make every file plain first.")
+@json_option
+@exits
+def command(path: str, first: bool, as_json: bool) -> None:
+    """Make the volume PATH a plain directory again, leaving nothing behind."""
+    marker = os.path.join(path, BASE_NAME, "disabling")
+    if not os.path.exists(marker):
+        try:
+            _check(path, first)
+        except NotAVolume:
+            if not os.path.exists(os.path.join(path, BASE_NAME, "enabling")):
+                raise
+    disable(path, disk=Disk())
+    if as_json:
+        print_json({"path": path, "disabled": True})
+    else:
+        click.echo(f"{path} is a plain directory again.")
+
+
+def _check(path: str, first: bool) -> None:
+    """Refuse while anything is still a stub, or make it plain."""
+    with Volume.open(path) as volume, volume.job_lock():
+        if volume.base.startswith("/proc/"):
+            raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
+        if first:
+            with job_run("unoptimize") as run:
+                report = unoptimize(volume, run)
+            if report.errors:
+                raise UsageError(
+                    f"{path}: {report.errors} files could not be made plain, the first:"
+                    f" {report.messages[0]}"
+                )
+        with volume.mount_lock():
+            stub = next((found for found in walk(volume) if found.is_stub), None)
+    if stub is not None:
+        raise UsageError(
+            f"{path}: {show_path(stub.path)} and maybe others are still in the store; run"
+            f" `dedupd disable --unoptimize {path}`"
+        )

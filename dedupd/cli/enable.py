@@ -1,0 +1,54 @@
+"""``dedupd enable``: make a directory a volume."""
+
+import click
+
+from dedupd.cli.common import exits, json_option, print_json
+from dedupd.disk import Disk
+from dedupd.enable import enable
+from dedupd.parameters import FINGERPRINTS, PRESETS
+from dedupd.policy import PROFILES, Policy, apply_values
+
+
+@click.command("enable")
+@click.argument("path", type=click.Path())
+@click.option("--profile", type=click.Choice(list(PROFILES)), default="general", show_default=True)
+@click.option(
+    "--chunk-size", type=click.Choice(list(PRESETS)), default="64k", show_default=True,
+    help="Average size of a chunk; can not be changed later.",
+)
+@click.option(
+    "--fingerprint", type=click.Choice(FINGERPRINTS), default="blake3", show_default=True,
+    help="Cryptographic hash that names a chunk; can not be changed later.",
+)
+@click.option("--min-age", help="How long a file must have been unchanged, like 3d or 12h.")
+@click.option("--min-size", help="Smaller files are left alone, like 32k.")
+@json_option
+@exits
+def command(
+    path: str,
+    profile: str,
+    chunk_size: str,
+    fingerprint: str,
+    min_age: str | None,
+    min_size: str | None,
+    as_json: bool,
+) -> None:
+    """Make the directory PATH a volume.
+
+    Its entries move into PATH/.dedupd/data, which takes an instant; `dedupd mount PATH` shows
+    them again in their place. `dedupd disable PATH` undoes it.
+    """
+    values = dict(PROFILES[profile])
+    if min_age is not None:
+        values["min_age"] = min_age
+    if min_size is not None:
+        values["min_size"] = min_size
+    apply_values(Policy(), values, "command line")
+    parameters = enable(
+        path, chunk_size=chunk_size, fingerprint=fingerprint, policy_values=values, disk=Disk()
+    )
+    if as_json:
+        print_json({"path": path, "uuid": parameters.uuid, "attribute": parameters.attribute})
+        return
+    click.echo(f"{path} is a volume now. Next: `dedupd mount {path}` shows its files;")
+    click.echo(f"`dedupd run optimize {path}` deduplicates those that the policy takes.")

@@ -1,0 +1,37 @@
+"""``dedupd mount``: show a volume's files."""
+
+import os
+
+import click
+
+from dedupd.cli.common import exits, json_option, print_json
+from dedupd.errors import UsageError
+from dedupd.units import parse_size
+from dedupd.volume import Volume
+from fuse_stub.mount import mount_in_background, serve
+
+
+@click.command("mount")
+@click.argument("path", type=click.Path())
+@click.argument("mountpoint", required=False, type=click.Path())
+@click.option("-f", "--foreground", is_flag=True, help="Serve the mount in this process.")
+@click.option("--cache", default="64m", show_default=True, help="Memory for decompressed chunks.")
+@click.option("--debug", is_flag=True, help="Log every operation.")
+@json_option
+@exits
+def command(
+    path: str, mountpoint: str | None, foreground: bool, cache: str, debug: bool, as_json: bool
+) -> None:
+    """Show the files of the volume PATH over PATH itself, or at MOUNTPOINT."""
+    point = os.path.realpath(mountpoint or path)
+    if not os.path.isdir(point) and not os.path.ismount(point):
+        raise UsageError(f"{point}: no such directory to mount at")
+    if foreground:
+        with Volume.open(path) as volume:
+            serve(volume, point, ready=None, cache_bytes=parse_size(cache), debug=debug)
+        return
+    pid = mount_in_background(path, point)
+    if as_json:
+        print_json({"path": path, "mountpoint": point, "pid": pid})
+    else:
+        click.echo(f"{path} is mounted at {point}.")

@@ -1,0 +1,34 @@
+"""``dedupd policy``: read and set the policy."""
+
+import click
+
+from dedupd.cli.common import exits, json_option, print_json
+from dedupd.errors import UsageError
+from dedupd.policy import KEYS, set_in_text
+from dedupd.volume import POLICY_FILE, Volume
+
+
+@click.command("policy")
+@click.argument("path", type=click.Path())
+@click.argument("key", required=False)
+@click.argument("value", required=False)
+@json_option
+@exits
+def command(path: str, key: str | None, value: str | None, as_json: bool) -> None:
+    """Show the policy of the volume PATH, one KEY of it, or set KEY to VALUE."""
+    if key is not None and key not in KEYS:
+        raise UsageError(f"unknown policy key {key!r}; the keys are {', '.join(KEYS)}")
+    with Volume.open(path) as volume:
+        if key is not None and value is not None:
+            text = set_in_text(volume.policy_text(), key, value, volume.policy_where)
+            volume.disk.replace_file(volume.base_fd, POLICY_FILE, text.encode())
+        policy = volume.policy()
+    shown = {
+        name: KEYS[name].show(getattr(policy, KEYS[name].attribute))
+        for name in ([key] if key is not None else KEYS)
+    }
+    if as_json:
+        print_json(shown)
+        return
+    for name, text in shown.items():
+        click.echo(f"{name} = {text!r}" + ("" if key else f"   # {KEYS[name].help}"))

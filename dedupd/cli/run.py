@@ -1,0 +1,151 @@
+"""``dedupd run``: one job, in the foreground."""
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.table import Table
+
+from dedupd.cli.common import console, exits, job_run, json_option, print_json
+from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
+from dedupd.units import format_duration, format_size
+from dedupd.volume import Volume
+from jobs.frame import JobRun, record_run
+from jobs.optimize import Optimize, OptimizeReport
+from jobs.unoptimize import UnoptimizeReport, unoptimize
+from jobs.verify import Verify, VerifyReport
+
+
+@click.group("run")
+def command() -> None:
+    """Run one job on a volume, or on a part of its tree."""
+
+
+@command.command("optimize")
+@click.argument("path", type=click.Path())
+@click.option("--dry-run", is_flag=True, help="Only say what would be optimised.")
+@json_option
+@exits
+def optimize_command(path: str, dry_run: bool, as_json: bool) -> None:
+    """Deduplicate the files that the policy takes."""
+    volume, below = Volume.locate(path)
+    with volume, volume.job_lock():
+        if dry_run:
+            _dry_run(volume, below, as_json)
+            return
+        with job_run("optimize") as run:
+            job = Optimize(volume, run, below)
+            try:
+                report = job.run()
+            except DedupdError as error:
+                report = job.report()
+                report.outcome = str(error)
+                record_run(volume, run, asdict(report))
+                raise
+            record_run(volume, run, asdict(report))
+    _finish(asdict(report), report.errors, as_json, lambda: _show_optimize(report))
+
+
+def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
+    from jobs.scan import Skipped, candidates
+
+    skipped, errors = Skipped(), list[str]()
+    files = size = 0
+    for candidate in candidates(volume, volume.policy(), below, skipped, errors):
+        files += 1
+        size += candidate.identity.size
+    report = {
+        "job": "optimize",
+        "dry_run": True,
+        "files": files,
+        "bytes": size,
+        "files_skipped": skipped.files,
+        "messages": errors,
+    }
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(f"would optimise {files} files, {format_size(size)}")
+        for reason, count in skipped.files.items():
+            click.echo(f"  left: {count} {reason}")
+
+
+@command.command("unoptimize")
+@click.argument("path", type=click.Path())
+@json_option
+@exits
+def unoptimize_command(path: str, as_json: bool) -> None:
+    """Make files plain again: the whole volume PATH, or what lies below PATH in it."""
+    volume, below = Volume.locate(path)
+    with volume, volume.job_lock(), job_run("unoptimize") as run:
+        report = unoptimize(volume, run, below)
+        record_run(volume, run, asdict(report))
+    _finish(asdict(report), report.errors, as_json, lambda: _show_unoptimize(report))
+
+
+@command.command("verify")
+@click.argument("path", type=click.Path())
+@json_option
+@exits
+def verify_command(path: str, as_json: bool) -> None:
+    """Read everything and check every invariant. The volume must not be mounted."""
+    with Volume.open(path) as volume:
+        if volume.base.startswith("/proc/"):
+            raise UsageError(f"{path}: verify works offline; unmount the volume first")
+        with volume.job_lock(), volume.mount_lock(), job_run("verify", unit="files") as run:
+            report = Verify(volume, run).run()
+            record_run(volume, run, asdict(report))
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _show_verify(report)
+    sys.exit(EXIT_DAMAGED if report.findings else EXIT_DONE)
+
+
+def _finish(report: dict[str, Any], errors: int, as_json: bool, show: Any) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        show()
+    sys.exit(EXIT_FINDINGS if errors else EXIT_DONE)
+
+
+def _show_messages(count: int, messages: list[str]) -> None:
+    for message in messages:
+        click.echo(f"  {message}", err=True)
+    if count > len(messages):
+        click.echo(f"  and {count - len(messages)} more", err=True)
+
+
+def _show_optimize(report: OptimizeReport) -> None:
+    sums, used = report.sums, report.resources
+    table = Table(show_header=False, box=None, pad_edge=False)
+    raw = sums["raw_bytes"]
+    table.add_row("files optimised", f"{report.files_optimised}")
+    table.add_row("read", format_size(raw))
+    table.add_row("zeros", format_size(sums["zero_bytes"]))
+    table.add_row("duplicates", format_size(sums["duplicate_bytes"]))
+    table.add_row("new", f"{format_size(sums['new_raw_bytes'])} in {sums['new_chunks']} chunks")
+    table.add_row("stored", f"{format_size(sums['stored_bytes'] + report.recipe_bytes)}")
+    table.add_row("time", format_duration(used["wall_s"]))
+    if raw and used["wall_s"]:
+        table.add_row("throughput", f"{raw / used['wall_s'] / 1e6:.0f} MB/s")
+    for reason, count in {**report.files_skipped, **report.files_left}.items():
+        table.add_row("left", f"{count} {reason}")
+    console().print(table)
+    _show_messages(report.errors, report.messages)
+
+
+def _show_unoptimize(report: UnoptimizeReport) -> None:
+    click.echo(f"{report.files_restored} files are plain again, {format_size(report.logical_bytes)}")
+    _show_messages(report.errors, report.messages)
+
+
+def _show_verify(report: VerifyReport) -> None:
+    click.echo(
+        f"{report.containers} containers, {report.records} records, {report.stubs} stubs,"
+        f" {report.plain_files} plain files: {report.outcome}"
+    )
+    for finding in report.findings:
+        click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")

@@ -1,0 +1,96 @@
+"""``dedupd status``: what a volume saves."""
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.table import Table
+
+from dedupd import mounts
+from dedupd.cli.common import console, exits, json_option, print_json
+from dedupd.format.container import Kind
+from dedupd.units import format_duration, format_size
+from dedupd.volume import Volume
+from jobs.frame import history
+from jobs.scan import walk
+
+
+@click.command("status")
+@click.argument("path", required=False, type=click.Path())
+@json_option
+@exits
+def command(path: str | None, as_json: bool) -> None:
+    """Savings and state of the volume PATH, or of every mounted volume."""
+    paths = [path] if path is not None else [mount.point for mount in mounts.volumes()]
+    rows = []
+    for one in paths:
+        with Volume.open(one) as volume:
+            rows.append(measure(volume))
+    if as_json:
+        print_json(rows if path is None else rows[0])
+        return
+    if not rows:
+        click.echo("No volume is mounted; name one: `dedupd status PATH`.")
+    for row in rows:
+        _show(row)
+
+
+def measure(volume: Volume) -> dict[str, Any]:
+    """The figures of one volume, as it is now."""
+    stubs = plain = stub_bytes = plain_bytes = allocated = 0
+    errors: list[str] = []
+    for found in walk(volume, errors=errors):
+        allocated += found.status.st_blocks * 512
+        if found.is_stub:
+            stubs += 1
+            stub_bytes += found.status.st_size
+        else:
+            plain += 1
+            plain_bytes += found.status.st_size
+    store = {kind.name.lower(): _directory_bytes(volume.directory(kind)) for kind in Kind}
+    logical = stub_bytes + plain_bytes
+    occupied = allocated + sum(store.values())
+    space = os.fstatvfs(volume.data_fd)
+    points = [m.point for m in mounts.volumes() if m.volume == volume.parameters.uuid]
+    last = history(volume, 1)
+    return {
+        "path": volume.root,
+        "uuid": volume.parameters.uuid,
+        "mounted_at": points[0] if points else None,
+        "files": stubs + plain,
+        "files_optimised": stubs,
+        "logical_bytes": logical,
+        "optimised_bytes": stub_bytes,
+        "occupied_bytes": occupied,
+        "store_bytes": store,
+        "saved_bytes": logical - occupied,
+        "saved_fraction": (logical - occupied) / logical if logical else 0.0,
+        "free_bytes": space.f_bavail * space.f_frsize,
+        "last_run": last[0] if last else None,
+        "chunking": asdict(volume.parameters.chunking),
+        "messages": errors,
+    }
+
+
+def _directory_bytes(path: str) -> int:
+    with os.scandir(path) as entries:
+        return sum(entry.stat().st_blocks * 512 for entry in entries)
+
+
+def _show(row: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False, title=row["path"], title_justify="left")
+    table.add_row("mounted at", row["mounted_at"] or "not mounted")
+    table.add_row("files", f"{row['files']}, {row['files_optimised']} of them optimised")
+    table.add_row("logical size", format_size(row["logical_bytes"]))
+    table.add_row("occupied", format_size(row["occupied_bytes"]))
+    table.add_row("saved", f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%})")
+    table.add_row("store", format_size(sum(row["store_bytes"].values())))
+    table.add_row("free", format_size(row["free_bytes"]))
+    run = row["last_run"]
+    if run:
+        took = format_duration(run["resources"]["wall_s"])
+        table.add_row("last run", f"{run['job']}: {run['outcome']}, {took}")
+    console().print(table)
+    for message in row["messages"]:
+        click.echo(f"  {message}", err=True)

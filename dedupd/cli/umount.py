@@ -1,0 +1,37 @@
+"""``dedupd umount``: hide a volume's files again."""
+
+import os
+
+import click
+
+from dedupd import mounts
+from dedupd.cli.common import exits, json_option, print_json
+from dedupd.errors import UsageError
+from dedupd.volume import Volume
+from fuse_stub.mount import unmount
+
+
+@click.command("umount")
+@click.argument("path", type=click.Path())
+@json_option
+@exits
+def command(path: str, as_json: bool) -> None:
+    """Unmount the volume PATH (or the mount point PATH)."""
+    point = _mount_point(path)
+    unmount(point)
+    if as_json:
+        print_json({"path": path, "mountpoint": point, "unmounted": True})
+    else:
+        click.echo(f"{point} is unmounted.")
+
+
+def _mount_point(path: str) -> str:
+    absolute = os.path.abspath(path)
+    mount = mounts.find(absolute)
+    if mount is not None:
+        return mount.point
+    with Volume.open(path) as volume:
+        points = [m.point for m in mounts.volumes() if m.volume == volume.parameters.uuid]
+    if not points:
+        raise UsageError(f"{path}: not mounted")
+    return points[0]
