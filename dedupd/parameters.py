@@ -9,8 +9,12 @@ from dedupd.errors import Damaged, UnknownFormat, UsageError
 
 FORMAT = 1
 
-POLYNOMIAL = 0x1_002D
-"""Replaced below by the chunker's documented default."""
+POLYNOMIAL = 0x1_6D43
+"""Irreducible, of degree 16; how it was chosen is in docs/chunking.md."""
+
+PATTERN = 0xCB6B
+"""What the low bits of the fingerprint must equal. Its low bits are not zero, whatever the preset
+and the regression, so that runs of zeros match nowhere and are cut at S_max."""
 
 FINGERPRINTS = ("blake3", "sha256")
 
@@ -28,10 +32,9 @@ class Chunking:
 
 
 def _preset(bits: int) -> Chunking:
-    return Chunking(POLYNOMIAL, bits, PATTERN, 4, 1 << (bits - 1), 1 << (bits + 1))
+    return Chunking(POLYNOMIAL, bits, PATTERN & ((1 << bits) - 1), 4, 1 << (bits - 1), 1 << (bits + 1))
 
 
-PATTERN = 0x78B5
 PRESETS = {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}
 """``64k`` is the default; the smaller ones are for the study."""
 
