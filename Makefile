@@ -1,0 +1,70 @@
+# Every target sets up what it needs first (scripts/setup.sh), which is quick where nothing changed.
+
+PYTHON_SOURCES := dedupd jobs fuse_stub analysis tests benchmarks
+BIN := .venv/bin
+CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin:/usr/sbin:/sbin"
+COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \
+	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
+SIZE ?= 6G
+RUNS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-develop build demo test test-slow lint types format wheel lock \
+	bench-dataset bench-ingest clean distclean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:
+	@scripts/setup.sh run
+
+setup-develop:
+	@scripts/setup.sh develop
+
+build: setup ## set up: system packages (asks first), .venv, native module
+
+demo: setup ## deduplicate real files in a temporary volume, and compare every byte
+	$(BIN)/dedupd demo
+
+test: setup-develop ## the tests that take minutes in all
+	$(CARGO_PATH) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup-develop ## the tests that take minutes each
+	$(CARGO_PATH) $(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+
+lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(CARGO_PATH) cargo fmt --manifest-path native/Cargo.toml --check
+	$(CARGO_PATH) cargo clippy --manifest-path native/Cargo.toml --locked --all-targets --quiet -- -D warnings
+
+types: setup-develop ## mypy, strict
+	$(BIN)/mypy
+
+format: setup-develop ## rewrite the sources in their form
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+	$(CARGO_PATH) cargo fmt --manifest-path native/Cargo.toml
+
+wheel: setup ## a wheel to install elsewhere, in dist/
+	$(CARGO_PATH) $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps --wheel-dir dist .
+
+lock: setup ## choose versions anew, within the bounds of pyproject.toml
+	python3 -m venv build/lock && build/lock/bin/pip install -q uv
+	$(COMPILE) --extra dev pyproject.toml --output-file requirements.lock
+	$(COMPILE) requirements-build.in --output-file requirements-build.lock
+
+bench-dataset: ## build the data set of the benchmarks: DIR=where [SIZE=6G]
+	@scripts/setup.sh benchmark
+	$(BIN)/python -m benchmarks.dataset --size $(SIZE) $(DIR)
+
+bench-ingest: ## first and second ingest against borg and restic: DIR=where [RUNS=1]
+	@scripts/setup.sh benchmark
+	$(BIN)/python -m benchmarks.ingest --runs $(RUNS) $(DIR)
+
+clean: ## remove what tests and builds leave
+	rm -rf build dist native/target .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name .venv -prune -o -name __pycache__ -print0 | xargs -0r rm -rf
+
+distclean: clean ## and the virtual environment and the native module
+	rm -rf .venv dedupd/native*.so

@@ -1,0 +1,213 @@
+#!/bin/bash
+# Makes this checkout ready to use: system packages, .venv with the locked dependencies, and the
+# native module, built in place. Does nothing, quickly, where nothing changed.
+#
+#   scripts/setup.sh run         what running dedupd needs
+#   scripts/setup.sh develop     and what the tests and checks need
+#   scripts/setup.sh benchmark   and the programs that the benchmarks compare with
+#
+# It asks before it uses root. DEDUPD_SETUP_YES=1 is a yes in advance; so is CI=… without a
+# terminal. PYTHON=… chooses the interpreter (3.11 or later).
+
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+purpose=${1:-run}
+case $purpose in
+    run | develop | benchmark) ;;
+    *) echo "usage: scripts/setup.sh [run|develop|benchmark]" >&2; exit 2 ;;
+esac
+
+RUST_MINOR_MIN=85 # edition 2024
+PYTHON_MINOR_MIN=11
+
+# Programs for administrators, and those of rustup, are not on everybody's PATH.
+export PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+say() { printf '%s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# --- what the machine has ---------------------------------------------------------------------
+
+needed=()   # packages without which nothing works
+optional=() # packages without which some tests are skipped
+reasons=()
+
+need() {
+    needed+=("$1")
+    reasons+=("$(printf '  %-16s %s' "$1" "$2")")
+}
+
+want() {
+    optional+=("$1")
+    reasons+=("$(printf '  %-16s %s' "$1" "$2")")
+}
+
+python_is_recent() {
+    "$1" -c "import sys; sys.exit(sys.version_info < (3, $PYTHON_MINOR_MIN))" 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 /usr/bin/python3 python3.{14,13,12,11}; do
+        if has "$candidate" && python_is_recent "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+}
+
+python_can_build() {
+    "$1" - <<'PYTHON' >/dev/null 2>&1
+import ensurepip, os, sysconfig, venv
+assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+PYTHON
+}
+
+rust_is_recent() {
+    local minor
+    has rustc && has cargo && cargo --version >/dev/null 2>&1 || return 1
+    minor=$(rustc --version 2>/dev/null | sed -n 's/^rustc 1\.\([0-9]*\)\..*/\1/p')
+    [ "${minor:-0}" -ge "$RUST_MINOR_MIN" ]
+}
+
+# Debian 12 carries a current Rust beside its own old one, under names that end in -web.
+debian_version() { sed -n 's/^VERSION_ID="\{0,1\}\([0-9]*\).*/\1/p' /etc/os-release 2>/dev/null; }
+if [ "$(debian_version)" = 12 ]; then
+    rust_packages=(cargo-web rustc-web)
+    rust_check_packages=(rustfmt-web rust-web-clippy)
+else
+    rust_packages=(cargo rustc)
+    rust_check_packages=(rustfmt rust-clippy)
+fi
+rust_by_rustup() { has rustup && rustup which cargo >/dev/null 2>&1; }
+
+look() {
+    needed=() optional=() reasons=()
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ] ||
+        need ca-certificates "to fetch the locked dependencies"
+    has make || need make "to run the targets of the Makefile"
+    has cc || need gcc "to build pyfuse3, and to link the native module"
+    [ -e /usr/include/stdio.h ] || need libc6-dev "headers of the C library"
+    has pkg-config || need pkg-config "tells pyfuse3's build where libfuse is"
+    pkg-config --exists fuse3 2>/dev/null || need libfuse3-dev "headers to build pyfuse3"
+    has fusermount3 || need fuse3 "mounts and unmounts"
+    python=$(find_python)
+    if [ -z "$python" ]; then
+        need python3 "runs dedupd"
+    fi
+    if [ -z "$python" ] || ! python_can_build "$python"; then
+        need python3-venv "to make the virtual environment"
+        need python3-dev "headers of Python, to build pyfuse3"
+    fi
+    if ! rust_is_recent; then
+        need "${rust_packages[0]}" "to build the native module"
+        need "${rust_packages[1]}" "the Rust compiler"
+    fi
+    [ "$purpose" = run ] && return
+    if ! rust_by_rustup; then
+        has rustfmt || want "${rust_check_packages[0]}" "checks the form of the Rust sources"
+        has cargo-clippy || want "${rust_check_packages[1]}" "checks the Rust sources"
+    fi
+    has mkfs.ext4 || want e2fsprogs "tests on an ext4 file system"
+    has mkfs.xfs || want xfsprogs "tests on an XFS file system"
+    has mkfs.btrfs || want btrfs-progs "tests on a Btrfs file system"
+    has losetup && has mount || want mount "tests on file systems of their own"
+    has fio || want fio "tests of parallel reads and writes"
+    has setfattr || want attr "tests of extended attributes"
+    has setfacl || want acl "tests of access control lists"
+    [ "$purpose" = develop ] && return
+    has borg || want borgbackup "what ingest is compared with"
+    has restic || want restic "what ingest is compared with"
+}
+
+# --- system packages --------------------------------------------------------------------------
+
+answer_is_yes() {
+    [ "${DEDUPD_SETUP_YES:-}" = 1 ] && return 0
+    if [ ! -t 0 ]; then
+        [ -n "${CI:-}" ] && return 0
+        say "There is no terminal to ask on; DEDUPD_SETUP_YES=1 in the environment is a yes."
+        return 1
+    fi
+    local answer
+    read -r -p "Go on? [y/N] " answer
+    [[ $answer =~ ^[yY] ]]
+}
+
+install_packages() {
+    local packages=("${needed[@]}" "${optional[@]}") as_root=()
+    [ ${#packages[@]} -gt 0 ] || return 0
+    [ "$(id -u)" = 0 ] || as_root=(sudo)
+    say "Missing on this machine:"
+    printf '%s\n' "${reasons[@]}"
+    if ! has apt-get; then
+        [ ${#needed[@]} -eq 0 ] || fail "no apt-get here; install these (Debian's names) and run this again"
+        return 0
+    fi
+    say "To install them, this would run as root:"
+    say "  ${as_root[*]:+${as_root[*]} }apt-get update"
+    say "  ${as_root[*]:+${as_root[*]} }apt-get install --no-install-recommends ${packages[*]}"
+    if ! answer_is_yes; then
+        [ ${#needed[@]} -eq 0 ] || fail "nothing was installed"
+        say "Going on without them: what needs them is skipped."
+        return 0
+    fi
+    [ "$(id -u)" = 0 ] || has sudo || fail "this needs root, and there is no sudo; run the two lines as root"
+    "${as_root[@]}" apt-get update -q
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends "${packages[@]}"
+    hash -r
+    look
+    [ ${#needed[@]} -eq 0 ] ||
+        fail "still missing or too old: ${needed[*]} (Rust 1.$RUST_MINOR_MIN or later is at https://rustup.rs)"
+}
+
+add_rust_checks() {
+    [ "$purpose" != run ] && rust_by_rustup || return 0
+    cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
+        rustup component add rustfmt clippy
+}
+
+# --- the virtual environment ------------------------------------------------------------------
+
+# Each step leaves a digest of what it was made from; the next run does it again where that differs.
+digest() { sha256sum | cut -d ' ' -f 1; }
+is_made() { [ "$(cat ".venv/.made-$1" 2>/dev/null)" = "$2" ]; }
+note_made() { printf '%s\n' "$2" >".venv/.made-$1"; }
+
+make_environment() {
+    local state
+    state=$({ pwd; "$python" -VV; cat requirements.lock requirements-build.lock; } | digest)
+    is_made environment "$state" && return
+    say "Making .venv with $("$python" --version) and the locked dependencies"
+    rm -rf .venv
+    "$python" -m venv .venv
+    # Hashes are of what the lock names; what builds the sources is locked too, so no isolation.
+    .venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
+        -r requirements-build.lock
+    .venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
+        --no-build-isolation -r requirements.lock
+    note_made environment "$state"
+}
+
+build_native() {
+    local state
+    state=$({
+        rustc --version
+        find native -name target -prune -o -type f -print0 | sort -z | xargs -0 sha256sum
+        cat pyproject.toml
+    } | digest)
+    [ -e dedupd/native.abi3.so ] && is_made native "$state" && return
+    say "Building the native module (about a minute the first time)"
+    PATH="$PWD/.venv/bin:$PATH" .venv/bin/python -m pip install -q --disable-pip-version-check \
+        --no-build-isolation --no-deps --editable .
+    note_made native "$state"
+}
+
+look
+install_packages
+add_rust_checks
+make_environment
+build_native
