@@ -6,15 +6,15 @@ blocks a crash has left behind: they are read where they are present, and else f
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dedupd import native
 from dedupd.disk import Disk
-from dedupd.errors import FileChanged, NoSpace
+from dedupd.errors import Damaged, FileChanged, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
-from dedupd.fsutil import data_ranges
+from dedupd.fsutil import data_ranges, read_at
 from dedupd.units import align_down, align_up
 
 _ATTRIBUTE_SET = define("stub.attribute-set", "the attribute is set, blocks are all present")
@@ -25,6 +25,8 @@ _FILLED = define("stub.filled", "all blocks are present and synced, the times no
 _PLAIN = define("stub.plain", "the attribute is removed")
 
 _FILL_BYTES = 8 << 20
+_COMPARE_BYTES = 128 << 10
+"""One large chunk: what differs is kept in pieces of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,12 @@ def begin_commit(
         fd, StubAttribute(recipe, digest, status.st_size, status.st_mtime_ns, Flag.COMMITTING), disk
     )
     reach(_ATTRIBUTE_SET)
-    return FileIdentity.of(os.fstat(fd))
+    begun = os.fstat(fd)
+    if (begun.st_size, begun.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        # Setting the attribute has moved the ctime on; this is what still tells of a writer.
+        disk.remove_attribute(fd, space.name)
+        raise FileChanged("it changed while it was being committed")
+    return FileIdentity.of(begun)
 
 
 def finish_commit(
@@ -104,19 +111,52 @@ def revert_commit(fd: int, space: AttributeSpace, disk: Disk) -> None:
 
 
 def settle(
-    fd: int, stub: StubAttribute, space: AttributeSpace, disk: Disk, block_bytes: int
+    fd: int,
+    stub: StubAttribute,
+    content: Callable[[], "RecipeBytes"],
+    space: AttributeSpace,
+    disk: Disk,
+    block_bytes: int,
 ) -> StubAttribute:
     """Finish what a crash interrupted; returns the attribute as it is now. Idempotent.
 
-    The store was synced before a stub could be COMMITTING, so the commit is carried through.
+    A commit is carried through block by block: those that the store gives back byte for byte are
+    punched. A block that differs was written after the commit began, by somebody whose in-place
+    write reached the disk before the removal of the attribute did: it stays, as a local one. So do
+    all that the store cannot give back; then the damage is for the reader of the holes to report.
     """
+    status = os.fstat(fd)
+    mtime_ns = stub.mtime_ns
     if stub.flags & Flag.COMMITTING:
-        return _punch_and_settle(fd, stub, os.fstat(fd), space, disk, block_bytes)
-    if stub.flags & Flag.RESTORING:
-        disk.set_times(fd, os.fstat(fd).st_atime_ns, stub.mtime_ns)
-        stub = replace(stub, flags=stub.flags & ~Flag.RESTORING)
+        try:
+            if not _punch_equal(fd, stub, content(), disk, block_bytes):
+                mtime_ns = status.st_mtime_ns
+        except Damaged:
+            pass
+    if stub.flags & (Flag.COMMITTING | Flag.RESTORING):
+        disk.set_times(fd, status.st_atime_ns, mtime_ns)
+        stub = replace(stub, flags=stub.flags & ~(Flag.COMMITTING | Flag.RESTORING))
         space.write(fd, stub, disk)
     return stub
+
+
+def _punch_equal(
+    fd: int, stub: StubAttribute, content: "RecipeBytes", disk: Disk, block_bytes: int
+) -> bool:
+    """Punch the blocks that equal the recipe's bytes; False where one did not. Raises Damaged."""
+    size = os.fstat(fd).st_size
+    covered = min(stub.covered, size)
+    if covered < size:
+        covered = align_down(covered, block_bytes)
+    all_equal = True
+    for start, end in data_ranges(fd, 0, covered):
+        for begin in range(start, end, _COMPARE_BYTES):
+            stop = min(begin + _COMPARE_BYTES, end)
+            if read_at(fd, stop - begin, begin) == content.read(begin, stop):
+                disk.punch(fd, begin, align_up(stop - begin, block_bytes))
+            else:
+                all_equal = False
+    return all_equal
 
 
 def _punch_and_settle(
@@ -232,7 +272,9 @@ def _fill(
             part = min(stop, align_down(begin, block_bytes) + _FILL_BYTES)
             filled.append((begin, part))
             try:
-                disk.write_at(fd, [content.read(begin, part)], begin)
+                # Up to the end of its block the file is zeros beyond what the recipe covers.
+                data = content.read(begin, min(part, end)).ljust(part - begin, b"\0")
+                disk.write_at(fd, [data], begin)
             except NoSpace as error:
                 raise NoSpace("no space left to make the file plain; it stays a stub") from error
             begin = part

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 
 from dedupd.content import open_content
 from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
@@ -13,7 +14,8 @@ from jobs.frame import JobRun
 from jobs.scan import walk
 
 FREE_BYTES_MARGIN = 64 * MIB
-"""Left for the file system's own metadata, which grows with the blocks given back."""
+"""Left for the file system's own metadata, which grows with the blocks given back; a fiftieth of a
+smaller file system."""
 
 
 @dataclass(slots=True)
@@ -41,10 +43,11 @@ def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeRep
     files, need = _count(volume, run, below)
     free = os.fstatvfs(volume.data_fd)
     have = free.f_bavail * free.f_frsize
-    if need + FREE_BYTES_MARGIN > have:
+    margin = min(FREE_BYTES_MARGIN, free.f_blocks * free.f_frsize // 50)
+    if need + margin > have:
         raise NoSpace(
             f"{volume.root}: making {files} files plain needs {format_size(need)}, and"
-            f" {format_size(have)} are free; {format_size(need + FREE_BYTES_MARGIN - have)} are"
+            f" {format_size(have)} are free; {format_size(need + margin - have)} are"
             " missing. Free some, or name a part of the tree"
         )
     run.update(phase="restoring", total=need)
@@ -131,7 +134,8 @@ def _restore_here(volume: Volume, path: bytes) -> bool:
         stub = volume.space.read(fd, where)
         if stub is None:
             return False
-        stub = settle(fd, stub, volume.space, volume.disk, volume.block_bytes)
-        content = open_content(stub, volume.recipes, volume.read_chunk, where)
+        load = partial(open_content, stub, volume.recipes, volume.read_chunk, where)
+        stub = settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+        content = load()
         restore(fd, stub, content, volume.space, volume.disk, volume.block_bytes)
         return True
