@@ -9,15 +9,18 @@ import enum
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
+from dedupd.content import open_content
 from dedupd.control import ControlClient
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
 from dedupd.failpoint import define, reach
-from dedupd.fsutil import open_beneath
+from dedupd.fsutil import lease_exclusively, open_beneath, opened, show_path
 from dedupd.store.recipes import RecipeRef
-from dedupd.stub import FileIdentity, begin_commit, finish_commit
+from dedupd.stub import FileIdentity, begin_commit, finish_commit, revert_commit, settle
 from dedupd.volume import Volume
 
 _BEGUN = define("commit.begun", "the attributes of a batch are set, not yet synced")
@@ -93,41 +96,65 @@ class VolumeCommitter:
 
 def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
     results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
-    begun: list[tuple[int, int, FileIdentity]] = []
-    try:
-        for at, request in enumerate(requests):
-            try:
-                fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
-            except OSError as error:
-                results[at] = open_failure(error)
-                continue
-            try:
-                identity = begin_commit(
-                    fd,
-                    request.identity,
-                    request.recipe.recipe,
-                    request.recipe.digest,
-                    volume.space,
-                    volume.disk,
-                )
-                begun.append((at, fd, identity))
-            except (FileChanged, OSError) as error:
-                os.close(fd)
-                results[at] = step_failure(error)
-        reach(_BEGUN)
-        volume.disk.sync_file_system(volume.data_fd)
+    begun: dict[int, tuple[int, FileIdentity]] = {}
+    with ExitStack() as files:
+        try:
+            for at, request in enumerate(requests):
+                try:
+                    fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
+                except OSError as error:
+                    results[at] = open_failure(error)
+                    continue
+                files.callback(os.close, fd)
+                try:
+                    begun[at] = fd, _begin(volume, fd, request)
+                except (Busy, FileChanged, OSError) as error:
+                    results[at] = step_failure(error)
+            reach(_BEGUN)
+            volume.disk.sync_file_system(volume.data_fd)
+        except BaseException:
+            for fd, _ in begun.values():
+                revert_commit(fd, volume.space, volume.disk)
+            raise
         reach(_DURABLE)
-        for at, fd, identity in begun:
+        for at, (fd, identity) in begun.items():
             try:
                 finish_commit(fd, identity, volume.space, volume.disk, volume.block_bytes)
                 results[at] = Result(Outcome.DONE)
             except (FileChanged, OSError) as error:
                 results[at] = step_failure(error)
         reach(_FINISHED)
-    finally:
-        for _, fd, _ in begun:
-            os.close(fd)
     return results
+
+
+def _begin(volume: Volume, fd: int, request: Request) -> FileIdentity:
+    """Begin the commit of a file that nobody else has open. Raises Busy, FileChanged."""
+    if not lease_exclusively(fd):
+        raise Busy("it is open in another process")
+    recipe = request.recipe
+    return begin_commit(
+        fd, request.identity, recipe.recipe, recipe.digest, volume.space, volume.disk
+    )
+
+
+def settle_interrupted(volume: Volume, path: bytes) -> None:
+    """Finish the transition in which a crash left the stub at ``path``.
+
+    Where the volume is mounted this is left to the process that serves it: it settles whatever it
+    opens. Raises Damaged, OSError.
+    """
+    try:
+        with (
+            volume.mount_lock(),
+            opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd,
+        ):
+            where = show_path(path)
+            stub = volume.space.read(fd, where)
+            if stub is not None:
+                load = partial(open_content, stub, volume.recipes, volume.read_chunk, where)
+                settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+    except Busy:
+        pass
 
 
 def _commit_by_mount(
@@ -159,6 +186,8 @@ def step_failure(error: DedupdError | OSError) -> Result:
     """What it means that a step of the commit failed; a full disk is for the caller to see."""
     if isinstance(error, FileChanged):
         return Result(Outcome.CHANGED, str(error))
+    if isinstance(error, Busy):
+        return Result(Outcome.IN_USE, str(error))
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Result(Outcome.FAILED, "no space left for the stub's attribute")

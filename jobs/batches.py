@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dedupd.errors import FileChanged
-from dedupd.fsutil import data_ranges, open_beneath
+from dedupd.fsutil import data_ranges, has_writers, open_beneath
 from dedupd.stub import FileIdentity
 from dedupd.units import MIB
 from dedupd.volume import Volume
@@ -154,6 +154,11 @@ class BatchReader:
             task.identity = FileIdentity.of(status)
             if task.identity != candidate.identity:
                 task.failure = "changed since it was found"
+            elif has_writers(fd):
+                # Asked after the identity was taken: a write through a mapping whose page is
+                # dirty already leaves no trace in the times, and only now none can be open.
+                task.failure = "in use"
+            if task.failure:
                 self._add(task, 0, 0, True, True)
                 return
             self._read_content(fd, task, status.st_size)

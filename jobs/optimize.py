@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dedupd.commit import BATCH_FILES_MAX, Outcome, Request, VolumeCommitter
+from dedupd.commit import (
+    BATCH_FILES_MAX,
+    Outcome,
+    Request,
+    VolumeCommitter,
+    settle_interrupted,
+)
 from dedupd.disk import Disk
-from dedupd.errors import NoSpace
+from dedupd.errors import DedupdError, NoSpace
 from dedupd.fsutil import show_path
 from dedupd.policy import Policy
 from dedupd.store.recipes import RecipeBuilder
@@ -61,6 +67,7 @@ class Optimize:
         self._report = OptimizeReport(started_s=run.started_s)
         self._skipped = Skipped()
         self._committer = VolumeCommitter(volume)
+        self._unsettled: list[bytes] = []
         self._ready: list[FileTask] = []
         self._grouped_bytes = 0
         self._grouped_read = 0
@@ -75,6 +82,7 @@ class Optimize:
         self._run.update(phase="loading the index")
         store = Store(self._volume, disk)
         try:
+            self._settle()
             self._optimise(store, disk)
         finally:
             store.close()
@@ -92,10 +100,21 @@ class Optimize:
     def _count_candidates(self) -> None:
         self._run.update(phase="scanning")
         total = 0
-        for candidate in candidates(self._volume, self._policy, self._below, Skipped(), []):
+        skipped = Skipped()
+        for candidate in candidates(self._volume, self._policy, self._below, skipped, []):
             total += candidate.identity.size
             self._run.update(total=total)
             self._run.check()
+        self._unsettled = skipped.unsettled
+
+    def _settle(self) -> None:
+        """Finish what an interrupted job left half done."""
+        for path in self._unsettled:
+            self._run.check()
+            try:
+                settle_interrupted(self._volume, path)
+            except (DedupdError, OSError) as error:
+                self._run.findings.add(f"{show_path(path)}: {error}")
 
     def _candidates(self) -> Iterator[tuple[Candidate, bool]]:
         errors: list[str] = []

@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dedupd.fsutil import open_beneath, opened
+from dedupd.errors import DamagedStub
+from dedupd.format.stub import decode_stub
+from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.policy import Policy
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
@@ -14,19 +16,30 @@ from dedupd.volume import Volume
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A regular file of the tree. ``path`` is relative to the tree."""
+    """A regular file of the tree. ``path`` is relative to the tree.
+
+    ``attribute`` is the stub attribute as it was found, None for a plain file.
+    """
 
     path: bytes
     status: os.stat_result
-    is_stub: bool
+    attribute: bytes | None
+
+    @property
+    def is_stub(self) -> bool:
+        return self.attribute is not None
 
 
 @dataclass(slots=True)
 class Skipped:
-    """Why files were not candidates: counts of files and bytes by reason."""
+    """Why files were not candidates: counts of files and bytes by reason.
+
+    ``unsettled`` are stubs that an interrupted job left in the middle of a transition.
+    """
 
     files: dict[str, int] = field(default_factory=dict)
     size_bytes: dict[str, int] = field(default_factory=dict)
+    unsettled: list[bytes] = field(default_factory=list)
 
     def add(self, reason: str, size_bytes: int) -> None:
         self.files[reason] = self.files.get(reason, 0) + 1
@@ -67,7 +80,7 @@ def walk(volume: Volume, below: bytes = b"", errors: list[str] | None = None) ->
             if stat.S_ISDIR(status.st_mode):
                 yield from _walk_directory(volume, fd, directory, device, seen, pending)
             elif stat.S_ISREG(status.st_mode):
-                yield Found(directory, status, _has_attribute(volume, fd, b"."))
+                yield Found(directory, status, _attribute(volume, fd, b"."))
 
 
 def _walk_directory(
@@ -91,19 +104,18 @@ def _walk_directory(
                     if status.st_ino in seen:
                         continue
                     seen.add(status.st_ino)
-                yield Found(prefix + name, status, _has_attribute(volume, fd, name))
+                yield Found(prefix + name, status, _attribute(volume, fd, name))
             except FileNotFoundError:
                 continue
     pending.extend(sorted(below, reverse=True))
 
 
-def _has_attribute(volume: Volume, dir_fd: int, name: bytes) -> bool:
+def _attribute(volume: Volume, dir_fd: int, name: bytes) -> bytes | None:
     path = b"/proc/self/fd/%d" % dir_fd + (b"" if name == b"." else b"/" + name)
     try:
-        os.getxattr(path, volume.space.name, follow_symlinks=name == b".")
+        return os.getxattr(path, volume.space.name, follow_symlinks=name == b".")
     except OSError:
-        return False
-    return True
+        return None
 
 
 def candidates(
@@ -114,8 +126,8 @@ def candidates(
     for found in walk(volume, below, errors):
         status = found.status
         reason = (
-            "already optimised"
-            if found.is_stub
+            _stub_state(volume, found, skipped, errors)
+            if found.attribute is not None
             else "empty"
             if status.st_size == 0
             else "below the minimum size"
@@ -130,3 +142,16 @@ def candidates(
             skipped.add(reason, status.st_size)
         else:
             yield Candidate(found.path, FileIdentity.of(status))
+
+
+def _stub_state(volume: Volume, found: Found, skipped: Skipped, errors: list[str]) -> str:
+    """Why a stub is no candidate; notes what is not in order about it."""
+    assert found.attribute is not None
+    try:
+        stub = decode_stub(found.attribute, volume.space.volume, show_path(found.path))
+    except DamagedStub as error:
+        errors.append(str(error))
+        return "has a damaged attribute"
+    if stub.flags:
+        skipped.unsettled.append(found.path)
+    return "already optimised"
