@@ -1,0 +1,140 @@
+"""What every test may use: file systems of its own, hypothesis profiles, a guard against leaks."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from dedupd.mounts import all_mounts
+from dedupd.units import parse_size
+
+# Programs for administrators (mkfs, losetup) are not on everybody's PATH.
+os.environ["PATH"] += ":/usr/local/sbin:/usr/sbin:/sbin"
+
+_SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "default", deadline=None, max_examples=60, suppress_health_check=_SLOW_IS_FINE
+)
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("thorough", settings.get_profile("default"), max_examples=3000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.geteuid() == 0:
+        return
+    for item in items:
+        if item.get_closest_marker("root"):
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+_MAKE = {
+    "ext4": ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,lazy_journal_init=1"],
+    "xfs": ["mkfs.xfs", "-q", "-f"],
+    "btrfs": ["mkfs.btrfs", "-q", "-f"],
+}
+
+
+class MakeFileSystem(Protocol):
+    def __call__(self, kind: str = "ext4", size: str = "512M", options: str = "") -> Path:
+        """A fresh file system, mounted; ``options`` are for mount. XFS needs 300M at least."""
+
+
+@pytest.fixture
+def loop_fs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFileSystem]:
+    """Makes file systems on loop devices, which live as long as the test.
+
+    Skips the test where the machine can not do that.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("file systems on loop devices need root")
+    with ExitStack() as stack:
+
+        def make(kind: str = "ext4", size: str = "512M", options: str = "") -> Path:
+            if shutil.which(_MAKE[kind][0]) is None:
+                pytest.skip(f"{_MAKE[kind][0]} is not installed")
+            base = tmp_path_factory.mktemp(kind)
+            image, point = base / "image", base / "mount"
+            stack.callback(image.unlink)
+            with open(image, "xb") as file:
+                file.truncate(parse_size(size))
+            point.mkdir()
+            _run([*_MAKE[kind], str(image)])
+            mounting = ["mount", "-o", "loop" + (f",{options}" if options else "")]
+            result = subprocess.run(
+                [*mounting, str(image), str(point)], capture_output=True, text=True, check=False
+            )
+            if result.returncode:
+                reason = result.stderr.strip()
+                if "loop device" in reason or "unknown filesystem" in reason:
+                    pytest.skip(f"no {kind} on a loop device here: {reason}")
+                raise RuntimeError(f"mount {kind}: {reason}")
+            stack.callback(_unmount_below, point)
+            return point
+
+        yield make
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip()}")
+
+
+def _mounts_below(directory: Path) -> list[str]:
+    """Mount points at and below a directory, the newest first."""
+    return [
+        point
+        for point, _kind, _source in reversed(all_mounts())
+        if Path(point) == directory or directory in Path(point).parents
+    ]
+
+
+def _unmount_below(directory: Path) -> None:
+    """Unmount everything at and below a directory; what is in use goes lazily, and is an error."""
+    busy = []
+    for point in _mounts_below(directory):
+        if subprocess.run(["umount", point], capture_output=True, check=False).returncode:
+            busy.append(point)
+            _run(["umount", "--lazy", point])
+    if busy:
+        raise RuntimeError(f"still in use at the end of the test: {', '.join(busy)}")
+
+
+def _loop_devices(directory: Path) -> list[str]:
+    """Loop devices whose image lies, or lay, below a directory."""
+    found = []
+    for device in Path("/sys/block").glob("loop*"):
+        try:
+            image = (device / "loop/backing_file").read_text().strip()
+        except OSError:
+            continue  # not attached
+        if directory in Path(image.removesuffix(" (deleted)")).parents:
+            found.append(f"/dev/{device.name}")
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No mount and no loop device that the tests made outlives them."""
+    yield
+    base = tmp_path_factory.getbasetemp().resolve()
+    left = [*_mounts_below(base), *_loop_devices(base)]
+    if not left:
+        return
+    for step in (
+        partial(_unmount_below, base),
+        *(partial(_run, ["losetup", "--detach", device]) for device in _loop_devices(base)),
+    ):
+        try:
+            step()
+        except RuntimeError as error:
+            left.append(str(error))
+    pytest.fail(f"the tests left behind: {', '.join(left)}")
