@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,9 +18,9 @@ from dedupd.content import open_content
 from dedupd.control import ControlClient
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
 from dedupd.failpoint import define, reach
+from dedupd.format.recipe import RecipeRef
 from dedupd.fsutil import lease_exclusively, open_beneath, opened, show_path
-from dedupd.store.recipes import RecipeRef
-from dedupd.stub import FileIdentity, begin_commit, finish_commit, revert_commit, settle
+from dedupd.stub import Begun, FileIdentity, begin_commit, finish_commit, revert_commit, settle
 from dedupd.volume import Volume
 
 _BEGUN = define("commit.begun", "the attributes of a batch are set, not yet synced")
@@ -96,7 +96,7 @@ class VolumeCommitter:
 
 def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
     results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
-    begun: dict[int, tuple[int, FileIdentity]] = {}
+    begun: dict[int, tuple[int, Begun]] = {}
     with ExitStack() as files:
         try:
             for at, request in enumerate(requests):
@@ -117,9 +117,9 @@ def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
                 revert_commit(fd, volume.space, volume.disk)
             raise
         reach(_DURABLE)
-        for at, (fd, identity) in begun.items():
+        for at, (fd, started) in begun.items():
             try:
-                finish_commit(fd, identity, volume.space, volume.disk, volume.block_bytes)
+                finish_commit(fd, started, volume.space, volume.disk, volume.block_bytes)
                 results[at] = Result(Outcome.DONE)
             except (FileChanged, OSError) as error:
                 results[at] = step_failure(error)
@@ -127,14 +127,11 @@ def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
     return results
 
 
-def _begin(volume: Volume, fd: int, request: Request) -> FileIdentity:
+def _begin(volume: Volume, fd: int, request: Request) -> Begun:
     """Begin the commit of a file that nobody else has open. Raises Busy, FileChanged."""
     if not lease_exclusively(fd):
         raise Busy("it is open in another process")
-    recipe = request.recipe
-    return begin_commit(
-        fd, request.identity, recipe.recipe, recipe.digest, volume.space, volume.disk
-    )
+    return begin_commit(fd, request.identity, request.recipe, volume.space, volume.disk)
 
 
 def settle_interrupted(volume: Volume, path: bytes) -> None:
@@ -200,9 +197,10 @@ def step_failure(error: DedupdError | OSError) -> Result:
 def request_to_json(request: Request) -> dict[str, Any]:
     return {
         "path": os.fsdecode(request.path),
-        "identity": asdict(request.identity),
+        "identity": request.identity._asdict(),
         "recipe": request.recipe.recipe,
         "digest": request.recipe.digest.hex(),
+        "direct": request.recipe.direct,
     }
 
 
@@ -210,7 +208,7 @@ def request_from_json(row: dict[str, Any]) -> Request:
     return Request(
         os.fsencode(row["path"]),
         FileIdentity(**row["identity"]),
-        RecipeRef(row["recipe"], bytes.fromhex(row["digest"])),
+        RecipeRef(row["recipe"], bytes.fromhex(row["digest"]), row["direct"]),
     )
 
 

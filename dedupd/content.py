@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 from dedupd.errors import DamagedChunk, DamagedRecipe
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.stub import StubAttribute
+from dedupd.format.recipe import RecipeRef
+from dedupd.format.stub import Flag, StubAttribute
 from dedupd.fsutil import read_into
 from dedupd.store.reader import RecordReader
-from dedupd.store.recipes import Recipe, RecipeReader, RecipeRef, Span
+from dedupd.store.recipes import Recipe, RecipeReader, Span
 from dedupd.stub import RecipeBytes, missing_ranges
 
 ReadChunk = Callable[[int, int], bytes]
@@ -67,7 +68,7 @@ def open_content(
     stub: StubAttribute, recipes: RecipeReader, read_chunk: ReadChunk, where: str
 ) -> StoreContent:
     """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
-    recipe = recipes.open(RecipeRef(stub.recipe, stub.digest), where)
+    recipe = recipes.open(RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags), where)
     if recipe.length < stub.covered:
         raise DamagedRecipe(
             f"{where}: the recipe covers {recipe.length} bytes; the stub counts on {stub.covered}"

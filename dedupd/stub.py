@@ -8,11 +8,13 @@ blocks a crash has left behind: they are read where they are present, and else f
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dedupd import native
 from dedupd.disk import Disk
 from dedupd.errors import Damaged, FileChanged, NoSpace
 from dedupd.failpoint import define, reach
+from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
 from dedupd.fsutil import data_ranges, read_at
 from dedupd.units import align_down, align_up
@@ -29,8 +31,7 @@ _COMPARE_BYTES = 128 << 10
 """One large chunk: what differs is kept in pieces of this size."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """What must be the same for a file to be the one that was read."""
 
     inode: int
@@ -41,6 +42,13 @@ class FileIdentity:
     @classmethod
     def of(cls, status: os.stat_result) -> "FileIdentity":
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class Begun(NamedTuple):
+    """A commit under way: the file's identity with the attribute set, and that attribute."""
+
+    identity: FileIdentity
+    stub: StubAttribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +70,13 @@ class AttributeSpace:
 def begin_commit(
     fd: int,
     expected: FileIdentity,
-    recipe: int,
-    digest: bytes,
+    ref: RecipeRef,
     space: AttributeSpace,
     disk: Disk,
-) -> FileIdentity:
+) -> "Begun":
     """Make a plain file a stub with all its blocks still present.
 
-    Returns the identity to hand to :func:`finish_commit` once the attribute is durable.
+    Returns what to hand to :func:`finish_commit` once the attribute is durable.
     Raises FileChanged where the file is not the one that was read; NoSpace.
     """
     status = os.fstat(fd)
@@ -77,32 +84,31 @@ def begin_commit(
         raise FileChanged("it changed while it was being read")
     if native.fgetxattr(fd, space.name) is not None:
         raise FileChanged("it became a stub meanwhile")
-    space.write(
-        fd, StubAttribute(recipe, digest, status.st_size, status.st_mtime_ns, Flag.COMMITTING), disk
-    )
+    flags = Flag.COMMITTING | (Flag.DIRECT if ref.direct else Flag(0))
+    stub = StubAttribute(ref.recipe, ref.digest, status.st_size, status.st_mtime_ns, flags)
+    space.write(fd, stub, disk)
     reach(_ATTRIBUTE_SET)
     begun = os.fstat(fd)
     if (begun.st_size, begun.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         # Setting the attribute has moved the ctime on; this is what still tells of a writer.
         disk.remove_attribute(fd, space.name)
         raise FileChanged("it changed while it was being committed")
-    return FileIdentity.of(begun)
+    return Begun(FileIdentity.of(begun), stub)
 
 
 def finish_commit(
-    fd: int, begun: FileIdentity, space: AttributeSpace, disk: Disk, block_bytes: int
+    fd: int, begun: "Begun", space: AttributeSpace, disk: Disk, block_bytes: int
 ) -> None:
     """Punch a stub whose attribute, and whose chunks, are durable.
 
     Raises FileChanged, with the file plain again, where it was touched since :func:`begin_commit`.
     """
     status = os.fstat(fd)
-    if FileIdentity.of(status) != begun:
+    if FileIdentity.of(status) != begun.identity:
         disk.remove_attribute(fd, space.name)
         raise FileChanged("it changed while it was being committed")
-    stub = space.read(fd, "the file being committed")
-    assert stub is not None and stub.flags & Flag.COMMITTING
-    _punch_and_settle(fd, stub, status, space, disk, block_bytes)
+    # The change time is still the one of setting the attribute, so the attribute is what was set.
+    _punch_and_settle(fd, begun.stub, status, space, disk, block_bytes)
 
 
 def revert_commit(fd: int, space: AttributeSpace, disk: Disk) -> None:

@@ -136,7 +136,7 @@ class Volume:
 
     @cached_property
     def recipes(self) -> RecipeReader:
-        return RecipeReader(self.stream_records)
+        return RecipeReader(self.stream_records, self.chunk_records)
 
     @cached_property
     def read_chunk(self) -> ReadChunk:

@@ -152,6 +152,6 @@ def _stub_state(volume: Volume, found: Found, skipped: Skipped, errors: list[str
     except DamagedStub as error:
         errors.append(str(error))
         return "has a damaged attribute"
-    if stub.flags:
+    if stub.flags.transient:
         skipped.unsettled.append(found.path)
     return "already optimised"

@@ -195,8 +195,8 @@ class Verify:
         except OSError as error:
             self._find("stub-attribute", where, f"cannot be read: {error.strerror}")
             return
-        if stub.flags:
-            self._find("stub-settled", where, f"still {stub.flags!r}; a mount or a job settles it")
+        if stub.flags.transient:
+            self._find("stub-settled", where, f"still {stub.flags.transient!r}; a mount or a job settles it")
         try:
             content = open_content(
                 stub, self._volume.recipes, self._volume.read_chunk, where

@@ -27,12 +27,28 @@ _ENTRY = struct.Struct("<QQ")
 assert _HEADER.size == HEADER_BYTES
 
 
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeRef:
+    """What a stub keeps of its recipe: the root's id, and half of that record's fingerprint.
+
+    ``direct``: the file is a single chunk, and this is the chunk's id and fingerprint. That spares
+    small files a record of their own and their readers a look-up.
+    """
+
+    recipe: int
+    digest: bytes
+    direct: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One node. ``ids`` and ``lengths`` run in parallel; lengths are raw bytes.
 
-    ``offsets`` are where the entries begin within the node. In a leaf (``level`` 0) an id names a chunk, or is ``HOLE``; above, it names a node one level
-    down. ``content`` digests the fingerprints below, independent of where chunks are stored.
+    ``offsets`` are where the entries begin within the node. In a leaf (``level`` 0) an id names a
+    chunk, or is ``HOLE``; above, it names a node one level down. ``content`` digests the fingerprints below, independent of where chunks are stored.
     """
 
     level: int

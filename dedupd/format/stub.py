@@ -27,14 +27,21 @@ class Flag(enum.IntFlag):
     modification time is the one in the attribute."""
     RESTORING = 2
     """The stub is being filled: the modification time is the one in the attribute."""
+    DIRECT = 4
+    """The file is one chunk: ``recipe`` is that chunk's id, and there is no recipe record."""
+
+    @property
+    def transient(self) -> "Flag":
+        """The flags of a change that is under way."""
+        return self & ~Flag.DIRECT
 
 
 @dataclass(frozen=True, slots=True)
 class StubAttribute:
     """The decoded attribute.
 
-    ``digest`` is the first half of the recipe record's fingerprint; ``covered`` is how many bytes
-    from the start of the file the recipe stands for; ``mtime_ns`` is the time to be restored while
+    ``digest`` is the first half of the fingerprint of the recipe's record, or of the chunk if DIRECT;
+    ``covered`` is how many bytes from the start of the file the recipe stands for; ``mtime_ns`` is the time to be restored while
     COMMITTING or RESTORING; ``local`` are (offset, length) ranges that lie in the file itself.
     """
 

@@ -50,6 +50,14 @@ class RecordReader:
         entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
         return entry.stored_length if entry is not None else 0
 
+    def describe(self, record_id: int) -> tuple[bytes, int]:
+        """A record's fingerprint and raw length, without its payload. Raises DamagedContainer."""
+        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        if entry is not None:
+            return entry.fingerprint, entry.raw_length
+        record, raw = self.read(record_id)
+        return record.fingerprint, len(raw)
+
     def _read_one(self, record_id: int) -> tuple[Record, bytes]:
         container = self._acquire(container_of(record_id))
         try:

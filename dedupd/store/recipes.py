@@ -13,6 +13,7 @@ from dedupd.errors import DamagedRecipe
 from dedupd.format import container as fmt
 from dedupd.format import recipe
 from dedupd.format.ids import HOLE, show_id
+from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.index.base import ChunkIndex
 from dedupd.store.reader import RecordReader
 from dedupd.store.writer import ContainerWriter, NewRecord
@@ -20,18 +21,9 @@ from dedupd.store.writer import ContainerWriter, NewRecord
 NODES_CACHED_MAX = 512
 """About 100 KB each when full of entries, as Python lists."""
 
-DIGEST_BYTES = 16
 HOLE_FINGERPRINT = bytes(native.HASH_BYTES)
 _LEVEL = 3
 _SAVING_MIN = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeRef:
-    """What a stub keeps of its recipe. ``digest`` is half of the record's fingerprint."""
-
-    recipe: int
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +130,8 @@ class RecipeBuilder:
     def finish(self) -> RecipeRef:
         """The complete recipe; durable once flushed and synced. The file must not be empty."""
         level, rows = 0, self._rows
+        if not self._levels and len(rows) == 1 and rows[0].chunk != HOLE:
+            return RecipeRef(rows[0].chunk, rows[0].fingerprint[:DIGEST_BYTES], direct=True)
         while level < len(self._levels):
             self._close(level, rows)
             rows = self._levels[level]
@@ -191,19 +185,32 @@ class Recipe:
 class RecipeReader:
     """Reads recipes from the stream containers, with a cache of nodes. Thread-safe."""
 
-    def __init__(self, records: RecordReader) -> None:
+    def __init__(self, records: RecordReader, chunks: RecordReader) -> None:
         self._records = records
+        self._chunks = chunks
         self._cache: OrderedDict[int, tuple[recipe.Node, bytes]] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, ref: RecipeRef, where: str) -> Recipe:
         """The recipe that a stub names. Raises DamagedRecipe, DamagedContainer."""
+        if ref.direct:
+            return self._open_direct(ref, where)
         node, fingerprint = self._node(ref.recipe, where)
         if fingerprint[:DIGEST_BYTES] != ref.digest:
             raise DamagedRecipe(
                 f"{where}: recipe {show_id(ref.recipe)} is not the one that the stub names"
             )
         return Recipe(self, node)
+
+    def _open_direct(self, ref: RecipeRef, where: str) -> Recipe:
+        """The recipe of one entry that a chunk's id alone stands for."""
+        fingerprint, length = self._chunks.describe(ref.recipe)
+        if fingerprint[:DIGEST_BYTES] != ref.digest:
+            raise DamagedRecipe(
+                f"{where}: chunk {show_id(ref.recipe)} is not the one that the stub names"
+            )
+        content = recipe.content_digest([(fingerprint, length)])
+        return Recipe(self, recipe.Node(0, length, content, (ref.recipe,), (length,), (0,)))
 
     def child(self, parent: recipe.Node, at: int) -> recipe.Node:
         """The node below entry ``at`` of an inner node, checked against what the entry says."""
