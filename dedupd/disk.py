@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dedupd import native
 from dedupd.errors import NoSpace
 
+_RENAME_NOREPLACE = 1
 
 class Disk:
     """Durable effects on the real file system. Stateless; errors are OSError, and NoSpace."""
@@ -77,14 +78,37 @@ class Disk:
     def rename(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
         os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
 
+    def rename_new(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+        """Rename, but never over something that exists (then FileExistsError)."""
+        native.renameat2(from_fd, old, to_fd, new, _RENAME_NOREPLACE)
+
     def unlink(self, dir_fd: int, name: bytes) -> None:
         os.unlink(name, dir_fd=dir_fd)
 
     def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
         os.mkdir(name, mode, dir_fd=dir_fd)
 
-    def replace_file(self, dir_fd: int, name: bytes, data: bytes, mode: int = 0o600) -> None:
-        """Put ``data`` in place of the file ``name``, atomically and durably."""
+    def remove_dir(self, dir_fd: int, name: bytes) -> None:
+        os.rmdir(name, dir_fd=dir_fd)
+
+    def set_owner(self, fd: int, uid: int, gid: int) -> None:
+        os.fchown(fd, uid, gid)
+
+    def set_mode(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+    def replace_file(
+        self,
+        dir_fd: int,
+        name: bytes,
+        data: bytes,
+        mode: int = 0o600,
+        times_ns: tuple[int, int] | None = None,
+    ) -> None:
+        """Put ``data`` in place of the file ``name``, atomically and durably.
+
+        ``times_ns`` are the access and modification times that it is to have.
+        """
         temporary = name + b".new"
         try:
             self.unlink(dir_fd, temporary)
@@ -93,6 +117,8 @@ class Disk:
         fd = self.create(dir_fd, temporary, mode)
         try:
             self.write_at(fd, [data], 0)
+            if times_ns is not None:
+                self.set_times(fd, *times_ns)
             self.sync_file(fd)
         finally:
             os.close(fd)

@@ -6,15 +6,15 @@ marker files ``enabling`` and ``disabling`` say which way to go on.
 
 import errno
 import os
-import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from dedupd import mounts, native
+from dedupd import mounts
 from dedupd.disk import Disk
 from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
-from dedupd.fsutil import data_ranges, opened, read_at, show_path
+from dedupd.fsutil import data_ranges, locked, opened, read_at, show_path
 from dedupd.parameters import Parameters, new_parameters
 from dedupd.policy import policy_text
 from dedupd.volume import BASE_NAME, POLICY_FILE, VOLUME_FILE, block_bytes_of
@@ -62,54 +62,79 @@ def enable(
         if not os.path.lexists(base):
             _refuse_mounts_inside(root)
             disk.make_dir(root_fd, _BASE)
+            # So that a resumed call, too, finds the time that is to be kept.
+            disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
         elif not os.path.exists(os.path.join(base, "enabling")) and not _is_fresh_base(base):
             raise UsageError(f"{base} exists and is not ours; move it away")
-        with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as base_fd:
-            return _enable_at(
-                root, root_fd, base_fd, before, chunk_size, fingerprint, policy_values, disk
-            )
+        with opened(_open_dir(root_fd, _BASE)) as base_fd:
+            if _read_optional(base_fd, ENABLING) is None:
+                attribute = probe(base_fd, root, disk)
+                parameters = new_parameters(chunk_size, fingerprint, attribute)
+                _prepare(root_fd, base_fd, before, parameters, policy_text(policy_values), disk)
+            reach(_PREPARED)
+            return _move_in(root, root_fd, base_fd, disk)
 
 
-def _enable_at(
-    root: str,
+def _prepare(
     root_fd: int,
     base_fd: int,
     before: os.stat_result,
-    chunk_size: str,
-    fingerprint: str,
-    policy_values: dict[str, str],
+    parameters: Parameters,
+    policy: str,
     disk: Disk,
-) -> Parameters:
+) -> None:
+    """Fill ``.dedupd``; it is complete once the marker is there, whose times are the directory's."""
+    for name in (b"data", b"store", b"store/chunks", b"store/streams", b"store/merge", b"catalog"):
+        _ensure_dir(base_fd, name, disk)
+    with opened(_open_dir(base_fd, b"store")) as store_fd:
+        disk.sync_dir(store_fd)
+    disk.replace_file(base_fd, POLICY_FILE, policy.encode())
+    with opened(_open_dir(base_fd, b"data")) as data_fd:
+        _copy_directory_metadata(root_fd, data_fd, disk)
+        disk.sync_file(data_fd)
+    times_ns = before.st_atime_ns, before.st_mtime_ns
+    disk.replace_file(base_fd, ENABLING, parameters.to_json(), times_ns=times_ns)
+    disk.sync_dir(root_fd)
+
+
+def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
+    """From the marker to the volume file."""
     marker = _read_optional(base_fd, ENABLING)
-    if marker is None:
-        attribute = probe(base_fd, root, disk)
-        parameters = new_parameters(chunk_size, fingerprint, attribute)
-        text = policy_text(policy_values)
-        for name in (b"data", b"store", b"store/chunks", b"store/streams", b"store/merge"):
-            _ensure_dir(base_fd, name, disk)
-        _ensure_dir(base_fd, b"catalog", disk)
-        disk.replace_file(base_fd, POLICY_FILE, text.encode())
-        _copy_directory_metadata(root, os.path.join(root, BASE_NAME, "data"))
-        disk.replace_file(base_fd, ENABLING, parameters.to_json())
-        disk.sync_dir(root_fd)
-    else:
-        parameters = Parameters.from_json(marker, f"{root}/{BASE_NAME}/enabling")
-    reach(_PREPARED)
-    with opened(os.open(b"data", os.O_RDONLY | os.O_DIRECTORY, dir_fd=base_fd)) as data_fd:
+    assert marker is not None
+    parameters = Parameters.from_json(marker, f"{root}/{BASE_NAME}/enabling")
+    times = os.stat(ENABLING, dir_fd=base_fd)
+    with opened(_open_dir(base_fd, b"data")) as data_fd:
         _move_entries(root_fd, data_fd, _MOVED, root, disk)
-        if marker is None:
-            os.utime(data_fd, ns=(before.st_atime_ns, before.st_mtime_ns))
-        disk.sync_dir(data_fd)
+        disk.set_times(data_fd, times.st_atime_ns, times.st_mtime_ns)
+        disk.sync_file(data_fd)
         disk.sync_dir(root_fd)
     reach(_ALL_MOVED)
     if os.geteuid() == 0:
-        os.fchown(root_fd, 0, 0)
-        os.fchmod(root_fd, 0o755)
+        disk.set_owner(root_fd, 0, 0)
+        disk.set_mode(root_fd, 0o755)
     disk.replace_file(base_fd, VOLUME_FILE, parameters.to_json())
     reach(_ENABLED)
     disk.unlink(base_fd, ENABLING)
     disk.sync_dir(base_fd)
     return parameters
+
+
+def begin_disable(base_fd: int, disk: Disk) -> None:
+    """Put the marker in place of the volume file: from here on nobody can open the volume.
+
+    The caller holds the volume's locks, and has made sure that no stub is left. Raises
+    FileNotFoundError where there is no volume.
+    """
+    if _read_optional(base_fd, VOLUME_FILE) is not None:
+        # The marker's own times keep those of the directory, which moving changes.
+        times = os.stat(b"data", dir_fd=base_fd)
+        with opened(disk.open_write(base_fd, VOLUME_FILE)) as fd:
+            disk.set_times(fd, times.st_atime_ns, times.st_mtime_ns)
+            disk.sync_file(fd)
+        disk.rename(base_fd, VOLUME_FILE, base_fd, DISABLING)
+    else:
+        disk.rename(base_fd, ENABLING, base_fd, DISABLING)
+    disk.sync_dir(base_fd)
 
 
 def disable(path: str, *, disk: Disk) -> None:
@@ -124,34 +149,63 @@ def disable(path: str, *, disk: Disk) -> None:
     if not os.path.isdir(base):
         raise NotAVolume(f"{path}: not a volume")
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with opened(root_fd), opened(base_fd):
-        if _read_optional(base_fd, DISABLING) is None:
-            source = VOLUME_FILE if _read_optional(base_fd, VOLUME_FILE) is not None else ENABLING
-            try:
-                disk.rename(base_fd, source, base_fd, DISABLING)
-            except FileNotFoundError:
-                raise NotAVolume(f"{path}: not a volume") from None
-            disk.sync_dir(base_fd)
-        reach(_DISABLING)
-        data = os.path.join(base, "data")
-        if os.path.isdir(data):
-            times = os.stat(data)
-            _refuse_collisions(root, data)
-            with opened(os.open(data, os.O_RDONLY | os.O_DIRECTORY)) as data_fd:
-                _move_entries(data_fd, root_fd, _MOVED_BACK, root, disk)
-                disk.sync_dir(data_fd)
+    with opened(root_fd), opened(_open_dir(root_fd, _BASE)) as base_fd:
+        if _is_last_remains(base):
+            _remove_base(root_fd, base_fd, os.stat(root_fd), disk)
+            return
+        with _both_locks(base_fd, path):
+            if _read_optional(base_fd, DISABLING) is None:
+                try:
+                    begin_disable(base_fd, disk)
+                except FileNotFoundError:
+                    raise NotAVolume(f"{path}: not a volume") from None
+            reach(_DISABLING)
+            _move_out(root, root_fd, base_fd, disk)
+
+
+def _move_out(root: str, root_fd: int, base_fd: int, disk: Disk) -> None:
+    """From the marker to the plain directory."""
+    times = os.stat(DISABLING, dir_fd=base_fd)
+    if _exists(base_fd, b"data"):
+        _refuse_collisions(root, os.path.join(root, BASE_NAME, "data"))
+        with opened(_open_dir(base_fd, b"data")) as data_fd:
+            _move_entries(data_fd, root_fd, _MOVED_BACK, root, disk)
             disk.sync_dir(root_fd)
+            disk.sync_dir(data_fd)
             reach(_EMPTIED)
-            _copy_directory_metadata(data, root)
-            os.utime(root_fd, ns=(times.st_atime_ns, times.st_mtime_ns))
-            os.rmdir(data)
-        times = os.stat(root_fd)
-        for name in sorted(os.listdir(base), key=lambda name: name == DISABLING.decode()):
-            _remove(os.path.join(base, name))
-        os.rmdir(base)
-        os.utime(root_fd, ns=(times.st_atime_ns, times.st_mtime_ns))
-        disk.sync_dir(root_fd)
+            _copy_directory_metadata(data_fd, root_fd, disk)
+            disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
+            disk.sync_file(root_fd)
+        disk.remove_dir(base_fd, b"data")
+    _remove_base(root_fd, base_fd, times, disk)
+
+
+def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) -> None:
+    """Remove all of ``.dedupd``, the marker last, and make the directory look untouched."""
+    names = [os.fsencode(name) for name in os.listdir(base_fd)]
+    for name in sorted(names, key=lambda name: (name == DISABLING, name)):
+        _remove(base_fd, name, disk)
+    disk.remove_dir(root_fd, _BASE)
+    disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
+    disk.sync_file(root_fd)
+
+
+@contextmanager
+def _both_locks(base_fd: int, path: str) -> Iterator[None]:
+    """Keep out jobs and mounts that opened the volume before it was marked."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with (
+        opened(os.open("lock", flags, 0o600, dir_fd=base_fd)) as job,
+        opened(os.open("mount.lock", flags, 0o600, dir_fd=base_fd)) as mount,
+        locked(job, f"{path}: a job is running; wait for it, or cancel it"),
+        locked(mount, f"{path}: a mount of the volume is being served; unmount it first"),
+    ):
+        yield
+
+
+def _is_last_remains(base: str) -> bool:
+    """Whether only what disabling removes last is left of a ``.dedupd``."""
+    return set(os.listdir(base)) <= {"lock", "mount.lock"}
 
 
 def _check_root(path: str) -> str:
@@ -187,6 +241,19 @@ def _is_fresh_base(base: str) -> bool:
     return names <= expected | {"probe"} and (not os.path.isdir(data) or not os.listdir(data))
 
 
+def _open_dir(dir_fd: int, name: bytes) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(name, flags, dir_fd=dir_fd)
+
+
+def _exists(dir_fd: int, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _ensure_dir(base_fd: int, name: bytes, disk: Disk) -> None:
     try:
         disk.make_dir(base_fd, name)
@@ -208,7 +275,7 @@ def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -
         if name in _LEFT_IN_PLACE:
             continue
         try:
-            native.renameat2(from_fd, name, to_fd, name, _RENAME_NOREPLACE)
+            disk.rename_new(from_fd, name, to_fd, name)
         except OSError as error:
             if error.errno in (errno.EBUSY, errno.EXDEV):
                 raise UsageError(
@@ -217,9 +284,6 @@ def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -
                 ) from error
             raise
         reach(point)
-
-
-_RENAME_NOREPLACE = 1
 
 
 def _refuse_collisions(root: str, data: str) -> None:
@@ -231,24 +295,29 @@ def _refuse_collisions(root: str, data: str) -> None:
         )
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+def _remove(dir_fd: int, name: bytes, disk: Disk) -> None:
+    """Remove a file, or a directory with all that is in it."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+        disk.unlink(dir_fd, name)
+        return
+    with opened(_open_dir(dir_fd, name)) as fd:
+        for entry in os.listdir(fd):
+            _remove(fd, os.fsencode(entry), disk)
+    disk.remove_dir(dir_fd, name)
 
 
-def _copy_directory_metadata(source: str, target: str) -> None:
-    """Owner, mode, extended attributes and times of a directory."""
+def _copy_directory_metadata(source: int, target: int, disk: Disk) -> None:
+    """Owner, mode and extended attributes of a directory, both open."""
     status = os.stat(source)
     if os.geteuid() == 0:
-        os.chown(target, status.st_uid, status.st_gid)
-    for name in os.listxattr(target):
-        os.removexattr(target, name)
-    for name in os.listxattr(source):
-        os.setxattr(target, name, os.getxattr(source, name))
-    os.chmod(target, stat.S_IMODE(status.st_mode))
-    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        disk.set_owner(target, status.st_uid, status.st_gid)
+    wanted = {os.fsencode(name): os.getxattr(source, name) for name in os.listxattr(source)}
+    for name in map(os.fsencode, os.listxattr(target)):
+        if name not in wanted:
+            disk.remove_attribute(target, name)
+    for name, value in wanted.items():
+        disk.set_attribute(target, name, value)
+    disk.set_mode(target, stat.S_IMODE(status.st_mode))
 
 
 def probe(base_fd: int, where: str, disk: Disk) -> str:

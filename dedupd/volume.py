@@ -149,6 +149,7 @@ class Volume:
             opened(self._open_lock("lock")) as fd,
             locked(fd, f"{self.root}: another job holds the volume; wait for it, or cancel it"),
         ):
+            self._require_enabled()
             yield
 
     @contextmanager
@@ -158,7 +159,15 @@ class Volume:
             opened(self._open_lock("mount.lock")) as fd,
             locked(fd, f"{self.root}: a mount of the volume is being served", wait=wait),
         ):
+            self._require_enabled()
             yield
+
+    def _require_enabled(self) -> None:
+        """Disabling may have begun between the opening of the volume and that of the lock."""
+        try:
+            os.stat(VOLUME_FILE, dir_fd=self.base_fd)
+        except FileNotFoundError:
+            raise NotAVolume(f"{self.root}: the volume is being disabled") from None
 
     def _open_lock(self, name: str) -> int:
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)

@@ -42,7 +42,7 @@ class Seen:
     mtime_ns: int
     content: str
     attributes: tuple[tuple[str, bytes], ...]
-    same_inode_as: str
+    links: int
 
 
 @contextmanager
@@ -95,9 +95,9 @@ def make_tree(root: Path, seed: int = 1) -> None:
         (root / os.fsdecode(name)).write_bytes(content)
     with open(root / "sparse", "wb") as file:
         file.write(rng.randbytes(40 * KIB))
-        file.seek(3 << 20)
+        file.seek(1400 * KIB)
         file.write(rng.randbytes(50 * KIB + 1))
-        file.truncate(5 << 20)
+        file.truncate(2 << 20)
     os.link(root / "base.bin", root / "docs" / "hard-link")
     os.symlink("../base.bin", root / "docs" / "link")
     os.mkfifo(root / "fifo")
@@ -132,11 +132,10 @@ def _see(
     hidden: bytes = b"",
 ) -> dict[str, Seen]:
     seen: dict[str, Seen] = {}
-    first: dict[int, str] = {}
     for directory, names, others in os.walk(root):
+        if ".dedupd" in names:
+            names.remove(".dedupd")
         for name in sorted(names + others):
-            if name == ".dedupd":
-                continue
             path = Path(directory) / name
             status = path.lstat()
             relative = str(path.relative_to(root))
@@ -158,7 +157,7 @@ def _see(
                 status.st_mtime_ns if mtime_ns is None else mtime_ns,
                 content,
                 attributes,
-                first.setdefault(status.st_ino, relative),
+                status.st_nlink if not stat.S_ISDIR(status.st_mode) else 0,
             )
     return seen
 
@@ -196,14 +195,14 @@ def make_volume(root: Path, seed: int = 1) -> dict[str, Seen]:
     return before
 
 
-def enable_volume(root: Path) -> None:
+def enable_volume(root: Path, disk: Disk | None = None) -> None:
     """Enable with a policy that takes every file at once."""
     enable(
         str(root),
         chunk_size="64k",
         fingerprint="blake3",
         policy_values={"min_age": "0s"},
-        disk=Disk(),
+        disk=disk or Disk(),
     )
 
 
@@ -227,9 +226,27 @@ def disable_volume(root: Path, disk: Disk | None = None) -> None:
 
 
 def see(root: Path) -> dict[str, Seen]:
-    """What an enabled volume's users would see."""
-    with Volume.open(str(root)) as volume:
-        return see_volume(volume)
+    """What is in a directory, whether it is plain, a volume, or on its way from one to the other.
+
+    On the way there are no stubs, and entries lie either in the directory or already in ``data/``.
+    """
+    base = root / ".dedupd"
+    if (base / "volume.json").exists() and not (base / "disabling").exists():
+        with Volume.open(str(root)) as volume:
+            return see_volume(volume)
+    seen = see_plain(root)
+    if (base / "data").exists():
+        moved = see_plain(base / "data")
+        assert not seen.keys() & moved.keys()
+        seen |= moved
+    return seen
+
+
+def see_top(root: Path) -> tuple[int, int, int, int]:
+    """Mode, owner, group and time of the directory that users see at the top."""
+    data = root / ".dedupd/data"
+    status = (data if data.exists() else root).stat()
+    return status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns
 
 
 def run_cli(*arguments: str | Path, fail_at: str = "") -> subprocess.CompletedProcess[str]:

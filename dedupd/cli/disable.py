@@ -6,8 +6,8 @@ import click
 
 from dedupd.cli.common import exits, job_run, json_option, print_json
 from dedupd.disk import Disk
-from dedupd.enable import disable
-from dedupd.errors import NotAVolume, UsageError
+from dedupd.enable import begin_disable, disable
+from dedupd.errors import UsageError
 from dedupd.fsutil import show_path
 from dedupd.volume import BASE_NAME, Volume
 from jobs.scan import walk
@@ -21,13 +21,9 @@ from jobs.unoptimize import unoptimize
 @exits
 def command(path: str, first: bool, as_json: bool) -> None:
     """Make the volume PATH a plain directory again, leaving nothing behind."""
-    marker = os.path.join(path, BASE_NAME, "disabling")
-    if not os.path.exists(marker):
-        try:
-            _check(path, first)
-        except NotAVolume:
-            if not os.path.exists(os.path.join(path, BASE_NAME, "enabling")):
-                raise
+    base = os.path.join(path, BASE_NAME)
+    if os.path.exists(os.path.join(base, "volume.json")):
+        _begin(path, first)
     disable(path, disk=Disk())
     if as_json:
         print_json({"path": path, "disabled": True})
@@ -35,8 +31,8 @@ def command(path: str, first: bool, as_json: bool) -> None:
         click.echo(f"{path} is a plain directory again.")
 
 
-def _check(path: str, first: bool) -> None:
-    """Refuse while anything is still a stub, or make it plain."""
+def _begin(path: str, first: bool) -> None:
+    """Mark the volume as going; refuse while anything is still a stub, or make it plain first."""
     with Volume.open(path) as volume, volume.job_lock():
         if volume.base.startswith("/proc/"):
             raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
@@ -50,8 +46,10 @@ def _check(path: str, first: bool) -> None:
                 )
         with volume.mount_lock():
             stub = next((found for found in walk(volume) if found.is_stub), None)
-    if stub is not None:
-        raise UsageError(
-            f"{path}: {show_path(stub.path)} and maybe others are still in the store; run"
-            f" `dedupd disable --unoptimize {path}`"
-        )
+            if stub is not None:
+                raise UsageError(
+                    f"{path}: {show_path(stub.path)} and maybe others are still in the store; run"
+                    f" `dedupd disable --unoptimize {path}`"
+                )
+            # Under the same locks: no job can make a stub between the check and the marker.
+            begin_disable(volume.base_fd, volume.disk)

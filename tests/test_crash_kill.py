@@ -1,0 +1,313 @@
+"""Killed at any step, a volume loses nothing, and the next run leaves nothing half done."""
+
+import importlib
+import os
+import pkgutil
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import dedupd
+import jobs
+from dedupd import failpoint
+from dedupd.disk import Disk
+from dedupd.errors import NotAVolume
+from dedupd.volume import Volume
+from jobs.scan import walk
+from tests import crash_helpers as crash
+
+pytestmark = pytest.mark.root
+
+
+def _all_fail_points() -> list[str]:
+    for package in (dedupd, jobs):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if not module.name.startswith(("dedupd.cli", "dedupd.service", "dedupd.native")):
+                importlib.import_module(module.name)
+    return sorted(failpoint.POINTS)
+
+
+SCENARIO = {
+    "enable": "enable",
+    "writer": "optimize",
+    "commit": "optimize",
+    "stub.attribute-set": "optimize",
+    "stub.punched": "optimize",
+    "stub.times-set": "optimize",
+    "stub.restoring": "unoptimize",
+    "stub.filled": "unoptimize",
+    "stub.plain": "unoptimize",
+    "recovery": "optimize again",
+    "disable": "disable",
+}
+"""Fail point, or the first part of its name → the command that passes it."""
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "enable": ("enable", "--min-age", "0s"),
+    "optimize": ("run", "optimize"),
+    "optimize again": ("run", "optimize"),
+    "unoptimize": ("run", "unoptimize"),
+    "disable": ("disable", "--unoptimize"),
+}
+
+
+TOP = (0o41770, 1000, 2000, crash.MTIME_NS)
+"""Mode, owner, group and time of the directories that become volumes here."""
+
+
+def set_top(root: Path) -> None:
+    os.chown(root, TOP[1], TOP[2])
+    os.chmod(root, TOP[0] & 0o7777)
+    os.utime(root, ns=(TOP[3], TOP[3]))
+
+
+def scenario(point: str) -> str:
+    return SCENARIO.get(point) or SCENARIO[point.partition(".")[0]]
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory on an ext4 whose device is memory, so that syncing costs little."""
+    with (
+        crash.tmpfs(tmp_path_factory.mktemp("crash")) as memory,
+        crash.ext4(memory, size_mb=320) as point,
+    ):
+        yield point
+
+
+@pytest.fixture
+def root(fast: Path) -> Iterator[Path]:
+    """A directory with a mixed tree, to become a volume; gone afterwards."""
+    path = fast / "root"
+    path.mkdir()
+    crash.make_tree(path)
+    set_top(path)
+    yield path
+    crash.remove(path)
+
+
+def prepare(root: Path, command: str) -> None:
+    """Bring a plain tree to where ``command`` has all its work to do."""
+    if command == "enable":
+        return
+    crash.enable_volume(root)
+    if command == "optimize again":
+        killed = crash.run_cli("run", "optimize", root, fail_at="writer.appended")
+        assert crash.was_killed(killed), killed.stderr
+    elif command in ("unoptimize", "disable"):
+        crash.optimize_volume(root)
+
+
+def finish(root: Path, command: str, disk: Disk | None = None) -> None:
+    """Run a command to its end, in this process."""
+    if command == "enable":
+        if not (root / ".dedupd/volume.json").exists() or crash.half_done(root):
+            crash.enable_volume(root, disk)
+    elif command == "disable":
+        base = root / ".dedupd"
+        if (base / "volume.json").exists() and not (base / "disabling").exists():
+            crash.unoptimize_volume(root, disk)
+        if base.exists():
+            crash.disable_volume(root, disk)
+    elif command == "unoptimize":
+        crash.unoptimize_volume(root, disk)
+    else:
+        crash.optimize_volume(root, disk)
+
+
+def check_whole(root: Path, command: str, before: dict[str, crash.Seen]) -> None:
+    """The command is over: everything is as users left it, and nothing is half done."""
+    assert crash.see(root) == before
+    assert crash.see_top(root) == TOP
+    if command == "disable":
+        assert os.listdir(root).count(".dedupd") == 0
+        return
+    assert crash.half_done(root) == []
+    report = crash.verify_volume(root)
+    assert report.findings == []
+    with Volume.open(str(root)) as volume:
+        stubs = sum(found.is_stub for found in walk(volume))
+    assert (stubs > 0) == command.startswith("optimize")
+
+
+def test_every_fail_point_has_a_command_that_passes_it() -> None:
+    missing = [p for p in _all_fail_points() if p not in SCENARIO and p.split(".")[0] not in SCENARIO]
+    assert missing == []
+
+
+@pytest.mark.parametrize("point", _all_fail_points())
+def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
+    command = scenario(point)
+    before = crash.see_plain(root)
+    prepare(root, command)
+
+    killed = crash.run_cli(*COMMANDS[command], root, fail_at=point)
+    assert crash.was_killed(killed), f"{point} was not reached: {killed.stderr}"
+    assert crash.see(root) == before
+
+    # And once more, on the way back.
+    random_step = random.Random(point).randrange(6)
+    crash.kill_at_step(lambda disk: finish(root, command, disk), random_step)
+    assert crash.see(root) == before
+
+    again = crash.run_cli(*COMMANDS[command], root)
+    assert again.returncode == 0 or "already a volume" in again.stderr, again.stderr
+    check_whole(root, command, before)
+
+
+STEP_STRIDE = 7
+"""Of all steps of a command, the default run takes every seventh, the slow one all."""
+
+
+def _killed_at_steps(
+    fast: Path, command: str, steps: Callable[[int], bool], steps_max: int = 2000
+) -> int:
+    """Kill ``command`` before each chosen durable effect, each time from the same start."""
+    start, root = fast / "start", fast / "root"
+    start.mkdir()
+    crash.make_tree(start)
+    set_top(start)
+    before = crash.see_plain(start)
+    prepare(start, command)
+    kills = 0
+    for step in range(steps_max):
+        if not steps(step):
+            continue
+        crash.copy_volume(start, root)
+        went_on = crash.kill_at_step(lambda disk: finish(root, command, disk), step)
+        assert crash.see(root) == before, f"killed before step {step}"
+        if went_on:
+            kills += 1
+            again = random.Random(step).randrange(20)
+            crash.kill_at_step(lambda disk: finish(root, command, disk), again)
+            assert crash.see(root) == before, f"killed before step {step}, then {again}"
+            finish(root, command)
+        check_whole(root, command, before)
+        crash.remove(root)
+        if not went_on:
+            break
+    crash.remove(start)
+    return kills
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_between_durable_effects_loses_nothing(fast: Path, command: str) -> None:
+    kills = _killed_at_steps(fast, command, lambda step: step % STEP_STRIDE == STEP_STRIDE // 2)
+    assert kills >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_between_any_two_durable_effects_loses_nothing(fast: Path, command: str) -> None:
+    kills = _killed_at_steps(fast, command, lambda _: True)
+    print(f"\n{command}: killed before each of its {kills} durable effects")
+    assert kills >= 15
+
+
+def _phase(root: Path) -> str:
+    """What a volume was in the middle of, as far as its files tell."""
+    if not (root / ".dedupd/volume.json").exists():
+        return "moving entries"
+    chunks = root / ".dedupd/store/chunks"
+    with Volume.open(str(root)) as volume:
+        attributes = [found.attribute for found in walk(volume)]
+    moving = {value[1] for value in attributes if value is not None and value[1]}
+    stubs = sum(value is not None for value in attributes)
+    if moving:
+        return "in transition " + ", ".join(map(str, sorted(moving)))
+    if stubs == 0:
+        stored = sum(path.stat().st_size for path in chunks.glob("*.dat"))
+        return "nothing stored" if stored == 0 else "stored, all plain"
+    return "some stubs" if stubs < len(attributes) - 2 else "all stubs"
+
+
+def _random_kills(root: Path, kills_wanted: int, seed: int, run: Callable[[str], object]) -> None:
+    """Optimise, unoptimise and so on, each killed over and over until it gets through."""
+    rng = random.Random(seed)
+    for copy in range(8):
+        (root / f"more{copy}").mkdir()
+        crash.make_tree(root / f"more{copy}", seed=copy)
+    set_top(root)
+    before = crash.see_plain(root)
+    crash.enable_volume(root)
+    phases: Counter[str] = Counter()
+    kills = 0
+    took_s = {"optimize": 0.5, "unoptimize": 0.5}
+    while kills < kills_wanted:
+        for command in ("optimize", "unoptimize"):
+            for _ in range(8):
+                child = run(command)
+                began = time.monotonic()
+                killed = _kill_after(child, rng.uniform(0, took_s[command] * 1.1))
+                if not killed:
+                    took_s[command] = time.monotonic() - began
+                    break
+                kills += 1
+                phases[f"{command}: {_phase(root)}"] += 1
+                assert crash.see(root) == before
+            finish(root, command)
+            check_whole(root, command, before)
+    crash.disable_volume(root)
+    assert crash.see_plain(root) == before
+    print(f"\n{kills} random kills:")
+    for phase, count in sorted(phases.items()):
+        print(f"  {count:4} {phase}")
+    assert len(phases) >= 3
+
+
+def _kill_after(child: int, delay_s: float) -> bool:
+    """Kill a child after a while; False where it had ended by itself (and well)."""
+    deadline = time.monotonic() + delay_s
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            assert status == 0
+            return False
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def _forked(root: Path) -> Callable[[str], int]:
+    def run(command: str) -> int:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                finish(root, command)
+                status = 0
+            finally:
+                os._exit(status)
+        return child
+
+    return run
+
+
+def test_killed_at_random_moments_loses_nothing(root: Path) -> None:
+    _random_kills(root, 20, seed=1, run=_forked(root))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_killed_at_200_random_moments_loses_nothing(root: Path) -> None:
+    _random_kills(root, 200, seed=2, run=lambda c: crash.start_cli(*COMMANDS[c], root).pid)
+
+
+def test_disable_stops_where_a_stub_is_left(root: Path) -> None:
+    crash.enable_volume(root)
+    crash.optimize_volume(root)
+    refused = crash.run_cli("disable", root)
+    assert refused.returncode == 2
+    assert "--unoptimize" in refused.stderr
+
+
+def test_an_interrupted_enable_is_no_volume_yet(root: Path) -> None:
+    crash.run_cli(*COMMANDS["enable"], root, fail_at="enable.moved:3")
+    with pytest.raises(NotAVolume, match="interrupted"):
+        Volume.open(str(root))
