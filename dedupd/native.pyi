@@ -132,6 +132,48 @@ class FingerprintMap:
         """Set ids (u64, not 0); an existing entry is kept. Returns how many were new."""
     def remove(self, fingerprints: Buffer) -> int: ...
 
+def seal(
+    encoded: Encoded,
+    fingerprints: Buffer,
+    raw_lengths: Buffer,
+    hints: Buffer,
+    *,
+    seed: int,
+    ordinal: int,
+    offset: int,
+) -> bytes:
+    """Fill in the record headers of ``encoded`` and return the entries for the redirection table.
+
+    ``raw_lengths`` and ``hints`` are u32 arrays; ``ordinal`` is the first record's, ``offset`` where
+    the buffer goes in the container, ``seed`` the container's (``format.container.checksum_seed``).
+    Byte for byte what ``pack_record_into`` and ``encode_entry`` of ``dedupd.format`` give. Raises
+    ValueError where the columns differ in length.
+    """
+
+FoundFile = tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]
+"""Name; inode, size, mtime and ctime in ns; links; allocated bytes; value of the attribute."""
+
+def scan_directory(fd: int, attribute: bytes) -> tuple[list[bytes], list[FoundFile]]:
+    """Names of directories, and regular files on the same file system, in no order.
+
+    No link is followed; what vanishes meanwhile is passed over. Raises OSError.
+    """
+
+def read_unchanged(
+    dir_fd: int,
+    name: bytes,
+    identity: tuple[int, int, int, int],
+    settle_ns: int,
+    out: Buffer,
+    offset: int,
+) -> bool:
+    """Read a whole file without holes into ``out`` at ``offset``, bypassing the page cache.
+
+    True only if its inode, size, mtime and ctime are ``identity`` before and after, the last change
+    is more than ``settle_ns`` ago, and nobody has it open for writing. Otherwise False, for the
+    caller to find out why; ``out`` may then hold anything. Raises ValueError without room in ``out``.
+    """
+
 # System calls that Python's os module lacks; all raise OSError with errno set, release the GIL, retry EINTR.
 def punch_hole(fd: int, offset: int, length: int) -> None: ...
 def zero_range_supported(fd: int) -> bool: ...

@@ -3,9 +3,11 @@
 
 pub mod chunker;
 pub mod encode;
+pub mod files;
 pub mod fingerprint;
 pub mod map;
 pub mod process;
+pub mod seal;
 pub mod sys;
 
 mod parallel;

@@ -25,7 +25,7 @@ pub fn incompressible(py: Python<'_>, data: Input) -> bool {
     py.detach(|| crate::incompressible(data))
 }
 
-/// Bytes that Python may write through a buffer view. Rust never looks at them again.
+/// Bytes that Python, and `seal` on its behalf, may write through a buffer view.
 struct Exported(UnsafeCell<Vec<u8>>);
 
 // SAFETY: nothing in Rust reads or writes the contents once they are here; length and place of
@@ -37,13 +37,13 @@ pub struct Encoded {
     buffer: Exported,
     length: usize,
     #[pyo3(get)]
-    starts: Py<PyBytes>,
+    pub starts: Py<PyBytes>,
     #[pyo3(get)]
-    stored_lengths: Py<PyBytes>,
+    pub stored_lengths: Py<PyBytes>,
     #[pyo3(get)]
-    codecs: Py<PyBytes>,
+    pub codecs: Py<PyBytes>,
     #[pyo3(get)]
-    checksums: Py<PyBytes>,
+    pub checksums: Py<PyBytes>,
 }
 
 #[pymethods]

@@ -2,8 +2,11 @@
 
 mod chunker;
 mod codec;
+mod files;
 mod input;
 mod map;
+mod output;
+mod seal;
 mod sys;
 
 use pyo3::prelude::*;
@@ -24,6 +27,9 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::incompressible, module)?)?;
     module.add_function(wrap_pyfunction!(codec::encode, module)?)?;
     module.add_function(wrap_pyfunction!(codec::decode, module)?)?;
+    module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
+    module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
+    module.add_function(wrap_pyfunction!(files::read_unchanged, module)?)?;
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
     module.add_function(wrap_pyfunction!(sys::zero_range_supported, module)?)?;
     module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;

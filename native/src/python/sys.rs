@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 use crate::sys;
 
 /// Runs a call without the GIL, again after a signal whose handler raised nothing (PEP 475).
-fn call<T: Send>(py: Python<'_>, attempt: impl Fn() -> io::Result<T> + Sync) -> PyResult<T> {
+pub fn call<T: Send>(py: Python<'_>, attempt: impl Fn() -> io::Result<T> + Sync) -> PyResult<T> {
     loop {
         match py.detach(&attempt) {
             Ok(value) => return Ok(value),
@@ -30,7 +30,7 @@ fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
     PyOSError::new_err((errno, text))
 }
 
-fn c_string(name: &str, bytes: &[u8]) -> PyResult<CString> {
+pub fn c_string(name: &str, bytes: &[u8]) -> PyResult<CString> {
     CString::new(bytes).map_err(|_| PyValueError::new_err(format!("{name} has a NUL byte in it")))
 }
 

@@ -1,0 +1,253 @@
+//! Looking at many files, and reading small ones, with few crossings of the language border.
+
+use std::ffi::{CStr, CString, c_int};
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What makes a file the one that was found. Times are nanoseconds since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub inode: u64,
+    pub size: i64,
+    pub mtime_ns: i64,
+    pub ctime_ns: i64,
+}
+
+impl Identity {
+    fn of(status: &libc::stat64) -> Identity {
+        Identity {
+            inode: status.st_ino,
+            size: status.st_size,
+            mtime_ns: status.st_mtime * 1_000_000_000 + status.st_mtime_nsec,
+            ctime_ns: status.st_ctime * 1_000_000_000 + status.st_ctime_nsec,
+        }
+    }
+}
+
+pub enum Entry {
+    Directory {
+        name: CString,
+    },
+    File {
+        name: CString,
+        identity: Identity,
+        links: u64,
+        allocated: i64,
+        attribute: Option<Vec<u8>>,
+    },
+}
+
+fn owned(fd: c_int) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: a call that gave out a new descriptor; nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn status_of(fd: RawFd) -> Result<libc::stat64> {
+    // SAFETY: `stat64` is plain data, and zero bytes are a valid value of it.
+    let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is writable for the call.
+    match unsafe { libc::fstat64(fd, &raw mut status) } {
+        0 => Ok(status),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
+    // SAFETY: as above.
+    let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: `name` is NUL-terminated, `status` writable for the call.
+    match unsafe { libc::fstatat64(dir, name.as_ptr(), &raw mut status, flags) } {
+        0 => Ok(status),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+/// Directories and regular files in the directory `fd` that lie on its file system; what vanishes
+/// meanwhile is passed over. `attribute` is the extended attribute to bring along.
+pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the name is NUL-terminated.
+    let own = owned(unsafe { libc::openat(fd, c".".as_ptr(), flags) })?;
+    let device = status_of(own.as_raw_fd())?.st_dev;
+    let mut entries = Vec::new();
+    for (name, kind) in names(own.as_raw_fd())? {
+        if !matches!(kind, libc::DT_DIR | libc::DT_REG | libc::DT_UNKNOWN) {
+            continue;
+        }
+        if kind == libc::DT_DIR {
+            entries.push(Entry::Directory { name });
+            continue;
+        }
+        let status = match status_at(fd, &name) {
+            Ok(status) => status,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
+            Err(error) => return Err(error),
+        };
+        match status.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => entries.push(Entry::Directory { name }),
+            libc::S_IFREG if status.st_dev == device => {
+                let value = attribute_of(fd, &name, attribute);
+                entries.push(Entry::File {
+                    identity: Identity::of(&status),
+                    links: status.st_nlink as u64,
+                    allocated: status.st_blocks * 512,
+                    attribute: value,
+                    name,
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(entries)
+}
+
+const DIRENT_BYTES: usize = 64 << 10;
+/// Of `struct linux_dirent64`: inode, offset, record length, type, name.
+const RECORD_LENGTH_AT: usize = 16;
+const KIND_AT: usize = 18;
+const NAME_AT: usize = 19;
+
+fn names(fd: RawFd) -> Result<Vec<(CString, u8)>> {
+    let mut buffer = vec![0u8; DIRENT_BYTES];
+    let mut found = Vec::new();
+    loop {
+        // SAFETY: the kernel writes at most the buffer's length.
+        let count =
+            unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.as_mut_ptr(), buffer.len()) };
+        if count < 0 {
+            return Err(Error::last_os_error());
+        }
+        let mut rest = &buffer[..count as usize];
+        if rest.is_empty() {
+            return Ok(found);
+        }
+        while rest.len() > NAME_AT {
+            let length = u16::from_le_bytes([rest[RECORD_LENGTH_AT], rest[RECORD_LENGTH_AT + 1]]);
+            let (record, after) = rest.split_at(usize::from(length));
+            rest = after;
+            let Ok(name) = CStr::from_bytes_until_nul(&record[NAME_AT..]) else { continue };
+            if !matches!(name.to_bytes(), b"." | b"..") {
+                found.push((name.to_owned(), record[KIND_AT]));
+            }
+        }
+    }
+}
+
+/// None where there is none, and where it cannot be read.
+fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
+    const USUAL: usize = 256;
+    let mut path = format!("/proc/self/fd/{dir}/").into_bytes();
+    path.extend_from_slice(name.to_bytes());
+    let path = CString::new(path).ok()?;
+    let get = |value: &mut [u8]| {
+        // SAFETY: both strings are NUL-terminated, `value` is writable for its length.
+        unsafe {
+            libc::lgetxattr(
+                path.as_ptr(),
+                attribute.as_ptr(),
+                value.as_mut_ptr().cast(),
+                value.len(),
+            )
+        }
+    };
+    let mut value = vec![0u8; USUAL];
+    let mut length = get(&mut value);
+    if length < 0 && Error::last_os_error().raw_os_error() == Some(libc::ERANGE) {
+        value = vec![0u8; 64 << 10];
+        length = get(&mut value);
+    }
+    value.truncate(usize::try_from(length).ok()?);
+    Some(value)
+}
+
+/// Cleared by the first kernel or file system that does not know `RWF_DONTCACHE`.
+static DONT_CACHE: AtomicBool = AtomicBool::new(true);
+const RWF_DONTCACHE: c_int = 0x80;
+
+/// Reads the whole of a file without holes into `out`, which has its size, provided that it is and
+/// stays the one that was found, that nothing changed it within `settle_ns`, and that nobody has
+/// it open for writing. False, with `out` in any state, where one of these does not hold.
+pub fn read_unchanged(
+    dir: RawFd,
+    name: &CStr,
+    expected: Identity,
+    settle_ns: i64,
+    out: &mut [u8],
+) -> bool {
+    let flags =
+        libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOATIME | libc::O_CLOEXEC;
+    // SAFETY: `name` is NUL-terminated.
+    let Ok(file) = owned(unsafe { libc::openat(dir, name.as_ptr(), flags) }) else { return false };
+    let fd = file.as_raw_fd();
+    let same = || status_of(fd).is_ok_and(|status| Identity::of(&status) == expected);
+    same()
+        && is_settled(&expected, settle_ns)
+        && !has_writers(fd)
+        && has_no_hole(fd, expected.size)
+        && fill(fd, out)
+        && same()
+}
+
+fn is_settled(identity: &Identity, settle_ns: i64) -> bool {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as i64);
+    let age = now - identity.mtime_ns.max(identity.ctime_ns);
+    !(0..settle_ns).contains(&age)
+}
+
+/// From `fcntl.h`; the libc crate leaves it out.
+const F_SETSIG: c_int = 10;
+
+/// Asked by taking a read lease for an instant; who would break it makes the kernel send SIGURG,
+/// which is ignored, and not SIGIO, which kills.
+fn has_writers(fd: RawFd) -> bool {
+    // SAFETY: these take no pointers.
+    unsafe {
+        libc::fcntl(fd, F_SETSIG, libc::SIGURG);
+        if libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) != 0 {
+            return Error::last_os_error().raw_os_error() == Some(libc::EAGAIN);
+        }
+        libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK);
+    }
+    false
+}
+
+fn has_no_hole(fd: RawFd, size: i64) -> bool {
+    // SAFETY: takes no pointers.
+    unsafe {
+        libc::lseek64(fd, 0, libc::SEEK_HOLE) >= size && libc::lseek64(fd, 0, libc::SEEK_SET) == 0
+    }
+}
+
+fn fill(fd: RawFd, out: &mut [u8]) -> bool {
+    let mut have = 0;
+    while have < out.len() {
+        let rest = &mut out[have..];
+        let vector = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let flags = if DONT_CACHE.load(Ordering::Relaxed) { RWF_DONTCACHE } else { 0 };
+        // SAFETY: the vector names a buffer that is writable for the call.
+        let count = unsafe { libc::preadv2(fd, &raw const vector, 1, have as libc::off_t, flags) };
+        match usize::try_from(count) {
+            Ok(0) => return false,
+            Ok(count) => have += count,
+            Err(_) => match Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::EINVAL) if flags != 0 => {
+                    DONT_CACHE.store(false, Ordering::Relaxed);
+                }
+                _ => return false,
+            },
+        }
+    }
+    if !DONT_CACHE.load(Ordering::Relaxed) {
+        // SAFETY: takes no pointers.
+        unsafe { libc::posix_fadvise(fd, 0, 0, libc::POSIX_FADV_DONTNEED) };
+    }
+    true
+}
