@@ -1,33 +1,38 @@
 """The bytes of a stub, put together from its own blocks and from the store."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from dedupd.errors import DamagedChunk, DamagedRecipe
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.recipe import RecipeRef
+from dedupd.format.recipe import RecipeRef, check_of
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.fsutil import read_into
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipes import Recipe, RecipeReader, Span
 from dedupd.stub import RecipeBytes, missing_ranges
 
-ReadChunk = Callable[[int, int], bytes]
-"""(chunk id, raw length) → raw bytes, verified."""
+ReadChunk = Callable[[Span], bytes]
+"""The raw bytes of a chunk, verified, and to be the ones that the recipe means."""
 
 
 def chunk_reader(records: RecordReader) -> ReadChunk:
-    """Read chunks without a cache, each checked to have the length that the recipe states."""
+    """Read chunks without a cache."""
+    return partial(read_chunk, records)
 
-    def read(chunk_id: int, length: int) -> bytes:
-        _, raw = records.read(chunk_id)
-        if len(raw) != length:
-            raise DamagedChunk(
-                f"chunk {show_id(chunk_id)} has {len(raw)} bytes; the recipe says {length}",
-                chunk_id,
-            )
-        return raw
 
-    return read
+def read_chunk(records: RecordReader, span: Span) -> bytes:
+    """The raw bytes of a chunk, of the length and the fingerprint that the recipe states.
+
+    Raises DamagedContainer.
+    """
+    record, raw = records.read(span.chunk)
+    if len(raw) != span.length or check_of(record.fingerprint) != span.check:
+        raise DamagedChunk(
+            f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
+            span.chunk,
+        )
+    return raw
 
 
 class StoreContent(RecipeBytes):
@@ -60,7 +65,7 @@ class StoreContent(RecipeBytes):
 
     def _chunk(self, span: Span) -> bytes:
         if self._last is None or self._last[0] != span:
-            self._last = span, self._read_chunk(span.chunk, span.length)
+            self._last = span, self._read_chunk(span)
         return self._last[1]
 
 

@@ -12,6 +12,7 @@ from dedupd.errors import Damaged, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import HOLE, make_id, show_id
+from dedupd.format.recipe import check_of
 from dedupd.fsutil import open_beneath, opened, read_at, show_path
 from dedupd.store.container import Found, Gap, data_name, scan
 from dedupd.store.recovery import container_numbers, entry_of, load_table
@@ -30,7 +31,7 @@ INVARIANTS = {
     "stub-settled": "no stub is in the middle of a transition",
     "stub-recipe": "every stub's recipe is there and is the one that it names",
     "stub-length": "a stub's recipe covers what the stub counts on",
-    "recipe-chunks": "every chunk of a recipe is there, with the length that the recipe states",
+    "recipe-chunks": "every chunk of a recipe is there, with the length and the check it states",
 }
 
 
@@ -69,7 +70,7 @@ class Verify:
         self._volume = volume
         self._run = run
         self._report = VerifyReport(started_s=run.started_s)
-        self._lengths: dict[int, int] = {}
+        self._chunks: dict[int, tuple[int, int]] = {}
         self._referenced: set[int] = set()
 
     def run(self) -> VerifyReport:
@@ -82,12 +83,12 @@ class Verify:
             self._run.check()
             if found.is_stub:
                 report.stubs += 1
-                report.logical_bytes += found.status.st_size
+                report.logical_bytes += found.identity.size
                 self._check_stub(found.path)
             else:
                 report.plain_files += 1
             self._run.update(files=report.stubs + report.plain_files)
-        report.unreferenced_chunks = len(self._lengths) - len(self._referenced)
+        report.unreferenced_chunks = len(self._chunks) - len(self._referenced)
         report.by_invariant = dict(Counter(f.invariant for f in report.findings))
         report.outcome = "damaged" if report.findings else "clean"
         report.resources = self._run.resources()
@@ -162,7 +163,8 @@ class Verify:
             self._find("record-fingerprint", name, "the raw bytes have another fingerprint")
             return
         if header.kind is fmt.Kind.CHUNKS:
-            self._lengths[make_id(header.container, record.ordinal)] = record.raw_length
+            chunk_id = make_id(header.container, record.ordinal)
+            self._chunks[chunk_id] = record.raw_length, check_of(record.fingerprint)
 
     def _check_table(
         self, directory: int, header: fmt.FileHeader, entries: dict[int, tbl.Entry], where: str
@@ -219,10 +221,10 @@ class Verify:
                 if span.chunk == HOLE:
                     continue
                 self._referenced.add(span.chunk)
-                if self._lengths.get(span.chunk) != span.length:
+                if self._chunks.get(span.chunk) != (span.length, span.check):
                     yield (
                         f"bytes {span.offset} to {span.offset + span.length}: chunk"
-                        f" {show_id(span.chunk)} is missing, damaged or of another length"
+                        f" {show_id(span.chunk)} is missing, damaged or another one"
                     )
         except Damaged as error:
             yield str(error)

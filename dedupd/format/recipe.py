@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from dedupd import native
 from dedupd.errors import DamagedRecipe
+from dedupd.format.ids import HOLE
 
 FORMAT = 1
 MAGIC = 0x5052_4444  # "DDRP" on disk
@@ -23,6 +24,9 @@ ENTRY_BYTES = 16
 
 _HEADER = struct.Struct("<IBBHIIQ16s")
 _ENTRY = struct.Struct("<QQ")
+_CHECK_SHIFT = 32
+_CHUNK_LENGTH_MASK = 0xFFFF_FFFF
+"""In a leaf, the second word of a chunk's entry is its raw length and, above that, its check."""
 
 assert _HEADER.size == HEADER_BYTES
 
@@ -48,7 +52,9 @@ class Node:
     """One node. ``ids`` and ``lengths`` run in parallel; lengths are raw bytes.
 
     ``offsets`` are where the entries begin within the node. In a leaf (``level`` 0) an id names a
-    chunk, or is ``HOLE``; above, it names a node one level down. ``content`` digests the fingerprints below, independent of where chunks are stored.
+    chunk, or is ``HOLE``; above, it names a node one level down. ``checks`` are those of
+    :func:`check_of` for the chunks of a leaf, and 0 for all else. ``content`` digests the
+    fingerprints below, independent of where chunks are stored.
     """
 
     level: int
@@ -56,7 +62,17 @@ class Node:
     content: bytes
     ids: Sequence[int]
     lengths: Sequence[int]
+    checks: Sequence[int]
     offsets: Sequence[int]
+
+
+def check_of(fingerprint: bytes) -> int:
+    """What a leaf keeps of a chunk's fingerprint (32 bit).
+
+    Ids can come to name other bytes only where a part of the store was lost or brought back from
+    an older copy; this tells, at every read, without another look-up.
+    """
+    return int.from_bytes(fingerprint[:4], "little")
 
 
 def content_digest(parts: Sequence[tuple[bytes, int]]) -> bytes:
@@ -64,12 +80,17 @@ def content_digest(parts: Sequence[tuple[bytes, int]]) -> bytes:
     return native.fingerprint(b"".join(fp + struct.pack("<Q", n) for fp, n in parts))[:16]
 
 
-def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int]]) -> bytes:
-    """The payload of a node with ``entries`` of (id, raw length)."""
+def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, bytes]]) -> bytes:
+    """The payload of a node with ``entries`` of (id, raw length, fingerprint)."""
     assert 0 < len(entries) <= FANOUT_MAX
-    length = sum(n for _, n in entries)
+    length = sum(n for _, n, _ in entries)
     head = _HEADER.pack(MAGIC, FORMAT, level, 0, len(entries), 0, length, content)
-    return head + b"".join(_ENTRY.pack(i, n) for i, n in entries)
+    if level > 0:
+        return head + b"".join(_ENTRY.pack(i, n) for i, n, _ in entries)
+    assert all(n <= _CHUNK_LENGTH_MASK for i, n, _ in entries if i != HOLE)
+    return head + b"".join(
+        _ENTRY.pack(i, n if i == HOLE else n | check_of(fp) << _CHECK_SHIFT) for i, n, fp in entries
+    )
 
 
 def decode_node(payload: bytes, where: str) -> Node:
@@ -83,6 +104,12 @@ def decode_node(payload: bytes, where: str) -> Node:
         raise DamagedRecipe(f"{where}: the recipe states {count} entries, and holds another number")
     words = memoryview(payload)[HEADER_BYTES:].cast("Q")
     ids, lengths = words[0::2].tolist(), words[1::2].tolist()
+    checks: Sequence[int] = bytes(count)
+    if level == 0:
+        pairs = list(zip(ids, lengths, strict=True))
+        checks = [0 if i == HOLE else n >> _CHECK_SHIFT for i, n in pairs]
+        lengths = [n if i == HOLE else n & _CHUNK_LENGTH_MASK for i, n in pairs]
     if sum(lengths) != length or 0 in lengths:
         raise DamagedRecipe(f"{where}: the recipe's lengths do not add up")
-    return Node(level, length, content, ids, lengths, list(accumulate(lengths[:-1], initial=0)))
+    offsets = list(accumulate(lengths[:-1], initial=0))
+    return Node(level, length, content, ids, lengths, checks, offsets)

@@ -37,11 +37,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk or hole at its place in a file: [offset, offset + length)."""
+    """A chunk or hole at its place in a file: [offset, offset + length).
+
+    ``check`` is that of the chunk's fingerprint (``recipe.check_of``), 0 for a hole.
+    """
 
     offset: int
     length: int
     chunk: int
+    check: int
 
 
 class RecipeWriter:
@@ -59,7 +63,9 @@ class RecipeWriter:
     def add_node(self, level: int, rows: Sequence[Piece]) -> tuple[Piece, bytes]:
         """A node over ``rows``: itself as a row of the level above, and its record's fingerprint."""
         content = recipe.content_digest([(row.fingerprint, row.length) for row in rows])
-        payload = recipe.encode_node(level, content, [(row.chunk, row.length) for row in rows])
+        payload = recipe.encode_node(
+            level, content, [(row.chunk, row.length, row.fingerprint) for row in rows]
+        )
         fingerprint = native.fingerprint(payload, self._algorithm)
         node = self._pending.get(fingerprint) or self._index.lookup(fingerprint)[0]
         if node == 0:
@@ -163,7 +169,7 @@ class Recipe:
         offsets = node.offsets
         at = bisect_right(offsets, start - base) - 1
         while at < len(node.ids) and base + offsets[at] < end:
-            span = Span(base + offsets[at], node.lengths[at], node.ids[at])
+            span = Span(base + offsets[at], node.lengths[at], node.ids[at], node.checks[at])
             if node.level == 0:
                 yield span
             else:
@@ -210,7 +216,8 @@ class RecipeReader:
                 f"{where}: chunk {show_id(ref.recipe)} is not the one that the stub names"
             )
         content = recipe.content_digest([(fingerprint, length)])
-        return Recipe(self, recipe.Node(0, length, content, (ref.recipe,), (length,), (0,)))
+        checks = (recipe.check_of(fingerprint),)
+        return Recipe(self, recipe.Node(0, length, content, (ref.recipe,), (length,), checks, (0,)))
 
     def child(self, parent: recipe.Node, at: int) -> recipe.Node:
         """The node below entry ``at`` of an inner node, checked against what the entry says."""
