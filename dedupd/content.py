@@ -64,9 +64,11 @@ class StoreContent(RecipeBytes):
         return b"".join(parts)
 
     def _chunk(self, span: Span) -> bytes:
-        if self._last is None or self._last[0] != span:
-            self._last = span, self._read_chunk(span)
-        return self._last[1]
+        # Several threads may be here: each uses what it has got itself, not what was kept last.
+        last = self._last
+        if last is None or last[0] != span:
+            last = self._last = span, self._read_chunk(span)
+        return last[1]
 
 
 def open_content(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.disk import Disk
 from dedupd.errors import Damaged, FileChanged, NoSpace
+from dedupd.extents import drop_unwritten
 from dedupd.failpoint import define, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
@@ -126,6 +127,7 @@ def settle(
 ) -> StubAttribute:
     """Finish what a crash interrupted; returns the attribute as it is now. Idempotent.
 
+    Whoever is going to write to a stub settles it first; nobody else may use it meanwhile.
     A commit is carried through block by block: those that the store gives back byte for byte are
     punched. A block that differs was written after the commit began, by somebody whose in-place
     write reached the disk before the removal of the attribute did: it stays, as a local one. So do
@@ -133,17 +135,26 @@ def settle(
     """
     status = os.fstat(fd)
     mtime_ns = stub.mtime_ns
+    if status.st_blocks > 0:
+        drop_unwritten(fd, status.st_size, disk)
     if stub.flags & Flag.COMMITTING:
+        # After a kill the attribute may be in memory only; no block may go before it is durable.
+        disk.sync_file(fd)
         try:
             if not _punch_equal(fd, stub, content(), disk, block_bytes):
                 mtime_ns = status.st_mtime_ns
         except Damaged:
             pass
+    settled = stub
     if stub.flags & (Flag.COMMITTING | Flag.RESTORING):
         disk.set_times(fd, status.st_atime_ns, mtime_ns)
-        stub = replace(stub, flags=stub.flags & ~(Flag.COMMITTING | Flag.RESTORING))
-        space.write(fd, stub, disk)
-    return stub
+        settled = replace(settled, flags=stub.flags & ~(Flag.COMMITTING | Flag.RESTORING))
+    if stub.covered > status.st_size:
+        # It was truncated, and the attribute did not follow. What it grows by from here is zeros.
+        settled = replace(settled, covered=status.st_size)
+    if settled != stub:
+        space.write(fd, settled, disk)
+    return settled
 
 
 def _punch_equal(
