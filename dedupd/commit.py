@@ -8,6 +8,7 @@ begin meanwhile.
 import enum
 import errno
 import os
+import resource
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from dedupd.control import ControlClient
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
 from dedupd.failpoint import define, reach
 from dedupd.format.recipe import RecipeRef
-from dedupd.fsutil import lease_exclusively, open_beneath, opened, show_path
+from dedupd.fsutil import DirectoryOpener, lease_exclusively, open_beneath, opened, show_path
 from dedupd.stub import Begun, FileIdentity, begin_commit, finish_commit, revert_commit, settle
 from dedupd.volume import Volume
 
@@ -28,7 +29,10 @@ _DURABLE = define("commit.durable", "the attributes of a batch are durable, noth
 _FINISHED = define("commit.finished", "a batch is punched")
 
 BATCH_FILES_MAX = 512
-"""Each file of a batch holds a descriptor; the usual limit is 1,024."""
+"""Files per batch in the process that serves a mount; each holds a descriptor there."""
+
+BATCH_FILES_HERE_MAX = 4096
+"""The same here, where the limit of descriptors allows it: each batch costs a sync."""
 
 
 class Outcome(enum.StrEnum):
@@ -74,14 +78,15 @@ class VolumeCommitter:
 
     def commit(self, requests: Sequence[Request]) -> list[Result]:
         results: list[Result] = []
-        for at in range(0, len(requests), BATCH_FILES_MAX):
-            results += self._commit_batch(requests[at : at + BATCH_FILES_MAX])
+        while len(results) < len(requests):
+            results += self._commit_batch(requests[len(results) :])
         return results
 
     def _commit_batch(self, requests: Sequence[Request]) -> list[Result]:
+        """Results of the first few requests."""
         try:
             with self._volume.mount_lock():
-                return _commit_here(self._volume, requests)
+                return _commit_here(self._volume, requests[: descriptors_to_spare()])
         except Busy:
             pass
         client = self._volume.mount_client()
@@ -91,17 +96,29 @@ class VolumeCommitter:
                 " not answer; unmount it, or wait until it is up"
             )
         with client:
-            return _commit_by_mount(self._volume, client, requests)
+            return _commit_by_mount(self._volume, client, requests[:BATCH_FILES_MAX])
+
+
+def descriptors_to_spare() -> int:
+    """How many files to hold open for a batch, with the limit of descriptors raised if it may be."""
+    wanted = 2 * BATCH_FILES_HERE_MAX
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(BATCH_FILES_HERE_MAX, soft // 2))
 
 
 def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
     results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
     begun: dict[int, tuple[int, Begun]] = {}
     with ExitStack() as files:
+        directories = DirectoryOpener(volume.data_fd)
+        files.callback(directories.close)
         try:
             for at, request in enumerate(requests):
                 try:
-                    fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
+                    fd = directories.open_file(request.path, os.O_RDWR | os.O_NONBLOCK)
                 except OSError as error:
                     results[at] = open_failure(error)
                     continue

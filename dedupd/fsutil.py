@@ -82,6 +82,36 @@ def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
             os.close(current)
 
 
+class DirectoryOpener:
+    """Opens directories below one, and keeps the last: files come directory by directory."""
+
+    def __init__(self, dir_fd: int) -> None:
+        self._root = dir_fd
+        self._path = b""
+        self._fd = dir_fd
+
+    def open(self, path: bytes) -> int:
+        """A descriptor to open names in, which lives until the next call. Follows no link."""
+        if path != self._path:
+            self.close()
+            self._fd = open_beneath(self._root, path, os.O_PATH | os.O_DIRECTORY)
+            self._path = path
+        return self._fd
+
+    def open_file(self, path: bytes, flags: int) -> int:
+        """Open a file, as :func:`open_beneath` does."""
+        directory, _, name = path.rpartition(b"/")
+        return os.open(
+            name or b".", flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.open(directory)
+        )
+
+    def close(self) -> None:
+        """Let go of the last directory."""
+        if self._fd != self._root:
+            os.close(self._fd)
+        self._path, self._fd = b"", self._root
+
+
 @contextmanager
 def opened(fd: int) -> Iterator[int]:
     """Close ``fd`` at the end of the block."""

@@ -150,11 +150,13 @@ def seal(
     ValueError where the columns differ in length.
     """
 
-FoundFile = tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]
-"""Name; inode, size, mtime and ctime in ns; links; allocated bytes; value of the attribute."""
-
-def scan_directory(fd: int, attribute: bytes) -> tuple[list[bytes], list[FoundFile]]:
+def scan_directory(
+    fd: int, attribute: bytes
+) -> tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]]:
     """Names of directories, and regular files on the same file system, in no order.
+
+    Of each file: name; inode, size, mtime and ctime in ns; links; allocated bytes; value of the
+    attribute.
 
     No link is followed; what vanishes meanwhile is passed over. Raises OSError.
     """

@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from mmap import mmap
 
 from dedupd import native
@@ -17,10 +17,11 @@ from dedupd.disk import Disk
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
 from dedupd.format.ids import HOLE
+from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.index.memory import MemoryIndex
 from dedupd.policy import Policy
 from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder, RecipeWriter
-from dedupd.store.writer import ContainerWriter, NewRecord
+from dedupd.store.writer import ContainerWriter, NewRecord, SyncPoint
 from dedupd.volume import Volume
 from jobs.batches import Batch, BufferPool, FileTask, Piece
 
@@ -44,6 +45,10 @@ class Sums:
     append_s: float = 0.0
     sync_s: float = 0.0
     commit_s: float = 0.0
+
+    def rounded(self) -> dict[str, int | float]:
+        """As in the report."""
+        return {k: round(v, 3) for k, v in asdict(self).items()}
 
 
 @dataclass(slots=True)
@@ -77,11 +82,15 @@ class Store:
         recipe_index.load(self.streams.recover())
         self.recipes = RecipeWriter(self.streams, recipe_index, volume.parameters.fingerprint)
 
-    def sync(self) -> None:
-        """Make everything appended so far durable: chunks before the recipes that name them."""
-        self.chunks.sync()
+    def begin_sync(self) -> tuple[SyncPoint, SyncPoint]:
+        """Note what is appended now, recipes included. Raises NoSpace."""
         self.recipes.flush()
-        self.streams.sync()
+        return self.chunks.begin_sync(), self.streams.begin_sync()
+
+    def finish_sync(self, points: tuple[SyncPoint, SyncPoint]) -> None:
+        """Make durable what was noted: chunks before the recipes that name them."""
+        self.chunks.finish_sync(points[0])
+        self.streams.finish_sync(points[1])
 
     def close(self) -> None:
         self.chunks.close()
@@ -163,10 +172,8 @@ class Ingest:
         pieces = [p for p in batch.pieces if p.end > p.start and not p.task.failure]
         view = memoryview(batch.buffer)
         for piece in pieces:
-            if piece.first:
-                piece.task.builder = RecipeBuilder(self._store.recipes)
-            elif piece.task.carry:
-                carry = piece.task.carry
+            if piece.task.carry:
+                carry, piece.task.carry = piece.task.carry, b""
                 view[piece.start - len(carry) : piece.start] = carry
                 piece.start -= len(carry)
                 self.sums.raw_bytes -= len(carry)
@@ -187,8 +194,6 @@ class Ingest:
         state = _InFlight(batch)
         if task.failure:
             return state
-        if piece.first:
-            task.builder = RecipeBuilder(self._store.recipes)
         lead = 2 * self._max_bytes
         assert batch.zeros > lead
         data = task.carry + bytes(lead)
@@ -196,7 +201,7 @@ class Ingest:
         left = len(task.carry) + batch.zeros - lead
         whole = left if piece.final else left // self._max_bytes * self._max_bytes
         if whole:
-            _builder(task).push(HOLE, whole, HOLE_FINGERPRINT)
+            self._builder(task).push(HOLE, whole, HOLE_FINGERPRINT)
             self.sums.chunks += -(-whole // self._max_bytes)
             self.sums.zero_bytes += whole
         task.carry = bytes(left - whole)
@@ -215,62 +220,102 @@ class Ingest:
         )
         self.sums.chunk_s += time.perf_counter() - began
         began = time.perf_counter()
-        fingerprints = found.fingerprints
-        chunks = _chunks_of(pieces, found)
-        known = self._store.index.lookup(fingerprints)
-        ids = self._store_new(state, data, chunks, known)
-        sums = self.sums
-        sums.chunks += len(chunks)
-        for chunk, chunk_id in zip(chunks, known, strict=True):
-            length = chunk.end - chunk.start
-            if chunk.zero:
-                chunk_id = HOLE
-                sums.zero_bytes += length
-            elif chunk_id == 0:
-                chunk_id = ids[chunk.fingerprint]
-            _builder(chunk.task).push(chunk_id, length, chunk.fingerprint)
-        for piece in pieces:
+        cuts = _Cuts.of(pieces, found)
+        known = self._store.index.lookup(found.fingerprints)
+        ids = self._store_new(state, data, pieces, cuts, known)
+        self.sums.chunks += len(known)
+        at = 0
+        for piece, count in zip(pieces, cuts.counts, strict=True):
+            self._extend_recipe(piece, cuts, known, ids, at, count)
+            at += count
             if not piece.final:
-                piece.task.carry = bytes(memoryview(data)[_end_of(piece, found, pieces) : piece.end])
-        sums.lookup_s += time.perf_counter() - began
+                end = cuts.ends[at - 1] if count else piece.start
+                piece.task.carry = bytes(memoryview(data)[end : piece.end])
+        self.sums.lookup_s += time.perf_counter() - began
+
+    def _extend_recipe(
+        self,
+        piece: Piece,
+        cuts: "_Cuts",
+        known: Sequence[int],
+        ids: dict[bytes, int],
+        at: int,
+        count: int,
+    ) -> None:
+        """Add a piece's chunks to its file's recipe."""
+        for i in range(at, at + count):
+            fingerprint, length = cuts.fingerprints[i], cuts.ends[i] - cuts.starts[i]
+            if cuts.zero[i]:
+                chunk_id = HOLE
+                self.sums.zero_bytes += length
+            else:
+                chunk_id = known[i] or ids[fingerprint]
+                if count == 1 and piece.first and piece.final:
+                    digest = fingerprint[:DIGEST_BYTES]
+                    piece.task.recipe = RecipeRef(chunk_id, digest, direct=True)
+                    return
+            self._builder(piece.task).push(chunk_id, length, fingerprint)
+
+    def _builder(self, task: FileTask) -> RecipeBuilder:
+        if task.builder is None:
+            task.builder = RecipeBuilder(self._store.recipes)
+        assert isinstance(task.builder, RecipeBuilder)
+        return task.builder
 
     def _store_new(
-        self, state: _InFlight, data: mmap | bytes, chunks: Sequence["_Chunk"], known: Sequence[int]
+        self,
+        state: _InFlight,
+        data: mmap | bytes,
+        pieces: Sequence[Piece],
+        cuts: "_Cuts",
+        known: Sequence[int],
     ) -> dict[bytes, int]:
         """Reserve ids for the chunks that no container has, and start encoding them."""
-        groups: dict[bool, list[_Chunk]] = {}
+        groups: tuple[list[int], list[int]] = ([], [])
         fresh: set[bytes] = set()
-        for chunk, chunk_id in zip(chunks, known, strict=True):
-            if chunk_id == 0 and not chunk.zero and chunk.fingerprint not in fresh:
-                fresh.add(chunk.fingerprint)
-                groups.setdefault(chunk.task.compress, []).append(chunk)
-            elif chunk_id != 0 or not chunk.zero:
-                self.sums.duplicate_bytes += chunk.end - chunk.start
+        at = duplicate_bytes = 0
+        for piece, count in zip(pieces, cuts.counts, strict=True):
+            group = groups[piece.task.compress]
+            for i in range(at, at + count):
+                if cuts.zero[i]:
+                    continue
+                if known[i] or cuts.fingerprints[i] in fresh:
+                    duplicate_bytes += cuts.ends[i] - cuts.starts[i]
+                else:
+                    fresh.add(cuts.fingerprints[i])
+                    group.append(i)
+            at += count
+        self.sums.duplicate_bytes += duplicate_bytes
         ids: dict[bytes, int] = {}
-        for compress, group in groups.items():
-            raw = sum(chunk.end - chunk.start for chunk in group)
+        for compress, group in enumerate(groups):
+            if not group:
+                continue
+            starts = array("I", [cuts.starts[i] for i in group])
+            lengths = array("I", [cuts.ends[i] - cuts.starts[i] for i in group])
+            raw = sum(lengths)
             first = self._store.chunks.reserve(len(group), raw)
-            for at, chunk in enumerate(group):
-                ids[chunk.fingerprint] = first + at
+            records = [
+                NewRecord(cuts.fingerprints[i], length, cuts.hints[i])
+                for i, length in zip(group, lengths, strict=True)
+            ]
+            ids.update((record.fingerprint, first + n) for n, record in enumerate(records))
             self.sums.new_chunks += len(group)
             self.sums.new_raw_bytes += raw
-            records = [NewRecord(c.fingerprint, c.end - c.start, c.hint) for c in group]
             level = self._policy.compression_level if compress else 0
-            state.parts.append(
-                _Part(first, records, self._workers.submit(self._encode, data, group, level))
-            )
+            encoded = self._workers.submit(self._encode, data, starts, lengths, level)
+            state.parts.append(_Part(first, records, encoded))
         if ids:
             self._store.index.insert(b"".join(ids), list(ids.values()))
         return ids
 
     def _encode(
-        self, data: mmap | bytes, group: Sequence["_Chunk"], level: int
+        self, data: mmap | bytes, starts: "array[int]", lengths: "array[int]", level: int
     ) -> tuple[native.Encoded, float]:
         began = time.perf_counter()
         encoded = native.encode(
             data,
-            array("I", (chunk.start for chunk in group)),
-            array("I", (chunk.end - chunk.start for chunk in group)),
+            starts,
+            lengths,
             level=level,
             saving_min=self._policy.compression_saving_min,
             header_bytes=fmt.RECORD_HEADER_BYTES,
@@ -280,49 +325,33 @@ class Ingest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
-    """One chunk of a buffer. ``hint`` is the length of the next one in the same file, or 0."""
+class _Cuts:
+    """The chunks of a buffer, column by column; ``counts`` says how many each piece has.
 
-    task: FileTask
-    start: int
-    end: int
-    hint: int
-    zero: bool
-    fingerprint: bytes
+    ``hints`` are the lengths of the chunks that follow in the same file, or 0.
+    """
 
+    starts: list[int]
+    ends: list[int]
+    hints: list[int]
+    zero: bytes
+    fingerprints: list[bytes]
+    counts: list[int]
 
-def _chunks_of(pieces: Sequence[Piece], found: native.Chunks) -> list[_Chunk]:
-    ends = memoryview(found.ends).cast("I").tolist()
-    counts = memoryview(found.counts).cast("I")
-    fingerprints, zero, size = found.fingerprints, found.zero, native.HASH_BYTES
-    chunks: list[_Chunk] = []
-    at = 0
-    for piece, count in zip(pieces, counts, strict=True):
-        start = piece.start
-        for i in range(at, at + count):
-            hint = ends[i + 1] - ends[i] if i + 1 < at + count else 0
-            chunks.append(
-                _Chunk(
-                    piece.task,
-                    start,
-                    ends[i],
-                    hint,
-                    zero[i] == 1,
-                    fingerprints[i * size : (i + 1) * size],
-                )
-            )
-            start = ends[i]
-        at += count
-    return chunks
-
-
-def _end_of(piece: Piece, found: native.Chunks, pieces: Sequence[Piece]) -> int:
-    """Where the last chunk of an unfinished piece ends: always the last piece of its batch."""
-    assert piece is pieces[-1]
-    counts = memoryview(found.counts).cast("I")
-    return memoryview(found.ends).cast("I")[-1] if counts[-1] else piece.start
-
-
-def _builder(task: FileTask) -> RecipeBuilder:
-    assert isinstance(task.builder, RecipeBuilder)
-    return task.builder
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], found: native.Chunks) -> "_Cuts":
+        ends = memoryview(found.ends).cast("I").tolist()
+        counts = memoryview(found.counts).cast("I").tolist()
+        starts: list[int] = []
+        hints: list[int] = []
+        at = 0
+        for piece, count in zip(pieces, counts, strict=True):
+            if count:
+                starts.append(piece.start)
+                starts += ends[at : at + count - 1]
+                hints += [ends[i] - ends[i - 1] for i in range(at + 1, at + count)]
+                hints.append(0)
+            at += count
+        packed, size = found.fingerprints, native.HASH_BYTES
+        fingerprints = [packed[i : i + size] for i in range(0, len(packed), size)]
+        return cls(starts, ends, hints, found.zero, fingerprints, counts)

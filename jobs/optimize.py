@@ -1,13 +1,12 @@
 """The optimize job: candidates of the policy become stubs (DESIGN section 4)."""
 
 import os
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dedupd.commit import (
-    BATCH_FILES_MAX,
     Outcome,
     Request,
     VolumeCommitter,
@@ -22,14 +21,18 @@ from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.batches import BATCH_BYTES, BatchReader, BufferPool, FileTask
 from jobs.frame import Cancelled, JobRun
+from jobs.groups import GroupCommit, GroupResult
 from jobs.ingest import Ingest, Store
 from jobs.scan import Candidate, Skipped, candidates
 
 GROUP_BYTES = 256 * MIB
-"""New bytes per sync: rare enough that syncs cost little, often enough that a crash costs little."""
+"""New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
 
 GROUP_READ_BYTES = 1024 * MIB
 """Bytes read per sync at most, so that duplicates turn into free space as the job goes on."""
+
+GROUP_FILES_MAX = 4096
+"""Files per group: a descriptor each while they are committed."""
 
 MEMORY_FIXED_BYTES = 64 * MIB
 """What the interpreter, the threads and the encoded output of batches in flight take."""
@@ -134,41 +137,42 @@ class Optimize:
         ingest = Ingest(
             self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
         )
+        groups = GroupCommit(store, self._committer, partial(self._account, ingest))
         self._report.code_path = ingest.code_path
         try:
             self._run.update(phase="optimising")
             for batch in reader:
                 ingest.feed(batch)
-                self._drain(store, ingest, everything=False)
-                self._maybe_commit(store, ingest)
-                self._run.update(
-                    done=ingest.sums.raw_bytes, files=self._report.files_optimised
-                )
+                self._drain(groups, ingest, everything=False)
+                self._maybe_commit(groups, ingest)
+                self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimised)
                 self._run.check()
-            self._drain(store, ingest, everything=True)
-            self._commit(store, ingest)
+            self._drain(groups, ingest, everything=True)
+            self._commit(groups, ingest)
+            groups.wait()
         except (NoSpace, Cancelled):
             self._take(ingest)
-            self._commit(store, ingest)
+            self._commit(groups, ingest)
+            groups.wait()
             raise
         finally:
             reader.close()
             ingest.close()
-            self._report.sums = {
-                k: round(v, 3) if isinstance(v, float) else v for k, v in asdict(ingest.sums).items()
-            }
+            groups.close()
+            self._report.sums = ingest.sums.rounded()
             self._report.recipe_bytes = store.streams.appended_bytes
             self._report.index_entries = len(store.index)
 
-    def _drain(self, store: Store, ingest: Ingest, everything: bool) -> None:
+    def _drain(self, groups: GroupCommit, ingest: Ingest, everything: bool) -> None:
         try:
             ingest.drain(everything)
         except NoSpace:
             # Committing what is ready frees its blocks; then there may be room again.
             self._take(ingest)
-            if not self._ready:
+            if not self._ready and not groups.pending:
                 raise
-            self._commit(store, ingest)
+            self._commit(groups, ingest)
+            groups.wait()
             ingest.drain(everything)
         self._take(ingest)
 
@@ -176,34 +180,33 @@ class Optimize:
         self._ready += ingest.ready
         ingest.ready = []
 
-    def _maybe_commit(self, store: Store, ingest: Ingest) -> None:
+    def _maybe_commit(self, groups: GroupCommit, ingest: Ingest) -> None:
         if (
             ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES
             or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES
-            or len(self._ready) >= 4 * BATCH_FILES_MAX
+            or len(self._ready) >= GROUP_FILES_MAX
         ):
-            self._commit(store, ingest)
+            self._commit(groups, ingest)
 
-    def _commit(self, store: Store, ingest: Ingest) -> None:
-        """Sync the store, then turn the files that are ready into stubs."""
+    def _commit(self, groups: GroupCommit, ingest: Ingest) -> None:
+        """Send the files that are ready on their way to become stubs."""
         tasks, self._ready = self._ready, []
         requests = []
         for task in tasks:
-            if task.failure or not isinstance(task.builder, RecipeBuilder):
+            if not task.failure and task.recipe is None and isinstance(task.builder, RecipeBuilder):
+                task.recipe = task.builder.finish()
+            if task.failure or task.recipe is None:
                 self._leave(task, task.failure or "was empty when it was read")
-                continue
-            requests.append(Request(task.candidate.path, task.identity, task.builder.finish()))
-        began = time.perf_counter()
-        store.sync()
-        ingest.sums.sync_s += time.perf_counter() - began
+            else:
+                requests.append(Request(task.candidate.path, task.identity, task.recipe))
+        groups.submit(requests)
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes
-        if not requests:
-            return
-        began = time.perf_counter()
-        results = self._committer.commit(requests)
-        ingest.sums.commit_s += time.perf_counter() - began
-        for request, result in zip(requests, results, strict=True):
+
+    def _account(self, ingest: Ingest, group: GroupResult) -> None:
+        ingest.sums.sync_s += group.sync_s
+        ingest.sums.commit_s += group.commit_s
+        for request, result in zip(group.requests, group.results, strict=True):
             if result.outcome is Outcome.DONE:
                 self._report.files_optimised += 1
                 self._report.logical_bytes += request.identity.size

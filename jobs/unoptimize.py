@@ -63,7 +63,7 @@ def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeRep
             errors.append(f"{show_path(found.path)}: {error}")
             continue
         report.files_restored += 1
-        report.logical_bytes += found.status.st_size
+        report.logical_bytes += found.identity.size
         run.update(done=report.logical_bytes, files=report.files_restored)
         run.check()
     for message in errors:

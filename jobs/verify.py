@@ -198,11 +198,13 @@ class Verify:
             self._find("stub-attribute", where, f"cannot be read: {error.strerror}")
             return
         if stub.flags.transient:
-            self._find("stub-settled", where, f"still {stub.flags.transient!r}; a mount or a job settles it")
-        try:
-            content = open_content(
-                stub, self._volume.recipes, self._volume.read_chunk, where
+            self._find(
+                "stub-settled",
+                where,
+                f"still {stub.flags.transient!r}; a mount or a job settles it",
             )
+        try:
+            content = open_content(stub, self._volume.recipes, self._volume.read_chunk, where)
         except Damaged as error:
             self._find("stub-recipe", where, str(error))
             return

@@ -41,13 +41,13 @@ def measure(volume: Volume) -> dict[str, Any]:
     stubs = plain = stub_bytes = plain_bytes = allocated = 0
     errors: list[str] = []
     for found in walk(volume, errors=errors):
-        allocated += found.status.st_blocks * 512
+        allocated += found.allocated_bytes
         if found.is_stub:
             stubs += 1
-            stub_bytes += found.status.st_size
+            stub_bytes += found.identity.size
         else:
             plain += 1
-            plain_bytes += found.status.st_size
+            plain_bytes += found.identity.size
     store = {kind.name.lower(): _directory_bytes(volume.directory(kind)) for kind in Kind}
     logical = stub_bytes + plain_bytes
     occupied = allocated + sum(store.values())

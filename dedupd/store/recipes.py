@@ -5,8 +5,8 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import DamagedRecipe
@@ -26,8 +26,7 @@ _LEVEL = 3
 _SAVING_MIN = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One chunk (or hole) in a file: its id, raw length and fingerprint."""
 
     chunk: int
@@ -35,8 +34,7 @@ class Piece:
     fingerprint: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A chunk or hole at its place in a file: [offset, offset + length).
 
     ``check`` is that of the chunk's fingerprint (``recipe.check_of``), 0 for a hole.

@@ -2,8 +2,10 @@
 
 import os
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dedupd import native
 from dedupd.disk import Disk
@@ -22,15 +24,12 @@ _SYNCED = define("writer.synced", "records are durable, the mark in the table is
 _MARKED = define("writer.marked", "records are durable and the mark says so")
 
 
-@dataclass(frozen=True, slots=True)
-class NewRecord:
+class NewRecord(NamedTuple):
     """What the header of a record to be appended needs beside its payload."""
 
     fingerprint: bytes
     raw_length: int
     hint: int = 0
-    kind: int = fmt.RecordKind.DATA
-    target: int = 0
 
 
 @dataclass(slots=True)
@@ -46,6 +45,15 @@ class _Open:
     count: int
     reserved_count: int
     reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPoint:
+    """What was appended up to a moment: the containers, their marks, and those that are full."""
+
+    marks: list[tuple[_Open, bytes]]
+    full: list[_Open]
+    new_names: bool
 
 
 class ContainerWriter:
@@ -145,47 +153,25 @@ class ContainerWriter:
         self._new_names = True
         return opened
 
-    def append(
-        self, first_id: int, records: Sequence[NewRecord], encoded: "native.Encoded"
-    ) -> int:
+    def append(self, first_id: int, records: Sequence[NewRecord], encoded: "native.Encoded") -> int:
         """Write reserved records; returns their bytes in the container.
 
         Raises NoSpace with the container as it was before. Readers see the records at once.
         """
         target = self._reserved(first_id)
-        buffer = memoryview(encoded)
-        starts = memoryview(encoded.starts).cast("I")
-        stored = memoryview(encoded.stored_lengths).cast("I")
-        checksums = memoryview(encoded.checksums).cast("Q")
-        codecs = encoded.codecs
-        entries = bytearray()
-        for i, new in enumerate(records):
-            record = fmt.Record(
-                target.count + i,
-                new.kind,
-                codecs[i],
-                new.raw_length,
-                stored[i],
-                new.hint,
-                new.fingerprint,
-                new.target,
-                checksums[i],
-            )
-            fmt.pack_record_into(buffer, starts[i], record, target.seed)
-            entry = tbl.Entry(
-                new.fingerprint,
-                target.end + starts[i],
-                new.target,
-                stored[i],
-                new.raw_length,
-                new.hint,
-                tbl.State.LIVE,
-                codecs[i],
-            )
-            entries += tbl.encode_entry(entry, target.seed)
+        raw_lengths = array("I", (new.raw_length for new in records))
+        entries = native.seal(
+            encoded,
+            b"".join(new.fingerprint for new in records),
+            raw_lengths,
+            array("I", (new.hint for new in records)),
+            seed=target.seed,
+            ordinal=target.count,
+            offset=target.end,
+        )
         table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
         try:
-            self._disk.write_at(target.data_fd, [buffer], target.end)
+            size = self._disk.write_at(target.data_fd, [memoryview(encoded)], target.end)
             reach(_APPENDED)
             self._disk.write_at(target.table_fd, [entries], table_offset)
             reach(_ENTERED)
@@ -193,13 +179,15 @@ class ContainerWriter:
             self._disk.truncate(target.data_fd, target.end)
             self._disk.truncate(target.table_fd, table_offset)
             raise
-        target.end += len(buffer)
+        self._disk.start_writing(target.data_fd, target.end, size)
+        target.end += size
         target.count += len(records)
-        target.reserved_bytes -= sum(n.raw_length for n in records) - sum(stored)
-        self.appended_bytes += len(buffer)
+        stored = memoryview(encoded.stored_lengths).cast("I")
+        target.reserved_bytes -= sum(raw_lengths) - sum(stored)
+        self.appended_bytes += size
         if target not in self._unsynced:
             self._unsynced.append(target)
-        return len(buffer)
+        return size
 
     def _reserved(self, first_id: int) -> _Open:
         """The container that a reservation lies in, checked for order."""
@@ -211,19 +199,33 @@ class ContainerWriter:
 
     def sync(self) -> None:
         """Make everything appended so far durable."""
-        for target in self._unsynced:
-            self._disk.sync_data(target.data_fd)
-        if self._new_names:
-            self._disk.sync_dir(self._dir_fd)
-            self._new_names = False
-        reach(_SYNCED)
-        for target in self._unsynced:
-            self._disk.write_at(target.table_fd, [tbl.encode_header(self._mark(target))], 0)
-            if target is not self._current and target.count == target.reserved_count:
-                self._retire(target)
+        self.finish_sync(self.begin_sync())
+
+    def begin_sync(self) -> SyncPoint:
+        """Note what is appended now, for :meth:`finish_sync` to make durable."""
+        full = [t for t in self._unsynced if t is not self._current and t.count == t.reserved_count]
+        marks = [(t, tbl.encode_header(self._mark(t))) for t in self._unsynced]
+        point = SyncPoint(marks, full, self._new_names)
         self._unsynced = [
             t for t in self._unsynced if t is not self._current and t.count < t.reserved_count
         ]
+        self._new_names = False
+        return point
+
+    def finish_sync(self, point: SyncPoint) -> None:
+        """Make durable what ``point`` notes. May run while another thread appends."""
+        for target, _ in point.marks:
+            self._disk.sync_data(target.data_fd)
+        if point.new_names:
+            self._disk.sync_dir(self._dir_fd)
+        reach(_SYNCED)
+        for target, mark in point.marks:
+            self._disk.write_at(target.table_fd, [mark], 0)
+        for target in point.full:
+            # Its table is made durable once, and never written again.
+            self._disk.sync_data(target.table_fd)
+            os.close(target.data_fd)
+            os.close(target.table_fd)
         reach(_MARKED)
 
     def _mark(self, target: _Open) -> tbl.TableHeader:
@@ -236,12 +238,6 @@ class ContainerWriter:
             target.end,
             target.count,
         )
-
-    def _retire(self, target: _Open) -> None:
-        """A container that is full: its table is made durable once."""
-        self._disk.sync_data(target.table_fd)
-        os.close(target.data_fd)
-        os.close(target.table_fd)
 
     def close(self) -> None:
         """Release the files. Does not sync: what was not synced may be cut by the next recovery."""
