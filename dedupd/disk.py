@@ -47,6 +47,16 @@ class Disk:
         """Begin to write a range back, so that the sync to come is short; drops what is clean."""
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
+    def write_some(
+        self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int
+    ) -> int:
+        """Write ``data`` at ``offset`` in one call; returns how much of it was written."""
+        return os.pwritev(fd, data, offset)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        """Give a range blocks that are not written yet; it keeps reading as zeros."""
+        native.fallocate_keep_size(fd, offset, length)
+
     def sync_data(self, fd: int) -> None:
         """Make the file's bytes and length durable."""
         os.fdatasync(fd)

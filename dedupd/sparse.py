@@ -1,0 +1,216 @@
+"""A stub as a file that is read and written: the sparse stream (DESIGN section 5).
+
+A write lands in the stub's own file, at the same offset. The invariant is that of ``stub.py``: *a
+block that is present holds current content; a hole below ``covered`` is what the recipe says*. So
+the file system's extent map is at all times the map of what is local, nothing has to be kept
+beside it, and it is as durable as the data is. Three rules keep it so:
+
+1. A block that is missing is only ever written whole: what the write does not cover comes from
+   the recipe, in the same call. No crash leaves a block that is half filled.
+2. What a failed write leaves in a block that was missing is punched out again.
+3. The file is cut first, then ``covered`` follows; it follows before the file grows again. File
+   systems that journal keep the order of such changes to one file; docs/mount.md goes through the
+   states that a crash can leave, and :func:`dedupd.stub.settle` through what becomes of them.
+
+Nothing here locks: reads may share a stub; writes and truncations need it alone.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from dedupd.content import StoreContent
+from dedupd.disk import Disk
+from dedupd.errors import NoSpace
+from dedupd.format.stub import StubAttribute
+from dedupd.fsutil import data_ranges, read_at, read_into
+from dedupd.stub import AttributeSpace
+from dedupd.units import GIB, align_down, align_up
+
+LOW_SPACE_BYTES = 1 * GIB
+"""With less than this free, blocks are allocated before they are written: see :meth:`_allocate`."""
+
+LoadContent = Callable[[StubAttribute], StoreContent]
+
+
+class SparseStub:
+    """One settled stub, open for reading and writing as ``fd`` (which stays the caller's)."""
+
+    def __init__(
+        self,
+        fd: int,
+        attribute: StubAttribute,
+        space: AttributeSpace,
+        disk: Disk,
+        block_bytes: int,
+        load: LoadContent,
+    ) -> None:
+        self.fd = fd
+        self.attribute = attribute
+        self._space = space
+        self._disk = disk
+        self._block = block_bytes
+        self._load = load
+        self._content: StoreContent | None = None
+        self._attribute_is_stale = False
+        self._may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
+
+    @property
+    def content(self) -> StoreContent:
+        """The recipe's bytes, loaded when first needed. Raises Damaged."""
+        if self._content is None:
+            self._content = self._load(self.attribute)
+        return self._content
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether :attr:`content` costs no I/O."""
+        return self._content is not None
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [start, end) that are the recipe's: covered, and without a block."""
+        end = min(end, self.attribute.covered)
+        if start >= end:
+            return []
+        if not self._may_be_local and not self.attribute.local:
+            return [(start, end)]
+        return list(self._without_blocks(start, end))
+
+    def _without_blocks(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        position = start
+        for begin, stop in self._local(start, end):
+            if position < begin:
+                yield position, begin
+            position = max(position, stop)
+        if position < end:
+            yield position, end
+
+    def _local(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        ranges = data_ranges(self.fd, start, end)
+        if not self.attribute.local:
+            return ranges
+        mapped = (
+            (max(o, start), min(o + n, end))
+            for o, n in self.attribute.local
+            if o < end and o + n > start
+        )
+        return iter(sorted([*ranges, *mapped]))
+
+    def read(self, start: int, length: int) -> bytes | bytearray:
+        """Up to ``length`` bytes at ``start``; shorter only at the end. Raises Damaged, OSError."""
+        end = min(start + length, os.fstat(self.fd).st_size)
+        if start >= end:
+            return b""
+        missing = self.missing(start, end)
+        if not missing:
+            return read_at(self.fd, end - start, start)
+        if missing[0] == (start, end):
+            return self.content.read(start, end)
+        data = bytearray(end - start)
+        view = memoryview(data)
+        position = start
+        for begin, stop in [*missing, (end, end)]:
+            if position < begin:
+                read_into(self.fd, view[position - start : begin - start], position)
+            if begin < stop:
+                view[begin - start : stop - start] = self.content.read(begin, stop)
+            position = stop
+        return data
+
+    def write(self, offset: int, data: bytes | memoryview) -> int:
+        """Write at ``offset``; returns how many bytes, fewer only where the space ends.
+
+        Raises NoSpace, OSError; Damaged where a block can't be filled up from the store. Then
+        nothing was written.
+        """
+        end = offset + len(data)
+        if not data:
+            return 0
+        size = os.fstat(self.fd).st_size
+        if end > size:
+            self._store_attribute()
+        first, last = align_down(offset, self._block), align_up(end, self._block)
+        missing = self.missing(first, last)
+        if not missing:
+            return self._disk.write_some(self.fd, [data], offset)
+        head: bytes | bytearray = b""
+        if first < offset and missing[0][0] < first + self._block:
+            head = bytes(self.read(first, offset - first)).ljust(offset - first, b"\0")
+        tail: bytes | bytearray = b""
+        if end < min(last, size) and missing[-1][1] > last - self._block:
+            tail = self.read(end, last - end)
+        self._may_be_local = True
+        return self._write_blocks(offset, head, data, tail, size, missing)
+
+    def _write_blocks(
+        self,
+        offset: int,
+        head: bytes | bytearray,
+        data: bytes | memoryview,
+        tail: bytes | bytearray,
+        size: int,
+        missing: list[tuple[int, int]],
+    ) -> int:
+        """Write head, data and tail, which together fill every missing block that they touch."""
+        start, end = offset - len(head), offset + len(data)
+        total = len(head) + len(data) + len(tail)
+        written = 0
+        try:
+            self._allocate(missing)
+            written = self._disk.write_some(self.fd, [head, data, tail], start)
+        finally:
+            if written < total:
+                kept = max(start, align_down(start + written, self._block))
+                self._undo(kept, size, missing)
+        if written < total:
+            if kept <= offset:
+                raise NoSpace("no space left to write")
+            return min(kept, end) - offset
+        return len(data)
+
+    def _allocate(self, missing: list[tuple[int, int]]) -> None:
+        """Where space is low, find out before anything is written whether it suffices.
+
+        A write that spans several blocks of one page of the cache, and runs out of space in the
+        middle, makes ext4 fill the blocks that it did get with zeros. They would count as
+        current until :meth:`_undo`. Allocated blocks that are not written are holes for
+        SEEK_DATA, and for ``settle``, should we be killed.
+        """
+        info = os.fstatvfs(self.fd)
+        if info.f_bavail * info.f_frsize >= LOW_SPACE_BYTES:
+            return
+        for begin, stop in missing:
+            begin = align_down(begin, self._block)
+            self._disk.allocate(self.fd, begin, align_up(stop, self._block) - begin)
+
+    def _undo(self, kept: int, size: int, missing: list[tuple[int, int]]) -> None:
+        """Make what was missing from ``kept`` on missing again, and the file as long as it was."""
+        if os.fstat(self.fd).st_size > max(size, kept):
+            self._disk.truncate(self.fd, max(size, kept))
+        unit = os.fstatvfs(self.fd).f_bsize
+        for begin, stop in missing:
+            begin = max(begin, kept)
+            if begin < stop:
+                self._disk.punch(self.fd, begin, align_up(stop, unit) - begin)
+
+    def truncate(self, size: int) -> bool:
+        """Set the length; True where the file is plain from now on. Raises OSError, NoSpace."""
+        if size > os.fstat(self.fd).st_size:
+            self._store_attribute()
+            self._disk.truncate(self.fd, size)
+            return False
+        self._disk.truncate(self.fd, size)
+        if size < self.attribute.covered:
+            self.attribute = replace(self.attribute, covered=size)
+            self._attribute_is_stale = True
+        if size == 0:
+            self._disk.remove_attribute(self.fd, self._space.name)
+            return True
+        self._store_attribute()
+        return False
+
+    def _store_attribute(self) -> None:
+        """Bring ``covered`` on disk up to date, before the file can grow."""
+        if self._attribute_is_stale:
+            self._space.write(self.fd, self.attribute, self._disk)
+            self._attribute_is_stale = False
