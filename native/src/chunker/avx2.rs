@@ -1,26 +1,14 @@
-//! AVX2: look-ups by nibble with `vpshufb`, 32 positions at a time.
+//! AVX2: look-ups by nibble with `vpshufb`, 32 streams at a time.
 
 use std::arch::x86_64::*;
 
-use super::gf2::Doubling;
+use super::gf2::Step;
 use super::simd::{self, Unit};
 use super::stage1::{Candidate, Filter, Tables};
 
 struct Avx2;
 
 impl Avx2 {
-    /// Nibbles of both bytes, lowest first.
-    #[inline(always)]
-    unsafe fn nibbles([low, high]: [__m256i; 2]) -> [__m256i; 4] {
-        // SAFETY: the caller vouches for AVX2.
-        unsafe {
-            let mask = _mm256_set1_epi8(15);
-            let lower = |v| _mm256_and_si256(v, mask);
-            let upper = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
-            [lower(low), upper(low), lower(high), upper(high)]
-        }
-    }
-
     #[inline(always)]
     unsafe fn add_products(tables: &[__m256i; 4], nibbles: &[__m256i; 4], now: __m256i) -> __m256i {
         // SAFETY: the caller vouches for AVX2.
@@ -28,7 +16,7 @@ impl Avx2 {
             let product = |n: usize| _mm256_shuffle_epi8(tables[n], nibbles[n]);
             let left = _mm256_xor_si256(product(0), product(1));
             let right = _mm256_xor_si256(product(2), product(3));
-            _mm256_xor_si256(now, _mm256_xor_si256(left, right))
+            _mm256_xor_si256(_mm256_xor_si256(now, left), right)
         }
     }
 }
@@ -36,12 +24,20 @@ impl Avx2 {
 impl Unit for Avx2 {
     type Vector = __m256i;
     type Multiplier = [[__m256i; 4]; 2];
-    const LANES: usize = 32;
+    /// Masks and patterns, of low and high bytes.
+    type Filter = [[__m256i; 2]; 2];
+    const GROUPS: usize = 2;
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m256i {
+    unsafe fn zero() -> __m256i {
+        // SAFETY: the caller vouches for AVX2.
+        unsafe { _mm256_setzero_si256() }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(from: *const u8, stride: usize) -> __m256i {
         // SAFETY: readable by the caller's word.
-        unsafe { _mm256_loadu_si256(from.cast()) }
+        unsafe { _mm256_loadu2_m128i(from.add(stride).cast(), from.cast()) }
     }
 
     #[inline(always)]
@@ -57,8 +53,14 @@ impl Unit for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn multiplier(doubling: &Doubling, k: usize) -> Self::Multiplier {
-        doubling.nibbles[k].map(|tables| {
+    unsafe fn interleave(a: __m256i, b: __m256i) -> [__m256i; 2] {
+        // SAFETY: the caller vouches for AVX2.
+        unsafe { [_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)] }
+    }
+
+    #[inline(always)]
+    unsafe fn multiplier(step: &Step) -> Self::Multiplier {
+        step.nibbles.map(|tables| {
             // SAFETY: each table is 16 bytes; the caller vouches for AVX2.
             tables.map(|table| unsafe {
                 _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()))
@@ -69,12 +71,15 @@ impl Unit for Avx2 {
     #[inline(always)]
     unsafe fn step(
         multiplier: &Self::Multiplier,
-        before: [__m256i; 2],
+        [leaving, high]: [__m256i; 2],
         now: [__m256i; 2],
     ) -> [__m256i; 2] {
         // SAFETY: the caller vouches for AVX2.
         unsafe {
-            let nibbles = Self::nibbles(before);
+            let mask = _mm256_set1_epi8(15);
+            let lower = |v| _mm256_and_si256(v, mask);
+            let upper = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
+            let nibbles = [lower(leaving), upper(leaving), lower(high), upper(high)];
             [
                 Self::add_products(&multiplier[0], &nibbles, now[0]),
                 Self::add_products(&multiplier[1], &nibbles, now[1]),
@@ -83,22 +88,20 @@ impl Unit for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn step_byte<const OUTPUT: usize>(
-        multiplier: &Self::Multiplier,
-        before: [__m256i; 2],
-        now: __m256i,
-    ) -> __m256i {
-        // SAFETY: the caller vouches for AVX2.
-        unsafe { Self::add_products(&multiplier[OUTPUT], &Self::nibbles(before), now) }
+    unsafe fn filter(filter: Filter) -> Self::Filter {
+        [filter.mask, filter.pattern].map(|both| {
+            // SAFETY: the caller vouches for AVX2.
+            both.to_le_bytes().map(|byte| unsafe { _mm256_set1_epi8(byte as i8) })
+        })
     }
 
     #[inline(always)]
-    unsafe fn matches(vector: __m256i, mask: u8, pattern: u8) -> u64 {
+    unsafe fn matches([mask, pattern]: &Self::Filter, value: [__m256i; 2]) -> u64 {
         // SAFETY: the caller vouches for AVX2.
         unsafe {
-            let masked = _mm256_and_si256(vector, _mm256_set1_epi8(mask as i8));
-            let equal = _mm256_cmpeq_epi8(masked, _mm256_set1_epi8(pattern as i8));
-            u64::from(_mm256_movemask_epi8(equal) as u32)
+            let equal =
+                |n: usize| _mm256_cmpeq_epi8(_mm256_and_si256(value[n], mask[n]), pattern[n]);
+            u64::from(_mm256_movemask_epi8(_mm256_and_si256(equal(0), equal(1))) as u32)
         }
     }
 }
@@ -122,7 +125,7 @@ pub fn scan(
         out: &mut Vec<Candidate>,
     ) {
         // SAFETY: AVX2 is enabled here; `scan` has checked the range.
-        unsafe { simd::scan::<Avx2>(&tables.doubling, filter, data, from, to, out) }
+        unsafe { simd::scan::<Avx2>(tables, filter, data, from, to, out) }
     }
     assert!(available() && simd::in_range(data, from, to));
     // SAFETY: the CPU has AVX2.

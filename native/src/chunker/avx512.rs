@@ -1,41 +1,88 @@
-//! AVX-512BW, 64 positions at a time: look-ups by nibble with `vpshufb`, or bit matrices with GFNI.
+//! AVX-512BW, 64 streams at a time: look-ups by nibble with `vpshufb`, or bit matrices with GFNI.
 //!
 //! Built where the compiler has these intrinsics (Rust 1.89); the crate itself asks for less.
 #![allow(clippy::incompatible_msrv)]
 
 use std::arch::x86_64::*;
 
-use super::gf2::Doubling;
+use super::gf2::Step;
 use super::simd::{self, Unit};
 use super::stage1::{Candidate, Filter, Tables};
 
 /// a ^ b ^ c
 const XOR: i32 = 0b1001_0110;
 
-#[inline(always)]
-unsafe fn matching_lanes(vector: __m512i, mask: u8, pattern: u8) -> u64 {
-    // SAFETY: the caller vouches for AVX-512BW.
-    unsafe {
-        let masked = _mm512_and_si512(vector, _mm512_set1_epi8(mask as i8));
-        _mm512_cmpeq_epi8_mask(masked, _mm512_set1_epi8(pattern as i8))
-    }
+/// What the two ways to multiply share.
+macro_rules! common {
+    () => {
+        type Vector = __m512i;
+        /// Masks and patterns, of low and high bytes.
+        type Filter = [[__m512i; 2]; 2];
+        const GROUPS: usize = 4;
+
+        #[inline(always)]
+        unsafe fn zero() -> __m512i {
+            // SAFETY: the caller vouches for AVX-512.
+            unsafe { _mm512_setzero_si512() }
+        }
+
+        #[inline(always)]
+        unsafe fn gather(from: *const u8, stride: usize) -> __m512i {
+            // SAFETY: readable by the caller's word.
+            unsafe {
+                let group = |n: usize| _mm_loadu_si128(from.add(n * stride).cast());
+                let one = _mm512_castsi128_si512(group(0));
+                let two = _mm512_inserti32x4::<1>(one, group(1));
+                let three = _mm512_inserti32x4::<2>(two, group(2));
+                _mm512_inserti32x4::<3>(three, group(3))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store(to: *mut u8, vector: __m512i) {
+            // SAFETY: writable by the caller's word.
+            unsafe { _mm512_storeu_si512(to.cast(), vector) }
+        }
+
+        #[inline(always)]
+        fn prefetch(address: *const u8) {
+            // SAFETY: a prefetch never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn interleave(a: __m512i, b: __m512i) -> [__m512i; 2] {
+            // SAFETY: the caller vouches for AVX-512BW.
+            unsafe { [_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)] }
+        }
+
+        #[inline(always)]
+        unsafe fn filter(filter: Filter) -> Self::Filter {
+            [filter.mask, filter.pattern].map(|both| {
+                // SAFETY: the caller vouches for AVX-512.
+                both.to_le_bytes().map(|byte| unsafe { _mm512_set1_epi8(byte as i8) })
+            })
+        }
+
+        #[inline(always)]
+        unsafe fn matches([mask, pattern]: &Self::Filter, value: [__m512i; 2]) -> u64 {
+            // SAFETY: the caller vouches for AVX-512BW.
+            unsafe {
+                /// (a ^ b) & c
+                const DIFFERENCE: i32 = 0b0010_1000;
+                let different = |n: usize| {
+                    _mm512_ternarylogic_epi64::<DIFFERENCE>(value[n], pattern[n], mask[n])
+                };
+                let any = _mm512_or_si512(different(0), different(1));
+                _mm512_testn_epi8_mask(any, any)
+            }
+        }
+    };
 }
 
 struct Shuffle;
 
 impl Shuffle {
-    /// Nibbles of both bytes, lowest first.
-    #[inline(always)]
-    unsafe fn nibbles([low, high]: [__m512i; 2]) -> [__m512i; 4] {
-        // SAFETY: the caller vouches for AVX-512BW.
-        unsafe {
-            let mask = _mm512_set1_epi8(15);
-            let lower = |v| _mm512_and_si512(v, mask);
-            let upper = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), mask);
-            [lower(low), upper(low), lower(high), upper(high)]
-        }
-    }
-
     #[inline(always)]
     unsafe fn add_products(tables: &[__m512i; 4], nibbles: &[__m512i; 4], now: __m512i) -> __m512i {
         // SAFETY: the caller vouches for AVX-512BW.
@@ -48,31 +95,12 @@ impl Shuffle {
 }
 
 impl Unit for Shuffle {
-    type Vector = __m512i;
     type Multiplier = [[__m512i; 4]; 2];
-    const LANES: usize = 64;
+    common!();
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m512i {
-        // SAFETY: readable by the caller's word.
-        unsafe { _mm512_loadu_si512(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut u8, vector: __m512i) {
-        // SAFETY: writable by the caller's word.
-        unsafe { _mm512_storeu_si512(to.cast(), vector) }
-    }
-
-    #[inline(always)]
-    fn prefetch(address: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiplier(doubling: &Doubling, k: usize) -> Self::Multiplier {
-        doubling.nibbles[k].map(|tables| {
+    unsafe fn multiplier(step: &Step) -> Self::Multiplier {
+        step.nibbles.map(|tables| {
             // SAFETY: each table is 16 bytes; the caller vouches for AVX-512BW.
             tables.map(|table| unsafe {
                 _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()))
@@ -83,64 +111,32 @@ impl Unit for Shuffle {
     #[inline(always)]
     unsafe fn step(
         multiplier: &Self::Multiplier,
-        before: [__m512i; 2],
+        [leaving, high]: [__m512i; 2],
         now: [__m512i; 2],
     ) -> [__m512i; 2] {
         // SAFETY: the caller vouches for AVX-512BW.
         unsafe {
-            let nibbles = Self::nibbles(before);
+            let mask = _mm512_set1_epi8(15);
+            let lower = |v| _mm512_and_si512(v, mask);
+            let upper = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), mask);
+            let nibbles = [lower(leaving), upper(leaving), lower(high), upper(high)];
             [
                 Self::add_products(&multiplier[0], &nibbles, now[0]),
                 Self::add_products(&multiplier[1], &nibbles, now[1]),
             ]
         }
     }
-
-    #[inline(always)]
-    unsafe fn step_byte<const OUTPUT: usize>(
-        multiplier: &Self::Multiplier,
-        before: [__m512i; 2],
-        now: __m512i,
-    ) -> __m512i {
-        // SAFETY: the caller vouches for AVX-512BW.
-        unsafe { Self::add_products(&multiplier[OUTPUT], &Self::nibbles(before), now) }
-    }
-
-    #[inline(always)]
-    unsafe fn matches(vector: __m512i, mask: u8, pattern: u8) -> u64 {
-        // SAFETY: the caller vouches for AVX-512BW.
-        unsafe { matching_lanes(vector, mask, pattern) }
-    }
 }
 
 struct Gfni;
 
 impl Unit for Gfni {
-    type Vector = __m512i;
     type Multiplier = [[__m512i; 2]; 2];
-    const LANES: usize = 64;
+    common!();
 
     #[inline(always)]
-    unsafe fn load(from: *const u8) -> __m512i {
-        // SAFETY: readable by the caller's word.
-        unsafe { _mm512_loadu_si512(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn store(to: *mut u8, vector: __m512i) {
-        // SAFETY: writable by the caller's word.
-        unsafe { _mm512_storeu_si512(to.cast(), vector) }
-    }
-
-    #[inline(always)]
-    fn prefetch(address: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn multiplier(doubling: &Doubling, k: usize) -> Self::Multiplier {
-        doubling.matrices[k].map(|row| {
+    unsafe fn multiplier(step: &Step) -> Self::Multiplier {
+        step.matrices.map(|row| {
             // SAFETY: the caller vouches for AVX-512.
             row.map(|matrix| unsafe { _mm512_set1_epi64(matrix as i64) })
         })
@@ -149,37 +145,19 @@ impl Unit for Gfni {
     #[inline(always)]
     unsafe fn step(
         multiplier: &Self::Multiplier,
-        before: [__m512i; 2],
+        spent: [__m512i; 2],
         now: [__m512i; 2],
     ) -> [__m512i; 2] {
         // SAFETY: the caller vouches for GFNI.
         unsafe {
-            [
-                Self::step_byte::<0>(multiplier, before, now[0]),
-                Self::step_byte::<1>(multiplier, before, now[1]),
-            ]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn step_byte<const OUTPUT: usize>(
-        multiplier: &Self::Multiplier,
-        before: [__m512i; 2],
-        now: __m512i,
-    ) -> __m512i {
-        // SAFETY: the caller vouches for GFNI.
-        unsafe {
-            let product = |input: usize| {
-                _mm512_gf2p8affine_epi64_epi8::<0>(before[input], multiplier[OUTPUT][input])
+            let sum = |output: usize| {
+                let product = |input: usize| {
+                    _mm512_gf2p8affine_epi64_epi8::<0>(spent[input], multiplier[output][input])
+                };
+                _mm512_ternarylogic_epi64::<XOR>(now[output], product(0), product(1))
             };
-            _mm512_ternarylogic_epi64::<XOR>(now, product(0), product(1))
+            [sum(0), sum(1)]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn matches(vector: __m512i, mask: u8, pattern: u8) -> u64 {
-        // SAFETY: the caller vouches for AVX-512BW.
-        unsafe { matching_lanes(vector, mask, pattern) }
     }
 }
 
@@ -202,7 +180,7 @@ pub fn scan_shuffle(
         out: &mut Vec<Candidate>,
     ) {
         // SAFETY: AVX-512BW is enabled here; `scan_shuffle` has checked the range.
-        unsafe { simd::scan::<Shuffle>(&tables.doubling, filter, data, from, to, out) }
+        unsafe { simd::scan::<Shuffle>(tables, filter, data, from, to, out) }
     }
     assert!(shuffle_available() && simd::in_range(data, from, to));
     // SAFETY: the CPU has AVX-512BW.
@@ -228,7 +206,7 @@ pub fn scan_gfni(
         out: &mut Vec<Candidate>,
     ) {
         // SAFETY: GFNI and AVX-512BW are enabled here; `scan_gfni` has checked the range.
-        unsafe { simd::scan::<Gfni>(&tables.doubling, filter, data, from, to, out) }
+        unsafe { simd::scan::<Gfni>(tables, filter, data, from, to, out) }
     }
     assert!(gfni_available() && simd::in_range(data, from, to));
     // SAFETY: the CPU has GFNI and AVX-512BW.

@@ -5,9 +5,6 @@
 /// Bytes of the fingerprint's window.
 pub const WINDOW: usize = 64;
 
-/// Doublings from the window of 2 bytes, which needs no arithmetic, to that of 64.
-pub const DOUBLINGS: usize = 5;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// The polynomial without its leading term.
@@ -79,48 +76,47 @@ impl Rolling {
     }
 }
 
-/// Multiplication by one constant as look-ups by nibble: `[output byte][input nibble][value]`.
-///
-/// Nibbles count from the low end of the 16-bit element.
+/// The two multiplications of a rolling step, in the forms that vector units take: index 0 of the
+/// inputs is the byte that leaves the window, times x^(8·64); index 1 the high byte of the
+/// fingerprint, times x^16.
+pub struct Step {
+    pub nibbles: NibbleTables,
+    pub matrices: BitMatrices,
+}
+
+/// Look-ups by nibble: `[output byte][input nibble][value]`, the lower nibble of an input first.
 pub type NibbleTables = [[[u8; 16]; 4]; 2];
 
-/// Multiplication by one constant as 8×8 bit matrices: `[output byte][input byte]`.
+/// 8×8 bit matrices: `[output byte][input byte]`.
 ///
 /// The layout is that of `gf2p8affineqb`: byte 7-i of the word is the row of output bit i, and
 /// bit j of that row says whether input bit j takes part.
 pub type BitMatrices = [[u64; 2]; 2];
 
-/// The multipliers of the doublings: window 2^(k+1) to 2^(k+2) bytes at index k.
-pub struct Doubling {
-    pub nibbles: [NibbleTables; DOUBLINGS],
-    pub matrices: [BitMatrices; DOUBLINGS],
-}
-
-impl Doubling {
-    pub fn new(field: Field) -> Doubling {
-        let factor = |k: usize| field.power_of_x(8 << (k + 1));
-        Doubling {
-            nibbles: std::array::from_fn(|k| nibble_tables(field, factor(k))),
-            matrices: std::array::from_fn(|k| bit_matrices(field, factor(k))),
-        }
+impl Step {
+    pub fn new(field: Field) -> Step {
+        let factors = [field.power_of_x(8 * WINDOW), field.power_of_x(16)];
+        Step { nibbles: nibble_tables(field, factors), matrices: bit_matrices(field, factors) }
     }
 }
 
-fn nibble_tables(field: Field, factor: u16) -> NibbleTables {
-    let product = |nibble: usize, value: usize| field.mul((value << (4 * nibble)) as u16, factor);
+fn nibble_tables(field: Field, factors: [u16; 2]) -> NibbleTables {
     std::array::from_fn(|output| {
         std::array::from_fn(|nibble| {
-            std::array::from_fn(|value| (product(nibble, value) >> (8 * output)) as u8)
+            std::array::from_fn(|value| {
+                let byte = (value << (4 * (nibble % 2))) as u16;
+                (field.mul(byte, factors[nibble / 2]) >> (8 * output)) as u8
+            })
         })
     })
 }
 
-fn bit_matrices(field: Field, factor: u16) -> BitMatrices {
+fn bit_matrices(field: Field, factors: [u16; 2]) -> BitMatrices {
     let mut matrices = BitMatrices::default();
     for (output, row) in matrices.iter_mut().enumerate() {
-        for (input, matrix) in row.iter_mut().enumerate() {
+        for (matrix, factor) in row.iter_mut().zip(factors) {
             for column in 0..8 {
-                let product = field.mul(1 << (8 * input + column), factor) >> (8 * output);
+                let product = field.mul(1 << column, factor) >> (8 * output);
                 for bit in 0..8 {
                     *matrix |= u64::from(product >> bit & 1) << (8 * (7 - bit) + column);
                 }
@@ -142,15 +138,19 @@ mod tests {
     }
 
     #[test]
-    fn tables_multiply() {
+    fn nibble_tables_multiply() {
         let field = Field::new(0x16d43).unwrap();
-        let factor = field.power_of_x(128);
-        let tables = nibble_tables(field, factor);
-        for value in 0..=u16::MAX {
-            let byte = |output: usize| {
-                (0..4).fold(0, |sum, n| sum ^ tables[output][n][usize::from(value >> (4 * n) & 15)])
-            };
-            assert_eq!(u16::from_le_bytes([byte(0), byte(1)]), field.mul(value, factor));
+        let factors = [field.power_of_x(8 * WINDOW), field.power_of_x(16)];
+        let tables = nibble_tables(field, factors);
+        for (input, factor) in factors.into_iter().enumerate() {
+            for byte in 0..=255u8 {
+                let output = |n: usize| {
+                    let [lower, upper] = [tables[n][2 * input], tables[n][2 * input + 1]];
+                    lower[usize::from(byte & 15)] ^ upper[usize::from(byte >> 4)]
+                };
+                let product = field.mul(u16::from(byte), factor);
+                assert_eq!(u16::from_le_bytes([output(0), output(1)]), product);
+            }
         }
     }
 }

@@ -20,21 +20,31 @@ pub fn scan(
     to: usize,
     out: &mut Vec<Candidate>,
 ) {
-    let positions = to - from;
-    if positions < LANES * LANE_POSITIONS_MIN {
+    let step = (to - from) / LANES;
+    if step < LANE_POSITIONS_MIN {
         return scan_lane(tables, filter, data, from, to, out);
     }
-    let step = positions / LANES;
     let starts: [usize; LANES] = std::array::from_fn(|lane| from + lane * step);
-    let mut lanes = starts.map(|start| Lane::new(tables, data, start, step));
+    let mut values = starts.map(|start| fingerprint(tables, &data[start + 1 - WINDOW..=start]));
     let mut found: [Vec<Candidate>; LANES] = Default::default();
-    for offset in 0..step {
-        for (lane, start) in starts.iter().enumerate() {
-            let value = lanes[lane].value;
-            if filter.matches(value) {
-                found[lane].push(Candidate { position: start + offset, value });
-            }
-            lanes[lane].advance(tables, offset);
+    let mut look = |lane: usize, position: usize, value: u16| {
+        if filter.matches(value) {
+            found[lane].push(Candidate { position, value });
+        }
+    };
+    for lane in 0..LANES {
+        look(lane, starts[lane], values[lane]);
+    }
+    // Slices of one length: that is what lets the compiler drop the checks of `offset`.
+    let entering = starts.map(|start| &data[start + 1..start + step]);
+    let leaving = starts.map(|start| &data[start + 1 - WINDOW..start + step - WINDOW]);
+    let ([e0, e1, e2, e3], [l0, l1, l2, l3]) = (entering, leaving);
+    let bytes = e0.iter().zip(l0).zip(e1.iter().zip(l1));
+    let bytes = bytes.zip(e2.iter().zip(l2).zip(e3.iter().zip(l3)));
+    for (offset, ((b0, b1), (b2, b3))) in bytes.enumerate() {
+        for (lane, (&entering, &leaving)) in [b0, b1, b2, b3].into_iter().enumerate() {
+            values[lane] = roll(tables, values[lane], entering, leaving);
+            look(lane, starts[lane] + 1 + offset, values[lane]);
         }
     }
     for list in &found {
@@ -54,47 +64,25 @@ fn scan_lane(
     if from >= to {
         return;
     }
-    let mut lane = Lane::new(tables, data, from, to - from);
-    for offset in 0..to - from {
-        if filter.matches(lane.value) {
-            out.push(Candidate { position: from + offset, value: lane.value });
+    let mut value = fingerprint(tables, &data[from + 1 - WINDOW..=from]);
+    let leaving = &data[from + 1 - WINDOW..];
+    for position in from..to {
+        if filter.matches(value) {
+            out.push(Candidate { position, value });
         }
-        lane.advance(tables, offset);
+        if position + 1 < to {
+            value = roll(tables, value, data[position + 1], leaving[position - from]);
+        }
     }
 }
 
-struct Lane<'a> {
-    value: u16,
-    leaving: &'a [u8],
-    entering: &'a [u8],
+fn fingerprint(tables: &Tables, window: &[u8]) -> u16 {
+    window.iter().fold(0, |value, &byte| shift_in(tables, value, byte))
 }
 
-impl<'a> Lane<'a> {
-    /// A lane whose value is the fingerprint at `start`.
-    fn new(tables: &Tables, data: &'a [u8], start: usize, positions: usize) -> Lane<'a> {
-        let window = start + 1 - WINDOW;
-        let mut value = 0;
-        for &byte in &data[window..=start] {
-            value = shift_in(tables, value, byte);
-        }
-        Lane {
-            value,
-            leaving: &data[window..window + positions],
-            // One byte less than positions: the last value needs no successor.
-            entering: &data[start + 1..start + positions],
-        }
-    }
-
-    /// Moves to the position after `offset`; at the last one the value is spent.
-    #[inline(always)]
-    fn advance(&mut self, tables: &Tables, offset: usize) {
-        if let (Some(&entering), Some(&leaving)) =
-            (self.entering.get(offset), self.leaving.get(offset))
-        {
-            self.value =
-                shift_in(tables, self.value, entering) ^ tables.rolling.leave[usize::from(leaving)];
-        }
-    }
+#[inline(always)]
+fn roll(tables: &Tables, value: u16, entering: u8, leaving: u8) -> u16 {
+    shift_in(tables, value, entering) ^ tables.rolling.leave[usize::from(leaving)]
 }
 
 #[inline(always)]

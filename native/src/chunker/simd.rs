@@ -1,83 +1,84 @@
-//! Stage 1 by doubling, for any vector unit.
+//! Stage 1 in the lanes of a vector unit.
 //!
-//! The fingerprint of a window of 2w bytes is F(i) + x^(8w)·F(i-w) of the window of w bytes. All
-//! positions of a block go through the five doublings together. A block's fingerprints are held as
-//! two planes, one of low bytes and one of high bytes, so that multiplying by a constant is a
-//! look-up per nibble, or a bit matrix per byte, on whole vectors.
+//! A block of positions is split into as many streams as a vector has bytes, each a stretch of the
+//! data, and the rolling loop runs over all streams at once: lane n of a vector holds what belongs
+//! to stream n. A step is two multiplications by constants (by x^8, which moves the high byte out
+//! at the top; and of the byte that leaves the window), and a constant times a byte is a look-up
+//! per nibble, or a bit matrix, on whole vectors. To be rolled, bytes of the same offset in all
+//! streams have to meet in one vector: 16 steps' worth is transposed at a time.
 //!
-//! Each doubling needs the window's length more of history than the next. So the first one starts
-//! 60 positions before the block, and each pass writes its result in place, shifted down by the
-//! history that it used up: a plane is always read at and above the place where it is written.
+//! Streams begin with an empty window 64 bytes ahead of their first position.
 
 use std::mem::MaybeUninit;
 
-use super::gf2::{DOUBLINGS, Doubling, WINDOW};
-use super::stage1::{Candidate, Filter};
+use super::gf2::{Step, WINDOW};
+use super::scalar;
+use super::stage1::{Candidate, Filter, Tables};
 
 /// One vector unit. All methods need its instructions: callers vouch for them.
 pub trait Unit {
     type Vector: Copy;
-    /// Multiplication by the constant of one doubling, ready for use.
+    /// The constants of a step, ready for use.
     type Multiplier: Copy;
-    const LANES: usize;
+    /// What `matches` compares with, ready for use.
+    type Filter: Copy;
+    /// Pieces of 16 bytes in a vector.
+    const GROUPS: usize;
 
     /// # Safety
-    /// `LANES` bytes are readable at `from`.
-    unsafe fn load(from: *const u8) -> Self::Vector;
+    /// The unit's instructions are available.
+    unsafe fn zero() -> Self::Vector;
+    /// 16 bytes from each of `GROUPS` places, `stride` bytes apart.
+    ///
     /// # Safety
-    /// `LANES` bytes are writable at `to`.
+    /// They are readable.
+    unsafe fn gather(from: *const u8, stride: usize) -> Self::Vector;
+    /// # Safety
+    /// `LANES_MAX` bytes are writable at `to`.
     unsafe fn store(to: *mut u8, vector: Self::Vector);
     /// Asks for the cache line of an address, which need not be valid.
     fn prefetch(address: *const u8);
+    /// Bytes of `a` and `b` in turn, in each group: its lower half, and its upper half.
+    ///
     /// # Safety
     /// The unit's instructions are available.
-    unsafe fn multiplier(doubling: &Doubling, k: usize) -> Self::Multiplier;
-    /// Both bytes of `now + multiplier·before`; arguments are (low bytes, high bytes).
+    unsafe fn interleave(a: Self::Vector, b: Self::Vector) -> [Self::Vector; 2];
+    /// # Safety
+    /// The unit's instructions are available.
+    unsafe fn multiplier(step: &Step) -> Self::Multiplier;
+    /// Low and high bytes of the next fingerprint: `spent` is (leaving byte, high byte before),
+    /// `now` is (entering byte, low byte before).
     ///
     /// # Safety
     /// The unit's instructions are available.
     unsafe fn step(
         multiplier: &Self::Multiplier,
-        before: [Self::Vector; 2],
+        spent: [Self::Vector; 2],
         now: [Self::Vector; 2],
     ) -> [Self::Vector; 2];
-    /// Byte `OUTPUT` alone of what `step` computes.
+    /// # Safety
+    /// The unit's instructions are available.
+    unsafe fn filter(filter: Filter) -> Self::Filter;
+    /// Bit per lane: whether the fingerprint passes the filter.
     ///
     /// # Safety
     /// The unit's instructions are available.
-    unsafe fn step_byte<const OUTPUT: usize>(
-        multiplier: &Self::Multiplier,
-        before: [Self::Vector; 2],
-        now: Self::Vector,
-    ) -> Self::Vector;
-    /// Bit per lane: `vector & mask == pattern`.
-    ///
-    /// # Safety
-    /// The unit's instructions are available.
-    unsafe fn matches(vector: Self::Vector, mask: u8, pattern: u8) -> u64;
+    unsafe fn matches(filter: &Self::Filter, value: [Self::Vector; 2]) -> u64;
 }
 
-/// Positions per block plus history: small enough that planes and data stay in L1.
-const PLANE: usize = 4096;
-
-/// The first doubling, from 2 to 4 bytes, starts this far before the block.
-const HISTORY: usize = WINDOW - 4;
-
-/// The longest vector, and the slack that lets the last vector of a pass run over.
+/// Steps that are transposed together: the bytes of a group.
+const STEPS: usize = 16;
 const LANES_MAX: usize = 64;
-const LANES_MIN: usize = 32;
 
-/// Positions that one block decides.
-pub const BLOCK: usize = PLANE - LANES_MAX;
+/// Positions that are scanned at once. Every stream has to warm up over 64 bytes, a quarter of what
+/// it scans in a large block and four times that in a small one; but what lies behind a cut has been
+/// scanned in vain. The sizes are constants so that the places of the streams are, too.
+pub const BLOCK: usize = 16 << 10;
+const MEDIUM: usize = 4 << 10;
+const SMALL: usize = 1 << 10;
 
-/// A pass reads its plane up to half a window and a vector beyond what it writes.
-const PLANE_ROOM: usize = PLANE + 2 * LANES_MAX;
-
-#[repr(C, align(64))]
-struct Planes {
-    low: [u8; PLANE_ROOM],
-    high: [u8; PLANE_ROOM],
-}
+/// Fewer positions than this are left to the rolling loop.
+const VECTOR_POSITIONS_MIN: usize = 96;
 
 /// What every stage 1 demands of its range.
 pub fn in_range(data: &[u8], from: usize, to: usize) -> bool {
@@ -90,223 +91,283 @@ pub fn in_range(data: &[u8], from: usize, to: usize) -> bool {
 /// The unit's instructions are available, and `63 <= from <= to <= data.len()`.
 #[inline(always)]
 pub unsafe fn scan<U: Unit>(
-    doubling: &Doubling,
+    tables: &Tables,
     filter: Filter,
     data: &[u8],
     from: usize,
     to: usize,
     out: &mut Vec<Candidate>,
 ) {
-    let mut planes = MaybeUninit::<Planes>::uninit();
+    let mut hits = Hits::new();
     let mut at = from;
-    while at < to {
-        let positions = (to - at).min(BLOCK);
-        let window = at + 1 - WINDOW;
-        let next = data.as_ptr().wrapping_add(at + positions);
-        // The first pass reads whole vectors from three bytes after the window's start.
-        let reads = 3 + (positions + HISTORY).next_multiple_of(U::LANES);
-        if let Some(source) = data.get(window..window + reads) {
-            // SAFETY: `source` has the bytes that the passes read; `planes` is filled by them.
-            unsafe {
-                passes::<U>(doubling, source.as_ptr(), planes.as_mut_ptr(), positions, next);
-                survivors::<U>(doubling, filter, planes.as_ptr(), at, positions, out);
+    if at == WINDOW - 1 && at < to {
+        // Streams begin a byte before their first window.
+        scalar::scan(tables, filter, data, at, at + 1, out);
+        at += 1;
+    }
+    while to - at >= SMALL {
+        // SAFETY: data reaches from 64 bytes before `at` to the block's end.
+        let positions = unsafe {
+            let first = data.as_ptr().add(at);
+            match to - at {
+                BLOCK.. => block::<U, BLOCK>(&tables.step, filter, first, &mut hits),
+                MEDIUM.. => block::<U, MEDIUM>(&tables.step, filter, first, &mut hits),
+                _ => block::<U, SMALL>(&tables.step, filter, first, &mut hits),
             }
-        } else {
-            let mut padded = [0u8; PLANE_ROOM];
-            let source = &data[window..at + positions];
-            padded[..source.len()].copy_from_slice(source);
-            // SAFETY: as above; `reads` is below PLANE_ROOM.
-            unsafe {
-                passes::<U>(doubling, padded.as_ptr(), planes.as_mut_ptr(), positions, next);
-                survivors::<U>(doubling, filter, planes.as_ptr(), at, positions, out);
-            }
-        }
+        };
+        hits.drain(at, at, out);
         at += positions;
     }
-}
-
-/// All doublings but the last: leaves the fingerprints of 32-byte windows in `planes`, beginning
-/// 32 positions before the block. Meanwhile it fetches the block at `next`: only the first pass
-/// reads the source, too fast for the memory's own read-ahead, and the others leave it idle.
-///
-/// # Safety
-/// As for `scan`; `source` has the bytes that `scan` counted, its first is that of the first window.
-#[inline(always)]
-unsafe fn passes<U: Unit>(
-    doubling: &Doubling,
-    source: *const u8,
-    planes: *mut Planes,
-    positions: usize,
-    next: *const u8,
-) {
-    // SAFETY: pass k reads below positions + HISTORY + LANES_MAX, which fits PLANE_ROOM. Beyond the
-    // first pass's last vector these bytes belong to no position that counts, but they must not be
-    // uninitialised; so that pass is followed by a vector of zeros.
-    unsafe {
-        let low = (&raw mut (*planes).low).cast::<u8>();
-        let high = (&raw mut (*planes).high).cast::<u8>();
-        let multiplier = U::multiplier(doubling, 0);
-        let count = positions + HISTORY;
-        let mut index = 0;
-        while index < count {
-            let byte = |back: usize| U::load(source.add(index + 3 - back));
-            let [l, h] = U::step(&multiplier, [byte(2), byte(3)], [byte(0), byte(1)]);
-            U::store(low.add(index), l);
-            U::store(high.add(index), h);
-            index += U::LANES;
+    if to - at >= VECTOR_POSITIONS_MIN && to >= WINDOW + SMALL {
+        // The last block overlaps the one before: what lies before `at` is known already.
+        let start = to - SMALL;
+        // SAFETY: as above.
+        unsafe {
+            block::<U, SMALL>(&tables.step, filter, data.as_ptr().add(start), &mut hits);
         }
-        low.add(index).write_bytes(0, U::LANES);
-        high.add(index).write_bytes(0, U::LANES);
-        for k in 1..DOUBLINGS - 1 {
-            let multiplier = U::multiplier(doubling, k);
-            let window = 2 << k;
-            let count = positions + WINDOW - 2 * window;
-            let mut index = 0;
-            while index < count {
-                if k == 1 {
-                    U::prefetch(next.wrapping_add(index));
-                }
-                let plane = |from: *mut u8, back: usize| U::load(from.add(index + window - back));
-                let before = [plane(low, window), plane(high, window)];
-                let [l, h] = U::step(&multiplier, before, [plane(low, 0), plane(high, 0)]);
-                U::store(low.add(index), l);
-                U::store(high.add(index), h);
-                index += U::LANES;
-            }
-        }
+        hits.drain(start, at, out);
+    } else {
+        scalar::scan(tables, filter, data, at, to, out);
     }
 }
 
-/// The last doubling: its low byte for all positions; its high byte only where the low one matches.
+/// Transposed bytes of all streams: those of the window and those that enter, a ring of one batch
+/// of steps more than the window has.
+#[repr(C, align(64))]
+struct Recent<V>([[V; STEPS]; BATCHES]);
+
+const BATCHES: usize = WINDOW / STEPS + 1;
+
+/// Finds the candidates among `POSITIONS` positions from `first` on; returns their number.
 ///
 /// # Safety
-/// As for `passes`, which has filled `planes`.
+/// The unit's instructions are available; `POSITIONS` is a multiple of lanes times `STEPS`, `BLOCK`
+/// at most; data is readable from 64 bytes before `first` to `POSITIONS` after it.
 #[inline(always)]
-unsafe fn survivors<U: Unit>(
-    doubling: &Doubling,
+unsafe fn block<U: Unit, const POSITIONS: usize>(
+    step: &Step,
     filter: Filter,
-    planes: *const Planes,
-    at: usize,
-    positions: usize,
-    out: &mut Vec<Candidate>,
-) {
-    const WINDOW_BEFORE: usize = WINDOW / 2;
-    let [mask_low, mask_high] = filter.mask.to_le_bytes();
-    let [pattern_low, pattern_high] = filter.pattern.to_le_bytes();
-    let mut hits = [const { MaybeUninit::<(u16, u64)>::uninit() }; PLANE / LANES_MIN];
-    let mut hit_count = 0;
-    // SAFETY: indices as in `passes`; the first `hit_count` hits are written.
+    first: *const u8,
+    hits: &mut Hits,
+) -> usize {
+    let lanes = 16 * U::GROUPS;
+    let stride = POSITIONS / lanes;
+    // SAFETY: the last stream begins at (lanes - 1)·stride, and is read to `stride` beyond. A batch
+    // of `recent` is filled before it is used.
     unsafe {
-        let low = (&raw const (*planes).low).cast::<u8>();
-        let high = (&raw const (*planes).high).cast::<u8>();
-        let multiplier = U::multiplier(doubling, DOUBLINGS - 1);
-        let mut index = 0;
-        while index < positions {
-            let before = [U::load(low.add(index)), U::load(high.add(index))];
-            let now = U::load(low.add(index + WINDOW_BEFORE));
-            let value = U::step_byte::<0>(&multiplier, before, now);
-            let lanes = U::matches(value, mask_low, pattern_low);
-            // One vector in four has a hit: branching here would cost more than it saves.
-            hits[hit_count].write((index as u16, lanes));
-            hit_count += usize::from(lanes != 0);
-            index += U::LANES;
-        }
-        let mut bytes = [[0u8; LANES_MAX]; 2];
-        for hit in &hits[..hit_count] {
-            let (index, lanes) = hit.assume_init();
-            let index = usize::from(index);
-            let before = [U::load(low.add(index)), U::load(high.add(index))];
-            let now = [low, high].map(|plane| U::load(plane.add(index + WINDOW_BEFORE)));
-            let value_high = U::step_byte::<1>(&multiplier, before, now[1]);
-            let mut lanes = lanes & U::matches(value_high, mask_high, pattern_high);
-            if lanes == 0 {
-                continue;
+        let multiplier = U::multiplier(step);
+        let filter = U::filter(filter);
+        let mut recent = MaybeUninit::<Recent<U::Vector>>::uninit();
+        let recent = (&raw mut (*recent.as_mut_ptr()).0).cast::<[U::Vector; STEPS]>();
+        let window = first.sub(WINDOW);
+        let none = U::zero();
+        let mut state = [none; 2];
+        for batch in 0..BATCHES - 1 {
+            let bytes = recent.add(batch);
+            transpose::<U>(window.add(batch * STEPS), stride, &mut *bytes);
+            for turn in 0..STEPS {
+                state = U::step(&multiplier, [none, state[1]], [(*bytes)[turn], state[0]]);
             }
-            let value_low = U::step_byte::<0>(&multiplier, before, now[0]);
-            U::store(bytes[0].as_mut_ptr(), value_low);
-            U::store(bytes[1].as_mut_ptr(), value_high);
-            while lanes != 0 {
-                let lane = lanes.trailing_zeros() as usize;
-                lanes &= lanes - 1;
-                if index + lane < positions {
-                    let value = u16::from_le_bytes([bytes[0][lane], bytes[1][lane]]);
-                    out.push(Candidate { position: at + index + lane, value });
+        }
+        let mut newest = BATCHES - 1;
+        let mut offset = 0;
+        while offset < stride {
+            let oldest = if newest + 1 == BATCHES { 0 } else { newest + 1 };
+            let (entering, leaving) = (recent.add(newest), recent.add(oldest));
+            transpose::<U>(first.add(offset), stride, &mut *entering);
+            // The block after this one, a share in each round.
+            for line in 0..U::GROUPS * STEPS / 4 {
+                U::prefetch(first.wrapping_add(POSITIONS + offset * lanes + 64 * line));
+            }
+            for turn in 0..STEPS {
+                let spent = [(*leaving)[turn], state[1]];
+                state = U::step(&multiplier, spent, [(*entering)[turn], state[0]]);
+                let found = U::matches(&filter, state);
+                if found != 0 {
+                    let mut values = [[0; LANES_MAX]; 2];
+                    U::store(values[0].as_mut_ptr(), state[0]);
+                    U::store(values[1].as_mut_ptr(), state[1]);
+                    hits.add(found, &values, offset + turn, stride);
+                }
+            }
+            newest = oldest;
+            offset += STEPS;
+        }
+    }
+    POSITIONS
+}
+
+/// The next 16 bytes of each stream, a vector for each offset. Lane n belongs to stream n: row r of
+/// group g comes from stream 16·g + r.
+///
+/// # Safety
+/// The unit's instructions are available; all streams are readable.
+#[inline(always)]
+unsafe fn transpose<U: Unit>(first: *const u8, stride: usize, out: &mut [U::Vector; STEPS]) {
+    // Interleaving rows r and r + 8 for all r rotates the eight bits of (row, column) by one; four
+    // rounds exchange the two. Two rounds touch four rows at a time.
+    // SAFETY: by the caller's word.
+    unsafe {
+        let row = |row: usize| U::gather(first.add(row * stride), 16 * stride);
+        let a = two_rounds::<U>([row(0), row(4), row(8), row(12)]);
+        let b = two_rounds::<U>([row(1), row(5), row(9), row(13)]);
+        let c = two_rounds::<U>([row(2), row(6), row(10), row(14)]);
+        let d = two_rounds::<U>([row(3), row(7), row(11), row(15)]);
+        [out[0], out[1], out[2], out[3]] = two_rounds::<U>([a[0], b[0], c[0], d[0]]);
+        [out[4], out[5], out[6], out[7]] = two_rounds::<U>([a[1], b[1], c[1], d[1]]);
+        [out[8], out[9], out[10], out[11]] = two_rounds::<U>([a[2], b[2], c[2], d[2]]);
+        [out[12], out[13], out[14], out[15]] = two_rounds::<U>([a[3], b[3], c[3], d[3]]);
+    }
+}
+
+/// # Safety
+/// The unit's instructions are available.
+#[inline(always)]
+unsafe fn two_rounds<U: Unit>([a, b, c, d]: [U::Vector; 4]) -> [U::Vector; 4] {
+    // SAFETY: by the caller's word.
+    unsafe {
+        let [a, c] = U::interleave(a, c);
+        let [b, d] = U::interleave(b, d);
+        let [first, second] = U::interleave(a, b);
+        let [third, fourth] = U::interleave(c, d);
+        [first, second, third, fourth]
+    }
+}
+
+/// Candidates of a block: streams find them side by side, they are wanted in order.
+struct Hits {
+    /// Bit per word of `positions` that has a bit.
+    words: [u64; BLOCK / 64 / 64],
+    /// Bit per position.
+    positions: [u64; BLOCK / 64],
+    values: [MaybeUninit<u16>; BLOCK],
+}
+
+impl Hits {
+    fn new() -> Hits {
+        Hits {
+            words: [0; BLOCK / 64 / 64],
+            positions: [0; BLOCK / 64],
+            values: [const { MaybeUninit::uninit() }; BLOCK],
+        }
+    }
+
+    /// Enters the streams of `lanes` at `offset` of each.
+    #[cold]
+    #[inline(never)]
+    fn add(&mut self, lanes: u64, bytes: &[[u8; LANES_MAX]; 2], offset: usize, stride: usize) {
+        for lane in ones(lanes) {
+            let position = lane * stride + offset;
+            let word = position / 64;
+            self.words[word / 64] |= 1 << (word % 64);
+            self.positions[word] |= 1 << (position % 64);
+            self.values[position].write(u16::from_le_bytes([bytes[0][lane], bytes[1][lane]]));
+        }
+    }
+
+    /// Moves to `out` what has been found in the block at `start`, from position `from` on.
+    fn drain(&mut self, start: usize, from: usize, out: &mut Vec<Candidate>) {
+        for index in 0..self.words.len() {
+            for word in ones(std::mem::take(&mut self.words[index])).map(|bit| 64 * index + bit) {
+                for bit in ones(std::mem::take(&mut self.positions[word])) {
+                    let position = 64 * word + bit;
+                    if start + position >= from {
+                        // SAFETY: `add` has written the values of all positions with a bit.
+                        let value = unsafe { self.values[position].assume_init() };
+                        out.push(Candidate { position: start + position, value });
+                    }
                 }
             }
         }
     }
+}
+
+/// Places of the bits that are set, from the lowest.
+fn ones(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let place = (word != 0).then_some(word.trailing_zeros() as usize)?;
+        word &= word - 1;
+        Some(place)
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::stage1::Tables;
-    use super::super::{gf2::Field, scalar};
+    use super::super::gf2::Field;
     use super::*;
 
     /// `gf2p8affineqb` as Intel's manual defines it, on plain bytes.
     struct EmulatedGfni;
 
-    fn affine_byte(matrix: u64, byte: u8) -> u8 {
+    fn affine(matrix: u64, bytes: [u8; 64]) -> [u8; 64] {
         let rows = matrix.to_le_bytes();
-        (0..8).fold(0, |out, i| out | (((rows[7 - i] & byte).count_ones() & 1) as u8) << i)
+        bytes.map(|byte| {
+            (0..8).fold(0, |out, i| out | (((rows[7 - i] & byte).count_ones() & 1) as u8) << i)
+        })
     }
 
     impl Unit for EmulatedGfni {
         type Vector = [u8; 64];
         type Multiplier = [[u64; 2]; 2];
-        const LANES: usize = 64;
+        type Filter = Filter;
+        const GROUPS: usize = 4;
 
-        unsafe fn load(from: *const u8) -> [u8; 64] {
-            unsafe { from.cast::<[u8; 64]>().read_unaligned() }
+        unsafe fn zero() -> [u8; 64] {
+            [0; 64]
+        }
+        unsafe fn gather(from: *const u8, stride: usize) -> [u8; 64] {
+            std::array::from_fn(|lane| unsafe { *from.add(lane / 16 * stride + lane % 16) })
         }
         unsafe fn store(to: *mut u8, vector: [u8; 64]) {
             unsafe { to.cast::<[u8; 64]>().write_unaligned(vector) }
         }
         fn prefetch(_address: *const u8) {}
-        unsafe fn multiplier(doubling: &Doubling, k: usize) -> [[u64; 2]; 2] {
-            doubling.matrices[k]
+        unsafe fn interleave(a: [u8; 64], b: [u8; 64]) -> [[u8; 64]; 2] {
+            [0, 8].map(|half| {
+                std::array::from_fn(|lane| {
+                    let source = if lane % 2 == 0 { a } else { b };
+                    source[lane / 16 * 16 + half + lane % 16 / 2]
+                })
+            })
+        }
+        unsafe fn multiplier(step: &Step) -> [[u64; 2]; 2] {
+            step.matrices
         }
         unsafe fn step(
             multiplier: &[[u64; 2]; 2],
-            before: [[u8; 64]; 2],
+            spent: [[u8; 64]; 2],
             now: [[u8; 64]; 2],
         ) -> [[u8; 64]; 2] {
-            unsafe {
-                [
-                    Self::step_byte::<0>(multiplier, before, now[0]),
-                    Self::step_byte::<1>(multiplier, before, now[1]),
-                ]
-            }
-        }
-        unsafe fn step_byte<const OUTPUT: usize>(
-            multiplier: &[[u64; 2]; 2],
-            before: [[u8; 64]; 2],
-            now: [u8; 64],
-        ) -> [u8; 64] {
-            std::array::from_fn(|lane| {
-                now[lane]
-                    ^ affine_byte(multiplier[OUTPUT][0], before[0][lane])
-                    ^ affine_byte(multiplier[OUTPUT][1], before[1][lane])
+            std::array::from_fn(|output| {
+                let products: [_; 2] =
+                    std::array::from_fn(|i| affine(multiplier[output][i], spent[i]));
+                std::array::from_fn(|lane| {
+                    now[output][lane] ^ products[0][lane] ^ products[1][lane]
+                })
             })
         }
-        unsafe fn matches(vector: [u8; 64], mask: u8, pattern: u8) -> u64 {
-            (0..64).fold(0, |out, i| out | u64::from(vector[i] & mask == pattern) << i)
+        unsafe fn filter(filter: Filter) -> Filter {
+            filter
+        }
+        unsafe fn matches(filter: &Filter, [low, high]: [[u8; 64]; 2]) -> u64 {
+            let value = |lane: usize| u16::from_le_bytes([low[lane], high[lane]]);
+            (0..64).fold(0, |out, lane| out | u64::from(filter.matches(value(lane))) << lane)
         }
     }
 
     #[test]
     fn emulated_gfni_agrees_with_the_rolling_loop() {
-        let data = super::super::select::noise(20_000);
+        let data = super::super::select::noise(40_000);
         for polynomial in [0x16d43, 0x1002d, 0x1172d] {
             let tables = Tables::new(Field::new(polynomial).unwrap());
             for (bits, pattern) in [(2, 3), (8, 0x6b), (12, 0xb6b)] {
                 let filter = Filter::new(bits, pattern);
-                for (from, to) in [(63, 20_000), (63, 64), (100, 100), (77, 5001), (4000, 12_000)] {
+                let ranges =
+                    [(63, 40_000), (63, 64), (63, 63), (100, 100), (77, 5001), (4000, 12_000)];
+                for (from, to) in ranges {
                     let (mut expected, mut found) = (Vec::new(), Vec::new());
                     scalar::scan(&tables, filter, &data, from, to, &mut expected);
-                    unsafe {
-                        scan::<EmulatedGfni>(&tables.doubling, filter, &data, from, to, &mut found)
-                    };
+                    unsafe { scan::<EmulatedGfni>(&tables, filter, &data, from, to, &mut found) };
                     assert_eq!(expected, found);
                 }
             }

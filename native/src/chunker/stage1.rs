@@ -1,6 +1,6 @@
 //! What all implementations of stage 1 share: tables in, candidates out.
 
-use super::gf2::{Doubling, Field, Rolling};
+use super::gf2::{Field, Rolling, Step};
 
 /// A position whose fingerprint matches the shortest suffix of the pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +32,12 @@ impl Filter {
 
 pub struct Tables {
     pub rolling: Rolling,
-    pub doubling: Doubling,
+    pub step: Step,
 }
 
 impl Tables {
     pub fn new(field: Field) -> Tables {
-        Tables { rolling: Rolling::new(field), doubling: Doubling::new(field) }
+        Tables { rolling: Rolling::new(field), step: Step::new(field) }
     }
 }
 
