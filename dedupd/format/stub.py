@@ -3,6 +3,7 @@
 import enum
 import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import xxhash
 
@@ -15,6 +16,7 @@ CLEAN_BYTES_MAX = 64
 
 _HEAD = struct.Struct("<BBHIQ16sQq")
 _RANGE = struct.Struct("<QQ")
+_U32 = struct.Struct("<I")
 
 assert _HEAD.size == HEAD_BYTES
 
@@ -54,19 +56,18 @@ class StubAttribute:
 
 
 def encode_stub(stub: StubAttribute, volume: bytes) -> bytes:
-    def pack(check: int) -> bytes:
-        return _HEAD.pack(
-            FORMAT,
-            stub.flags,
-            len(stub.local),
-            check,
-            stub.recipe,
-            stub.digest,
-            stub.covered,
-            stub.mtime_ns,
-        ) + b"".join(_RANGE.pack(*pair) for pair in stub.local)
-
-    return pack(_check(pack(0), volume))
+    """The attribute's value."""
+    value = _HEAD.pack(
+        FORMAT,
+        int(stub.flags),
+        len(stub.local),
+        0,
+        stub.recipe,
+        stub.digest,
+        stub.covered,
+        stub.mtime_ns,
+    ) + b"".join(_RANGE.pack(*pair) for pair in stub.local)
+    return value[:4] + _U32.pack(_check(value, volume)) + value[8:]
 
 
 def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
@@ -88,5 +89,9 @@ def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
 
 
 def _check(value: bytes, volume: bytes) -> int:
-    seed = xxhash.xxh3_64_intdigest(volume)
-    return xxhash.xxh3_64_intdigest(value, seed=seed) & 0xFFFF_FFFF
+    return xxhash.xxh3_64_intdigest(value, seed=_seed(volume)) & 0xFFFF_FFFF
+
+
+@lru_cache(maxsize=16)
+def _seed(volume: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(volume)
