@@ -14,8 +14,13 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import HOLE, make_id, show_id
 from dedupd.format.recipe import check_of
 from dedupd.fsutil import open_beneath, opened, read_at, show_path
-from dedupd.store.container import Found, Gap, data_name, scan
-from dedupd.store.recovery import container_numbers, entry_of, load_table
+from dedupd.store.container import Found, Gap, data_name, payload_is_intact, scan
+from dedupd.store.recovery import (
+    container_numbers,
+    entry_of,
+    is_unfinished,
+    load_table,
+)
 from dedupd.stub import local_ranges, missing_ranges
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -28,7 +33,6 @@ INVARIANTS = {
     "record-fingerprint": "every payload's raw bytes have the fingerprint in the header",
     "table-agrees": "the redirection table says what the records say",
     "stub-attribute": "every stub attribute decodes and belongs to this volume",
-    "stub-settled": "no stub is in the middle of a transition",
     "stub-recipe": "every stub's recipe is there and is the one that it names",
     "stub-length": "a stub's recipe covers what the stub counts on",
     "recipe-chunks": "every chunk of a recipe is there, with the length and the check it states",
@@ -46,7 +50,11 @@ class Finding:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What a run found; the JSON form of the report."""
+    """What a run found; the JSON form of the report.
+
+    ``unsettled`` are stubs in the middle of a transition, and ``unsynced_bytes`` the ends of
+    containers that never became durable: what an interrupted job leaves, and the next one clears.
+    """
 
     job: str = "verify"
     outcome: str = "clean"
@@ -57,6 +65,8 @@ class VerifyReport:
     plain_files: int = 0
     logical_bytes: int = 0
     unreferenced_chunks: int = 0
+    unsettled: int = 0
+    unsynced_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
     by_invariant: dict[str, int] = field(default_factory=dict)
     resources: dict[str, float] = field(default_factory=dict)
@@ -110,6 +120,8 @@ class Verify:
 
     def _check_container(self, directory: int, kind: fmt.Kind, number: int) -> None:
         where = f"{kind.name.lower()}/{data_name(number).decode()}"
+        if is_unfinished(directory, number):
+            return
         self._report.containers += 1
         uuid = self._volume.space.volume
         with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory)) as fd:
@@ -121,14 +133,36 @@ class Verify:
             if (header.kind, header.container, header.volume) != (kind, number, uuid):
                 self._find("container-header", where, "the header is of another container")
                 return
-            entries = self._records(fd, header, where)
-        self._check_table(directory, header, entries, where)
+            mark, table = self._load_table(directory, header, where)
+            entries = self._records(fd, header, mark, where)
+        self._check_table(mark, table, entries, where)
 
-    def _records(self, fd: int, header: fmt.FileHeader, where: str) -> dict[int, tbl.Entry]:
+    def _load_table(
+        self, directory: int, header: fmt.FileHeader, where: str
+    ) -> tuple[tbl.TableHeader | None, list[tbl.Entry | None]]:
+        try:
+            return load_table(directory, header)
+        except DamagedTable as error:
+            self._find("table-agrees", where, str(error))
+            return None, []
+
+    def _records(
+        self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader | None, where: str
+    ) -> dict[int, tbl.Entry]:
+        """The entries that the records imply. What lies beyond the mark may be a torn tail."""
         seed = fmt.checksum_seed(header.volume, header.container, header.generation)
         entries: dict[int, tbl.Entry] = {}
         expected = 0
-        for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size):
+        size = os.fstat(fd).st_size
+        if mark is not None and size < mark.synced_bytes:
+            self._find(
+                "container-records", where, f"{mark.synced_bytes - size} bytes are missing at its end"
+            )
+        for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size):
+            if mark is not None and item.offset >= mark.synced_bytes:
+                if isinstance(item, Gap) or not payload_is_intact(fd, item):
+                    self._report.unsynced_bytes += size - item.offset
+                    break
             if isinstance(item, Gap):
                 self._find(
                     "container-records", where, f"bytes {item.offset} to {item.end} hold no record"
@@ -167,19 +201,20 @@ class Verify:
             self._chunks[chunk_id] = record.raw_length, check_of(record.fingerprint)
 
     def _check_table(
-        self, directory: int, header: fmt.FileHeader, entries: dict[int, tbl.Entry], where: str
+        self,
+        mark: tbl.TableHeader | None,
+        table: list[tbl.Entry | None],
+        entries: dict[int, tbl.Entry],
+        where: str,
     ) -> None:
-        try:
-            _, table = load_table(directory, header)
-        except DamagedTable as error:
-            self._find("table-agrees", where, str(error))
+        """Beyond the mark a table may lag behind, or run ahead, after a crash."""
+        if mark is None:
             return
-        for ordinal, entry in entries.items():
+        for ordinal in range(mark.synced_count):
             said = table[ordinal] if ordinal < len(table) else None
-            if said is None or _place(said) != _place(entry):
+            entry = entries.get(ordinal)
+            if said is None or entry is None or _place(said) != _place(entry):
                 self._find("table-agrees", where, f"entry {ordinal} is not what the record says")
-        if len(table) > len(entries) and any(table[len(entries) :]):
-            self._find("table-agrees", where, "the table has entries without records")
 
     def _check_stub(self, path: bytes) -> None:
         where = show_path(path)
@@ -198,11 +233,7 @@ class Verify:
             self._find("stub-attribute", where, f"cannot be read: {error.strerror}")
             return
         if stub.flags.transient:
-            self._find(
-                "stub-settled",
-                where,
-                f"still {stub.flags.transient!r}; a mount or a job settles it",
-            )
+            self._report.unsettled += 1
         try:
             content = open_content(stub, self._volume.recipes, self._volume.read_chunk, where)
         except Damaged as error:

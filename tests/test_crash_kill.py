@@ -130,6 +130,7 @@ def check_whole(root: Path, command: str, before: dict[str, crash.Seen]) -> None
     assert crash.half_done(root) == []
     report = crash.verify_volume(root)
     assert report.findings == []
+    assert report.unsettled == report.unsynced_bytes == 0
     with Volume.open(str(root)) as volume:
         stubs = sum(found.is_stub for found in walk(volume))
     assert (stubs > 0) == command.startswith("optimize")
@@ -149,6 +150,8 @@ def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
     killed = crash.run_cli(*COMMANDS[command], root, fail_at=point)
     assert crash.was_killed(killed), f"{point} was not reached: {killed.stderr}"
     assert crash.see(root) == before
+    if (root / ".dedupd/volume.json").exists():
+        assert crash.verify_volume(root).findings == []
 
     # And once more, on the way back.
     random_step = random.Random(point).randrange(6)

@@ -21,7 +21,10 @@ _REBUILT = define("recovery.table-written", "a rebuilt table is in place")
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A container after recovery. ``appendable`` is False where it must not grow any more."""
+    """A container after recovery. ``appendable`` is False where it must not grow any more.
+
+    ``entries`` is None for ordinals whose record was not found.
+    """
 
     header: fmt.FileHeader
     end: int
@@ -92,9 +95,40 @@ def recover(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk)
             table, entries = load_table(dir_fd, header)
         except DamagedTable:
             return _rebuild(dir_fd, fd, header, disk)
-        if None in entries[: table.synced_count] or len(entries) < table.synced_count:
-            return _rebuild(dir_fd, fd, header, disk)
         return _recover_tail(dir_fd, fd, header, table, entries, disk)
+
+
+def is_unfinished(dir_fd: int, number: int) -> bool:
+    """Whether a crash interrupted the creation of a container, so that it never held a record.
+
+    A container gets its first record only after its header, its table and both names are durable.
+    So it was never finished where it has no valid table and no room for a record, or where a valid
+    table says that none was ever synced and yet there is no valid header.
+    """
+    with opened(os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+        is_empty = os.fstat(fd).st_size <= fmt.FILE_HEADER_BYTES
+        head = read_at(fd, fmt.FILE_HEADER_BYTES, 0)
+    try:
+        with opened(os.open(table_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+            mark = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), "the table")
+    except (FileNotFoundError, DamagedTable):
+        return is_empty
+    try:
+        fmt.decode_file_header(head, "the container")
+    except DamagedContainer:
+        return mark.container == number and mark.synced_count == 0
+    return False
+
+
+def discard_unfinished(dir_fd: int, number: int, disk: Disk) -> None:
+    """Remove a container if :func:`is_unfinished`; otherwise it is left for scrub."""
+    if is_unfinished(dir_fd, number):
+        try:
+            disk.unlink(dir_fd, table_name(number))
+        except FileNotFoundError:
+            pass
+        disk.unlink(dir_fd, data_name(number))
+        disk.sync_dir(dir_fd)
 
 
 def _recover_tail(
@@ -105,17 +139,21 @@ def _recover_tail(
     entries: list[tbl.Entry | None],
     disk: Disk,
 ) -> Recovered:
-    """Keep what is intact after the synced mark, cut the rest."""
+    """Keep what is intact after the synced mark, cut the rest; fill in lost entries before it."""
     size = os.fstat(fd).st_size
     if size < table.synced_bytes:
         raise DamagedContainer(
             f"{data_name(header.container).decode()}: {table.synced_bytes - size} bytes are missing"
             " at its end; run scrub"
         )
-    if size == table.synced_bytes and len(entries) == table.synced_count:
-        return Recovered(header, size, entries, True, 0)
     seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    is_whole = len(entries) >= table.synced_count and None not in entries[: table.synced_count]
+    if is_whole and size == table.synced_bytes and len(entries) == table.synced_count:
+        return Recovered(header, size, entries, _may_grow(entries, size), 0)
     kept = entries[: table.synced_count]
+    if not is_whole:
+        found = _entries_in(fd, seed, table.synced_bytes)
+        kept = [found.get(ordinal) for ordinal in range(table.synced_count)]
     end = table.synced_bytes
     for item in scan(fd, seed, end, size):
         if isinstance(item, Gap) or not payload_is_intact(fd, item):
@@ -126,29 +164,20 @@ def _recover_tail(
         end = item.offset + fmt.record_size(item.record.stored_length)
     if end < size:
         disk.truncate(fd, end)
-    disk.sync_file(fd)
+    if end != table.synced_bytes or size != end:
+        disk.sync_file(fd)
     reach(_CUT)
     mark = replace(table, synced_bytes=end, synced_count=len(kept))
     _write_table(dir_fd, header, mark, kept, disk)
-    return Recovered(header, end, kept, True, size - end)
+    return Recovered(header, end, kept, _may_grow(kept, end), size - end)
 
 
 def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recovered:
     """Build the table from the container alone. Nothing is cut: any record may be referenced."""
     seed = fmt.checksum_seed(header.volume, header.container, header.generation)
     size = os.fstat(fd).st_size
-    entries: list[tbl.Entry | None] = []
-    end = fmt.FILE_HEADER_BYTES
-    for item in scan(fd, seed, end, size):
-        if isinstance(item, Gap):
-            continue
-        while len(entries) < item.record.ordinal:
-            entries.append(None)
-        if item.record.ordinal == len(entries):
-            entries.append(entry_of(item))
-        else:
-            entries[item.record.ordinal] = entry_of(item)
-        end = item.offset + fmt.record_size(item.record.stored_length)
+    found = _entries_in(fd, seed, size)
+    entries = [found.get(ordinal) for ordinal in range(max(found, default=-1) + 1)]
     disk.sync_file(fd)
     mark = tbl.TableHeader(
         header.kind,
@@ -160,7 +189,25 @@ def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recove
         len(entries),
     )
     _write_table(dir_fd, header, mark, entries, disk)
-    return Recovered(header, size, entries, False, 0)
+    return Recovered(header, size, entries, _may_grow(entries, size), 0)
+
+
+def _entries_in(fd: int, seed: int, end: int) -> dict[int, tbl.Entry]:
+    """Entries by ordinal of all records that a scan finds below ``end``."""
+    return {
+        item.record.ordinal: entry_of(item)
+        for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, end)
+        if isinstance(item, Found)
+    }
+
+
+def _may_grow(entries: list[tbl.Entry | None], end: int) -> bool:
+    """Whether a container ends with a record that is known; else one may be lost behind the last
+    one that was found, and its ordinal must not be given out again."""
+    if not entries:
+        return end == fmt.FILE_HEADER_BYTES
+    last = entries[-1]
+    return last is not None and last.offset + fmt.record_size(last.stored_length) == end
 
 
 def _write_table(

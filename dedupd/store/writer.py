@@ -15,9 +15,10 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, ordinal_of
 from dedupd.store.container import data_name, table_name
-from dedupd.store.recovery import Recovered, container_numbers, recover
+from dedupd.store.recovery import Recovered, container_numbers, discard_unfinished, recover
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
+_READY = define("writer.container-ready", "a new container and its table are durable, and empty")
 _APPENDED = define("writer.appended", "records are written, not yet their table entries")
 _ENTERED = define("writer.entered", "records and table entries are written, not synced")
 _SYNCED = define("writer.synced", "records are durable, the mark in the table is not yet moved")
@@ -53,7 +54,6 @@ class SyncPoint:
 
     marks: list[tuple[_Open, bytes]]
     full: list[_Open]
-    new_names: bool
 
 
 class ContainerWriter:
@@ -81,14 +81,14 @@ class ContainerWriter:
         self._bytes_max = container_bytes_max
         self._current: _Open | None = None
         self._unsynced: list[_Open] = []
-        self._new_names = False
         self._last_number = 0
         self.appended_bytes = 0
 
     def recover(self) -> list[Recovered]:
         """Put every container in order and go on in the last one where that is safe.
 
-        Containers that cannot be opened at all are left for scrub. Must be called first.
+        Containers that cannot be opened at all are left for scrub, unless a crash interrupted
+        their creation. Must be called first.
         """
         states = []
         numbers = container_numbers(self._dir_fd)
@@ -97,7 +97,7 @@ class ContainerWriter:
             try:
                 states.append(recover(self._dir_fd, number, self._kind, self._volume, self._disk))
             except DamagedContainer:
-                continue
+                discard_unfinished(self._dir_fd, number, self._disk)
         if states and states[-1].header.container == self._last_number and states[-1].appendable:
             self._reopen(states[-1])
         return states
@@ -146,11 +146,15 @@ class ContainerWriter:
         start = fmt.FILE_HEADER_BYTES
         opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
         self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)
+        # So that recovery can tell a container that holds something from one that never did.
+        self._disk.sync_data(data_fd)
+        self._disk.sync_data(table_fd)
+        self._disk.sync_dir(self._dir_fd)
+        reach(_READY)
         if self._current is not None and self._current not in self._unsynced:
             self._unsynced.append(self._current)
         self._current = opened
         self._unsynced.append(opened)
-        self._new_names = True
         return opened
 
     def append(self, first_id: int, records: Sequence[NewRecord], encoded: "native.Encoded") -> int:
@@ -205,19 +209,16 @@ class ContainerWriter:
         """Note what is appended now, for :meth:`finish_sync` to make durable."""
         full = [t for t in self._unsynced if t is not self._current and t.count == t.reserved_count]
         marks = [(t, tbl.encode_header(self._mark(t))) for t in self._unsynced]
-        point = SyncPoint(marks, full, self._new_names)
+        point = SyncPoint(marks, full)
         self._unsynced = [
             t for t in self._unsynced if t is not self._current and t.count < t.reserved_count
         ]
-        self._new_names = False
         return point
 
     def finish_sync(self, point: SyncPoint) -> None:
         """Make durable what ``point`` notes. May run while another thread appends."""
         for target, _ in point.marks:
             self._disk.sync_data(target.data_fd)
-        if point.new_names:
-            self._disk.sync_dir(self._dir_fd)
         reach(_SYNCED)
         for target, mark in point.marks:
             self._disk.write_at(target.table_fd, [mark], 0)
