@@ -1,0 +1,308 @@
+"""The data set of the benchmarks: what a file server holds, made of real files of this machine.
+
+    python -m benchmarks.dataset [--size 6G] DIRECTORY
+
+Four parts, in shares that follow the data sets of the literature:
+
+- ``software``: trees of programs found here, deployed a second time, and as later versions with
+  some files edited;
+- ``images``: raw disk images with these files at block borders between runs of zeros, and later
+  snapshots of them;
+- ``documents``: texts found here as people keep them: saved again and again, mailed, zipped;
+- ``media``: bytes that no compression makes smaller, some of them twice.
+
+The same machine gives the same data set, byte for byte, as long as its programs stay the same.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import stat
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from dedupd.units import MIB, format_size, parse_size
+
+SHARES = {"software": 0.36, "images": 0.30, "documents": 0.20, "media": 0.14}
+
+SOURCES = (
+    *("/usr/lib/*", "/usr/share/*", "/usr/local/*", "/usr/local/lib/*", "/opt/*"),
+    *("~/.rustup/toolchains/*", "~/.pyenv/versions/*", "~/.local/lib/*"),
+)
+"""Directories whose first-level directories are each taken as one program."""
+
+FILE_BYTES_MAX = 48 * MIB
+"""Larger ones would make up most of a program, and the programs few."""
+
+BLOCK_BYTES = 4096
+TIME_S = 1_600_000_000
+"""Times of everything lie around this, in 2020: quiet for any policy."""
+
+TEXT_SUFFIXES = {
+    ".c",
+    ".h",
+    ".py",
+    ".go",
+    ".rs",
+    ".txt",
+    ".md",
+    ".html",
+    ".js",
+    ".pl",
+    ".xml",
+    ".po",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of the machine, below the program that it is part of."""
+
+    program: Path
+    path: Path
+    size_bytes: int
+
+    @property
+    def name(self) -> Path:
+        return Path(self.program.name) / self.path.relative_to(self.program)
+
+
+def programs(without: Path) -> list[list[SourceFile]]:
+    """The files of every program found, in an order that only depends on their names."""
+    roots = {
+        found.resolve()
+        for pattern in SOURCES
+        for found in _expand(pattern)
+        if found.is_dir() and not found.is_symlink()
+    }
+    kept = [
+        root
+        for root in sorted(roots)
+        if root != without
+        and without not in root.parents
+        and root not in without.parents
+        and not any(parent in roots for parent in root.parents)
+    ]
+    return [files for root in kept if (files := list(_files(root)))]
+
+
+def _expand(pattern: str) -> Iterator[Path]:
+    path = Path(pattern).expanduser()
+    return path.parent.glob(path.name)
+
+
+def _files(program: Path) -> Iterator[SourceFile]:
+    for directory, names, files in os.walk(program):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            path = Path(directory, name)
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            usable = stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK)
+            if usable and status.st_size <= FILE_BYTES_MAX:
+                yield SourceFile(program, path, status.st_size)
+
+
+def mixed(found: list[list[SourceFile]], rng: random.Random) -> list[SourceFile]:
+    """Programs in random order, each as runs of 2,000 files, so that all kinds come early."""
+    runs = [files[at : at + 2000] for files in found for at in range(0, len(files), 2000)]
+    rng.shuffle(runs)
+    return [file for run in runs for file in run]
+
+
+def upto(files: list[SourceFile], size_bytes: int) -> list[SourceFile]:
+    """The first files that add up to a size."""
+    taken, total = [], 0
+    for file in files:
+        if total >= size_bytes:
+            break
+        taken.append(file)
+        total += file.size_bytes
+    return taken
+
+
+def edited(rng: random.Random, data: bytes, edits: int) -> bytes:
+    """A later version: some insertions, deletions and replacements of up to 300 bytes."""
+    result = bytearray(data)
+    for _ in range(edits):
+        at = rng.randrange(len(result) + 1)
+        length = rng.randint(1, 300)
+        new = rng.randbytes(length).hex()[:length].encode()
+        match rng.randrange(3):
+            case 0:
+                result[at:at] = new
+            case 1:
+                del result[at : at + length]
+            case _:
+                result[at : at + length] = new
+    return bytes(result)
+
+
+def write(path: Path, data: bytes) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return len(data)
+
+
+def copy(file: SourceFile, to: Path) -> int:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file.path, to)
+    shutil.copymode(file.path, to)
+    return file.size_bytes
+
+
+# --- the parts --------------------------------------------------------------------------------
+
+
+def software(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+    """Half of it once, then deployed copies and later versions of parts of that."""
+    first = upto(files, size_bytes // 2)
+    total = sum(copy(file, root / "release-1" / file.name) for file in first)
+    number = 2
+    while total < size_bytes:
+        start = rng.randrange(len(first))
+        part = upto(first[start:] + first[:start], min(size_bytes - total, size_bytes // 6))
+        deployed = number % 2 == 0
+        for file in part:
+            path = root / f"{'deployed' if deployed else 'release'}-{number}" / file.name
+            total += copy(file, path)
+            if not deployed and file.size_bytes and rng.random() < 0.12:
+                os.chmod(path, 0o644)
+                write(path, edited(rng, file.path.read_bytes(), rng.randint(1, 4)))
+        number += 1
+
+
+def images(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+    """Images of a third each: one, another that overlaps it by half, a snapshot of the first."""
+    each = size_bytes // 3
+    half = upto(files, each // 3)
+    rest = upto(files[len(half) :], each // 3)
+    more = upto(files[len(half) + len(rest) :], each // 3)
+    _image(root / "one.img", half + rest, each, rng)
+    _image(root / "two.img", rest + more, each, rng)
+    shutil.copyfile(root / "one.img", root / "one.snapshot.img")
+    with open(root / "one.snapshot.img", "r+b") as image:
+        for _ in range(each // BLOCK_BYTES // 100):
+            image.seek(rng.randrange(each // BLOCK_BYTES) * BLOCK_BYTES)
+            image.write(rng.randbytes(BLOCK_BYTES // 2).hex().encode())
+
+
+def _image(path: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+    """Files in an order of their own at block borders; zeros between some, a hole at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    order = [files[at : at + 200] for at in range(0, len(files), 200)]
+    rng.shuffle(order)
+    with open(path, "xb") as image:
+        for run in order:
+            for file in run:
+                image.write(file.path.read_bytes())
+                image.write(bytes(-image.tell() % BLOCK_BYTES))
+            if rng.random() < 0.2:
+                image.write(bytes(rng.randrange(1, 8) * MIB))
+            if image.tell() >= size_bytes:
+                break
+        image.truncate(size_bytes)
+
+
+def documents(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+    """Documents put together from texts, each saved a few times; mailed and zipped copies."""
+    texts = [f for f in files if f.path.suffix in TEXT_SUFFIXES and 200 < f.size_bytes < MIB]
+    if not texts:
+        raise SystemExit("dataset: found no texts on this machine")
+    total = number = 0
+    while total < size_bytes:
+        wanted = min(int(rng.lognormvariate(12.5, 1.2)), 24 * MIB)
+        data = b""
+        while len(data) < wanted:
+            data += rng.choice(texts).path.read_bytes()
+        folder = root / f"user-{number % 23:02}"
+        for save in range(rng.randint(1, 5)):
+            total += write(folder / f"document {number} v{save}.txt", data)
+            if rng.random() < 0.25:
+                total += write(root / "mail" / f"{number}-{save}.txt", data)
+            if rng.random() < 0.25:
+                total += write(folder / f"document {number} v{save}.zip", _zipped(data))
+            data = edited(rng, data, rng.randint(1, 12))
+        number += 1
+
+
+def _zipped(data: bytes) -> bytes:
+    """As office programs keep documents: parts that are compressed on their own."""
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for at in range(0, len(data), 256 << 10):
+            name = zipfile.ZipInfo(f"part-{at >> 18}.xml", (2020, 1, 1, 0, 0, 0))
+            name.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(name, data[at : at + (256 << 10)])
+    return buffer.getvalue()
+
+
+def media(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+    """Pictures and films as far as a store can tell; one in eight was copied."""
+    total = number = 0
+    while total < size_bytes:
+        data = rng.randbytes(min(int(rng.lognormvariate(14.6, 0.9)), 64 * MIB))
+        total += write(root / f"2020-{number % 12 + 1:02}" / f"IMG_{number:05}.jpg", data)
+        if rng.random() < 0.125:
+            total += write(root / "album" / f"IMG_{number:05}.jpg", data)
+        number += 1
+
+
+def build(root: Path, size_bytes: int, seed: int = 1) -> None:
+    """Fill ``root``, which must not exist yet or be empty, to about ``size_bytes``."""
+    root.mkdir(parents=True, exist_ok=True)
+    root = root.resolve()
+    if any(root.iterdir()):
+        raise SystemExit(f"dataset: {root} is not empty")
+    found = programs(root)
+    for part, name in ((software, "software"), (images, "images")):
+        files = mixed(found, random.Random(f"{seed}/{name}/files"))
+        part(root / name, files, int(SHARES[name] * size_bytes), random.Random(f"{seed}/{name}"))
+    files = mixed(found, random.Random(f"{seed}/documents/files"))
+    for part, name in ((documents, "documents"), (media, "media")):
+        part(root / name, files, int(SHARES[name] * size_bytes), random.Random(f"{seed}/{name}"))
+    settle_times(root)
+
+
+def settle_times(root: Path) -> None:
+    """Give every entry a time that depends on its name alone."""
+    for directory, _names, files in os.walk(root, topdown=False):
+        for path in (*(Path(directory, name) for name in files), Path(directory)):
+            key = random.Random(str(path.relative_to(root))).randrange(10**7)
+            os.utime(path, ns=((TIME_S + key) * 10**9, (TIME_S + key) * 10**9 + key))
+
+
+def describe(root: Path) -> list[tuple[str, int, int]]:
+    """(part, files, bytes) of a data set."""
+    rows = []
+    for part in sorted(path for path in root.iterdir() if path.is_dir()):
+        sizes = [
+            os.lstat(os.path.join(directory, name)).st_size
+            for directory, _names, files in os.walk(part)
+            for name in files
+        ]
+        rows.append((part.name, len(sizes), sum(sizes)))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the data set of the benchmarks.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--size", type=parse_size, default=6 << 30, help="about (default 6G)")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    build(arguments.directory, arguments.size, arguments.seed)
+    rows = describe(arguments.directory)
+    for name, files, size in (*rows, ("all", sum(r[1] for r in rows), sum(r[2] for r in rows))):
+        print(f"{name:10} {files:8} files {format_size(size):>12}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
