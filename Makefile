@@ -9,7 +9,7 @@ SIZE ?= 6G
 RUNS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-slow lint types format wheel lock \
+.PHONY: help setup setup-develop build demo test test-native test-slow lint types format wheel lock \
 	bench-dataset bench-ingest clean distclean
 
 help: ## show this list
@@ -26,11 +26,14 @@ build: setup ## set up: system packages (asks first), .venv, native module
 demo: setup ## deduplicate real files in a temporary volume, and compare every byte
 	$(BIN)/dedupd demo
 
-test: setup-develop ## the tests that take minutes in all
-	$(CARGO_PATH) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: setup-develop ## the tests, in minutes (ARGS="-k name" chooses)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-native: setup-develop ## the tests of the Rust crate by itself
+	$(CARGO_PATH) cargo test --manifest-path native/Cargo.toml --locked --no-default-features --lib --quiet
 
 test-slow: setup-develop ## the tests that take minutes each
-	$(CARGO_PATH) $(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
 
 lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff check .
