@@ -74,7 +74,7 @@ const LANES_MAX: usize = 64;
 /// it scans in a large block and four times that in a small one; but what lies behind a cut has been
 /// scanned in vain. The sizes are constants so that the places of the streams are, too.
 pub const BLOCK: usize = 16 << 10;
-const MEDIUM: usize = 4 << 10;
+pub const MEDIUM: usize = 4 << 10;
 const SMALL: usize = 1 << 10;
 
 /// Fewer positions than this are left to the rolling loop.
@@ -164,7 +164,7 @@ unsafe fn block<U: Unit, const POSITIONS: usize>(
         let mut state = [none; 2];
         for batch in 0..BATCHES - 1 {
             let bytes = recent.add(batch);
-            transpose::<U>(window.add(batch * STEPS), stride, &mut *bytes);
+            transpose::<U>(window.add(batch * STEPS), stride, bytes);
             for turn in 0..STEPS {
                 state = U::step(&multiplier, [none, state[1]], [(*bytes)[turn], state[0]]);
             }
@@ -174,7 +174,7 @@ unsafe fn block<U: Unit, const POSITIONS: usize>(
         while offset < stride {
             let oldest = if newest + 1 == BATCHES { 0 } else { newest + 1 };
             let (entering, leaving) = (recent.add(newest), recent.add(oldest));
-            transpose::<U>(first.add(offset), stride, &mut *entering);
+            transpose::<U>(first.add(offset), stride, entering);
             // The block after this one, a share in each round.
             for line in 0..U::GROUPS * STEPS / 4 {
                 U::prefetch(first.wrapping_add(POSITIONS + offset * lanes + 64 * line));
@@ -201,9 +201,9 @@ unsafe fn block<U: Unit, const POSITIONS: usize>(
 /// group g comes from stream 16·g + r.
 ///
 /// # Safety
-/// The unit's instructions are available; all streams are readable.
+/// The unit's instructions are available; all streams are readable, and `out` is writable.
 #[inline(always)]
-unsafe fn transpose<U: Unit>(first: *const u8, stride: usize, out: &mut [U::Vector; STEPS]) {
+unsafe fn transpose<U: Unit>(first: *const u8, stride: usize, out: *mut [U::Vector; STEPS]) {
     // Interleaving rows r and r + 8 for all r rotates the eight bits of (row, column) by one; four
     // rounds exchange the two. Two rounds touch four rows at a time.
     // SAFETY: by the caller's word.
@@ -213,10 +213,11 @@ unsafe fn transpose<U: Unit>(first: *const u8, stride: usize, out: &mut [U::Vect
         let b = two_rounds::<U>([row(1), row(5), row(9), row(13)]);
         let c = two_rounds::<U>([row(2), row(6), row(10), row(14)]);
         let d = two_rounds::<U>([row(3), row(7), row(11), row(15)]);
-        [out[0], out[1], out[2], out[3]] = two_rounds::<U>([a[0], b[0], c[0], d[0]]);
-        [out[4], out[5], out[6], out[7]] = two_rounds::<U>([a[1], b[1], c[1], d[1]]);
-        [out[8], out[9], out[10], out[11]] = two_rounds::<U>([a[2], b[2], c[2], d[2]]);
-        [out[12], out[13], out[14], out[15]] = two_rounds::<U>([a[3], b[3], c[3], d[3]]);
+        [(*out)[0], (*out)[1], (*out)[2], (*out)[3]] = two_rounds::<U>([a[0], b[0], c[0], d[0]]);
+        [(*out)[4], (*out)[5], (*out)[6], (*out)[7]] = two_rounds::<U>([a[1], b[1], c[1], d[1]]);
+        [(*out)[8], (*out)[9], (*out)[10], (*out)[11]] = two_rounds::<U>([a[2], b[2], c[2], d[2]]);
+        [(*out)[12], (*out)[13], (*out)[14], (*out)[15]] =
+            two_rounds::<U>([a[3], b[3], c[3], d[3]]);
     }
 }
 
