@@ -1,0 +1,218 @@
+"""``dedupd demo``: the main job on real files of this machine, in a temporary volume."""
+
+import filecmp
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+from rich.table import Table
+
+from dedupd.cli.common import console, exits, job_run, json_option, print_json
+from dedupd.cli.demo_files import build
+from dedupd.cli.status import measure
+from dedupd.disk import Disk
+from dedupd.enable import enable
+from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
+from dedupd.units import format_duration, format_size, parse_size
+from dedupd.volume import Volume
+from fuse_stub.mount import mount_in_background, unmount
+from jobs.frame import JobRun
+from jobs.optimize import Optimize, OptimizeReport
+from jobs.verify import Verify
+
+_POLICY = {"min_age": "0s", "min_size": "4k"}
+"""The demonstration doesn't wait three days, and takes all that fills more than a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What reading everything back through the mount has shown."""
+
+    files: int
+    bytes: int
+    differences: list[str]
+
+
+@click.command("demo")
+@click.option("--size", default="512m", show_default=True, help="About how much data to work on.")
+@click.option("--dir", "directory", type=click.Path(), help="Where; a temporary place otherwise.")
+@click.option("--keep", is_flag=True, help="Leave the volume and the originals behind.")
+@json_option
+@exits
+def command(size: str, directory: str | None, keep: bool, as_json: bool) -> None:
+    """Deduplicate a tree of real files, mount it, and compare every byte with the originals.
+
+    Nothing outside of the temporary directory is changed.
+    """
+    size_bytes = parse_size(size)
+    place = tempfile.mkdtemp(prefix="dedupd-demo-", dir=directory or _temporary_place())
+    try:
+        _check_space(place, size_bytes)
+        result = _demonstrate(place, size_bytes, as_json)
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+    if as_json:
+        print_json(result)
+    else:
+        _show(result)
+        if keep:
+            click.echo(f"The volume is {place}/volume, the originals are in {place}/originals.")
+    if result["differences"] or result["findings"]:
+        sys.exit(EXIT_DAMAGED)
+
+
+def _temporary_place() -> str:
+    """``/var/tmp``: on a disk, where ``/tmp`` is often in memory and can carry no volume."""
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
+
+
+def _check_space(place: str, size_bytes: int) -> None:
+    if size_bytes < 16 << 20:
+        raise UsageError("--size: 16m at least, so that there is something to see")
+    free = shutil.disk_usage(place).free
+    need = 3 * size_bytes
+    if free < need:
+        raise NoSpace(
+            f"{place}: {format_size(need)} needed for the demonstration, {format_size(free)} free;"
+            " give a smaller --size or another --dir"
+        )
+
+
+def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
+    originals, volume_path = os.path.join(place, "originals"), os.path.join(place, "volume")
+    mountpoint = os.path.join(place, "mounted")
+    for path in (originals, mountpoint):
+        os.mkdir(path)
+
+    def say(text: str) -> None:
+        if not quiet:
+            click.echo(text)
+
+    say(f"1. Copying real files of this machine into {originals}")
+    with job_run("copy") as run:
+        build(originals, size_bytes, lambda done: run.update(done=done, total=size_bytes))
+    shutil.copytree(originals, volume_path, symlinks=True)
+    say(f"2. Making {volume_path} a volume, and optimising it")
+    enable(volume_path, chunk_size="64k", fingerprint="blake3", policy_values=_POLICY, disk=Disk())
+    with Volume.open(volume_path) as volume:
+        report = _optimise(volume)
+        status = measure(volume)
+    say(f"3. Mounting it at {mountpoint}, and comparing every file with its original")
+    mount_in_background(volume_path, mountpoint)
+    try:
+        with job_run("compare") as run:
+            comparison = _compare(originals, mountpoint, run)
+    finally:
+        unmount(mountpoint)
+    say("4. Checking every invariant of the store")
+    with Volume.open(volume_path) as volume, job_run("verify", unit="files") as run:
+        findings = [asdict(finding) for finding in Verify(volume, run).run().findings]
+    return _result(report, status, comparison, findings)
+
+
+def _optimise(volume: Volume) -> OptimizeReport:
+    with volume.job_lock(), job_run("optimize") as run:
+        return Optimize(volume, run).run()
+
+
+def _result(
+    report: OptimizeReport,
+    status: dict[str, Any],
+    comparison: Comparison,
+    findings: list[dict[str, str]],
+) -> dict[str, Any]:
+    sums, wall_s = report.sums, report.resources["wall_s"]
+    return {
+        "logical_bytes": status["logical_bytes"],
+        "stored_bytes": status["occupied_bytes"],
+        "saved_by_dedup_bytes": sums["duplicate_bytes"] + sums["zero_bytes"],
+        "saved_by_compression_bytes": sums["new_raw_bytes"] - sums["stored_bytes"],
+        "saved_fraction": status["saved_fraction"],
+        "files": status["files"],
+        "files_optimised": report.files_optimised,
+        "chunks": sums["chunks"],
+        "distinct_chunks": sums["new_chunks"],
+        "optimize_s": wall_s,
+        "bytes_per_s": sums["raw_bytes"] / wall_s if wall_s else 0.0,
+        "memory_bytes_peak": report.resources["memory_bytes_peak"],
+        "compared_files": comparison.files,
+        "compared_bytes": comparison.bytes,
+        "differences": comparison.differences,
+        "findings": findings,
+    }
+
+
+def _compare(originals: str, mounted: str, run: JobRun) -> Comparison:
+    """Contents, kinds, sizes, modes and times of two trees."""
+    files = size = 0
+    differences: list[str] = []
+    names = sorted(_entries(originals))
+    if names != sorted(_entries(mounted)):
+        differences.append("the trees do not have the same names")
+    for name in names:
+        ours, theirs = os.path.join(originals, name), os.path.join(mounted, name)
+        if (problem := _difference(ours, theirs)) is not None:
+            differences.append(f"{name}: {problem}")
+        status = os.lstat(ours)
+        files += stat.S_ISREG(status.st_mode)
+        size += status.st_size
+        run.update(done=size, files=files)
+    return Comparison(files, size, differences)
+
+
+def _entries(root: str) -> Iterator[str]:
+    for directory, names, files in os.walk(root):
+        for name in names + files:
+            yield os.path.relpath(os.path.join(directory, name), root)
+
+
+def _difference(ours: str, theirs: str) -> str | None:
+    try:
+        a, b = os.lstat(ours), os.lstat(theirs)
+        if (a.st_mode, a.st_uid, a.st_gid) != (b.st_mode, b.st_uid, b.st_gid):
+            return "another mode or owner"
+        if stat.S_ISREG(a.st_mode):
+            if (a.st_size, a.st_mtime_ns) != (b.st_size, b.st_mtime_ns):
+                return "another size or modification time"
+            if not filecmp.cmp(ours, theirs, shallow=False):
+                return "other bytes"
+        if stat.S_ISLNK(a.st_mode) and os.readlink(ours) != os.readlink(theirs):
+            return "another target"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None
+
+
+def _show(result: dict[str, Any]) -> None:
+    table = Table(show_header=False, title="What it saved", title_justify="left")
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    table.add_row("logical size", format_size(result["logical_bytes"]))
+    table.add_row("stored size", format_size(result["stored_bytes"]))
+    table.add_row("saved by dedup", format_size(result["saved_by_dedup_bytes"]))
+    table.add_row("saved by compression", format_size(result["saved_by_compression_bytes"]))
+    table.add_row("saved in all", f"{result['saved_fraction']:.1%}")
+    table.add_row(
+        "throughput",
+        f"{format_size(int(result['bytes_per_s']))}/s ({format_duration(result['optimize_s'])})",
+    )
+    table.add_row("files", f"{result['files']}, {result['files_optimised']} of them optimised")
+    table.add_row("chunks", f"{result['chunks']}, {result['distinct_chunks']} of them distinct")
+    table.add_row("memory", format_size(int(result["memory_bytes_peak"])))
+    console().print(table)
+    if not result["differences"] and not result["findings"]:
+        click.echo(
+            f"Every one of {result['compared_files']} files,"
+            f" {format_size(result['compared_bytes'])}, reads back through the mount as it was."
+        )
+    for message in result["differences"]:
+        click.echo(f"  DIFFERS: {message}", err=True)
+    for finding in result["findings"]:
+        click.echo(f"  {finding['invariant']}: {finding['where']}: {finding['detail']}", err=True)
