@@ -48,6 +48,10 @@ class StoreContent(RecipeBytes):
             if span.chunk != HOLE:
                 yield max(start, span.offset), min(end, span.offset + span.length)
 
+    def spans(self, start: int, end: int) -> Iterator[Span]:
+        """The chunks that a range touches, in order. Raises Damaged."""
+        return (span for span in self.recipe.spans(start, end) if span.chunk != HOLE)
+
     def read(self, start: int, end: int) -> bytes:
         """Bytes [start, end); zeros beyond the recipe. Raises Damaged."""
         parts: list[bytes | memoryview] = []

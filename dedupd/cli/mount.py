@@ -4,11 +4,12 @@ import os
 
 import click
 
+from dedupd import mounts
 from dedupd.cli.common import exits, json_option, print_json
-from dedupd.errors import UsageError
+from dedupd.errors import Busy, UsageError
 from dedupd.units import parse_size
 from dedupd.volume import Volume
-from fuse_stub.mount import mount_in_background, serve
+from fuse_stub.mount import clear_dead_mount, mount_in_background, serve
 
 
 @click.command("mount")
@@ -23,14 +24,19 @@ def command(
     path: str, mountpoint: str | None, foreground: bool, cache: str, debug: bool, as_json: bool
 ) -> None:
     """Show the files of the volume PATH over PATH itself, or at MOUNTPOINT."""
+    for place in {path, mountpoint or path}:
+        clear_dead_mount(place)
     point = os.path.realpath(mountpoint or path)
-    if not os.path.isdir(point) and not os.path.ismount(point):
+    if not os.path.isdir(point):
         raise UsageError(f"{point}: no such directory to mount at")
+    mounted = mounts.find(point)
+    if mounted is not None:
+        raise Busy(f"{point}: lies in a volume that is mounted at {mounted.point} already")
     if foreground:
         with Volume.open(path) as volume:
             serve(volume, point, ready=None, cache_bytes=parse_size(cache), debug=debug)
         return
-    pid = mount_in_background(path, point)
+    pid = mount_in_background(os.path.realpath(path), point, cache_bytes=parse_size(cache))
     if as_json:
         print_json({"path": path, "mountpoint": point, "pid": pid})
     else:

@@ -1,0 +1,50 @@
+"""What users see of an inode's attributes."""
+
+import os
+
+import pyfuse3
+
+TIMEOUT_S = 3600.0
+"""How long the kernel may believe names and attributes. Everything that changes them comes through
+the mount, or is told to the kernel (commits and restores), so this could be for ever."""
+
+_TRUSTED = b"trusted."
+POSIX_ACL_DEFAULT = b"system.posix_acl_default"
+POSIX_ACL_ACCESS = b"system.posix_acl_access"
+CAPABILITY = b"security.capability"
+
+
+def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.EntryAttributes:
+    """The kernel's form of ``status``, for the inode it knows as ``ino``."""
+    attributes = pyfuse3.EntryAttributes()
+    attributes.st_ino = ino
+    attributes.generation = generation
+    attributes.entry_timeout = TIMEOUT_S
+    attributes.attr_timeout = TIMEOUT_S
+    attributes.st_mode = status.st_mode
+    attributes.st_nlink = status.st_nlink
+    attributes.st_uid = status.st_uid
+    attributes.st_gid = status.st_gid
+    attributes.st_rdev = status.st_rdev
+    attributes.st_size = status.st_size
+    attributes.st_blksize = status.st_blksize
+    attributes.st_blocks = status.st_blocks
+    attributes.st_atime_ns = status.st_atime_ns
+    attributes.st_mtime_ns = status.st_mtime_ns
+    attributes.st_ctime_ns = status.st_ctime_ns
+    return attributes
+
+
+def absent() -> pyfuse3.EntryAttributes:
+    """The answer that there is no such name, which the kernel may remember."""
+    attributes = pyfuse3.EntryAttributes()
+    attributes.st_ino = 0
+    attributes.entry_timeout = TIMEOUT_S
+    return attributes
+
+
+def visible(names: list[bytes], reserved: bytes, uid: int) -> list[bytes]:
+    """The extended attributes that a user may know of."""
+    return [
+        name for name in names if name != reserved and (uid == 0 or not name.startswith(_TRUSTED))
+    ]

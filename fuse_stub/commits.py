@@ -1,0 +1,193 @@
+"""Commits and restores, carried out by the process that serves the mount.
+
+It alone sees every write, so it alone can say that a file was not touched between the two steps of
+its commit. Between them the file is still served as a plain one; whatever touches it takes the
+commit back first.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+
+import pyfuse3
+import trio
+
+from dedupd.commit import Outcome, Request, Result, open_failure, step_failure
+from dedupd.errors import Busy, DedupdError, FileChanged
+from dedupd.fsutil import open_beneath
+from dedupd.sparse import SparseStub
+from dedupd.stub import Begun, begin_commit, finish_commit, restore, revert_commit
+from dedupd.volume import Volume
+from fuse_stub.files import OpenFile, OpenFiles
+
+log = logging.getLogger("dedupd.mount")
+
+RELEASE_WAIT_S = 0.05
+"""The kernel tells of the last close a moment after the closing program went on."""
+
+_CHANGED = "it changed while it was being committed"
+
+
+class _Pending:
+    """A commit that has begun. ``begun`` is None once it was taken back."""
+
+    __slots__ = ("begun", "changes", "file")
+
+    def __init__(self, file: OpenFile, begun: Begun) -> None:
+        self.file = file
+        self.begun: Begun | None = begun
+        self.changes = file.changes
+
+
+class Commits:
+    """The commits that have begun and not finished."""
+
+    def __init__(self, volume: Volume, files: OpenFiles) -> None:
+        self._volume = volume
+        self._files = files
+        self._pending: dict[int, _Pending] = {}
+
+    async def begin(self, requests: Sequence[Request]) -> list[Result]:
+        """The first step: files become stubs that still have all their blocks."""
+        results = []
+        for request in requests:
+            try:
+                results.append(await self._begin(request))
+            except (DedupdError, OSError) as error:
+                results.append(_failure(error))
+            await trio.lowlevel.checkpoint()
+        return results
+
+    async def _begin(self, request: Request) -> Result:
+        volume = self._volume
+        try:
+            fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
+        except OSError as error:
+            return open_failure(error)
+        file = await self._files.acquire_by_fd(fd)
+        keep = False
+        try:
+            if file.ino in self._pending:
+                raise Busy("it is being committed already")
+            if file.writers:
+                with trio.move_on_after(RELEASE_WAIT_S):
+                    while file.writers:
+                        await trio.sleep(RELEASE_WAIT_S / 10)
+            async with file.lock.alone():
+                if file.writers:
+                    raise Busy("it is open for writing")
+                begun = begin_commit(
+                    file.fd, request.identity, request.recipe, volume.space, volume.disk
+                )
+                self._pending[file.ino] = _Pending(file, begun)
+                keep = True
+        finally:
+            if not keep:
+                self._files.release(file)
+        _forget_attributes(file.ino)
+        return Result(Outcome.DONE)
+
+    async def finish(self, inodes: Sequence[int]) -> list[Result]:
+        """The second step, after the attributes have become durable: the blocks are punched."""
+        results = []
+        for ino in inodes:
+            pending = self._pending.get(ino)
+            if pending is None:
+                results.append(Result(Outcome.CHANGED, _CHANGED))
+                continue
+            try:
+                await self._finish(pending)
+                results.append(Result(Outcome.DONE))
+            except (DedupdError, OSError) as error:
+                results.append(_failure(error))
+            finally:
+                self._pending.pop(ino, None)
+                self._files.release(pending.file)
+                _forget_attributes(ino)
+            await trio.lowlevel.checkpoint()
+        return results
+
+    async def _finish(self, pending: _Pending) -> None:
+        volume, file = self._volume, pending.file
+        async with file.lock.alone():
+            begun = pending.begun
+            if begun is None:
+                raise FileChanged(_CHANGED)
+            if file.writers or file.changes != pending.changes:
+                await self._take_back(pending)
+                raise FileChanged(_CHANGED)
+            pending.begun = None
+            try:
+                await trio.to_thread.run_sync(
+                    finish_commit, file.fd, begun, volume.space, volume.disk, volume.block_bytes
+                )
+            finally:
+                # Also where it failed half way: what is punched is the store's from now on.
+                stub = volume.space.read(file.fd, file.where)
+                file.stub = None if stub is None else self._files.sparse(file.fd, stub)
+
+    async def touch(self, ino: int) -> None:
+        """A user is about to change a file: a commit of it that has begun is taken back first."""
+        pending = self._pending.get(ino)
+        if pending is None:
+            return
+        async with pending.file.lock.alone():
+            await self._take_back(pending)
+
+    async def _take_back(self, pending: _Pending) -> None:
+        if pending.begun is None:
+            return
+        pending.begun = None
+        revert_commit(pending.file.fd, self._volume.space, self._volume.disk)
+        # In-place writes can reach the disk before the journal does: the removal goes first.
+        await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
+        _forget_attributes(pending.file.ino)
+
+    async def abandon(self, inodes: Sequence[int]) -> None:
+        """Take back commits whose job has gone away."""
+        for ino in inodes:
+            pending = self._pending.pop(ino, None)
+            if pending is not None:
+                async with pending.file.lock.alone():
+                    await self._take_back(pending)
+                self._files.release(pending.file)
+
+    async def abandon_all(self) -> None:
+        await self.abandon(list(self._pending))
+
+    async def restore(self, path: bytes) -> bool:
+        """Make one file plain; False where it was. Raises NoSpace, Damaged, OSError."""
+        volume = self._volume
+        fd = open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
+        file = await self._files.acquire_by_fd(fd)
+        with self._files.using(file):
+            await self.touch(file.ino)
+            async with file.lock.alone():
+                stub = file.stub
+                if stub is None:
+                    return False
+                await trio.to_thread.run_sync(self._restore, file.fd, stub)
+                file.stub = None
+            _forget_attributes(file.ino)
+        return True
+
+    def _restore(self, fd: int, stub: SparseStub) -> None:
+        volume = self._volume
+        restore(fd, stub.attribute, stub.content, volume.space, volume.disk, volume.block_bytes)
+
+
+def _failure(error: DedupdError | OSError) -> Result:
+    """What a step that failed means for the job; anything unexpected concerns this file only."""
+    try:
+        return step_failure(error)
+    except DedupdError as unexpected:
+        return Result(Outcome.FAILED, str(unexpected))
+
+
+def _forget_attributes(ino: int) -> None:
+    """Have the kernel ask again for an inode's attributes (its blocks and its change time)."""
+    try:
+        pyfuse3.invalidate_inode(ino, attr_only=True)
+    except OSError:
+        # ENOENT: it does not know the inode, so it has nothing to forget.
+        pass

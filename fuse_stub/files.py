@@ -1,0 +1,240 @@
+"""Open files: one object for each inode that is open, whatever the number of handles."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import trio
+
+from dedupd.content import StoreContent, open_content
+from dedupd.errors import DamagedStub
+from dedupd.format.stub import StubAttribute
+from dedupd.fsutil import show_path
+from dedupd.sparse import SparseStub
+from dedupd.stub import settle
+from dedupd.units import MIB
+from dedupd.volume import Volume
+from fuse_stub.cache import ChunkCache
+from fuse_stub.inodes import Inodes
+from fuse_stub.locks import SharedLock
+
+log = logging.getLogger("dedupd.mount")
+
+READ_AHEAD_BYTES = 2 * MIB
+"""Read ahead of a sequential reader: some 25 chunks, enough to keep two cores decompressing."""
+
+INLINE_WRITE_BYTES_MAX = 128 << 10
+"""Up to here a write to the page cache costs less than handing it to a thread (some 60 µs)."""
+
+
+class OpenFile:
+    """A regular file that is open, by one handle or more, or by a commit.
+
+    ``lock`` is shared by whoever reads or writes the descriptor, and held alone by whoever moves
+    the boundary between the file's own blocks and the store.
+    """
+
+    __slots__ = (
+        "changes",
+        "fd",
+        "ino",
+        "lock",
+        "privileged",
+        "stub",
+        "users",
+        "writable",
+        "writers",
+    )
+
+    def __init__(self, ino: int, fd: int, writable: bool, privileged: bool) -> None:
+        self.ino = ino
+        self.fd = fd
+        self.writable = writable
+        self.stub: SparseStub | None = None
+        self.lock = SharedLock()
+        self.users = 0
+        self.writers = 0
+        self.changes = 0
+        self.privileged = privileged
+
+    @property
+    def where(self) -> str:
+        """The file's name as it is now, for messages."""
+        return where(self.fd)
+
+
+class Handle:
+    """What an ``open`` of a user got: the file, and how far it was read in sequence."""
+
+    __slots__ = ("ahead", "file", "keeps_privileges", "next", "touched", "writes")
+
+    def __init__(self, file: OpenFile, writes: bool, keeps_privileges: bool) -> None:
+        self.file = file
+        self.writes = writes
+        self.keeps_privileges = keeps_privileges
+        self.next = 0
+        self.ahead = 0
+        self.touched = False
+
+
+def where(fd: int) -> str:
+    """The path that a descriptor has now, within the volume's tree."""
+    path = os.readlink(b"/proc/self/fd/%d" % fd)
+    return show_path(path.rpartition(b"/.dedupd/data/")[2])
+
+
+class OpenFiles:
+    """All open files of a mount."""
+
+    def __init__(self, volume: Volume, inodes: Inodes, cache: ChunkCache) -> None:
+        self._volume = volume
+        self._inodes = inodes
+        self._cache = cache
+        self._files: dict[int, OpenFile] = {}
+        self._opening = trio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def get(self, ino: int) -> OpenFile | None:
+        return self._files.get(ino)
+
+    async def acquire(self, ino: int, *, write: bool, trunc: bool = False) -> OpenFile:
+        """The open file of an inode, with one user more. Raises OSError, Damaged.
+
+        ``trunc``: the content is about to go, so damage to the attribute does not matter.
+        """
+        file = self._files.get(ino)
+        if file is None or (write and not file.writable):
+            async with self._opening:
+                file = self._files.get(ino)
+                if file is None:
+                    file = await self._open(ino, self._inodes.path(ino), write, trunc)
+                elif write and not file.writable:
+                    await self._upgrade(file)
+        file.users += 1
+        return file
+
+    async def acquire_by_fd(self, fd: int) -> OpenFile:
+        """The open file that ``fd`` (open for reading and writing, taken over) is open on."""
+        path = b"/proc/self/fd/%d" % fd
+        try:
+            ino = os.fstat(fd).st_ino
+            async with self._opening:
+                file = self._files.get(ino)
+                if file is None:
+                    file = await self._open(ino, path, True, False)
+                elif not file.writable:
+                    await self._upgrade(file)
+        finally:
+            os.close(fd)
+        file.users += 1
+        return file
+
+    def adopt(self, ino: int, fd: int) -> OpenFile:
+        """The open file of a file that was just made as ``fd`` (taken over), with one user."""
+        file = OpenFile(ino, fd, True, bool(os.fstat(fd).st_mode & 0o6000))
+        file.users = 1
+        self._files[ino] = file
+        return file
+
+    def release(self, file: OpenFile) -> None:
+        """One user less; the last one closes it."""
+        file.users -= 1
+        if file.users == 0:
+            del self._files[file.ino]
+            os.close(file.fd)
+
+    @contextmanager
+    def using(self, file: OpenFile) -> Iterator[OpenFile]:
+        """Release a file at the end of the block."""
+        try:
+            yield file
+        finally:
+            self.release(file)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file.fd)
+        self._files.clear()
+
+    async def _open(self, ino: int, path: bytes, write: bool, trunc: bool) -> OpenFile:
+        fd, writable = _open_for(path, write)
+        try:
+            status = os.fstat(fd)
+            stub = self._read_attribute(fd, trunc)
+            if stub is not None and not writable:
+                # Settling and filling need it, whatever the user asked for.
+                other, writable = _open_for(path, True, fall_back=True)
+                os.close(fd)
+                fd = other
+            privileged = bool(status.st_mode & 0o6000)
+            file = OpenFile(ino, fd, writable, privileged)
+            if stub is not None:
+                if stub.flags.transient or stub.covered > status.st_size or status.st_blocks > 0:
+                    stub = await trio.to_thread.run_sync(self._settle, fd, stub)
+                file.stub = self.sparse(fd, stub)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._files[ino] = file
+        return file
+
+    def _read_attribute(self, fd: int, trunc: bool) -> StubAttribute | None:
+        try:
+            return self._volume.space.read(fd, "")
+        except DamagedStub as error:
+            if trunc:
+                os.ftruncate(fd, 0)
+                self._volume.disk.remove_attribute(fd, self._volume.space.name)
+                return None
+            raise DamagedStub(f"{where(fd)}{error}") from error
+
+    def _settle(self, fd: int, stub: StubAttribute) -> StubAttribute:
+        volume = self._volume
+        return settle(
+            fd, stub, partial(self._load, fd, stub), volume.space, volume.disk, volume.block_bytes
+        )
+
+    def sparse(self, fd: int, stub: StubAttribute) -> SparseStub:
+        """The reading and writing side of a settled stub."""
+        volume = self._volume
+        return SparseStub(
+            fd, stub, volume.space, volume.disk, volume.block_bytes, partial(self._load, fd)
+        )
+
+    def _load(self, fd: int, stub: StubAttribute) -> StoreContent:
+        return open_content(stub, self._volume.recipes, self._cache.read, where(fd))
+
+    async def _upgrade(self, file: OpenFile) -> None:
+        """Open a file for writing too that was open for reading only."""
+        async with file.lock.alone():
+            fd, _ = _open_for(b"/proc/self/fd/%d" % file.fd, True)
+            os.close(file.fd)
+            file.fd, file.writable = fd, True
+            if file.stub is not None:
+                file.stub.fd = fd
+
+    async def truncate(self, file: OpenFile, size: int) -> None:
+        """Set the length of a file that is open for writing."""
+        file.changes += 1
+        async with file.lock.alone():
+            if file.stub is None:
+                os.ftruncate(file.fd, size)
+            elif file.stub.truncate(size):
+                file.stub = None
+
+
+def _open_for(path: bytes, write: bool, *, fall_back: bool = False) -> tuple[int, bool]:
+    """Open a regular file; says whether for writing too."""
+    flags = os.O_CLOEXEC | os.O_NOCTTY
+    if write:
+        try:
+            return os.open(path, os.O_RDWR | flags), True
+        except PermissionError:
+            # Immutable, or (without root) not readable by its owner.
+            if not fall_back:
+                return os.open(path, os.O_WRONLY | flags), True
+    return os.open(path, os.O_RDONLY | flags), False

@@ -1,0 +1,275 @@
+"""Mounting a volume, serving it, and unmounting it."""
+
+import errno
+import json
+import logging
+import logging.handlers
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import pyfuse3
+import trio
+
+import dedupd.errors
+from dedupd import mounts, native
+from dedupd.control import ControlClient, socket_path
+from dedupd.errors import Busy, DedupdError, ServiceUnreachable, UsageError
+from dedupd.units import MIB
+from dedupd.volume import Volume
+from fuse_stub.control import ControlServer
+from fuse_stub.operations import StubOperations
+from fuse_stub.served import Served
+
+log = logging.getLogger("dedupd.mount")
+
+CACHE_BYTES = 64 * MIB
+READ_AHEAD_KIB = 1024
+"""The kernel reads ahead this much, in requests of this size; its default is 128 KiB, and a
+request costs some 30 µs whatever its size."""
+
+EXIT_WAIT_MS = 60_000
+"""How long an unmount may take to sync what was written."""
+
+
+def serve(
+    volume: Volume,
+    mountpoint: str,
+    *,
+    ready: Callable[[], None] | None,
+    cache_bytes: int = CACHE_BYTES,
+    debug: bool = False,
+) -> None:
+    """Mount ``volume`` at ``mountpoint`` and serve it until it is unmounted or SIGTERM comes.
+
+    ``ready`` is called once the mount answers. Raises Busy where it is mounted already, OSError.
+    """
+    _allow_descriptors()
+    os.umask(0)
+    # Once it is covered by its own mount, the volume is reachable through this descriptor only.
+    base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with (
+        Volume(volume.root, f"/proc/self/fd/{base_fd}", base_fd, volume.disk) as own,
+        own.mount_lock(),
+    ):
+        served = Served(own, mountpoint, cache_bytes, threads=len(os.sched_getaffinity(0)))
+        try:
+            pyfuse3.init(StubOperations(served), mountpoint, _options(own, debug))
+            try:
+                trio.run(_run, served, ready)
+            finally:
+                pyfuse3.close(unmount=True)
+        finally:
+            served.close()
+            native.syncfs(own.data_fd)
+
+
+def _options(volume: Volume, debug: bool) -> set[str]:
+    """Mount options: those of the file system below, as far as they concern users."""
+    below = os.fstatvfs(volume.data_fd).f_flag
+    options = {
+        f"fsname={mounts.SOURCE_PREFIX}{volume.parameters.uuid}",
+        "subtype=dedupd",
+        "default_permissions",
+    }
+    if os.geteuid() == 0:
+        options |= {
+            "allow_other",
+            "nosuid" if below & os.ST_NOSUID else "suid",
+            "nodev" if below & os.ST_NODEV else "dev",
+        }
+        if below & os.ST_NOEXEC:
+            options.add("noexec")
+    if debug:
+        options.add("debug")
+    return options
+
+
+def _allow_descriptors() -> None:
+    """Open files cost a descriptor here too, so the limit is raised as far as it may be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _run(served: Served, ready: Callable[[], None] | None) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(served).serve)
+        await nursery.start(_stop_on_signal)
+        nursery.start_soon(_announce, served, ready)
+        await pyfuse3.main()
+        await served.commits.abandon_all()
+        nursery.cancel_scope.cancel()
+
+
+async def _announce(served: Served, ready: Callable[[], None] | None) -> None:
+    """Say that the mount answers, once it does."""
+    await trio.to_thread.run_sync(os.statvfs, served.mountpoint)
+    await trio.to_thread.run_sync(_read_ahead_more, served.mountpoint)
+    log.info("%s is mounted at %s", served.volume.root, served.mountpoint)
+    if ready is not None:
+        ready()
+
+
+def _read_ahead_more(mountpoint: str) -> None:
+    device = os.stat(mountpoint).st_dev
+    path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    with suppress(OSError), open(path, "w") as file:  # not root: the default will do
+        file.write(str(READ_AHEAD_KIB))
+
+
+async def _stop_on_signal(
+    task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED,
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            pyfuse3.terminate()
+
+
+def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES) -> int:
+    """Mount the volume at ``path`` in a process of its own; returns its pid once it answers.
+
+    What a killed predecessor left is cleared away first. Raises what kept it from mounting:
+    NotAVolume, Busy, Damaged and so on, as in :func:`serve`.
+    """
+    clear_dead_mount(path)
+    clear_dead_mount(mountpoint)
+    read_fd, write_fd = os.pipe()
+    command = [sys.executable, "-m", "fuse_stub", path, mountpoint, str(cache_bytes), str(write_fd)]
+    with os.fdopen(read_fd, "rb") as answer:
+        try:
+            process = subprocess.Popen(
+                command,
+                pass_fds=[write_fd],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_fd)
+        text = answer.read()
+    if not text:
+        process.wait()
+        raise ServiceUnreachable(
+            f"{mountpoint}: the process that serves the mount died (status {process.returncode})"
+        )
+    reply = json.loads(text)
+    if "error" in reply:
+        process.wait()
+        raise _error(reply["kind"], reply["error"])
+    # It is not ours to wait for from here on.
+    process.returncode = 0
+    return process.pid
+
+
+def _error(kind: str, message: str) -> Exception:
+    """The error that the child reported, of its own class where that is one of ours."""
+    known = getattr(dedupd.errors, kind, None)
+    if isinstance(known, type) and issubclass(known, DedupdError):
+        return known(message)
+    return DedupdError(message)
+
+
+def serve_for_parent(path: str, mountpoint: str, cache_bytes: int, answer_fd: int) -> None:
+    """The child's side of :func:`mount_in_background`."""
+    os.set_inheritable(answer_fd, False)
+    answered = False
+
+    def tell(reply: dict[str, str]) -> None:
+        nonlocal answered
+        if not answered:
+            os.write(answer_fd, json.dumps(reply).encode())
+            os.close(answer_fd)
+            answered = True
+
+    _log_to_system()
+    try:
+        with Volume.open(path) as volume:
+            serve(volume, mountpoint, ready=lambda: tell({}), cache_bytes=cache_bytes)
+    except BaseException as error:
+        log.exception("the mount at %s ends", mountpoint)
+        tell({"error": _reason(error), "kind": type(error).__name__})
+        raise SystemExit(1) from error
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
+
+
+def _log_to_system() -> None:
+    logger = logging.getLogger()
+    logger.setLevel(logging.INFO)
+    if os.path.exists("/dev/log"):
+        handler = logging.handlers.SysLogHandler("/dev/log")
+        handler.setFormatter(logging.Formatter("dedupd[%(process)d]: %(message)s"))
+        logger.addHandler(handler)
+
+
+def is_dead(point: str) -> bool:
+    """Whether the process that served a mount is gone."""
+    try:
+        os.stat(point)
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
+
+
+def clear_dead_mount(path: str) -> None:
+    """Take away the mount of a killed process at ``path``; users have seen errors there so far."""
+    point = os.path.abspath(path)
+    if any(mount.point == point for mount in mounts.volumes()) and is_dead(point):
+        _detach(point, lazily=True)
+
+
+def unmount(mountpoint: str) -> None:
+    """Unmount a volume and wait until what was written is synced. Raises Busy, UsageError."""
+    found = [mount for mount in mounts.volumes() if mount.point == mountpoint]
+    if not found:
+        raise UsageError(f"{mountpoint}: no volume is mounted there")
+    if is_dead(mountpoint):
+        _detach(mountpoint, lazily=True)
+        return
+    pid_fd = _process_of(found[-1].volume)
+    _detach(mountpoint, lazily=False)
+    if pid_fd is not None and not _exits(pid_fd, EXIT_WAIT_MS):
+        raise Busy(f"{mountpoint}: unmounted, but still writing what was not synced")
+
+
+def _exits(pid_fd: int, wait_ms: int) -> bool:
+    """Whether a process ends within a time; closes ``pid_fd``."""
+    poll = select.poll()
+    poll.register(pid_fd, select.POLLIN)
+    try:
+        return bool(poll.poll(wait_ms))
+    finally:
+        os.close(pid_fd)
+
+
+def _process_of(volume: str) -> int | None:
+    try:
+        with ControlClient(socket_path(volume)) as client:
+            return os.pidfd_open(client.call("status")["pid"])
+    except (ServiceUnreachable, ProcessLookupError):
+        return None
+
+
+def _detach(point: str, *, lazily: bool) -> None:
+    command = ["umount", *(["-l"] if lazily else []), "--", point]
+    if os.geteuid() != 0:
+        command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", point]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    reason = done.stderr.strip().splitlines()
+    if "busy" in done.stderr:
+        raise Busy(f"{point}: in use; `fuser -vm {point}` shows by whom")
+    raise UsageError(f"{point}: cannot be unmounted: {reason[-1] if reason else done.returncode}")

@@ -1,0 +1,316 @@
+"""Operations on names and on inodes that are not open."""
+
+import errno
+import os
+import stat
+
+import pyfuse3
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileNameT,
+    FlagT,
+    FUSEError,
+    InodeT,
+    ModeT,
+    ReaddirToken,
+    RequestContext,
+    StatvfsData,
+    XAttrNameT,
+)
+
+from dedupd import native
+from fuse_stub.attributes import (
+    POSIX_ACL_ACCESS,
+    POSIX_ACL_DEFAULT,
+    absent,
+    entry,
+    visible,
+)
+from fuse_stub.directories import DirectoryStream
+from fuse_stub.errors import answers
+from fuse_stub.inodes import PATH_FLAGS
+from fuse_stub.served import Served
+
+_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
+_RENAME_FLAGS = pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE
+
+
+class NamespaceOperations(pyfuse3.Operations):
+    """Thin: each carries out one system call below, and tells the kernel what came of it."""
+
+    supports_dot_lookup = True
+    enable_acl = True
+    # The writeback cache stays off: a write must fail with ENOSPC itself, not the close after it,
+    # and times must be those of the write (docs/mount.md, "What the kernel caches").
+    enable_writeback_cache = False
+
+    def __init__(self, served: Served) -> None:
+        super().__init__()
+        self._served = served
+        self._inodes = served.inodes
+        self._files = served.files
+        self._commits = served.commits
+        self._reserved = served.volume.space.name
+        self._is_root = os.geteuid() == 0
+        self._streams: dict[int, DirectoryStream] = {}
+        self._next_stream = 1
+
+    # --- looking ------------------------------------------------------------------------------
+
+    @answers
+    async def lookup(
+        self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        parent_fd = self._inodes.fd(parent_inode)
+        if name == b".." and parent_inode == pyfuse3.ROOT_INODE:
+            name = b"."
+        try:
+            return self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))
+        except FileNotFoundError:
+            return absent()
+
+    def _known(self, fd: int) -> EntryAttributes:
+        """Count a lookup of the inode that ``fd`` (``O_PATH``, taken over) is open on."""
+        try:
+            status = os.fstat(fd)
+            if status.st_dev != self._inodes.device:
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        except OSError:
+            os.close(fd)
+            raise
+        ino = self._inodes.number(status)
+        if ino == pyfuse3.ROOT_INODE:
+            os.close(fd)
+            return entry(status, ino)
+        return entry(status, ino, self._inodes.remember(fd, status))
+
+    async def forget(self, inode_list: "list[tuple[InodeT, int]]") -> None:  # type: ignore[override]
+        self._inodes.forget(inode_list)
+
+    @answers
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        return self._attributes(inode)
+
+    def _attributes(self, inode: InodeT) -> EntryAttributes:
+        file = self._files.get(inode)
+        status = os.fstat(self._inodes.fd(inode) if file is None else file.fd)
+        return entry(status, status.st_ino)
+
+    @answers
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
+        return os.readlink(b"", dir_fd=self._inodes.fd(inode))
+
+    @answers
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        below = os.fstatvfs(self._inodes.root_fd)
+        data = StatvfsData()
+        data.f_bsize, data.f_frsize = below.f_bsize, below.f_frsize
+        data.f_blocks, data.f_bfree, data.f_bavail = below.f_blocks, below.f_bfree, below.f_bavail
+        data.f_files, data.f_ffree, data.f_favail = below.f_files, below.f_ffree, below.f_favail
+        data.f_namemax = below.f_namemax
+        return data
+
+    # --- making and removing names ------------------------------------------------------------
+
+    @answers
+    async def mknod(
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        parent_fd = self._inodes.fd(parent_inode)
+        os.mknod(name, self._inherited_mode(parent_fd, mode, ctx), rdev, dir_fd=parent_fd)
+        return self._made(parent_fd, name, mode, ctx)
+
+    @answers
+    async def mkdir(
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
+    ) -> EntryAttributes:
+        parent_fd = self._inodes.fd(parent_inode)
+        os.mkdir(name, stat.S_IMODE(self._inherited_mode(parent_fd, mode, ctx)), dir_fd=parent_fd)
+        return self._made(parent_fd, name, mode, ctx)
+
+    @answers
+    async def symlink(
+        self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        parent_fd = self._inodes.fd(parent_inode)
+        os.symlink(target, name, dir_fd=parent_fd)
+        return self._made(parent_fd, name, stat.S_IFLNK, ctx)
+
+    def _made(
+        self, parent_fd: int, name: FileNameT, mode: ModeT, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Give what was just made its owner, and the kernel its attributes."""
+        fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
+        try:
+            self._give(fd, parent_fd, mode, ctx)
+        except OSError:
+            os.close(fd)
+            raise
+        return self._known(fd)
+
+    def _give(self, fd: int, parent_fd: int, mode: ModeT, ctx: RequestContext) -> None:
+        """Make the caller the owner of what this process has made as root.
+
+        The group is the directory's where that has the set-group-id bit, as the file system below
+        has seen to. Changing the owner clears the special bits of a file: they are put back.
+        """
+        if not self._is_root:
+            return
+        inherits_group = os.fstat(parent_fd).st_mode & stat.S_ISGID
+        gid = -1 if inherits_group else ctx.gid
+        if ctx.uid == 0 and gid <= 0:
+            return
+        path = b"/proc/self/fd/%d" % fd
+        os.chown(path, ctx.uid, gid)
+        if mode & _SPECIAL_BITS and not stat.S_ISDIR(mode):
+            os.chmod(path, stat.S_IMODE(os.fstat(fd).st_mode) | (mode & _SPECIAL_BITS))
+
+    def _inherited_mode(self, parent_fd: int, mode: ModeT, ctx: RequestContext) -> ModeT:
+        """The mode to create with, where a default ACL is to stand in for the umask.
+
+        The kernel has applied the umask already, and what was asked for is not known. What the
+        umask can have taken from group and others is given back as far as the owner has it and
+        the class kept its right to read: 0644 under umask 022 was most likely 0666. The ACL,
+        which the file system below applies, limits the result.
+        """
+        if not ctx.umask & 0o077 or not mode & 0o044:
+            return mode
+        try:
+            os.getxattr(b"/proc/self/fd/%d" % parent_fd, POSIX_ACL_DEFAULT)
+        except OSError:
+            return mode
+        owner = (mode >> 6) & 7
+        for shift in (3, 0):
+            if mode & (0o4 << shift):
+                mode |= (owner << shift) & ctx.umask
+        return mode
+
+    @answers
+    async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
+        parent_fd = self._inodes.fd(parent_inode)
+        self._keep_open(parent_fd, name)
+        os.unlink(name, dir_fd=parent_fd)
+
+    @answers
+    async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
+        parent_fd = self._inodes.fd(parent_inode)
+        self._keep_open(parent_fd, name)
+        os.rmdir(name, dir_fd=parent_fd)
+
+    def _keep_open(self, parent_fd: int, name: FileNameT) -> None:
+        """Before a name goes: users may hold on to its inode, which must then live on."""
+        try:
+            status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if (status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)) and self._inodes.knows(
+            status.st_ino
+        ):
+            self._inodes.keep_open(status.st_ino, os.open(name, PATH_FLAGS, dir_fd=parent_fd))
+
+    @answers
+    async def rename(
+        self,
+        parent_inode_old: InodeT,
+        name_old: FileNameT,
+        parent_inode_new: InodeT,
+        name_new: FileNameT,
+        flags: FlagT,
+        ctx: RequestContext,
+    ) -> None:
+        if flags & ~_RENAME_FLAGS:
+            raise FUSEError(errno.EINVAL)
+        old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
+        if not flags:
+            self._keep_open(new_fd, name_new)
+        native.renameat2(old_fd, name_old, new_fd, name_new, flags)
+
+    @answers
+    async def link(
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        parent_fd = self._inodes.fd(new_parent_inode)
+        os.link(self._inodes.path(inode), new_name, dst_dir_fd=parent_fd, follow_symlinks=True)
+        return self._known(os.open(new_name, PATH_FLAGS, dir_fd=parent_fd))
+
+    # --- directories --------------------------------------------------------------------------
+
+    @answers
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        stream = DirectoryStream(os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC))
+        handle = self._next_stream
+        self._next_stream += 1
+        self._streams[handle] = stream
+        return handle
+
+    @answers
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        stream = self._streams[fh]
+        for name, next_id in stream.names(start_id):
+            try:
+                fd = os.open(name, PATH_FLAGS, dir_fd=stream.fd)
+            except FileNotFoundError:
+                continue
+            if not self._list(token, name, fd, next_id):
+                return
+
+    def _list(self, token: ReaddirToken, name: FileNameT, fd: int, next_id: int) -> bool:
+        """Put one entry into a listing; False where it is full."""
+        status = os.fstat(fd)
+        if status.st_dev != self._inodes.device or name in (b".", b".."):
+            os.close(fd)
+            return pyfuse3.readdir_reply(token, name, entry(status, status.st_ino), next_id)
+        generation = self._inodes.remember(fd, status)
+        if pyfuse3.readdir_reply(token, name, entry(status, status.st_ino, generation), next_id):
+            return True
+        self._inodes.forget([(status.st_ino, 1)])
+        return False
+
+    @answers
+    async def releasedir(self, fh: FileHandleT) -> None:
+        self._streams.pop(fh).close()
+
+    @answers
+    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
+        await self._served.in_thread(os.fsync, self._streams[fh].fd)
+
+    # --- extended attributes ------------------------------------------------------------------
+
+    @answers
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        if name == self._reserved:
+            raise FUSEError(pyfuse3.ENOATTR)
+        return os.getxattr(self._inodes.path(inode), name)
+
+    @answers
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[XAttrNameT]:
+        names = [os.fsencode(name) for name in os.listxattr(self._inodes.path(inode))]
+        return visible(names, self._reserved, ctx.uid)
+
+    @answers
+    async def setxattr(
+        self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext
+    ) -> None:
+        if name == self._reserved:
+            raise FUSEError(errno.EPERM)
+        await self._commits.touch(inode)
+        path = self._inodes.path(inode)
+        os.setxattr(path, name, value)
+        if name == POSIX_ACL_ACCESS and ctx.uid != 0:
+            self._drop_set_group(path, ctx)
+
+    @answers
+    async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
+        if name == self._reserved:
+            raise FUSEError(errno.EPERM)
+        await self._commits.touch(inode)
+        os.removexattr(self._inodes.path(inode), name)
+
+    def _drop_set_group(self, path: bytes, ctx: RequestContext) -> None:
+        """Changing the ACL clears set-group-id for who isn't in the group, as chmod does."""
+        status = os.stat(path)
+        if not status.st_mode & stat.S_ISGID or stat.S_ISDIR(status.st_mode):
+            return
+        if status.st_gid != ctx.gid and status.st_gid not in pyfuse3.get_sup_groups(ctx.pid):
+            os.chmod(path, stat.S_IMODE(status.st_mode) & ~stat.S_ISGID)

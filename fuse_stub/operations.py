@@ -1,0 +1,255 @@
+"""Operations on files that are open, and changes of attributes."""
+
+import os
+import stat
+
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FileNameT,
+    FlagT,
+    InodeT,
+    ModeT,
+    RequestContext,
+    SetattrFields,
+)
+
+from dedupd.units import MIB
+from fuse_stub.errors import answers
+from fuse_stub.files import INLINE_WRITE_BYTES_MAX, READ_AHEAD_BYTES, Handle, OpenFile
+from fuse_stub.inodes import PATH_FLAGS
+from fuse_stub.namespace import NamespaceOperations
+from fuse_stub.served import Served
+
+REQUEST_BYTES_MAX = 1 * MIB
+"""The largest read that the kernel asks for (256 pages)."""
+
+
+class StubOperations(NamespaceOperations):
+    """All operations of a mount."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(served)
+        self._handles: dict[int, Handle] = {}
+        self._next_handle = 1
+        # A reply is copied to the kernel before any other task runs, so one buffer serves all.
+        self._buffer = memoryview(bytearray(REQUEST_BYTES_MAX))
+
+    # --- opening ------------------------------------------------------------------------------
+
+    @answers
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        write = flags & os.O_ACCMODE != os.O_RDONLY
+        trunc = bool(flags & os.O_TRUNC)
+        if write or trunc:
+            await self._commits.touch(inode)
+        file = await self._files.acquire(inode, write=write or trunc, trunc=trunc)
+        try:
+            if trunc:
+                await self._truncate(file, 0, ctx)
+        except BaseException:
+            self._files.release(file)
+            raise
+        return self._handle(file, write, ctx)
+
+    def _handle(self, file: OpenFile, write: bool, ctx: RequestContext) -> FileInfo:
+        if write:
+            file.writers += 1
+            file.changes += 1
+        number = self._next_handle
+        self._next_handle += 1
+        self._handles[number] = Handle(file, write, ctx.uid == 0)
+        return FileInfo(fh=number, keep_cache=True)
+
+    @answers
+    async def create(
+        self,
+        parent_inode: InodeT,
+        name: FileNameT,
+        mode: ModeT,
+        flags: FlagT,
+        ctx: RequestContext,
+    ) -> tuple[FileInfo, EntryAttributes]:
+        parent_fd = self._inodes.fd(parent_inode)
+        try:
+            fd = os.open(
+                name,
+                os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                stat.S_IMODE(self._inherited_mode(parent_fd, mode, ctx)),
+                dir_fd=parent_fd,
+            )
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            # Made by somebody else since the kernel looked.
+            attributes = self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))
+            return await self.open(attributes.st_ino, flags, ctx), attributes
+        try:
+            self._give(fd, parent_fd, mode, ctx)
+            attributes = self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))
+            file = self._files.adopt(attributes.st_ino, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        write = flags & os.O_ACCMODE != os.O_RDONLY
+        return self._handle(file, write, ctx), attributes
+
+    @answers
+    async def release(self, fh: FileHandleT) -> None:
+        handle = self._handles.pop(fh)
+        if handle.writes:
+            handle.file.writers -= 1
+        self._files.release(handle.file)
+
+    @answers
+    async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        # A descriptor of its own: no write has to wait for a sync, and no sync for a lock.
+        fd = os.dup(self._handles[fh].file.fd)
+        try:
+            await self._served.in_thread(os.fdatasync if datasync else os.fsync, fd)
+        finally:
+            os.close(fd)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @answers
+    async def read(self, fh: FileHandleT, off: int, size: int) -> "bytes | bytearray | memoryview":  # type: ignore[override]
+        handle = self._handles[fh]
+        file = handle.file
+        while not file.lock.try_share():
+            async with file.lock.shared():
+                pass
+        try:
+            if file.stub is not None:
+                return await self._read_stub(handle, off, size)
+            try:
+                have = os.preadv(file.fd, [self._buffer[:size]], off, os.RWF_NOWAIT)
+                if have == size or (
+                    os.preadv(file.fd, [self._buffer[have:size]], off + have, os.RWF_NOWAIT) == 0
+                ):
+                    return self._buffer[:have]
+            except BlockingIOError:
+                pass
+            return await self._served.in_thread(os.pread, file.fd, size, off)
+        finally:
+            file.lock.unshare()
+
+    async def _read_stub(self, handle: Handle, off: int, size: int) -> "bytes | bytearray":
+        file = handle.file
+        stub = file.stub
+        assert stub is not None
+        if not handle.touched:
+            # Moves the access time as the file system below is mounted to do, and reads nothing.
+            os.pread(file.fd, 1, os.fstat(file.fd).st_size)
+            handle.touched = True
+        if stub.is_loaded:
+            missing = stub.missing(off, off + size)
+            wanted = [span for start, end in missing for span in stub.content.spans(start, end)]
+            if all(span in self._served.cache for span in wanted):
+                data = stub.read(off, size)
+                self._read_ahead(handle, off, len(data))
+                return data
+        data = await self._served.in_thread(stub.read, off, size)
+        self._read_ahead(handle, off, len(data))
+        return data
+
+    def _read_ahead(self, handle: Handle, off: int, length: int) -> None:
+        """Begin to load what a sequential reader asks for next."""
+        end = off + length
+        sequential = handle.next - length <= off <= handle.next + length
+        handle.next = max(end, handle.next) if sequential else end
+        if not sequential:
+            handle.ahead = end
+            return
+        stub = handle.file.stub
+        if stub is None or not stub.is_loaded or handle.ahead - end > READ_AHEAD_BYTES // 2:
+            return
+        start = max(handle.ahead, end)
+        handle.ahead = end + READ_AHEAD_BYTES
+        for begin, stop in stub.missing(start, handle.ahead):
+            self._served.cache.read_ahead(stub.content.spans(begin, stop))
+
+    # --- writing ------------------------------------------------------------------------------
+
+    @answers
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+        handle = self._handles[fh]
+        file = handle.file
+        file.changes += 1
+        if file.privileged and not handle.keeps_privileges:
+            self._drop_privileges(file)
+        if file.stub is not None:
+            async with file.lock.alone():
+                if file.stub is not None:
+                    return await self._write_stub(file, off, buf)
+        while not file.lock.try_share():
+            async with file.lock.shared():
+                pass
+        try:
+            if len(buf) <= INLINE_WRITE_BYTES_MAX:
+                return os.pwrite(file.fd, buf, off)
+            return await self._served.in_thread(os.pwrite, file.fd, buf, off)
+        finally:
+            file.lock.unshare()
+
+    async def _write_stub(self, file: OpenFile, off: int, buf: bytes) -> int:
+        stub = file.stub
+        assert stub is not None
+        if len(buf) <= INLINE_WRITE_BYTES_MAX and not stub.missing(off, off + len(buf)):
+            return stub.write(off, buf)
+        return await self._served.in_thread(stub.write, off, buf)
+
+    def _drop_privileges(self, file: OpenFile) -> None:
+        """A write clears set-user-id, and set-group-id where the group may execute."""
+        mode = stat.S_IMODE(os.fstat(file.fd).st_mode)
+        kept = mode & ~stat.S_ISUID
+        if mode & stat.S_IXGRP:
+            kept &= ~stat.S_ISGID
+        if kept != mode:
+            os.fchmod(file.fd, kept)
+        file.privileged = False
+
+    # --- attributes ---------------------------------------------------------------------------
+
+    async def _truncate(self, file: OpenFile, size: int, ctx: RequestContext) -> None:
+        if file.privileged and ctx.uid != 0:
+            self._drop_privileges(file)
+        await self._files.truncate(file, size)
+
+    @answers
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        await self._commits.touch(inode)
+        if fields.update_size:
+            file = await self._files.acquire(inode, write=True, trunc=attr.st_size == 0)
+            with self._files.using(file):
+                await self._truncate(file, attr.st_size, ctx)
+        path = self._inodes.path(inode)
+        if fields.update_uid or fields.update_gid:
+            os.chown(
+                path,
+                attr.st_uid if fields.update_uid else -1,
+                attr.st_gid if fields.update_gid else -1,
+            )
+        if fields.update_mode:
+            os.chmod(path, stat.S_IMODE(attr.st_mode))
+            file_open = self._files.get(inode)
+            if file_open is not None:
+                file_open.privileged = bool(attr.st_mode & 0o6000)
+        if fields.update_atime or fields.update_mtime:
+            now = os.stat(path)
+            os.utime(
+                path,
+                ns=(
+                    attr.st_atime_ns if fields.update_atime else now.st_atime_ns,
+                    attr.st_mtime_ns if fields.update_mtime else now.st_mtime_ns,
+                ),
+            )
+        return self._attributes(inode)
