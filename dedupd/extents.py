@@ -6,6 +6,7 @@ extents behind when the machine stops between the allocation and the write of a 
 ``fallocate`` makes them. In a stub they have to be holes.
 """
 
+import errno
 import fcntl
 import struct
 from collections.abc import Iterator
@@ -21,12 +22,20 @@ _EXTENTS_PER_CALL = 256
 
 
 def unwritten_ranges(fd: int, end: int) -> Iterator[tuple[int, int]]:
-    """(start, end) ranges below ``end`` whose blocks are allocated and not written on disk yet."""
+    """(start, end) ranges below ``end`` whose blocks are allocated and not written on disk yet.
+
+    None on a file system that can't tell, which is one that does not outlive the machine (tmpfs).
+    """
     position = 0
     while position < end:
         buffer = bytearray(_HEAD.size + _EXTENTS_PER_CALL * _EXTENT.size)
         _HEAD.pack_into(buffer, 0, position, end - position, 0, 0, _EXTENTS_PER_CALL, 0)
-        fcntl.ioctl(fd, _FIEMAP, buffer)
+        try:
+            fcntl.ioctl(fd, _FIEMAP, buffer)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY):
+                return
+            raise
         count = _HEAD.unpack_from(buffer)[3]
         if count == 0:
             return
