@@ -99,6 +99,7 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
     with job_run("copy") as run:
         build(originals, size_bytes, lambda done: run.update(done=done, total=size_bytes))
     shutil.copytree(originals, volume_path, symlinks=True)
+    os.sync()  # so that the figures are those of the job, not of writing the copies
     say(f"2. Making {volume_path} a volume, and optimising it")
     enable(volume_path, chunk_size="64k", fingerprint="blake3", policy_values=_POLICY, disk=Disk())
     with Volume.open(volume_path) as volume:
