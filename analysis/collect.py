@@ -1,0 +1,252 @@
+"""Collection: one pass over the bytes of all datasets, all chunkings at once, into a chunk log."""
+
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from analysis.chunkings import DEFAULT, lanes_of
+from analysis.compressed import CompressedSizes
+from analysis.lanes import Lane, Selection, Stream, WholeFiles
+from analysis.log import Checkpoint, Log, PartWriter, Timing
+from analysis.reading import Batch, BufferPool, Cursor, Reader
+from analysis.scan import Failure, scan, write_failures
+
+BUFFERS = 5
+"""One is read while the lanes, which drift apart, work on the others; 8 MiB each."""
+
+ROWS_HELD_MAX = 1_000_000
+"""About 45 MB; written at once, and again as much while they are."""
+
+CHECKPOINT_S = 30.0
+"""What an interruption may cost."""
+
+
+class Watcher(Protocol):
+    """Whoever runs a collection: shows how far it is, and may stop it by raising in ``check``."""
+
+    def update(self, *, phase: str, done: int, total: int, files: int) -> None: ...
+    def check(self) -> None: ...
+
+
+class Unwatched:
+    """Nobody watches."""
+
+    def update(self, *, phase: str, done: int, total: int, files: int) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
+def lower_priority() -> None:
+    """The primary workload comes first: idle I/O class, and the lowest CPU priority."""
+    os.nice(19)
+    try:
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    except (OSError, psutil.Error):
+        pass  # a kernel without I/O classes schedules all alike
+
+
+def collect(log: Log, left_out: str, watcher: Watcher | None = None, threads: int = 0) -> None:
+    """Fill the log, from where it stands to the end. ``left_out`` is a directory not to read.
+
+    Whatever stops it, the log keeps a valid checkpoint; the same call goes on from there.
+    ``threads`` 0 is one per core.
+    """
+    watcher = watcher or Unwatched()
+    checkpoint = log.checkpoint
+    if checkpoint.complete:
+        return
+    log.drop_invalid_parts()
+    if not checkpoint.scanned:
+        _scan(log, left_out, watcher)
+    run = _Collection(log, watcher, threads or os.cpu_count() or 1)
+    try:
+        run.run()
+    finally:
+        run.close()
+
+
+def _scan(log: Log, left_out: str, watcher: Watcher) -> None:
+    checkpoint = log.checkpoint
+    checkpoint.collected_s = time.time()
+
+    def found(files: int) -> None:
+        watcher.update(phase="finding files", done=0, total=0, files=files)
+
+    sums = scan(log, left_out, watcher.check, found)
+    checkpoint.scanned = True
+    checkpoint.parts = 1
+    checkpoint.files, checkpoint.total_bytes = sums.files, sums.size_bytes
+    log.save()
+
+
+@dataclass(slots=True)
+class _InUse:
+    """A batch that some lanes still have before them."""
+
+    batch: Batch
+    lanes: int
+
+
+class _Collection:
+    """Reader → lanes → rows → parts, with checkpoints in between."""
+
+    def __init__(self, log: Log, watcher: Watcher, threads: int) -> None:
+        self._log = log
+        self._watcher = watcher
+        state = log.checkpoint
+        spec = log.spec
+        self._streams = _streams(log)
+        selection = Selection(spec.sample, spec.salt)
+        sizes = CompressedSizes(spec.compression_level) if spec.compression_level else None
+        by_name = {stream.name: stream for stream in self._streams}
+        lanes = [
+            Lane([by_name[name] for name in names], selection, sizes)
+            for names in lanes_of(spec.chunkings)
+        ]
+        self._pool = BufferPool(BUFFERS)
+        self._workers = ThreadPoolExecutor(threads, thread_name_prefix="lane")
+        self._queues = _LaneQueues(lanes, self._workers, self._pool)
+        self._writer = PartWriter(log.path)
+        self._reader = Reader(log, Cursor(state.file, state.position), self._pool)
+        self._failures: list[Failure] = []
+        self._began_s = time.monotonic() - state.wall_s
+
+    def run(self) -> None:
+        saved_s = time.monotonic()
+        state = self._log.checkpoint
+        cursor, done = Cursor(state.file, state.position), state.done_bytes
+        try:
+            for batch in self._reader:
+                self._watcher.check()
+                self._queues.put(batch)
+                self._failures += batch.failures
+                cursor, done = batch.after, done + batch.done_bytes
+                self._watcher.update(
+                    phase="reading", done=done, total=state.total_bytes, files=state.files
+                )
+                held = sum(stream.rows for stream in self._streams)
+                if held >= ROWS_HELD_MAX or time.monotonic() - saved_s > CHECKPOINT_S:
+                    self._save(cursor, done, complete=False)
+                    saved_s = time.monotonic()
+        except BaseException:
+            # Stopped or failed: what the lanes have finished is worth keeping.
+            self._save(cursor, done, complete=False)
+            raise
+        self._save(cursor, done, complete=True)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._writer.close()
+
+    def _save(self, cursor: Cursor, done: int, *, complete: bool) -> None:
+        """Wait until the lanes have caught up with ``cursor``, write their rows, and say so."""
+        self._queues.wait()
+        state = self._log.checkpoint
+        number = state.parts + 1
+        for stream in self._streams:
+            if (rows := stream.take_rows()) is not None:
+                self._writer.write(("chunks", f"chunking={stream.name}"), number, rows.columns)
+            if stream.whole is not None and (rows := stream.whole.take_rows()) is not None:
+                self._writer.write(("whole",), number, rows.columns)
+        if self._failures:
+            write_failures(self._writer, number, self._failures)
+            self._failures = []
+        state.parts = number
+        state.file, state.position, state.done_bytes = cursor.file, cursor.position, done
+        state.wall_s = time.monotonic() - self._began_s
+        state.complete = complete
+        state.consumed = {
+            stream.name: cursor.position - stream.pending
+            for stream in self._streams
+            if cursor.position
+        }
+        state.whole = next(s.whole.state() for s in self._streams if s.whole is not None)
+        state.timings = {stream.name: stream.timing for stream in self._streams}
+        self._log.save()
+
+
+def _streams(log: Log) -> list[Stream]:
+    """The chunkings as the checkpoint left them. The first, or the default, makes whole files too."""
+    state: Checkpoint = log.checkpoint
+    names = log.spec.chunkings
+    for_whole = DEFAULT if DEFAULT in names else names[0]
+    return [
+        Stream(
+            name,
+            state.position - state.consumed.get(name, state.position),
+            state.timings.get(name, Timing()),
+            WholeFiles(state.whole) if name == for_whole else None,
+        )
+        for name in names
+    ]
+
+
+class _LaneQueues:
+    """Lets every lane take the batches in order, and at its own pace; as many at once as workers."""
+
+    def __init__(self, lanes: list[Lane], workers: ThreadPoolExecutor, pool: BufferPool) -> None:
+        self._lanes = lanes
+        self._workers = workers
+        self._pool = pool
+        self._waiting: list[deque[_InUse]] = [deque() for _ in lanes]
+        self._running = [False] * len(lanes)
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    def put(self, batch: Batch) -> None:
+        """Queue a batch for all lanes. Raises what a lane has failed with."""
+        item = _InUse(batch, len(self._lanes))
+        with self._changed:
+            self._raise_failure()
+            for number in range(len(self._lanes)):
+                self._waiting[number].append(item)
+                if not self._running[number]:
+                    self._start(number)
+
+    def wait(self) -> None:
+        """Until every lane has taken all batches. Raises what a lane has failed with."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or not any(self._running))
+            self._raise_failure()
+
+    def _start(self, number: int) -> None:
+        self._running[number] = True
+        self._workers.submit(self._step, number)
+
+    def _step(self, number: int) -> None:
+        """One batch of one lane; then it queues up again, so that no lane starves another."""
+        with self._changed:
+            item = self._waiting[number].popleft()
+        try:
+            self._lanes[number].feed(item.batch)
+        except BaseException as error:
+            with self._changed:
+                self._failure = self._failure or error
+                self._running[number] = False
+                self._pool.close()
+                self._changed.notify_all()
+            return
+        with self._changed:
+            item.lanes -= 1
+            if item.lanes == 0:
+                self._pool.give(item.batch.buffer)
+            if self._waiting[number] and self._failure is None:
+                self._start(number)
+            else:
+                self._running[number] = False
+            self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+

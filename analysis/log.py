@@ -1,0 +1,243 @@
+"""The chunk log on disk: what a collection found, as Parquet, and how far it is.
+
+    study.json                          what was asked for: datasets, chunkings, sampling
+    checkpoint.json                     how far the collection is; replaced atomically
+    files.parquet                       every file found, hard links once
+    whole/part-00001.parquet            one row per file that was read: its length and fingerprint
+    chunks/chunking=64k/part-00001.parquet   one row per chunk, in the order of the file
+    failures/part-00001.parquet         what could not be read, and why
+
+Parts are numbered alike in all tables; those above the checkpoint's number are of no account and
+are written again. A fingerprint is kept as its first 128 bits, in two words. Rows of zeros have the
+fingerprint (0, 0), and rows of holes, which occupy nothing on the disk either, (0, 1): both stand
+for as many chunks as their length takes.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from dedupd.errors import Damaged, UnknownFormat, UsageError
+
+FORMAT = 1
+SPEC_FILE = "study.json"
+CHECKPOINT_FILE = "checkpoint.json"
+FILES = "files.parquet"
+
+HOLE_MARK = 1
+"""``fp_low`` of a hole's row; ``fp_high`` is 0."""
+
+_WRITER_MEMORY = "96MB"
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One tree of the study, under the name it has in the report."""
+
+    label: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a collection was asked for.
+
+    ``sample`` is the fraction of distinct chunks that are logged, and ``salt`` says which.
+    ``compression_level`` 0 means that compressed sizes were not asked for.
+    """
+
+    datasets: tuple[Dataset, ...]
+    chunkings: tuple[str, ...]
+    sample: float = 1.0
+    salt: int = 0
+    compression_level: int = 3
+    format: int = FORMAT
+
+    def comparable(self) -> "Spec":
+        """What must be the same in logs that are analysed together."""
+        return replace(self, datasets=(), salt=0)
+
+
+@dataclass(slots=True)
+class Timing:
+    """What one chunking took, in seconds of one core, and for how many bytes."""
+
+    chunk_s: float = 0.0
+    chunk_bytes: int = 0
+    compress_s: float = 0.0
+    compress_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """How far a collection is. Everything before ``position`` of ``file`` is in parts up to ``parts``.
+
+    ``consumed`` is where each chunking's next chunk begins in ``file``, and ``whole`` the state of
+    that file's fingerprint; both are empty between files.
+    """
+
+    scanned: bool = False
+    complete: bool = False
+    collected_s: float = 0.0
+    files: int = 0
+    total_bytes: int = 0
+    done_bytes: int = 0
+    wall_s: float = 0.0
+    parts: int = 0
+    file: int = 0
+    position: int = 0
+    consumed: dict[str, int] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Timing] = field(default_factory=dict)
+
+
+class Log:
+    """A chunk log in the directory ``path``."""
+
+    def __init__(self, path: str, spec: Spec, checkpoint: Checkpoint) -> None:
+        self.path = path
+        self.spec = spec
+        self.checkpoint = checkpoint
+
+    @classmethod
+    def create(cls, path: str, spec: Spec) -> "Log":
+        """A new, empty log. The directory may exist, but not hold a log."""
+        os.makedirs(path, exist_ok=True)
+        _write_json(os.path.join(path, SPEC_FILE), asdict(spec))
+        log = cls(path, spec, Checkpoint())
+        log.save()
+        return log
+
+    @classmethod
+    def open(cls, path: str) -> "Log":
+        """Raises UsageError where there is no log, Damaged, UnknownFormat."""
+        where = os.path.join(path, SPEC_FILE)
+        try:
+            fields = _read_json(where)
+            if fields.get("format") != FORMAT:
+                raise UnknownFormat(
+                    f"{where}: log format {fields.get('format')}; this program reads {FORMAT}"
+                )
+            fields["datasets"] = tuple(Dataset(**one) for one in fields["datasets"])
+            fields["chunkings"] = tuple(fields["chunkings"])
+            spec = Spec(**fields)
+            state = _read_json(os.path.join(path, CHECKPOINT_FILE))
+            timings = {name: Timing(**one) for name, one in state.pop("timings").items()}
+            return cls(path, spec, Checkpoint(**state, timings=timings))
+        except FileNotFoundError:
+            raise UsageError(f"{path}: no chunk log; name the directory of an analysis") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{path}: the chunk log does not decode ({error}); collect anew") from error
+
+    @staticmethod
+    def exists(path: str) -> bool:
+        return os.path.exists(os.path.join(path, SPEC_FILE))
+
+    def save(self) -> None:
+        """Replace the checkpoint by the present one."""
+        _write_json(os.path.join(self.path, CHECKPOINT_FILE), asdict(self.checkpoint))
+
+    def files_path(self) -> str:
+        return os.path.join(self.path, FILES)
+
+    def parts(self, *table: str) -> list[str]:
+        """Paths of the valid parts of a table, oldest first."""
+        directory = os.path.join(self.path, *table)
+        if not os.path.isdir(directory):
+            return []
+        valid = [name for name in os.listdir(directory) if _number(name) <= self.checkpoint.parts]
+        return [os.path.join(directory, name) for name in sorted(valid)]
+
+    def chunk_parts(self) -> list[str]:
+        """Valid parts of all chunkings; the chunking is in the path (``chunking=…``)."""
+        return [
+            part for name in self.spec.chunkings for part in self.parts("chunks", f"chunking={name}")
+        ]
+
+    def size_bytes(self) -> int:
+        """What the log occupies."""
+        return sum(
+            os.stat(os.path.join(directory, name)).st_size
+            for directory, _, names in os.walk(self.path)
+            for name in names
+        )
+
+    def drop_invalid_parts(self) -> None:
+        """Remove the parts that an interrupted run wrote after its last checkpoint."""
+        for directory, _, names in os.walk(self.path):
+            for name in names:
+                if name.startswith("part-") and _number(name) > self.checkpoint.parts:
+                    os.unlink(os.path.join(directory, name))
+
+    def discard(self) -> None:
+        """Remove the log and all that belongs to it."""
+        for name in os.listdir(self.path):
+            path = os.path.join(self.path, name)
+            if name in ("whole", "chunks", "failures"):
+                shutil.rmtree(path)
+            elif name.endswith((".json", ".parquet")):
+                os.unlink(path)
+
+
+class PartWriter:
+    """Writes tables as Parquet parts. For one thread."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._database = duckdb.connect(
+            config={"threads": 1, "memory_limit": _WRITER_MEMORY, "temp_directory": os.path.join(path, "temporary")}
+        )
+
+    def close(self) -> None:
+        self._database.close()
+
+    def write(self, table: Sequence[str], number: int, columns: Columns) -> None:
+        """Write a part; its bytes are valid only once a checkpoint counts it."""
+        directory = os.path.join(self._path, *table)
+        os.makedirs(directory, exist_ok=True)
+        target = os.path.join(directory, f"part-{number:05d}.parquet")
+        self._database.register("part", dict(columns))
+        self._database.execute(
+            f"COPY (SELECT * FROM part) TO '{quoted(target)}' (FORMAT parquet, COMPRESSION zstd)"
+        )
+        self._database.unregister("part")
+
+
+def quoted(text: str) -> str:
+    """The inside of an SQL string literal."""
+    return text.replace("'", "''")
+
+
+def objects(values: Sequence[Any]) -> NDArray[np.object_]:
+    """A column of Python values, also where they are sequences."""
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("part-").removesuffix(".parquet"))
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        value: dict[str, Any] = json.load(file)
+    return value
+
+
+def _write_json(path: str, value: dict[str, Any]) -> None:
+    temporary = path + ".new"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
