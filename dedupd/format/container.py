@@ -32,6 +32,9 @@ class Kind(enum.IntEnum):
     STREAMS = 2
 
 
+_KINDS = frozenset(Kind)
+
+
 class RecordKind(enum.IntEnum):
     """What one record is."""
 
@@ -107,6 +110,8 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
     _, version, kind, container, generation, partition, volume, created_ns = _FILE.unpack_from(body)
     if version != FORMAT:
         raise UnknownFormat(f"{where}: container format {version}; this program reads {FORMAT}")
+    if kind not in _KINDS:
+        raise UnknownFormat(f"{where}: a container of kind {kind}, which this program does not know")
     return FileHeader(Kind(kind), container, generation, partition, volume, created_ns)
 
 

@@ -33,6 +33,6 @@ class MemoryIndex:
             live = [
                 (entry.fingerprint, make_id(number, ordinal))
                 for ordinal, entry in enumerate(container.entries)
-                if entry is not None and entry.state in _USABLE
+                if entry.state in _USABLE
             ]
             self.insert(b"".join(fp for fp, _ in live), [chunk_id for _, chunk_id in live])

@@ -5,6 +5,8 @@ referenced. Everything else stays for scrub to judge.
 """
 
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dedupd.disk import Disk
@@ -18,27 +20,47 @@ from dedupd.store.container import Found, Gap, data_name, payload_is_intact, sca
 _CUT = define("recovery.cut", "a torn tail was cut from a container, its table not yet")
 _REBUILT = define("recovery.table-written", "a rebuilt table is in place")
 
+_FILE_NAME = re.compile(r"([0-9]{8,10})\.(dat|dir)")
+
+LOST = tbl.Entry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
+"""Stands in a table for an ordinal whose record was not found, so that one scan is enough."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """A container after recovery. ``appendable`` is False where it must not grow any more.
 
-    ``entries`` is None for ordinals whose record was not found.
+    ``entries`` is ``LOST`` for ordinals whose record was not found.
     """
 
     header: fmt.FileHeader
     end: int
-    entries: list[tbl.Entry | None]
+    entries: list[tbl.Entry]
     appendable: bool
     cut_bytes: int
 
 
 def container_numbers(dir_fd: int) -> list[int]:
     """Numbers of all containers in a directory, ascending."""
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+    return sorted(number for number, suffix in _files(dir_fd) if suffix == "dat")
+
+
+def last_number(dir_fd: int) -> int:
+    """The highest number that a container has or had, as far as files tell; 0 where there is none.
+
+    The table of a container that was lost still says that its number must not be given out again.
+    """
+    return max((number for number, _ in _files(dir_fd)), default=0)
+
+
+def _files(dir_fd: int) -> Iterator[tuple[int, str]]:
+    """Number and suffix of every container and table; files of other names are not ours."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     with opened(fd), os.scandir(fd) as entries:
-        stems = (entry.name.partition(".") for entry in entries)
-        return sorted({int(a) for a, _, b in stems if a.isdigit() and b == "dat"})
+        for entry in entries:
+            match = _FILE_NAME.fullmatch(entry.name)
+            if match is not None and f"{int(match[1]):08d}" == match[1]:
+                yield int(match[1]), match[2]
 
 
 def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
@@ -65,10 +87,11 @@ def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, li
 def entry_of(found: Found) -> tbl.Entry:
     """The table entry that a record implies."""
     record = found.record
-    state = {
+    states: dict[int, tbl.State] = {
         fmt.RecordKind.FORWARD: tbl.State.MERGED,
         fmt.RecordKind.TOMBSTONE: tbl.State.TOMBSTONE,
-    }.get(fmt.RecordKind(record.kind), tbl.State.LIVE)
+    }
+    state = states.get(record.kind, tbl.State.LIVE)
     return tbl.Entry(
         record.fingerprint,
         found.offset,
@@ -146,16 +169,14 @@ def _recover_tail(
             f"{data_name(header.container).decode()}: {table.synced_bytes - size} bytes are missing"
             " at its end; run scrub"
         )
-    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
-    is_whole = len(entries) >= table.synced_count and None not in entries[: table.synced_count]
+    known = [entry for entry in entries[: table.synced_count] if entry is not None]
+    is_whole = len(known) == table.synced_count
     if is_whole and size == table.synced_bytes and len(entries) == table.synced_count:
-        return Recovered(header, size, entries, _may_grow(entries, size), 0)
-    kept = entries[: table.synced_count]
-    if not is_whole:
-        found = _entries_in(fd, seed, table.synced_bytes)
-        kept = [found.get(ordinal) for ordinal in range(table.synced_count)]
+        return Recovered(header, size, known, _may_grow(known, size), 0)
+    _settle_pages(fd, disk)
+    kept = known if is_whole else _entries_below(fd, header, table.synced_bytes, table.synced_count)
     end = table.synced_bytes
-    for item in scan(fd, seed, end, size):
+    for item in scan(fd, _seed(header), end, size):
         if isinstance(item, Gap) or not payload_is_intact(fd, item):
             break
         if item.record.ordinal != len(kept):
@@ -164,7 +185,6 @@ def _recover_tail(
         end = item.offset + fmt.record_size(item.record.stored_length)
     if end < size:
         disk.truncate(fd, end)
-    if end != table.synced_bytes or size != end:
         disk.sync_file(fd)
     reach(_CUT)
     mark = replace(table, synced_bytes=end, synced_count=len(kept))
@@ -174,11 +194,9 @@ def _recover_tail(
 
 def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recovered:
     """Build the table from the container alone. Nothing is cut: any record may be referenced."""
-    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    _settle_pages(fd, disk)
     size = os.fstat(fd).st_size
-    found = _entries_in(fd, seed, size)
-    entries = [found.get(ordinal) for ordinal in range(max(found, default=-1) + 1)]
-    disk.sync_file(fd)
+    entries = _entries_below(fd, header, size, 0)
     mark = tbl.TableHeader(
         header.kind,
         header.container,
@@ -192,33 +210,55 @@ def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recove
     return Recovered(header, size, entries, _may_grow(entries, size), 0)
 
 
-def _entries_in(fd: int, seed: int, end: int) -> dict[int, tbl.Entry]:
-    """Entries by ordinal of all records that a scan finds below ``end``."""
-    return {
-        item.record.ordinal: entry_of(item)
-        for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, end)
-        if isinstance(item, Found)
-    }
+def _settle_pages(fd: int, disk: Disk) -> None:
+    """Make what is read from here on what is on the disk.
+
+    After a failed write the kernel keeps the page, calls it clean, and reports the next sync as
+    done: judged by such a page, bytes would count as stored that no disk has.
+    """
+    disk.sync_file(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _may_grow(entries: list[tbl.Entry | None], end: int) -> bool:
+def _entries_below(fd: int, header: fmt.FileHeader, end: int, count_min: int) -> list[tbl.Entry]:
+    """What the records below ``end`` say, by ordinal; at least ``count_min`` entries.
+
+    A record whose bytes are not what they were is quarantined: as a duplicate of it, a file that
+    is still whole would lose its own.
+    """
+    entries = [LOST] * count_min
+    for item in scan(fd, _seed(header), fmt.FILE_HEADER_BYTES, end):
+        # No more records fit before one than this: an ordinal beyond it is forged.
+        if isinstance(item, Gap) or item.record.ordinal > item.offset // fmt.RECORD_HEADER_BYTES:
+            continue
+        entries += [LOST] * (item.record.ordinal + 1 - len(entries))
+        entry = entry_of(item)
+        if not payload_is_intact(fd, item):
+            entry = replace(entry, state=tbl.State.QUARANTINED)
+        entries[item.record.ordinal] = entry
+    return entries
+
+
+def _may_grow(entries: list[tbl.Entry], end: int) -> bool:
     """Whether a container ends with a record that is known; else one may be lost behind the last
     one that was found, and its ordinal must not be given out again."""
     if not entries:
         return end == fmt.FILE_HEADER_BYTES
-    last = entries[-1]
-    return last is not None and last.offset + fmt.record_size(last.stored_length) == end
+    return entries[-1].offset + fmt.record_size(entries[-1].stored_length) == end
+
+
+def _seed(header: fmt.FileHeader) -> int:
+    return fmt.checksum_seed(header.volume, header.container, header.generation)
 
 
 def _write_table(
     dir_fd: int,
     header: fmt.FileHeader,
     mark: tbl.TableHeader,
-    entries: list[tbl.Entry | None],
+    entries: list[tbl.Entry],
     disk: Disk,
 ) -> None:
-    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
-    blank = bytes(tbl.ENTRY_BYTES)
-    body = b"".join(tbl.encode_entry(e, seed) if e is not None else blank for e in entries)
+    seed = _seed(header)
+    body = b"".join(tbl.encode_entry(entry, seed) for entry in entries)
     disk.replace_file(dir_fd, table_name(header.container), tbl.encode_header(mark) + body)
     reach(_REBUILT)

@@ -15,7 +15,13 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, ordinal_of
 from dedupd.store.container import data_name, table_name
-from dedupd.store.recovery import Recovered, container_numbers, discard_unfinished, recover
+from dedupd.store.recovery import (
+    Recovered,
+    container_numbers,
+    discard_unfinished,
+    last_number,
+    recover,
+)
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
 _READY = define("writer.container-ready", "a new container and its table are durable, and empty")
@@ -91,9 +97,8 @@ class ContainerWriter:
         their creation. Must be called first.
         """
         states = []
-        numbers = container_numbers(self._dir_fd)
-        self._last_number = max(numbers, default=0)
-        for number in numbers:
+        self._last_number = last_number(self._dir_fd)
+        for number in container_numbers(self._dir_fd):
             try:
                 states.append(recover(self._dir_fd, number, self._kind, self._volume, self._disk))
             except DamagedContainer:

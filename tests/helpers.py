@@ -1,0 +1,204 @@
+"""Real volumes in a line: filled, optimised, damaged and checked by the verify job."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dedupd import failpoint
+from dedupd.content import open_content, read_stub
+from dedupd.disk import Disk
+from dedupd.enable import enable
+from dedupd.format.container import Kind
+from dedupd.format.stub import StubAttribute
+from dedupd.fsutil import open_beneath, opened, read_at
+from dedupd.store.container import data_name, table_name
+from dedupd.stub import local_ranges
+from dedupd.units import KIB
+from dedupd.volume import STORE_DIRS, Volume
+from jobs.frame import JobRun
+from jobs.optimize import Optimize, OptimizeReport
+from jobs.unoptimize import UnoptimizeReport, unoptimize
+from jobs.verify import Verify, VerifyReport
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+OLD_NS = 1_500_000_000_123_456_789
+"""A time of long ago that is no whole second: restored by halves, it shows."""
+
+
+def noise(length: int, seed: int = 0) -> bytes:
+    """Bytes that do not compress, the same for the same seed."""
+    return random.Random(seed).randbytes(length)
+
+
+def prose(length: int, seed: int = 0) -> bytes:
+    """Bytes that compress well, and do not repeat from chunk to chunk."""
+    rng = random.Random(seed)
+    words = [b"store", b"chunk", b"stub", b"volume", b"recipe", b"mount", b"file", b"\n"]
+    lines = (b" ".join(rng.choices(words, k=16)) for _ in range(length // 60 + 1))
+    return b"".join(lines)[:length].ljust(length, b".")
+
+
+def flip_bit(path: Path, offset: int, bit: int = 0) -> None:
+    """Damage one bit of a file, as a disk would: times and length stay."""
+    with open(path, "r+b") as file:
+        status = os.fstat(file.fileno())
+        (byte,) = os.pread(file.fileno(), 1, offset)
+        os.pwrite(file.fileno(), bytes([byte ^ (1 << bit)]), offset)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+class Lab:
+    """A volume to experiment with. Names are relative to its tree."""
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self.root = root
+        self.disk = disk or Disk()
+        self.base = root / ".dedupd"
+        self.data = self.base / "data"
+
+    def put(self, name: str | bytes, content: bytes) -> Path:
+        """A plain file of long ago."""
+        path = self.data / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, ns=(OLD_NS, OLD_NS))
+        return path
+
+    @contextmanager
+    def opened(self) -> Iterator[Volume]:
+        with Volume.open(str(self.root), self.disk) as volume:
+            yield volume
+
+    def optimise(self) -> OptimizeReport:
+        with self.opened() as volume, volume.job_lock():
+            return Optimize(volume, JobRun("optimize")).run()
+
+    def unoptimise(self, below: bytes = b"") -> UnoptimizeReport:
+        with self.opened() as volume, volume.job_lock():
+            return unoptimize(volume, JobRun("unoptimize"), below)
+
+    def verify(self) -> VerifyReport:
+        with self.opened() as volume, volume.job_lock(), volume.mount_lock():
+            return Verify(volume, JobRun("verify")).run()
+
+    def verify_clean(self) -> VerifyReport:
+        report = self.verify()
+        assert report.findings == []
+        return report
+
+    def broken(self) -> set[str]:
+        """Names of the invariants that verify finds violated."""
+        return set(self.verify().by_invariant)
+
+    def stub(self, name: str | bytes) -> StubAttribute | None:
+        """A file's attribute; None where it is plain."""
+        with self.opened() as volume, opened(self._open(volume, name)) as fd:
+            return volume.space.read(fd, os.fsdecode(name))
+
+    def read(self, name: str | bytes) -> bytes:
+        """A file's content, from wherever it is."""
+        with self.opened() as volume, opened(self._open(volume, name)) as fd:
+            size = os.fstat(fd).st_size
+            stub = volume.space.read(fd, os.fsdecode(name))
+            if stub is None:
+                return read_at(fd, size, 0)
+            content = open_content(stub, volume.recipes, volume.read_chunk, os.fsdecode(name))
+            local = local_ranges(fd, stub, size)
+            return bytes(read_stub(fd, local, stub.covered, content, 0, size))
+
+    @staticmethod
+    def _open(volume: Volume, name: str | bytes) -> int:
+        return open_beneath(volume.data_fd, os.fsencode(name), os.O_RDONLY)
+
+    def container(self, kind: Kind, number: int = 1) -> Path:
+        return self.base / STORE_DIRS[kind] / data_name(number).decode()
+
+    def table(self, kind: Kind, number: int = 1) -> Path:
+        return self.base / STORE_DIRS[kind] / table_name(number).decode()
+
+    def set_policy(self, text: str) -> None:
+        (self.base / "policy.toml").write_text(text)
+
+
+def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> Lab:
+    """A new volume at ``root`` whose policy takes every file that is not empty, at once."""
+    root.mkdir(exist_ok=True)
+    enable(
+        str(root),
+        chunk_size=chunk_size,
+        fingerprint="blake3",
+        policy_values={"min_age": "0s", "min_size": "1"},
+        disk=disk or Disk(),
+    )
+    return Lab(root, disk)
+
+
+@contextmanager
+def lab_in(directory: Path, chunk_size: str = "64k") -> Iterator[Lab]:
+    """A new volume below ``directory``; at the end the verify job must find nothing."""
+    lab = new_lab(directory / "volume", chunk_size)
+    yield lab
+    lab.verify_clean()
+
+
+def fill(lab: Lab) -> dict[str, bytes]:
+    """A few files that take every way through the store, and their contents."""
+    base = noise(300 * KIB)
+    contents = {
+        "one-chunk": noise(20 * KIB, 1),
+        "base": base,
+        "copy": base,
+        "edited": base[: 100 * KIB] + b"an edit" + base[100 * KIB :],
+        "prose": prose(200 * KIB),
+        "zeros": bytes(150 * KIB),
+    }
+    for name, content in contents.items():
+        lab.put(name, content)
+    return contents
+
+
+class StoppedAt(BaseException):
+    """Raised by :func:`stop_at`, in place of a death."""
+
+
+@contextmanager
+def stop_at(point: str, passes: int = 1) -> Iterator[None]:
+    """Stop whatever runs in the block at the n-th pass of a fail point; it must get there."""
+    left = passes
+
+    def hook(name: str) -> None:
+        nonlocal left
+        if name == point:
+            left -= 1
+            if left == 0:
+                raise StoppedAt(name)
+
+    failpoint.hook = hook
+    try:
+        yield
+    except StoppedAt:
+        pass
+    else:
+        raise AssertionError(f"{point} was not passed {passes} times")
+    finally:
+        failpoint.hook = None
+
+
+def run_cli(
+    *arguments: str | bytes | Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The real program, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "dedupd.cli.main", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {})},
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=120,
+        check=False,
+    )
