@@ -21,26 +21,6 @@ pub fn fallocate_keep_size(fd: RawFd, offset: i64, length: i64) -> Result<()> {
     fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, offset, length)
 }
 
-/// Distance behind the end of the file at which `zero_range_supported` tries.
-const PROBE_DISTANCE: i64 = 1 << 20;
-const PROBE_LENGTH: i64 = 4096;
-
-/// Tries on a block behind the end of the file, size kept, and frees that block again: the kernel
-/// has no question to ask.
-pub fn zero_range_supported(fd: RawFd) -> Result<bool> {
-    // SAFETY: `stat` is plain data, and zero bytes are a valid value of it.
-    let mut stat: libc::stat64 = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is writable for the call.
-    check(unsafe { libc::fstat64(fd, &raw mut stat) }.into())?;
-    let offset = (stat.st_size / PROBE_DISTANCE + 1) * PROBE_DISTANCE;
-    let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-    match fallocate(fd, mode, offset, PROBE_LENGTH) {
-        Ok(()) => punch_hole(fd, offset, PROBE_LENGTH).map(|()| true),
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
 pub fn syncfs(fd: RawFd) -> Result<()> {
     // SAFETY: takes no pointers.
     check(unsafe { libc::syncfs(fd) }.into()).map(drop)

@@ -31,7 +31,6 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_unchanged, module)?)?;
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::zero_range_supported, module)?)?;
     module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;
     module.add_function(wrap_pyfunction!(sys::syncfs, module)?)?;
     module.add_function(wrap_pyfunction!(sys::renameat2, module)?)?;

@@ -40,11 +40,6 @@ pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult
 }
 
 #[pyfunction]
-pub fn zero_range_supported(py: Python<'_>, fd: i32) -> PyResult<bool> {
-    call(py, || sys::zero_range_supported(fd))
-}
-
-#[pyfunction]
 pub fn fallocate_keep_size(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
     call(py, || sys::fallocate_keep_size(fd, offset, length))
 }
