@@ -140,26 +140,31 @@ def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_
     clear_dead_mount(path)
     clear_dead_mount(mountpoint)
     read_fd, write_fd = os.pipe()
-    command = [sys.executable, "-m", "fuse_stub", path, mountpoint, str(cache_bytes), str(write_fd)]
+    command = [sys.executable, "-P", "-m", "fuse_stub"]
     with os.fdopen(read_fd, "rb") as answer:
         try:
             process = subprocess.Popen(
-                command,
+                [*command, path, mountpoint, str(cache_bytes), str(write_fd)],
                 pass_fds=[write_fd],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 cwd="/",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
                 start_new_session=True,
             )
         finally:
             os.close(write_fd)
         text = answer.read()
-    if not text:
-        process.wait()
-        raise ServiceUnreachable(
-            f"{mountpoint}: the process that serves the mount died (status {process.returncode})"
-        )
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        if not text:
+            reason = stderr.read().decode("utf-8", "replace").strip().splitlines()
+            process.wait()
+            raise ServiceUnreachable(
+                f"{mountpoint}: the process that was to serve the mount died:"
+                f" {reason[-1] if reason else f'status {process.returncode}'}"
+            )
     reply = json.loads(text)
     if "error" in reply:
         process.wait()
@@ -167,6 +172,11 @@ def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_
     # It is not ours to wait for from here on.
     process.returncode = 0
     return process.pid
+
+
+def _import_path() -> list[str]:
+    """Where this program was imported from; the child works in another directory."""
+    return [os.path.abspath(entry) for entry in sys.path]
 
 
 def _error(kind: str, message: str) -> Exception:
@@ -188,6 +198,8 @@ def serve_for_parent(path: str, mountpoint: str, cache_bytes: int, answer_fd: in
             os.write(answer_fd, json.dumps(reply).encode())
             os.close(answer_fd)
             answered = True
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), 2)
 
     _log_to_system()
     try:

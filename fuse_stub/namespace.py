@@ -258,9 +258,13 @@ class NamespaceOperations(pyfuse3.Operations):
     def _list(self, token: ReaddirToken, name: FileNameT, fd: int, next_id: int) -> bool:
         """Put one entry into a listing; False where it is full."""
         status = os.fstat(fd)
-        if status.st_dev != self._inodes.device or name in (b".", b".."):
+        if name in (b".", b".."):
             os.close(fd)
             return pyfuse3.readdir_reply(token, name, entry(status, status.st_ino), next_id)
+        if status.st_dev != self._inodes.device:
+            # Another file system is mounted here, or a subvolume: not a part of the volume.
+            os.close(fd)
+            return True
         generation = self._inodes.remember(fd, status)
         if pyfuse3.readdir_reply(token, name, entry(status, status.st_ino, generation), next_id):
             return True

@@ -1,0 +1,146 @@
+"""Volumes that are mounted, seen from both sides: as users see them, and from below."""
+
+import ctypes
+import os
+import signal
+import struct
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dedupd import mounts
+from dedupd.control import ControlClient, socket_path
+from dedupd.enable import enable
+from dedupd.stub import FileIdentity
+from dedupd.volume import Volume
+from fuse_stub import mount
+from tests.helpers import Lab
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+ALICE, BOB = 40001, 40002
+TEAM = 50001
+
+
+class MountedLab(Lab):
+    """A volume mounted at ``view``, beside its root, so that both sides can be looked at."""
+
+    def __init__(self, root: Path, view: Path) -> None:
+        super().__init__(root)
+        self.view = view
+        self.pid = 0
+
+    def mount(self, cache_bytes: int = mount.CACHE_BYTES) -> None:
+        self.pid = mount.mount_in_background(
+            str(self.root), str(self.view), cache_bytes=cache_bytes
+        )
+
+    def unmount(self) -> None:
+        mount.unmount(str(self.view))
+        self.pid = 0
+
+    def kill(self) -> None:
+        """End the process that serves the mount as a crash would, and wait until it is gone."""
+        with opened_pid(self.pid) as pid_fd:
+            os.kill(self.pid, signal.SIGKILL)
+            assert mount._exits(os.dup(pid_fd), 10_000)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self.pid = 0
+
+    def make_stub(self, name: str | bytes, content: bytes) -> Path:
+        """A file that is a stub, as users see it."""
+        path = self.view / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        self.optimise()
+        assert self.stub(name) is not None, "it was not optimised"
+        return path
+
+    def client(self) -> ControlClient:
+        with Volume.open(str(self.root)) as volume:
+            return ControlClient(socket_path(volume.parameters.uuid))
+
+    def status(self) -> dict[str, object]:
+        with self.client() as client:
+            return client.call("status")
+
+    def identity(self, name: str) -> FileIdentity:
+        return FileIdentity.of(os.stat(self.data / name))
+
+
+@contextmanager
+def opened_pid(pid: int) -> Iterator[int]:
+    pid_fd = os.pidfd_open(pid)
+    try:
+        yield pid_fd
+    finally:
+        os.close(pid_fd)
+
+
+@contextmanager
+def mounted_lab(directory: Path, policy: dict[str, str] | None = None) -> Iterator[MountedLab]:
+    """A new volume below ``directory`` that takes every file at once, mounted."""
+    root, view = directory / "volume", directory / "view"
+    root.mkdir()
+    view.mkdir()
+    lab = MountedLab(root, view)
+    values = {"min_age": "0s", "min_size": "1", **(policy or {})}
+    enable(str(root), chunk_size="64k", fingerprint="blake3", policy_values=values, disk=lab.disk)
+    lab.mount()
+    try:
+        yield lab
+    finally:
+        if any(found.point == str(view) for found in mounts.volumes()):
+            mount.unmount(str(view))
+
+
+def as_user(
+    uid: int, action: Callable[[], object], gid: int | None = None, groups: Sequence[int] = ()
+) -> None:
+    """Run ``action`` in a child with other credentials; what it raises fails the test."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(read_fd)
+            os.setgroups(list(groups))
+            own = uid if gid is None else gid
+            os.setresgid(own, own, own)
+            os.setresuid(uid, uid, uid)
+            action()
+            status = 0
+        except BaseException:
+            os.write(write_fd, traceback.format_exc().encode()[-4000:])
+        finally:
+            os._exit(status)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as output:
+        report = output.read().decode()
+    _, wait_status = os.waitpid(child, 0)
+    assert wait_status == 0, f"as user {uid}: {report}"
+
+
+def rename_with(old: Path, new: Path, flags: int) -> None:
+    """``renameat2``, which Python does not have."""
+    result = _LIBC.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags)
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """A POSIX ACL as the kernel keeps it: (tag, permissions, id)."""
+    return struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, permissions, number & 0xFFFF_FFFF)
+        for tag, permissions, number in entries
+    )
+
+
+USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+NOBODY = -1
+
+
+def is_serving(lab: MountedLab) -> bool:
+    return not mount.is_dead(str(lab.view))
