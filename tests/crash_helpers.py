@@ -1,4 +1,4 @@
-"""Volumes to crash: small mixed trees, runs of the real program that die, and a reader that needs no job."""
+"""Volumes to crash: small mixed trees, runs of the program that die, a reader that needs no job."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def make_tree(root: Path, seed: int = 1) -> None:
 
 def see_plain(root: Path) -> dict[str, Seen]:
     """Everything below a plain directory, ``.dedupd`` left out."""
-    return _see(root, lambda path: _digest_plain(path))
+    return _see(root, _digest_plain)
 
 
 def see_volume(volume: Volume) -> dict[str, Seen]:
@@ -259,6 +260,7 @@ def run_cli(*arguments: str | Path, fail_at: str = "") -> subprocess.CompletedPr
             "PYTHONPATH": str(REPOSITORY),
             "DEDUPD_FAIL_POINT": fail_at,
         },
+        check=False,
         capture_output=True,
         text=True,
         timeout=120,
@@ -280,20 +282,18 @@ def was_killed(result: "subprocess.CompletedProcess[str]") -> bool:
     return result.returncode == -signal.SIGKILL
 
 
-class Killed(BaseException):
-    """Raised in place of a death, where the process has to live on."""
-
-
 class DyingDisk(Disk):
     """Kills the process before its n-th durable effect (0 is the first)."""
 
     def __init__(self, steps: int) -> None:
         self.steps_left = steps
+        self._lock = threading.Lock()
 
     def _step(self) -> None:
-        if self.steps_left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.steps_left -= 1
+        with self._lock:
+            if self.steps_left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps_left -= 1
 
 
 def _dying(name: str) -> Callable[..., object]:
