@@ -100,7 +100,7 @@ class VolumeCommitter:
 
 
 def descriptors_to_spare() -> int:
-    """How many files to hold open for a batch, with the limit of descriptors raised if it may be."""
+    """How many files to hold open for a batch; raises the limit of descriptors where it may."""
     wanted = 2 * BATCH_FILES_HERE_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted:

@@ -95,7 +95,7 @@ def read_stub(
     start: int,
     end: int,
 ) -> bytearray:
-    """Bytes [start, end) of a stub, ``end`` not beyond its size: local ranges win over the recipe."""
+    """Bytes [start, end) of a stub, up to its size at most: local ranges win over the recipe."""
     data = bytearray(end - start)
     for begin, stop in missing_ranges(local, start, min(end, covered)):
         data[begin - start : stop - start] = content.read(begin, stop)

@@ -13,6 +13,7 @@ from dedupd.errors import NoSpace
 
 _RENAME_NOREPLACE = 1
 
+
 class Disk:
     """Durable effects on the real file system. Stateless; errors are OSError, and NoSpace."""
 

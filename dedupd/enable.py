@@ -83,7 +83,7 @@ def _prepare(
     policy: str,
     disk: Disk,
 ) -> None:
-    """Fill ``.dedupd``; it is complete once the marker is there, whose times are the directory's."""
+    """Fill ``.dedupd``; it is complete once the marker is there, with the directory's times."""
     for name in (b"data", b"store", b"store/chunks", b"store/streams", b"store/merge", b"catalog"):
         _ensure_dir(base_fd, name, disk)
     with opened(_open_dir(base_fd, b"store")) as store_fd:
@@ -213,7 +213,9 @@ def _check_root(path: str) -> str:
     if not os.path.isdir(root):
         raise UsageError(f"{path}: no such directory")
     if root == "/":
-        raise UsageError("/: the root directory cannot be a volume; choose the directory of a share")
+        raise UsageError(
+            "/: the root directory cannot be a volume; choose the directory of a share"
+        )
     mount = mounts.find(root)
     if mount is not None:
         raise UsageError(f"{path}: lies in the mounted volume {mount.point}")

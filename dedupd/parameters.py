@@ -32,7 +32,9 @@ class Chunking:
 
 
 def _preset(bits: int) -> Chunking:
-    return Chunking(POLYNOMIAL, bits, PATTERN & ((1 << bits) - 1), 4, 1 << (bits - 1), 1 << (bits + 1))
+    return Chunking(
+        POLYNOMIAL, bits, PATTERN & ((1 << bits) - 1), 4, 1 << (bits - 1), 1 << (bits + 1)
+    )
 
 
 PRESETS = {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}

@@ -78,7 +78,7 @@ def _fail(reason: str) -> PolicyError:
 
 def _duration(value: Any) -> float:
     if not isinstance(value, str):
-        raise _fail("write a duration in quotes, like \"3d\" or \"12h\"")
+        raise _fail('write a duration in quotes, like "3d" or "12h"')
     return parse_duration(value)
 
 
@@ -86,7 +86,7 @@ def _size(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if not isinstance(value, str):
-        raise _fail("write a size, like \"32k\" or \"1 MiB\"")
+        raise _fail('write a size, like "32k" or "1 MiB"')
     return parse_size(value)
 
 
@@ -115,7 +115,7 @@ def _strings(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise _fail("write a list of texts, like [\"*.tmp\", \"cache/\"]")
+        raise _fail('write a list of texts, like ["*.tmp", "cache/"]')
     return tuple(value)
 
 
@@ -144,7 +144,11 @@ KEYS = {
         Key("exclude", "exclude", _strings, list, "paths and patterns that are left alone"),
         Key("exclude_types", "exclude_types", _types, list, "file types that are left alone"),
         Key(
-            "no_compress_types", "no_compress_types", _types, list, "types that are never compressed"
+            "no_compress_types",
+            "no_compress_types",
+            _types,
+            list,
+            "types that are never compressed",
         ),
         Key(
             "compression_level",

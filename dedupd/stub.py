@@ -194,7 +194,7 @@ def _punch_and_settle(
 
 
 def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int]]:
-    """(start, end) ranges of a stub that lie in the file itself: its map, and whatever has blocks."""
+    """(start, end) ranges of a stub in the file itself: its map, and whatever has blocks."""
     ranges = sorted([*data_ranges(fd, 0, size), *((o, min(o + n, size)) for o, n in stub.local)])
     merged: list[tuple[int, int]] = []
     for start, end in ranges:
@@ -205,9 +205,7 @@ def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int
     return merged
 
 
-def missing_ranges(
-    local: list[tuple[int, int]], start: int, end: int
-) -> Iterator[tuple[int, int]]:
+def missing_ranges(local: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
     """The parts of [start, end) that no local range holds."""
     for begin, stop in local:
         if stop <= start:

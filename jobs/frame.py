@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
 from dedupd.catalog import Catalog
 from dedupd.errors import DedupdError
 from dedupd.volume import Volume
@@ -101,6 +103,13 @@ class JobRun:
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
             "memory_bytes_peak": usage.ru_maxrss * 1024,
         }
+
+
+def give_way() -> None:
+    """Let everybody else go first, at the CPU and at the disk."""
+    process = psutil.Process()
+    process.nice(19)
+    process.ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
 def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ from dedupd.policy import Policy
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
 
-
 _NativeFile = tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]
 
 

@@ -156,13 +156,15 @@ class Verify:
         size = os.fstat(fd).st_size
         if mark is not None and size < mark.synced_bytes:
             self._find(
-                "container-records", where, f"{mark.synced_bytes - size} bytes are missing at its end"
+                "container-records",
+                where,
+                f"{mark.synced_bytes - size} bytes are missing at its end",
             )
         for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size):
-            if mark is not None and item.offset >= mark.synced_bytes:
-                if isinstance(item, Gap) or not payload_is_intact(fd, item):
-                    self._report.unsynced_bytes += size - item.offset
-                    break
+            beyond = mark is not None and item.offset >= mark.synced_bytes
+            if beyond and (isinstance(item, Gap) or not payload_is_intact(fd, item)):
+                self._report.unsynced_bytes += size - item.offset
+                break
             if isinstance(item, Gap):
                 self._find(
                     "container-records", where, f"bytes {item.offset} to {item.end} hold no record"

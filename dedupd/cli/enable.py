@@ -13,11 +13,17 @@ from dedupd.policy import PROFILES, Policy, apply_values
 @click.argument("path", type=click.Path())
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="general", show_default=True)
 @click.option(
-    "--chunk-size", type=click.Choice(list(PRESETS)), default="64k", show_default=True,
+    "--chunk-size",
+    type=click.Choice(list(PRESETS)),
+    default="64k",
+    show_default=True,
     help="Average size of a chunk; can not be changed later.",
 )
 @click.option(
-    "--fingerprint", type=click.Choice(FINGERPRINTS), default="blake3", show_default=True,
+    "--fingerprint",
+    type=click.Choice(FINGERPRINTS),
+    default="blake3",
+    show_default=True,
     help="Cryptographic hash that names a chunk; can not be changed later.",
 )
 @click.option("--min-age", help="How long a file must have been unchanged, like 3d or 12h.")

@@ -19,7 +19,9 @@ from jobs.sharing import sharing
 
 @click.command("file")
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@click.option("--sharing", "with_sharing", is_flag=True, help="Also look for files that share chunks.")
+@click.option(
+    "--sharing", "with_sharing", is_flag=True, help="Also look for files that share chunks."
+)
 @json_option
 @exits
 def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
@@ -65,7 +67,7 @@ def describe(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
             continue
         containers.add(container_of(span.chunk))
         if span.chunk not in chunks:
-            chunks[span.chunk] = volume.chunk_records.stored_length(span.chunk)
+            chunks[span.chunk] = volume.chunk_records.describe(span.chunk).stored_length
     row |= {
         "state": "stub" if not local else "partly local",
         "covered_bytes": stub.covered,

@@ -11,7 +11,7 @@ from dedupd.cli.common import console, exits, job_run, json_option, print_json
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
 from dedupd.units import format_duration, format_size
 from dedupd.volume import Volume
-from jobs.frame import JobRun, record_run
+from jobs.frame import give_way, record_run
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
@@ -19,7 +19,8 @@ from jobs.verify import Verify, VerifyReport
 
 @click.group("run")
 def command() -> None:
-    """Run one job on a volume, or on a part of its tree."""
+    """Run one job on a volume, or on a part of its tree, at the lowest priority."""
+    give_way()
 
 
 @command.command("optimize")
@@ -138,7 +139,9 @@ def _show_optimize(report: OptimizeReport) -> None:
 
 
 def _show_unoptimize(report: UnoptimizeReport) -> None:
-    click.echo(f"{report.files_restored} files are plain again, {format_size(report.logical_bytes)}")
+    click.echo(
+        f"{report.files_restored} files are plain again, {format_size(report.logical_bytes)}"
+    )
     _show_messages(report.errors, report.messages)
 
 

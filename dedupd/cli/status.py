@@ -79,7 +79,9 @@ def _directory_bytes(path: str) -> int:
 
 
 def _show(row: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False, title=row["path"], title_justify="left")
+    table = Table(
+        show_header=False, box=None, pad_edge=False, title=row["path"], title_justify="left"
+    )
     table.add_row("mounted at", row["mounted_at"] or "not mounted")
     table.add_row("files", f"{row['files']}, {row['files_optimised']} of them optimised")
     table.add_row("logical size", format_size(row["logical_bytes"]))

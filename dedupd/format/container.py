@@ -22,7 +22,7 @@ _FILE = struct.Struct("<8sHBxIII16sQ")
 _RECORD = struct.Struct("<IIBBHIII32sQQ")
 _U64 = struct.Struct("<Q")
 
-assert RECORD_HEADER_BYTES == _RECORD.size + 8
+assert _RECORD.size + 8 == RECORD_HEADER_BYTES
 
 
 class Kind(enum.IntEnum):
@@ -111,7 +111,9 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
     if version != FORMAT:
         raise UnknownFormat(f"{where}: container format {version}; this program reads {FORMAT}")
     if kind not in _KINDS:
-        raise UnknownFormat(f"{where}: a container of kind {kind}, which this program does not know")
+        raise UnknownFormat(
+            f"{where}: a container of kind {kind}, which this program does not know"
+        )
     return FileHeader(Kind(kind), container, generation, partition, volume, created_ns)
 
 
@@ -138,9 +140,7 @@ def pack_record_into(buffer: memoryview, offset: int, record: Record, seed: int)
         record.checksum,
     )
     body_end = offset + _RECORD.size
-    _U64.pack_into(
-        buffer, body_end, xxhash.xxh3_64_intdigest(buffer[offset:body_end], seed=seed)
-    )
+    _U64.pack_into(buffer, body_end, xxhash.xxh3_64_intdigest(buffer[offset:body_end], seed=seed))
 
 
 def unpack_record(data: bytes | memoryview, offset: int, seed: int) -> Record | None:

@@ -38,20 +38,24 @@ class Flag(enum.IntFlag):
         return self & ~Flag.DIRECT
 
 
+NO_FLAGS = Flag(0)
+
+
 @dataclass(frozen=True, slots=True)
 class StubAttribute:
     """The decoded attribute.
 
-    ``digest`` is the first half of the fingerprint of the recipe's record, or of the chunk if DIRECT;
-    ``covered`` is how many bytes from the start of the file the recipe stands for; ``mtime_ns`` is the time to be restored while
-    COMMITTING or RESTORING; ``local`` are (offset, length) ranges that lie in the file itself.
+    ``digest`` is the first half of the fingerprint of the recipe's record, or of the chunk's if
+    DIRECT; ``covered`` is how many bytes from the start of the file the recipe stands for;
+    ``mtime_ns`` is the time to be restored while COMMITTING or RESTORING; ``local`` are
+    (offset, length) ranges that lie in the file itself.
     """
 
     recipe: int
     digest: bytes
     covered: int
     mtime_ns: int
-    flags: Flag = Flag(0)
+    flags: Flag = NO_FLAGS
     local: tuple[tuple[int, int], ...] = field(default=())
 
 

@@ -22,7 +22,7 @@ _ENTRY = struct.Struct("<32sQQIIIBB")
 _U64 = struct.Struct("<Q")
 _U16 = struct.Struct("<H")
 
-assert ENTRY_BYTES == _ENTRY.size + 2
+assert _ENTRY.size + 2 == ENTRY_BYTES
 
 
 class State(enum.IntEnum):

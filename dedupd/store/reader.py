@@ -3,6 +3,8 @@
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
 
 from dedupd.errors import DamagedChunk
 from dedupd.format.container import Kind, Record, RecordKind
@@ -14,6 +16,9 @@ CONTAINERS_OPEN_MAX = 256
 
 FORWARDS_MAX = 8
 """Merges point at a surviving chunk; a longer chain is a loop."""
+
+
+T = TypeVar("T")
 
 
 class RecordReader:
@@ -35,37 +40,34 @@ class RecordReader:
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
         """The record and its raw bytes, verified and forwarded. Raises DamagedContainer."""
+        return self._forwarded(record_id, Container.read, lambda found: found[0])
+
+    def describe(self, record_id: int) -> Record:
+        """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
+        return self._forwarded(record_id, Container.describe, lambda found: found)
+
+    def _forwarded(
+        self,
+        record_id: int,
+        get: Callable[[Container, int], T],
+        record_of: Callable[[T], Record],
+    ) -> T:
+        """What ``get`` finds at the end of a chain of forwards."""
         target = record_id
         for _ in range(FORWARDS_MAX):
-            record, raw = self._read_one(target)
+            try:
+                found = get(self._acquire(container_of(target)), ordinal_of(target))
+            except OSError as error:
+                raise DamagedChunk(
+                    f"record {show_id(target)}: the disk reports {error.strerror}", record_id
+                ) from error
+            record = record_of(found)
+            if record.kind == RecordKind.TOMBSTONE:
+                raise DamagedChunk(f"record {show_id(target)} was collected", record_id)
             if record.kind != RecordKind.FORWARD:
-                if record.kind == RecordKind.TOMBSTONE:
-                    raise DamagedChunk(f"record {show_id(target)} was collected", record_id)
-                return record, raw
+                return found
             target = record.target
         raise DamagedChunk(f"record {show_id(record_id)} is forwarded in a circle", record_id)
-
-    def stored_length(self, record_id: int) -> int:
-        """Bytes that the record's payload occupies; 0 where the table has no valid entry."""
-        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
-        return entry.stored_length if entry is not None else 0
-
-    def describe(self, record_id: int) -> tuple[bytes, int]:
-        """A record's fingerprint and raw length, without its payload. Raises DamagedContainer."""
-        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
-        if entry is not None:
-            return entry.fingerprint, entry.raw_length
-        record, raw = self.read(record_id)
-        return record.fingerprint, len(raw)
-
-    def _read_one(self, record_id: int) -> tuple[Record, bytes]:
-        container = self._acquire(container_of(record_id))
-        try:
-            return container.read(ordinal_of(record_id))
-        except OSError as error:
-            raise DamagedChunk(
-                f"record {show_id(record_id)}: the disk reports {error.strerror}", record_id
-            ) from error
 
     def _acquire(self, number: int) -> Container:
         with self._lock:

@@ -59,7 +59,7 @@ class RecipeWriter:
         self._first_id = 0
 
     def add_node(self, level: int, rows: Sequence[Piece]) -> tuple[Piece, bytes]:
-        """A node over ``rows``: itself as a row of the level above, and its record's fingerprint."""
+        """A node over ``rows``: as a row of the level above, and its record's fingerprint."""
         content = recipe.content_digest([(row.fingerprint, row.length) for row in rows])
         payload = recipe.encode_node(
             level, content, [(row.chunk, row.length, row.fingerprint) for row in rows]
@@ -208,7 +208,8 @@ class RecipeReader:
 
     def _open_direct(self, ref: RecipeRef, where: str) -> Recipe:
         """The recipe of one entry that a chunk's id alone stands for."""
-        fingerprint, length = self._chunks.describe(ref.recipe)
+        record = self._chunks.describe(ref.recipe)
+        fingerprint, length = record.fingerprint, record.raw_length
         if fingerprint[:DIGEST_BYTES] != ref.digest:
             raise DamagedRecipe(
                 f"{where}: chunk {show_id(ref.recipe)} is not the one that the stub names"

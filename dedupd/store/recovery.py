@@ -63,7 +63,9 @@ def _files(dir_fd: int) -> Iterator[tuple[int, str]]:
                 yield int(match[1]), match[2]
 
 
-def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
+def load_table(
+    dir_fd: int, header: fmt.FileHeader
+) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
     """Header and all entries of a container's table. Raises DamagedTable."""
     name = table_name(header.container)
     try:

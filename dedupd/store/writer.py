@@ -1,4 +1,4 @@
-"""Appending records: ids are given out in order, bytes follow in order, one sync makes a batch durable."""
+"""Appending records: ids in order, bytes in order, one sync for many of them."""
 
 import os
 import time
