@@ -31,9 +31,7 @@ def test_a_leaf_comes_back_as_it_was(rows: list[tuple[int, int, bytes]]) -> None
 
 
 @given(st.integers(1, 5), inner_rows)
-def test_an_inner_node_comes_back_as_it_was(
-    level: int, rows: list[tuple[int, int, bytes]]
-) -> None:
+def test_an_inner_node_comes_back_as_it_was(level: int, rows: list[tuple[int, int, bytes]]) -> None:
     node = recipe.decode_node(recipe.encode_node(level, CONTENT, rows), "here")
     assert node.level == level
     assert list(zip(node.ids, node.lengths, strict=True)) == [(i, n) for i, n, _ in rows]

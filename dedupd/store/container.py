@@ -174,9 +174,25 @@ class Container:
             result = self._read_at(found.offset, found.record.stored_length, ordinal)
             if result is not None:
                 return result
+        raise self._damaged(ordinal, found)
+
+    def describe(self, ordinal: int) -> fmt.Record:
+        """The header of the record ``ordinal``, without its bytes. Raises DamagedChunk."""
+        entry = self.entry(ordinal)
+        if entry is not None:
+            data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, entry.offset)
+            record = fmt.unpack_record(data, 0, self.seed)
+            if record is not None and record.ordinal == ordinal:
+                return record
+        found = self._find(ordinal)
+        if found is None:
+            raise self._damaged(ordinal, None)
+        return found.record
+
+    def _damaged(self, ordinal: int, found: Found | None) -> DamagedChunk:
         chunk_id = make_id(self.number, ordinal)
         reason = "its bytes fail their checksum" if found else "there is no such record"
-        raise DamagedChunk(f"{self._where}: record {show_id(chunk_id)}: {reason}", chunk_id)
+        return DamagedChunk(f"{self._where}: record {show_id(chunk_id)}: {reason}", chunk_id)
 
     def _read_at(
         self, offset: int, stored_length: int, ordinal: int
@@ -205,8 +221,6 @@ class Container:
                 for item in scan(self.fd, self.seed, self._scanned_to, size):
                     if isinstance(item, Found):
                         self._scanned[item.record.ordinal] = item
-                        self._scanned_to = item.offset + fmt.record_size(
-                            item.record.stored_length
-                        )
+                        self._scanned_to = item.offset + fmt.record_size(item.record.stored_length)
                 found = self._scanned.get(ordinal)
             return found
