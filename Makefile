@@ -2,7 +2,7 @@
 
 PYTHON_SOURCES := dedupd jobs fuse_stub analysis tests benchmarks
 BIN := .venv/bin
-CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin:/usr/sbin:/sbin"
+CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \
 	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
 SIZE ?= 6G
@@ -50,7 +50,7 @@ format: setup-develop ## rewrite the sources in their form
 	$(CARGO_PATH) cargo fmt --manifest-path native/Cargo.toml
 
 wheel: setup ## a wheel to install elsewhere, in dist/
-	$(CARGO_PATH) $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps --wheel-dir dist .
+	$(CARGO_PATH):"$(CURDIR)/$(BIN)" $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps --wheel-dir dist .
 
 lock: setup ## choose versions anew, within the bounds of pyproject.toml
 	python3 -m venv build/lock && build/lock/bin/pip install -q uv
