@@ -3,12 +3,13 @@
 A write lands in the stub's own file, at the same offset. The invariant is that of ``stub.py``: *a
 block that is present holds current content; a hole below ``covered`` is what the recipe says*. So
 the file system's extent map is at all times the map of what is local, nothing has to be kept
-beside it, and it is as durable as the data is. Three rules keep it so:
+beside it, and it is as durable as the data is. Four rules keep it so:
 
 1. A block that is missing is only ever written whole: what the write does not cover comes from
    the recipe, in the same call. No crash leaves a block that is half filled.
 2. What a failed write leaves in a block that was missing is punched out again.
-3. The file is cut first, then ``covered`` follows; it follows before the file grows again. File
+3. The last block of a file that ends within it is filled before the file grows from beyond it.
+4. The file is cut first, then ``covered`` follows; it follows before the file grows again. File
    systems that journal keep the order of such changes to one file; docs/mount.md goes through the
    states that a crash can leave, and :func:`dedupd.stub.settle` through what becomes of them.
 
@@ -129,6 +130,8 @@ class SparseStub:
         size = os.fstat(self.fd).st_size
         if end > size:
             self._store_attribute()
+        if offset > size:
+            self._fill_end(size, align_down(offset, self._block))
         first, last = align_down(offset, self._block), align_up(end, self._block)
         missing = self.missing(first, last)
         if not missing:
@@ -146,7 +149,7 @@ class SparseStub:
         self,
         offset: int,
         head: bytes | bytearray,
-        data: bytes | memoryview,
+        data: bytes | bytearray | memoryview,
         tail: bytes | bytearray,
         size: int,
         missing: list[tuple[int, int]],
@@ -195,8 +198,10 @@ class SparseStub:
 
     def truncate(self, size: int) -> bool:
         """Set the length; True where the file is plain from now on. Raises OSError, NoSpace."""
-        if size > os.fstat(self.fd).st_size:
+        old = os.fstat(self.fd).st_size
+        if size > old:
             self._store_attribute()
+            self._fill_end(old, size)
             self._disk.truncate(self.fd, size)
             return False
         self._disk.truncate(self.fd, size)
@@ -208,6 +213,20 @@ class SparseStub:
             return True
         self._store_attribute()
         return False
+
+    def _fill_end(self, size: int, grows_from: int) -> None:
+        """Fill the last block, where the file ends within it and grows from beyond it.
+
+        btrfs clears the rest of that block then, and in doing so gives a missing one zeros.
+        """
+        begin = align_down(size, self._block)
+        missing = self.missing(begin, size) if grows_from > begin else []
+        if not missing:
+            return
+        data = self.read(begin, size - begin)
+        self._may_be_local = True
+        if self._write_blocks(begin, b"", data, b"", size, missing) < len(data):
+            raise NoSpace("no space left to write")
 
     def _store_attribute(self) -> None:
         """Bring ``covered`` on disk up to date, before the file can grow."""

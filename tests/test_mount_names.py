@@ -183,7 +183,7 @@ def test_the_sticky_bit_protects_the_files_of_others(here: Path) -> None:
         assert code(os.rename, here / "f", here / "g") == errno.EPERM
 
     as_user(BOB, bob)
-    as_user(ALICE, lambda: (here / "f").unlink())
+    as_user(ALICE, (here / "f").unlink)
 
 
 def test_only_the_owner_changes_modes_and_only_root_gives_files_away(here: Path) -> None:
@@ -229,7 +229,7 @@ def test_reading_keeps_set_user_id(here: Path) -> None:
     path = here / "f"
     path.write_text("some content")
     os.chmod(path, 0o4755)
-    as_user(ALICE, lambda: path.read_text())
+    as_user(ALICE, path.read_text)
     assert stat.S_IMODE(path.stat().st_mode) == 0o4755
 
 
@@ -264,7 +264,7 @@ def test_an_acl_lets_one_more_user_in(here: Path) -> None:
     os.chmod(path, 0o600)
     as_user(BOB, lambda: code(open, path) == errno.EACCES)
     os.setxattr(path, ACCESS, shared_acl(BOB))
-    as_user(BOB, lambda: path.read_text())
+    as_user(BOB, path.read_text)
     assert os.getxattr(path, ACCESS) == shared_acl(BOB)
     assert path.stat().st_mode & 0o070 == 0o070, "the mask shows as the group's bits"
 
