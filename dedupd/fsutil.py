@@ -45,13 +45,13 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     while position < end:
         try:
             begin = os.lseek(fd, position, os.SEEK_DATA)
+            if begin >= end:
+                return
+            stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return
+                return  # no more data, or the file was cut meanwhile
             raise
-        if begin >= end:
-            return
-        stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
         yield begin, stop
         position = stop
 

@@ -1,6 +1,7 @@
 """What to optimise and how: ``policy.toml``, edited by people, validated on load."""
 
 import fnmatch
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -9,7 +10,16 @@ from typing import Any
 import tomlkit
 
 from dedupd.errors import PolicyError, UsageError
-from dedupd.units import format_size, parse_duration, parse_size
+from dedupd.units import (
+    SIZE_BYTES_MAX,
+    exact_duration,
+    exact_size,
+    parse_duration,
+    parse_size,
+)
+
+
+_WHOLE = re.compile(r"-?[0-9]{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ def _duration(value: Any) -> float:
 
 
 def _size(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
         return value
     if not isinstance(value, str):
         raise _fail('write a size, like "32k" or "1 MiB"')
@@ -92,7 +102,7 @@ def _size(value: Any) -> int:
 
 def _whole(low: int, high: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
-        if isinstance(value, str) and value.lstrip("-").isdigit():
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise _fail(f"write a whole number from {low} to {high}")
@@ -104,7 +114,7 @@ def _whole(low: int, high: int) -> Callable[[Any], int]:
 def _fraction(value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number < 1:
         raise _fail("write a fraction from 0 up to, not including, 1")
@@ -123,13 +133,6 @@ def _types(value: Any) -> tuple[str, ...]:
     return tuple(item.lower().lstrip(".") for item in _strings(value))
 
 
-def _show_duration(value: float) -> str:
-    for unit, factor in (("d", 86400), ("h", 3600), ("min", 60)):
-        if value and value % factor == 0:
-            return f"{value / factor:.0f}{unit}"
-    return f"{value:g}s"
-
-
 KEYS = {
     key.name: key
     for key in (
@@ -137,10 +140,10 @@ KEYS = {
             "min_age",
             "age_s_min",
             _duration,
-            _show_duration,
+            exact_duration,
             "how long a file must have been unchanged",
         ),
-        Key("min_size", "size_bytes_min", _size, format_size, "smaller files are left alone"),
+        Key("min_size", "size_bytes_min", _size, exact_size, "smaller files are left alone"),
         Key("exclude", "exclude", _strings, list, "paths and patterns that are left alone"),
         Key("exclude_types", "exclude_types", _types, list, "file types that are left alone"),
         Key(
@@ -164,7 +167,7 @@ KEYS = {
             float,
             "a chunk that shrinks by less is stored raw",
         ),
-        Key("memory", "memory_bytes_max", _size, format_size, "what the buffers of a job may take"),
+        Key("memory", "memory_bytes_max", _size, exact_size, "what the buffers of a job may take"),
         Key("cores", "cores_max", _whole(0, 1024), int, "cores that a job may use; 0 is all"),
     )
 }
@@ -217,6 +220,9 @@ def policy_text(values: dict[str, Any]) -> str:
 
 def set_in_text(text: str, name: str, value: str, where: str) -> str:
     """The file's text with one key set, comments kept. Raises PolicyError."""
+    if name not in KEYS:
+        raise PolicyError(f"{where}: unknown key {name!r}; the keys are {', '.join(KEYS)}")
+    parse_policy(text, where)
     apply_values(Policy(), {name: value}, where)
     parsed = KEYS[name].parse(value)
     document = tomlkit.parse(text)

@@ -1,6 +1,7 @@
 """Sizes and durations as people write and read them."""
 
 import re
+from decimal import Decimal
 
 from dedupd.errors import UsageError
 
@@ -8,9 +9,14 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
+SIZE_BYTES_MAX = (1 << 63) - 1
+"""The largest offset in a file."""
+
+DURATION_S_MAX = 1000 * 366 * 86400
+
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
 _SIZE_FACTOR = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
-_AGE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d|w)?\s*$", re.IGNORECASE)
+_AGE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d|w)?\s*$", re.IGNORECASE)
 _AGE_FACTOR = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -19,7 +25,12 @@ def parse_size(text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
         raise UsageError(f"{text!r} is not a size; write bytes, or a number with k, M, G or T")
-    return int(float(match[1]) * _SIZE_FACTOR[match[2].lower()])
+    factor = _SIZE_FACTOR[match[2].lower()]
+    # Whole numbers stay exact: a float holds 53 bits.
+    size = int(match[1]) * factor if match[1].isdigit() else int(Decimal(match[1]) * factor)
+    if size > SIZE_BYTES_MAX:
+        raise UsageError(f"{text!r} is more than any file can hold")
+    return size
 
 
 def parse_duration(text: str) -> float:
@@ -27,7 +38,10 @@ def parse_duration(text: str) -> float:
     match = _AGE.match(text)
     if match is None:
         raise UsageError(f"{text!r} is not a duration; write a number with s, min, h, d or w")
-    return float(match[1]) * _AGE_FACTOR[(match[2] or "d").lower()]
+    duration = float(match[1]) * _AGE_FACTOR[(match[2] or "d").lower()]
+    if duration > DURATION_S_MAX:
+        raise UsageError(f"{text!r} is longer than a thousand years")
+    return duration
 
 
 def format_size(size_bytes: float) -> str:
@@ -38,6 +52,22 @@ def format_size(size_bytes: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
+
+
+def exact_size(size_bytes: int) -> str:
+    """A size that :func:`parse_size` reads back as the same number."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} B"
+
+
+def exact_duration(duration_s: float) -> str:
+    """A duration that :func:`parse_duration` reads back as the same number."""
+    for unit, factor in (("d", 86400), ("h", 3600), ("min", 60)):
+        if duration_s and duration_s % factor == 0:
+            return f"{duration_s // factor:.0f}{unit}"
+    return f"{Decimal(duration_s):f}s"
 
 
 def format_duration(duration_s: float) -> str:
