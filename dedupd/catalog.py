@@ -3,26 +3,35 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lmdb
 
+from dedupd.errors import CatalogUnusable
+
 MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
 
+_DAMAGED = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError)
+"""What LMDB says of files that it will never be able to use."""
+
 
 class Catalog:
-    """Job history, totals and checkpoints of one volume."""
+    """Job history, totals and checkpoints of one volume. All errors are CatalogUnusable."""
 
     def __init__(self, directory: str) -> None:
-        """Open it; a catalogue that cannot be opened is started anew."""
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        try:
-            self._env = _open(directory)
-        except lmdb.Error:
-            shutil.rmtree(directory)
-            os.makedirs(directory, mode=0o700)
-            self._env = _open(directory)
+        """Open it; a catalogue that is damaged is started anew."""
+        self._where = directory
+        with self._errors():
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            try:
+                self._env = _open(directory)
+            except _DAMAGED:
+                shutil.rmtree(directory)
+                os.makedirs(directory, mode=0o700)
+                self._env = _open(directory)
 
     def close(self) -> None:
         self._env.close()
@@ -35,43 +44,56 @@ class Catalog:
 
     def put(self, key: str, value: Any) -> None:
         """Store a JSON value, durably."""
-        with self._env.begin(write=True) as transaction:
+        with self._errors(), self._env.begin(write=True) as transaction:
             transaction.put(key.encode(), json.dumps(value).encode())
 
     def get(self, key: str) -> Any:
         """The value of a key, or None."""
-        with self._env.begin() as transaction:
+        with self._errors(), self._env.begin() as transaction:
             raw = transaction.get(key.encode())
-        return None if raw is None else json.loads(raw)
+        return None if raw is None else _decoded(raw)
 
     def delete(self, key: str) -> None:
-        with self._env.begin(write=True) as transaction:
+        with self._errors(), self._env.begin(write=True) as transaction:
             transaction.delete(key.encode())
-
-    def put_bytes(self, key: str, value: bytes) -> None:
-        """Store raw bytes, durably."""
-        with self._env.begin(write=True) as transaction:
-            transaction.put(key.encode(), value)
-
-    def get_bytes(self, key: str) -> bytes | None:
-        with self._env.begin() as transaction:
-            value = transaction.get(key.encode())
-            return None if value is None else bytes(value)
 
     def latest(self, prefix: str, count: int) -> list[Any]:
         """The last ``count`` values whose keys begin with ``prefix``, newest first."""
         found: list[Any] = []
-        with self._env.begin() as transaction, transaction.cursor() as cursor:
-            after = prefix.encode() + b"\xff"
-            if not cursor.set_range(after):
-                valid = cursor.last()
-            else:
-                valid = cursor.prev()
-            while valid and len(found) < count and cursor.key().startswith(prefix.encode()):
-                found.append(json.loads(cursor.value()))
+        start = prefix.encode()
+        with self._errors(), self._env.begin() as transaction, transaction.cursor() as cursor:
+            valid = cursor.prev() if cursor.set_range(start + b"\xff") else cursor.last()
+            while valid and len(found) < count and cursor.key().startswith(start):
+                value = _decoded(cursor.value())
+                if value is not None:
+                    found.append(value)
                 valid = cursor.prev()
         return found
 
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (lmdb.Error, OSError) as error:
+            raise CatalogUnusable(
+                f"{self._where}: the catalogue cannot be used now ({error}); it may be deleted"
+                " while no job runs, and costs no data"
+            ) from error
+
+
+def _decoded(raw: bytes) -> Any:
+    """The value, or None where its bytes are damaged: LMDB keeps no checksums."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
 
 def _open(directory: str) -> lmdb.Environment:
-    return lmdb.open(directory, map_size=MAP_BYTES, max_readers=64, mode=0o600)
+    environment = lmdb.open(directory, map_size=MAP_BYTES, max_readers=64, mode=0o600)
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if os.path.getsize(os.path.join(directory, "data.mdb")) < needed:
+        # Pages that are missing at its end would kill the process that touches them.
+        environment.close()
+        raise lmdb.CorruptedError("cut short")
+    return environment

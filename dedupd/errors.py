@@ -55,6 +55,10 @@ class FileChanged(DedupdError):
     """A file is no longer what it was when it was read; it was left alone."""
 
 
+class CatalogUnusable(DedupdError):
+    """The catalogue cannot be read or written now; nothing that it holds is needed."""
+
+
 class Damaged(DedupdError):
     """Stored data that is missing or does not match its checksum. Never returned as data."""
 

@@ -1,6 +1,7 @@
 """What every job has: a run record, progress, a way to stop it, a report."""
 
 import json
+import logging
 import os
 import resource
 import signal
@@ -14,8 +15,10 @@ from typing import Any
 import psutil
 
 from dedupd.catalog import Catalog
-from dedupd.errors import DedupdError
+from dedupd.errors import CatalogUnusable, DedupdError
 from dedupd.volume import Volume
+
+_log = logging.getLogger("dedupd")
 
 ERRORS_KEPT_MAX = 100
 """Messages in a report; the count goes on."""
@@ -113,9 +116,12 @@ def give_way() -> None:
 
 
 def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
-    """Keep a run in the volume's history."""
-    with Catalog(os.path.join(volume.base, "catalog")) as catalog:
-        catalog.put(f"run/{int(run.started_s * 1e9):020d}", report)
+    """Keep a run in the volume's history; where that is not possible, say so and go on."""
+    try:
+        with Catalog(os.path.join(volume.base, "catalog")) as catalog:
+            catalog.put(f"run/{int(run.started_s * 1e9):020d}", report)
+    except CatalogUnusable as error:
+        _log.warning("the run is not in the history: %s", error)
 
 
 def history(volume: Volume, count: int) -> list[dict[str, Any]]:

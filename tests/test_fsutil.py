@@ -174,9 +174,8 @@ def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
         opened(os.open(tmp_path / "lock", os.O_RDWR)) as one,
         opened(os.open(tmp_path / "lock", os.O_RDWR)) as other,
     ):
-        with locked(one, "held"):
-            with pytest.raises(Busy, match="held"), locked(other, "held"):
-                pass
+        with locked(one, "held"), pytest.raises(Busy, match="held"), locked(other, "held"):
+            pass
         with locked(other, "free"):
             pass
 
