@@ -91,7 +91,7 @@ class FixedCutter:
             counts.append(count)
         base = segments[0][0]
         relative = np.array(ends, np.uint32) - np.uint32(base)
-        packed = native.fingerprints(data[base:], relative)
+        packed = native.fingerprints(data[base:], relative.tobytes())
         fingerprints = np.frombuffer(packed, np.uint64).reshape(-1, 4)
         zero: NDArray[np.bool_] = (fingerprints == self._zero_block).all(axis=1)
         for tail in tails:

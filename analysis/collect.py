@@ -175,7 +175,7 @@ class _Collection:
 
 
 def _streams(log: Log) -> list[Stream]:
-    """The chunkings as the checkpoint left them. The first, or the default, makes whole files too."""
+    """The chunkings as the checkpoint left them; the default, or the first, does whole files."""
     state: Checkpoint = log.checkpoint
     names = log.spec.chunkings
     for_whole = DEFAULT if DEFAULT in names else names[0]
@@ -191,7 +191,7 @@ def _streams(log: Log) -> list[Stream]:
 
 
 class _LaneQueues:
-    """Lets every lane take the batches in order, and at its own pace; as many at once as workers."""
+    """Every lane takes the batches in order, at its own pace; as many at once as workers."""
 
     def __init__(self, lanes: list[Lane], workers: ThreadPoolExecutor, pool: BufferPool) -> None:
         self._lanes = lanes
@@ -248,5 +248,3 @@ class _LaneQueues:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-

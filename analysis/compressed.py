@@ -10,7 +10,7 @@ from analysis.log import Timing
 from dedupd import native
 
 SLOTS = 1 << 22
-"""Direct-mapped, 12 bytes each: 50 MB. What is pushed out is compressed again, no more than that."""
+"""Direct-mapped, 12 bytes each: 50 MB. What is pushed out is compressed again, that is all."""
 
 _SLOT_MASK = np.uint64(SLOTS - 1)
 
@@ -40,7 +40,7 @@ class CompressedSizes:
         high, low = fingerprints
         slots = high & _SLOT_MASK
         with self._lock:
-            sizes = self._sizes[slots]
+            sizes: NDArray[np.uint32] = self._sizes[slots]
             missing = np.flatnonzero(self._keys[slots] != low)
         if not len(missing):
             return sizes
@@ -49,8 +49,8 @@ class CompressedSizes:
         began = time.thread_time()
         encoded = native.encode(
             data,
-            np.ascontiguousarray(starts[once]),
-            np.ascontiguousarray(lengths[once]),
+            starts[once].tobytes(),
+            lengths[once].tobytes(),
             level=self._level,
             saving_min=0.0,
             header_bytes=0,

@@ -80,7 +80,9 @@ class WholeFiles:
         self._digest, self._zeros = b"", 0
         self._data_bytes = self._zero_bytes = self._hole_bytes = 0
 
-    def add(self, fingerprints: Sequence[bytes], zero: Sequence[bool], lengths: Sequence[int]) -> None:
+    def add(
+        self, fingerprints: Sequence[bytes], zero: Sequence[bool], lengths: Sequence[int]
+    ) -> None:
         """The next chunks of the file."""
         for fingerprint, is_zero, length in zip(fingerprints, zero, lengths, strict=True):
             self._data_bytes += length
@@ -132,7 +134,7 @@ class WholeFiles:
 
 @dataclass(slots=True)
 class Stream:
-    """One chunking's way through the bytes. ``pending`` are those of the file not yet in a chunk."""
+    """One chunking's way through the bytes. ``pending`` of the file are not in a chunk yet."""
 
     name: str
     pending: int
@@ -151,7 +153,7 @@ class Stream:
 
 
 class Lane:
-    """Some chunkings of the same average, one after the other, so that they compress a chunk once."""
+    """Chunkings of the same average, one after the other, so that they compress a chunk once."""
 
     def __init__(
         self, streams: Sequence[Stream], selection: Selection, sizes: CompressedSizes | None
@@ -187,9 +189,7 @@ class Lane:
             if stream.whole is not None:
                 stream.whole.drop()
 
-    def _after(
-        self, stream: Stream, max_bytes: int, piece: Piece, start: int, cuts: Cuts
-    ) -> None:
+    def _after(self, stream: Stream, max_bytes: int, piece: Piece, start: int, cuts: Cuts) -> None:
         """What is left of the last piece, and the hole behind it."""
         last = int(cuts.ends[-1]) if cuts.counts[-1] else start
         stream.pending = piece.end - last
@@ -238,7 +238,11 @@ class Lane:
         if self._sizes is not None and not zero.all():
             some = ~zero
             compressed[some] = self._sizes.of(
-                data, starts[keep][some], lengths[keep][some], (high[some], low[some]), stream.timing
+                data,
+                starts[keep][some],
+                lengths[keep][some],
+                (high[some], low[some]),
+                stream.timing,
             )
         datasets = np.array([piece.dataset for piece in pieces], np.uint16)
         files = np.array([piece.file for piece in pieces], np.uint32)
@@ -248,7 +252,7 @@ class Lane:
     def _choose(
         self, cuts: Cuts, lengths: NDArray[np.uint32], segment: NDArray[np.intp]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
-        """Indices of the rows to log and their lengths. Neighbouring chunks of zeros become one row."""
+        """Indices and lengths of the rows to log. Neighbouring chunks of zeros become one row."""
         zero = cuts.zero
         if zero.any():
             head = np.ones(len(zero), np.bool_)

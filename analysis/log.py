@@ -79,7 +79,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """How far a collection is. Everything before ``position`` of ``file`` is in parts up to ``parts``.
+    """How far a collection is: what is before ``position`` of ``file`` is in parts up to ``parts``.
 
     ``consumed`` is where each chunking's next chunk begins in ``file``, and ``whole`` the state of
     that file's fingerprint; both are empty between files.
@@ -136,7 +136,9 @@ class Log:
         except FileNotFoundError:
             raise UsageError(f"{path}: no chunk log; name the directory of an analysis") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Damaged(f"{path}: the chunk log does not decode ({error}); collect anew") from error
+            raise Damaged(
+                f"{path}: the chunk log does not decode ({error}); collect anew"
+            ) from error
 
     @staticmethod
     def exists(path: str) -> bool:
@@ -160,7 +162,9 @@ class Log:
     def chunk_parts(self) -> list[str]:
         """Valid parts of all chunkings; the chunking is in the path (``chunking=…``)."""
         return [
-            part for name in self.spec.chunkings for part in self.parts("chunks", f"chunking={name}")
+            part
+            for name in self.spec.chunkings
+            for part in self.parts("chunks", f"chunking={name}")
         ]
 
     def size_bytes(self) -> int:
@@ -194,7 +198,11 @@ class PartWriter:
     def __init__(self, path: str) -> None:
         self._path = path
         self._database = duckdb.connect(
-            config={"threads": 1, "memory_limit": _WRITER_MEMORY, "temp_directory": os.path.join(path, "temporary")}
+            config={
+                "threads": 1,
+                "memory_limit": _WRITER_MEMORY,
+                "temp_directory": os.path.join(path, "temporary"),
+            }
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading the files of a study into large buffers, each byte once, ahead of those who chunk them."""
+"""Reading the files of a study into large buffers, each byte once, ahead of the chunking."""
 
 import errno
 import mmap
@@ -20,7 +20,7 @@ BATCH_BYTES = 8 * MIB
 """Large enough that Python's cost per batch vanishes, small enough for several in flight."""
 
 HEADROOM_BYTES = 128 * KIB
-"""Kept from the batch before, for the unfinished chunks of a file that goes on: S_max of the largest."""
+"""Kept from the batch before, for the unfinished chunks of a file that goes on: S_max at least."""
 
 HOLE_LEAD_BYTES = 2 * HEADROOM_BYTES
 """Zeros at the start of a hole that are chunked as if they had been read: after S_max of them every
@@ -278,7 +278,11 @@ class _Filler:
         view = memoryview(batch.buffer)[start:end]
         if _read_uncached(fd, view, position) < len(view):
             raise _Shrank
-        self._add(Piece(dataset, file, start, end, position, position == 0, position + end - start == size))
+        self._add(
+            Piece(
+                dataset, file, start, end, position, position == 0, position + end - start == size
+            )
+        )
         return end - start
 
     def _add_hole(self, dataset: int, file: int, begin: int, stop: int, size: int) -> None:
@@ -303,9 +307,8 @@ class _Filler:
             return
         batch.after = Cursor(piece.file, piece.position + piece.end - piece.start + piece.hole)
         keep = min(HEADROOM_BYTES, piece.position + piece.end - piece.start)
-        self._tail = (
-            bytes(HEADROOM_BYTES) if piece.hole else bytes(batch.buffer[piece.end - keep : piece.end])
-        )
+        before = batch.buffer[piece.end - keep : piece.end]
+        self._tail = bytes(HEADROOM_BYTES) if piece.hole else before
         self._emit()
 
     def _current(self) -> Batch:
@@ -328,9 +331,7 @@ class _Filler:
             self._emit_batch(batch)
 
 
-def _joined(
-    ranges: Iterator[tuple[int, int]], begin: int, size: int
-) -> Iterator[tuple[int, int]]:
+def _joined(ranges: Iterator[tuple[int, int]], begin: int, size: int) -> Iterator[tuple[int, int]]:
     """Data ranges, those with short holes between them, or at the ends, joined."""
     pending: tuple[int, int] | None = None
     for start, stop in ranges:

@@ -45,7 +45,7 @@ class ScanSums:
 
 
 def file_type(path: bytes) -> str:
-    """The type of a file, as the policy understands it: its extension in small letters, or ``''``."""
+    """The type of a file, as the policy has it: its extension in small letters, or ``''``."""
     name = path.rpartition(b"/")[2].decode("utf-8", "backslashreplace")
     stem, dot, extension = name.rpartition(".")
     return extension.lower() if dot and stem else ""
@@ -56,7 +56,9 @@ def check_datasets(datasets: tuple[Dataset, ...]) -> None:
     labels = [dataset.label for dataset in datasets]
     for label in labels:
         if not label or labels.count(label) > 1:
-            raise UsageError(f"label {label!r}: give every path a name of its own (--label NAME=PATH)")
+            raise UsageError(
+                f"label {label!r}: give every path a name of its own (--label NAME=PATH)"
+            )
     real = [os.path.realpath(dataset.path) for dataset in datasets]
     for at, path in enumerate(real):
         if not os.path.lexists(path):

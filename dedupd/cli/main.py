@@ -17,6 +17,7 @@ COMMANDS = {
     "policy": "dedupd.cli.policy",
     "file": "dedupd.cli.file",
     "expand": "dedupd.cli.expand",
+    "analyze": "dedupd.cli.analyze",
     "demo": "dedupd.cli.demo",
 }
 

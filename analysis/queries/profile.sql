@@ -1,0 +1,47 @@
+-- What a store would take if a profile were enabled now: only files that are large and old enough
+-- (size_min_bytes, age_min_s). With the headers and paddings of records (header_bytes, align_bytes),
+-- and entry_bytes for each chunk in its container's table. Recipes: a record for each distinct file
+-- of more than one chunk.
+WITH eligible AS (
+    SELECT *, row_number() OVER (
+               PARTITION BY fp_high, fp_low, length_bytes + hole_bytes ORDER BY file) = 1 AS first
+    FROM files
+    WHERE length_bytes + hole_bytes >= getvariable('size_min_bytes')
+      AND changed_s <= getvariable('collected_s') - getvariable('age_min_s')
+), per_chunk AS (
+    SELECT any_value(c.length_bytes) AS length,
+           any_value(stored(c.length_bytes, c.compressed_bytes)) AS payload,
+           count(*) FILTER (e.first) AS firsts
+    FROM chunks AS c JOIN (SELECT file, first FROM eligible) AS e USING (file)
+    GROUP BY c.fp_high, c.fp_low
+), sums AS (
+    SELECT moments(length, length * firsts) AS u,
+           moments(payload, length * firsts) AS payloads,
+           moments(getvariable('align_bytes') * ceil(
+               (payload + getvariable('header_bytes')) / getvariable('align_bytes')),
+               length * firsts) AS records
+    FROM per_chunk
+), recipes AS (
+    SELECT count(*) AS recipes, coalesce(sum(chunks), 0) AS entries
+    FROM (SELECT e.file, scaled(count(*)) AS chunks
+          FROM chunks AS c JOIN (SELECT file FROM eligible WHERE first) AS e USING (file)
+          GROUP BY e.file)
+    WHERE chunks > 1
+), totals AS (
+    SELECT count(*) AS files, coalesce(sum(length_bytes), 0) AS data_bytes,
+           coalesce(sum(length_bytes + hole_bytes - coalesce(blank_bytes, 0)) FILTER (first), 0)
+               AS firsts
+    FROM eligible LEFT JOIN (
+        SELECT file, sum(length_bytes) AS blank_bytes FROM blank_rows GROUP BY file
+    ) USING (file)
+)
+SELECT files, data_bytes::DOUBLE AS data_bytes,
+       scaled(u.n) AS distinct_chunks,
+       estimate(u, firsts) AS unique_bytes,
+       estimate(payloads, firsts) AS payload_bytes,
+       estimate(records, firsts) AS record_bytes,
+       deviation(records) AS record_deviation,
+       scaled(u.n) * getvariable('entry_bytes') AS table_bytes,
+       recipes * (getvariable('header_bytes') + getvariable('recipe_header_bytes'))
+           + entries * getvariable('recipe_entry_bytes') AS recipe_bytes
+FROM sums, recipes, totals;

@@ -1,0 +1,55 @@
+-- Savings of the chunking that the view chunks shows, for every dataset and for all together: what
+-- table 2 and figure 2 are made of. Zeros and holes take no space in a store.
+INSERT INTO savings
+WITH per_dataset AS (
+    SELECT dataset, fp_high, fp_low,
+           count(*) AS copies,
+           any_value(length_bytes) AS length,
+           any_value(stored(length_bytes, compressed_bytes)) AS stored,
+           count(*) FILTER (first_in_dataset) AS first_in_dataset,
+           count(*) FILTER (first_overall) AS first_overall
+    FROM chunks JOIN (SELECT file, first_in_dataset, first_overall FROM files) USING (file)
+    GROUP BY dataset, fp_high, fp_low
+), overall AS (
+    SELECT sum(copies) AS copies, any_value(length) AS length, any_value(stored) AS stored,
+           sum(first_overall) AS first_overall
+    FROM per_dataset GROUP BY fp_high, fp_low
+), blank AS (
+    SELECT f.dataset,
+           coalesce(sum(b.length_bytes) FILTER (first_in_dataset), 0) AS first_in_dataset,
+           coalesce(sum(b.length_bytes) FILTER (first_overall), 0) AS first_overall
+    FROM files AS f LEFT JOIN blank_rows AS b USING (file) GROUP BY f.dataset
+), file_sums AS (
+    SELECT dataset, sum(length_bytes) AS data_bytes,
+           coalesce(sum(length_bytes + hole_bytes) FILTER (first_in_dataset), 0) AS first_in_dataset,
+           coalesce(sum(length_bytes + hole_bytes) FILTER (first_overall), 0) AS first_overall
+    FROM files GROUP BY dataset
+), totals AS (
+    SELECT dataset, data_bytes,
+           s.first_in_dataset - b.first_in_dataset AS first_in_dataset,
+           s.first_overall - b.first_overall AS first_overall
+    FROM file_sums AS s JOIN blank AS b USING (dataset)
+), sums AS (
+    SELECT dataset, sum(copies) AS copies,
+           moments(length, length * first_in_dataset) AS u,
+           moments(stored, length * first_in_dataset) AS s
+    FROM per_dataset GROUP BY dataset
+), sums_overall AS (
+    SELECT sum(copies) AS copies,
+           moments(length, length * first_overall) AS u,
+           moments(stored, length * first_overall) AS s
+    FROM overall
+)
+SELECT getvariable('chunking'), label, data_bytes,
+       coalesce(scaled(copies), 0), coalesce(scaled(u.n), 0),
+       estimate(u, first_in_dataset), deviation(u),
+       estimate(s, first_in_dataset), deviation(s), coalesce(u.n, 0)
+FROM totals JOIN datasets USING (dataset) LEFT JOIN sums USING (dataset)
+UNION ALL
+SELECT getvariable('chunking'), getvariable('everything'), t.data_bytes,
+       coalesce(scaled(copies), 0), coalesce(scaled(u.n), 0),
+       estimate(u, t.first_overall), deviation(u),
+       estimate(s, t.first_overall), deviation(s), coalesce(u.n, 0)
+FROM sums_overall,
+     (SELECT sum(data_bytes) AS data_bytes, sum(first_overall) AS first_overall FROM totals) AS t
+WHERE t.data_bytes IS NOT NULL;

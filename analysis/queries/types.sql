@@ -1,0 +1,26 @@
+-- What each file type gives: the base of the advice on exclusions. Duplicates are looked for among
+-- files of the same type, zeros count as saved.
+WITH per_chunk AS (
+    SELECT f.type, any_value(c.length_bytes) AS length,
+           any_value(stored(c.length_bytes, c.compressed_bytes)) AS stored,
+           count(*) FILTER (f.first_overall) AS firsts
+    FROM chunks AS c JOIN (SELECT file, type, first_overall FROM files) AS f USING (file)
+    GROUP BY f.type, c.fp_high, c.fp_low
+), sums AS (
+    SELECT type, moments(length, length * firsts) AS u, moments(stored, length * firsts) AS s
+    FROM per_chunk GROUP BY type
+), totals AS (
+    SELECT f.type, count(*) AS files, sum(length_bytes) AS data_bytes,
+           coalesce(sum(length_bytes + hole_bytes - coalesce(blank_bytes, 0))
+               FILTER (first_overall), 0) AS firsts
+    FROM files AS f LEFT JOIN (
+        SELECT file, sum(length_bytes) AS blank_bytes FROM blank_rows GROUP BY file
+    ) USING (file)
+    GROUP BY f.type
+)
+SELECT t.type, files, data_bytes::DOUBLE AS data_bytes,
+       estimate(u, firsts) AS unique_bytes, estimate(s, firsts) AS stored_bytes,
+       coalesce(u.n, 0) AS sampled_chunks
+FROM totals AS t LEFT JOIN sums USING (type)
+WHERE data_bytes > 0
+ORDER BY data_bytes DESC, t.type;

@@ -1,0 +1,239 @@
+"""What the queries of the study answer: one class per query, one field per column."""
+
+from dataclasses import dataclass
+
+CONFIDENCE_95 = 1.96
+"""Standard deviations on both sides of an estimate that hold 95 % of a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """Table 1. ``data_bytes`` of the files that were read, without holes."""
+
+    dataset: str
+    files: int
+    unread_files: int
+    empty_files: int
+    data_bytes: int
+    zero_bytes: int
+    hole_bytes: int
+    median_bytes: int
+    largest_bytes: int
+    types: int
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFileRow:
+    """Table 2: savings as fractions of the data. ``fixed_block`` is None if not collected."""
+
+    dataset: str
+    data_bytes: float
+    whole_file: float
+    fixed_block: float | None
+    chunk: float
+    chunk_deviation: float
+
+    @property
+    def gap(self) -> float | None:
+        """How many times as much chunks save as whole files; None where those save nothing."""
+        return self.chunk / self.whole_file if self.whole_file > 0.0005 else None
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateShareRow:
+    """Figure 1: files of which ``share_percent`` % of the chunks occur in another file."""
+
+    dataset: str
+    share_percent: int
+    files: int
+    data_bytes: int
+    duplicate_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavingsRow:
+    """Figure 2. ``unique_bytes`` are stored without compression, ``stored_bytes`` with it."""
+
+    chunking: str
+    dataset: str
+    data_bytes: float
+    chunks: float
+    distinct_chunks: float
+    unique_bytes: float
+    unique_deviation: float
+    stored_bytes: float
+    stored_deviation: float
+    sampled_chunks: int
+
+    @property
+    def saved(self) -> float:
+        """Fraction of the data that deduplication saves."""
+        return 1 - self.unique_bytes / self.data_bytes
+
+    @property
+    def saved_compressed(self) -> float:
+        """Fraction of the data that deduplication and compression save together."""
+        return 1 - self.stored_bytes / self.data_bytes
+
+    @property
+    def saved_margin(self) -> float:
+        """Half the width of the 95 % interval of ``saved``."""
+        return CONFIDENCE_95 * self.unique_deviation / self.data_bytes
+
+    @property
+    def saved_compressed_margin(self) -> float:
+        """Half the width of the 95 % interval of ``saved_compressed``."""
+        return CONFIDENCE_95 * self.stored_deviation / self.data_bytes
+
+    @property
+    def average_bytes(self) -> float:
+        """Mean size of the chunks, in all their occurrences."""
+        return self.data_bytes / self.chunks if self.chunks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompressibilityRow:
+    """Figure 3: distinct chunks whose compressed size is ``ratio_percent`` % of their size."""
+
+    ratio_percent: int
+    chunks: int
+    data_bytes: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicationRow:
+    """Figure 4: distinct chunks with ``copies_min`` to twice as many copies, less one."""
+
+    copies_min: int
+    chunks: int
+    distinct_bytes: int
+    occurring_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """Table 3: savings as fractions of the data."""
+
+    dataset: str
+    data_bytes: float
+    overall: float
+    by_type: float
+    by_path: float
+    type_partitions: int
+    path_partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcrossRow:
+    """Table 4. ``benefit`` is a fraction of the data."""
+
+    name: str
+    datasets: int
+    data_bytes: float
+    saved_alone_bytes: float
+    saved_together_bytes: float
+    benefit: float
+    benefit_deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizeRow:
+    """Figure 7: chunks of at least ``size_bytes``, and less than a step more."""
+
+    chunking: str
+    size_bytes: int
+    chunks: float
+    data_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionRow:
+    """Table 7: savings of a file type as fractions of its data."""
+
+    type: str
+    data_bytes: float
+    basic: float
+    regression: float
+
+    @property
+    def benefit(self) -> float | None:
+        """By which part of them regression increases the savings; None where there are none."""
+        return self.regression / self.basic - 1 if self.basic > 0.0005 else None
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """What a file type gives, alone."""
+
+    type: str
+    files: int
+    data_bytes: float
+    unique_bytes: float
+    stored_bytes: float
+    sampled_chunks: int
+
+    @property
+    def saved(self) -> float:
+        return 1 - self.unique_bytes / self.data_bytes
+
+    @property
+    def saved_compressed(self) -> float:
+        return 1 - self.stored_bytes / self.data_bytes
+
+    @property
+    def compression_saving(self) -> float:
+        """What compression takes off the distinct chunks, as a fraction of them."""
+        return 1 - self.stored_bytes / self.unique_bytes if self.unique_bytes > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AgeRow:
+    """Files changed within the last ``days_max`` days when they were collected."""
+
+    days_max: int
+    files: int
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyRow:
+    """Distinct chunks of a chunking with ``copies_min`` to twice as many copies, less one."""
+
+    chunking: str
+    copies_min: int
+    chunks: float
+    distinct_bytes: float
+    occurring_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyBasedRow:
+    """Frequency-based chunking beside the default and the fine chunking."""
+
+    place: int
+    method: str
+    data_bytes: int
+    chunks: int
+    distinct_chunks: int
+    unique_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSums:
+    """What a store would take under a profile's policy, in bytes."""
+
+    files: int
+    data_bytes: float
+    distinct_chunks: float
+    unique_bytes: float
+    payload_bytes: float
+    record_bytes: float
+    record_deviation: float
+    table_bytes: float
+    recipe_bytes: float
+
+    @property
+    def store_bytes(self) -> float:
+        """All that the chunk store and the recipes occupy."""
+        return self.record_bytes + self.table_bytes + self.recipe_bytes

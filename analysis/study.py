@@ -1,0 +1,281 @@
+"""The study: every query of the paper's tables and figures over some logs, in one value."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from analysis.chunkings import BASIC_SUFFIX, DEFAULT, SIZES
+from analysis.database import EVERYTHING, Database
+from analysis.log import Log, Timing
+from analysis.partitions import assign_groups, assign_partitions
+from analysis.results import (
+    AcrossRow,
+    AgeRow,
+    ChunkSizeRow,
+    CompressibilityRow,
+    DatasetRow,
+    DuplicateShareRow,
+    DuplicationRow,
+    FrequencyBasedRow,
+    FrequencyRow,
+    PartitionRow,
+    ProfileSums,
+    RegressionRow,
+    SavingsRow,
+    TypeRow,
+    WholeFileRow,
+)
+from dedupd.format.container import ALIGN_BYTES, RECORD_HEADER_BYTES
+from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
+from dedupd.format.recipe import HEADER_BYTES as RECIPE_HEADER_BYTES
+from dedupd.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
+from dedupd.parameters import PRESETS
+from dedupd.policy import PROFILES, Policy, apply_values
+
+TYPES_MAX = 12
+"""File types that table 7 shows."""
+
+FREQUENT_MIN = 5
+"""Occurrences from which on a segment counts as frequent (seed 002, 2.5.4: theta)."""
+
+FINE = "4k"
+"""Chunking of the segments of frequency-based chunking: a sixteenth of the default (seed 002)."""
+
+FAILURES_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Files that could not be read: how many for each reason, and the first of them."""
+
+    by_reason: dict[str, int]
+    examples: list[tuple[str, str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """How the logs came about."""
+
+    chunkings: tuple[str, ...]
+    default_chunking: str
+    compressed: bool
+    sample: float
+    collected_s: float
+    wall_s: float
+    log_bytes: int
+    timings: dict[str, Timing]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a store would take under a profile: enabled now, and once all files are old enough."""
+
+    now: ProfileSums
+    later: ProfileSums
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Everything the report shows. Empty lists where a query does not apply."""
+
+    collection: Collection
+    failures: Failures
+    table1_datasets: list[DatasetRow]
+    table2_whole_file_and_chunks: list[WholeFileRow] = field(default_factory=list)
+    figure1_duplicate_share: list[DuplicateShareRow] = field(default_factory=list)
+    figure2_chunk_size: list[SavingsRow] = field(default_factory=list)
+    figure3_compressibility: list[CompressibilityRow] = field(default_factory=list)
+    figure4_duplication: list[DuplicationRow] = field(default_factory=list)
+    table3_partitions: list[PartitionRow] = field(default_factory=list)
+    table4_across: list[AcrossRow] = field(default_factory=list)
+    figure7_chunk_sizes: list[ChunkSizeRow] = field(default_factory=list)
+    table7_regression: list[RegressionRow] = field(default_factory=list)
+    frequency: list[FrequencyRow] = field(default_factory=list)
+    frequency_based: list[FrequencyBasedRow] = field(default_factory=list)
+    types: list[TypeRow] = field(default_factory=list)
+    ages: list[AgeRow] = field(default_factory=list)
+    profiles: dict[str, Forecast] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return not any(row.data_bytes for row in self.table1_datasets)
+
+    def savings(self, chunking: str, dataset: str = EVERYTHING) -> SavingsRow | None:
+        """The row of figure 2 for a chunking."""
+        return next(
+            (
+                row
+                for row in self.figure2_chunk_size
+                if row.chunking == chunking and row.dataset == dataset
+            ),
+            None,
+        )
+
+
+def run_study(
+    logs: Sequence[Log], directory: str, step: Callable[[str], None] = lambda query: None
+) -> Study:
+    """Run all queries over complete logs. ``directory`` is for the database, and removed again.
+
+    ``step`` is told the name of each query before it runs. Raises UsageError for logs that can
+    not be analysed together.
+    """
+    database = Database(logs, directory, Policy().compression_saving_min)
+    try:
+        return _Queries(database, step).run()
+    finally:
+        database.close()
+
+
+class _Queries:
+    def __init__(self, database: Database, step: Callable[[str], None]) -> None:
+        self._database = database
+        self._step = step
+
+    def run(self) -> Study:
+        database = self._database
+        default = database.default_chunking
+        names = database.spec.chunkings
+        collection = self._collection()
+        failures = self._failures()
+        self._step("datasets")
+        datasets = database.rows("table1_datasets", DatasetRow)
+        if not any(row.data_bytes for row in datasets):
+            return Study(collection, failures, datasets)
+        frequency = self._every_chunking(names)
+        savings = database.rows("figure2_chunk_size", SavingsRow)
+        database.choose(default)
+        self._step("distinct chunks")
+        database.run("distinct_chunks")
+        both = default + BASIC_SUFFIX in names
+        full = not database.sampled
+        return Study(
+            collection,
+            failures,
+            datasets,
+            table2_whole_file_and_chunks=database.rows(
+                "table2_whole_file_and_chunks", WholeFileRow
+            ),
+            figure1_duplicate_share=(
+                database.rows("figure1_duplicate_share", DuplicateShareRow) if full else []
+            ),
+            figure2_chunk_size=savings,
+            figure3_compressibility=(
+                database.rows("figure3_compressibility", CompressibilityRow)
+                if collection.compressed
+                else []
+            ),
+            figure4_duplication=database.rows("figure4_duplication", DuplicationRow),
+            table3_partitions=self._partitions(),
+            table4_across=self._across(),
+            figure7_chunk_sizes=self._chunk_sizes() if both else [],
+            table7_regression=self._regression() if both else [],
+            frequency=frequency,
+            frequency_based=(
+                self._frequency_based() if full and default == DEFAULT and FINE in names else []
+            ),
+            types=self._of("types", TypeRow),
+            ages=self._of("ages", AgeRow),
+            profiles=self._profiles(),
+        )
+
+    def _of(self, query: str, row: type) -> list:  # type: ignore[type-arg]
+        self._step(query)
+        return self._database.rows(query, row)
+
+    def _every_chunking(self, names: Sequence[str]) -> list[FrequencyRow]:
+        frequency: list[FrequencyRow] = []
+        for name in names:
+            self._step(f"savings of {name}")
+            self._database.choose(name)
+            self._database.run("savings")
+            if name in SIZES:
+                frequency += self._database.rows("frequency", FrequencyRow)
+        return frequency
+
+    def _partitions(self) -> list[PartitionRow]:
+        self._step("partitions")
+        assign_partitions(self._database)
+        return self._database.rows("table3_partitions", PartitionRow)
+
+    def _across(self) -> list[AcrossRow]:
+        self._step("across datasets")
+        assign_groups(self._database)
+        return self._database.rows("table4_across", AcrossRow)
+
+    def _chunk_sizes(self) -> list[ChunkSizeRow]:
+        self._step("chunk sizes")
+        largest = PRESETS[self._database.default_chunking].max_bytes
+        self._database.set(step_bytes=largest // 32, types_max=TYPES_MAX)
+        self._database.choose_both()
+        return self._database.rows("figure7_chunk_sizes", ChunkSizeRow)
+
+    def _regression(self) -> list[RegressionRow]:
+        self._step("regression")
+        return self._database.rows("table7_regression", RegressionRow)
+
+    def _frequency_based(self) -> list[FrequencyBasedRow]:
+        self._step("frequency-based chunking")
+        self._database.set(threshold=FREQUENT_MIN)
+        self._database.choose_fine(FINE)
+        return self._database.rows("frequency_based", FrequencyBasedRow)
+
+    def _profiles(self) -> dict[str, Forecast]:
+        self._database.set(
+            header_bytes=RECORD_HEADER_BYTES,
+            align_bytes=ALIGN_BYTES,
+            entry_bytes=TABLE_ENTRY_BYTES,
+            recipe_header_bytes=RECIPE_HEADER_BYTES,
+            recipe_entry_bytes=RECIPE_ENTRY_BYTES,
+        )
+        profiles = {}
+        for name, values in PROFILES.items():
+            self._step(f"profile {name}")
+            policy = apply_values(Policy(), values, name)
+            now = self._profile(policy.size_bytes_min, policy.age_s_min)
+            later = self._profile(policy.size_bytes_min, 0) if policy.age_s_min else now
+            profiles[name] = Forecast(now, later)
+        return profiles
+
+    def _profile(self, size_bytes_min: int, age_s_min: float) -> ProfileSums:
+        self._database.set(size_min_bytes=size_bytes_min, age_min_s=age_s_min)
+        [sums] = self._database.rows("profile", ProfileSums)
+        return sums
+
+    def _collection(self) -> Collection:
+        database = self._database
+        timings: dict[str, Timing] = {}
+        for log in database.logs:
+            for name, timing in log.checkpoint.timings.items():
+                total = timings.setdefault(name, Timing())
+                total.chunk_s += timing.chunk_s
+                total.chunk_bytes += timing.chunk_bytes
+                total.compress_s += timing.compress_s
+                total.compress_bytes += timing.compress_bytes
+        states = [log.checkpoint for log in database.logs]
+        return Collection(
+            database.spec.chunkings,
+            database.default_chunking,
+            database.spec.compression_level > 0,
+            database.spec.sample,
+            max(state.collected_s for state in states),
+            sum(state.wall_s for state in states),
+            sum(log.size_bytes() for log in database.logs),
+            timings,
+        )
+
+    def _failures(self) -> Failures:
+        counts = self._database.execute(
+            "SELECT reason, count(*) AS files FROM failures GROUP BY reason ORDER BY files DESC"
+        )
+        examples = self._database.execute(
+            "SELECT label, path, reason FROM failures JOIN datasets USING (dataset)"
+            f" LIMIT {FAILURES_SHOWN_MAX}"
+        )
+        return Failures(
+            {str(reason): int(count) for reason, count in counts},
+            [
+                (str(label), os.fsdecode(path).encode("utf-8", "backslashreplace").decode(), reason)
+                for label, path, reason in examples
+            ],
+        )

@@ -1,0 +1,177 @@
+"""``dedupd analyze``: what deduplication would save on any directory, before enabling anything."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+
+from dedupd.cli.common import console, exits, job_run, json_option, print_json
+from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd.policy import Policy
+from dedupd.units import format_size
+
+if TYPE_CHECKING:
+    from analysis.advice import Advice
+    from analysis.log import Log, Spec
+    from analysis.study import Study
+
+LOG_DIRECTORY = "log"
+
+
+@click.command("analyze")
+@click.argument("paths", nargs=-1, type=click.Path())
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="A tree under a name of its own in the report; PLACE/WORKLOAD groups trees.",
+)
+@click.option(
+    "--out",
+    default="dedupd-analysis",
+    show_default=True,
+    type=click.Path(),
+    help="Directory of the chunk log and the report; a stopped collection in it goes on.",
+)
+@click.option(
+    "--sample",
+    default="100%",
+    show_default=True,
+    help="Estimate from this fraction of the distinct chunks, like 1%.",
+)
+@click.option(
+    "--merge",
+    multiple=True,
+    type=click.Path(),
+    metavar="DIR",
+    help="Analyse the log in this output directory too, collected elsewhere.",
+)
+@click.option(
+    "--chunking", "chunkings", multiple=True, help="Only these ways to cut; all unless given."
+)
+@click.option("--no-compression", is_flag=True, help="Leave compressed sizes out: much faster.")
+@json_option
+@exits
+def command(
+    paths: tuple[str, ...],
+    labels: tuple[str, ...],
+    out: str,
+    sample: str,
+    merge: tuple[str, ...],
+    chunkings: tuple[str, ...],
+    no_compression: bool,
+    as_json: bool,
+) -> None:
+    """Study the files below each PATH: savings, chunk sizes, partitions, and advice.
+
+    Needs no volume, and changes nothing but the directory of the report.
+    """
+    from analysis.collect import collect, lower_priority
+    from analysis.findings import findings
+    from analysis.log import Log
+    from analysis.report import HTML, write_report
+    from analysis.report import as_json as report_json
+    from analysis.study import run_study
+
+    logs = [Log.open(os.path.join(path, LOG_DIRECTORY)) for path in merge]
+    if paths or labels:
+        level = 0 if no_compression else Policy().compression_level
+        spec = _spec(paths, labels, parse_fraction(sample), chunkings, level)
+        log = open_log(os.path.join(out, LOG_DIRECTORY), spec)
+        lower_priority()
+        with job_run("analyze") as run:
+            collect(log, out, run)
+        logs.insert(0, log)
+    elif not logs:
+        raise UsageError("name a directory to analyse, or a log to --merge")
+    os.makedirs(out, exist_ok=True)
+    with job_run("analyze", unit="queries") as run:
+        study = run_study(
+            logs, os.path.join(out, "database"), lambda query: run.update(phase=query)
+        )
+    advice = write_report(study, out)
+    if as_json:
+        print_json(report_json(study, advice, {} if study.empty else findings(study)))
+    else:
+        _show(study, advice, os.path.join(out, HTML))
+    sys.exit(EXIT_FINDINGS if study.failures.by_reason else EXIT_DONE)
+
+
+def parse_fraction(text: str) -> float:
+    """The fraction meant by ``1%`` or ``0.01``. Raises UsageError."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if text.strip().endswith("%"):
+        value /= 100
+    if not 0 < value <= 1:
+        raise UsageError(f"--sample {text}: write a share of more than 0 %, up to 100 %")
+    return value
+
+
+def _spec(
+    paths: Sequence[str], labels: Sequence[str], sample: float, chunkings: Sequence[str], level: int
+) -> "Spec":
+    from analysis.chunkings import ALL, cutter
+    from analysis.log import Dataset, Spec
+    from analysis.report import printable
+    from analysis.scan import check_datasets
+
+    datasets = [Dataset(printable(_name(path)), os.path.abspath(path)) for path in paths]
+    for label in labels:
+        name, equals, path = label.partition("=")
+        if not equals:
+            raise UsageError(f"--label {label}: write NAME=PATH")
+        datasets.append(Dataset(printable(name.strip()), os.path.abspath(path)))
+    check_datasets(tuple(datasets))
+    for name in chunkings:
+        cutter(name)
+    chosen = tuple(name for name in ALL if not chunkings or name in chunkings)
+    return Spec(tuple(datasets), chosen, sample, compression_level=level)
+
+
+def _name(path: str) -> str:
+    return os.path.basename(os.path.realpath(path)) or "root"
+
+
+def open_log(path: str, spec: "Spec") -> "Log":
+    """The log at ``path``, to go on with, or a new one. Raises UsageError for another study's."""
+    from analysis.log import Log
+
+    if not Log.exists(path):
+        return Log.create(path, spec)
+    log = Log.open(path)
+    if log.spec != spec:
+        raise UsageError(
+            f"{path}: holds a collection of other paths or settings; choose another --out"
+        )
+    return log
+
+
+def _show(study: "Study", advice: "Advice | None", report: str) -> None:
+    if advice is None:
+        click.echo("No file with content could be read: there is nothing to analyse.")
+    else:
+        row = study.savings(study.collection.default_chunking)
+        assert row is not None
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_row("data", f"{format_size(row.data_bytes)}")
+        table.add_row("deduplication saves", f"{row.saved:.1%}{_margin(row.saved_margin)}")
+        if study.collection.compressed:
+            both = f"{row.saved_compressed:.1%}{_margin(row.saved_compressed_margin)}"
+            table.add_row("with compression", both)
+        for setting in advice.settings:
+            table.add_row(setting.name, f"{setting.value} ({setting.reason})")
+        console().print(table)
+    for reason, count in study.failures.by_reason.items():
+        click.echo(f"  not read: {count} {reason}", err=True)
+    click.echo(f"Report: {report}")
+
+
+def _margin(margin: float) -> str:
+    return f" ± {100 * margin:.1f}" if margin else ""
