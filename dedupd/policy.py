@@ -33,6 +33,8 @@ class Policy:
     no_compress_types: tuple[str, ...] = ()
     compression_level: int = 3
     compression_saving_min: float = 0.05
+    partial_files: bool = True
+    partial_local_max: float = 0.5
     memory_bytes_max: int = 256 << 20
     cores_max: int = 0
 
@@ -121,6 +123,14 @@ def _fraction(value: Any) -> float:
     return number
 
 
+def _yes_or_no(value: Any) -> bool:
+    if isinstance(value, str) and value in ("true", "false"):
+        return value == "true"
+    if not isinstance(value, bool):
+        raise _fail("write true or false")
+    return value
+
+
 def _strings(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
@@ -166,6 +176,20 @@ KEYS = {
             _fraction,
             float,
             "a chunk that shrinks by less is stored raw",
+        ),
+        Key(
+            "partial_files",
+            "partial_files",
+            _yes_or_no,
+            bool,
+            "whether optimised files that were written to since are optimised again",
+        ),
+        Key(
+            "partial_local_max",
+            "partial_local_max",
+            _fraction,
+            float,
+            "a file in use whose own blocks make up more of it becomes plain",
         ),
         Key("memory", "memory_bytes_max", _size, exact_size, "what the buffers of a job may take"),
         Key("cores", "cores_max", _whole(0, 1024), int, "cores that a job may use; 0 is all"),

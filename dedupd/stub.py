@@ -40,16 +40,25 @@ class FileIdentity(NamedTuple):
     mtime_ns: int
     ctime_ns: int
 
+    @property
+    def changed_ns(self) -> int:
+        """When the file was last changed, in whatever way."""
+        return max(self.mtime_ns, self.ctime_ns)
+
     @classmethod
     def of(cls, status: os.stat_result) -> "FileIdentity":
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Begun(NamedTuple):
-    """A commit under way: the file's identity with the attribute set, and that attribute."""
+    """A commit under way: the file's identity with the attribute set, and that attribute.
+
+    ``previous`` is the attribute that it replaced, None where the file was plain.
+    """
 
     identity: FileIdentity
     stub: StubAttribute
+    previous: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +83,20 @@ def begin_commit(
     ref: RecipeRef,
     space: AttributeSpace,
     disk: Disk,
+    previous: bytes | None = None,
 ) -> "Begun":
-    """Make a plain file a stub with all its blocks still present.
+    """Make a file a stub of the recipe ``ref`` with all its blocks still present.
 
+    ``previous`` is the attribute of a stub whose content the recipe is now; None for a plain file.
+    Either way a block that is present equals what the recipe says, and nothing is lost by a crash.
     Returns what to hand to :func:`finish_commit` once the attribute is durable.
     Raises FileChanged where the file is not the one that was read; NoSpace.
     """
     status = os.fstat(fd)
     if FileIdentity.of(status) != expected:
         raise FileChanged("it changed while it was being read")
-    if native.fgetxattr(fd, space.name) is not None:
-        raise FileChanged("it became a stub meanwhile")
+    if native.fgetxattr(fd, space.name) != previous:
+        raise FileChanged("it became a stub meanwhile, or another one")
     flags = Flag.COMMITTING | (Flag.DIRECT if ref.direct else Flag(0))
     stub = StubAttribute(ref.recipe, ref.digest, status.st_size, status.st_mtime_ns, flags)
     space.write(fd, stub, disk)
@@ -92,9 +104,9 @@ def begin_commit(
     begun = os.fstat(fd)
     if (begun.st_size, begun.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
         # Setting the attribute has moved the ctime on; this is what still tells of a writer.
-        disk.remove_attribute(fd, space.name)
+        _put_back(fd, previous, space, disk)
         raise FileChanged("it changed while it was being committed")
-    return Begun(FileIdentity.of(begun), stub)
+    return Begun(FileIdentity.of(begun), stub, previous)
 
 
 def finish_commit(
@@ -102,19 +114,26 @@ def finish_commit(
 ) -> None:
     """Punch a stub whose attribute, and whose chunks, are durable.
 
-    Raises FileChanged, with the file plain again, where it was touched since :func:`begin_commit`.
+    Raises FileChanged, with the file as it was, where it was touched since :func:`begin_commit`.
     """
     status = os.fstat(fd)
     if FileIdentity.of(status) != begun.identity:
-        disk.remove_attribute(fd, space.name)
+        revert_commit(fd, begun, space, disk)
         raise FileChanged("it changed while it was being committed")
     # The change time is still the one of setting the attribute, so the attribute is what was set.
     _punch_and_settle(fd, begun.stub, status, space, disk, block_bytes)
 
 
-def revert_commit(fd: int, space: AttributeSpace, disk: Disk) -> None:
-    """Make a file plain again whose commit has begun but not finished: all blocks are there."""
-    disk.remove_attribute(fd, space.name)
+def revert_commit(fd: int, begun: "Begun", space: AttributeSpace, disk: Disk) -> None:
+    """Take back a commit that has begun but not finished: all blocks are there."""
+    _put_back(fd, begun.previous, space, disk)
+
+
+def _put_back(fd: int, previous: bytes | None, space: AttributeSpace, disk: Disk) -> None:
+    if previous is None:
+        disk.remove_attribute(fd, space.name)
+    else:
+        disk.set_attribute(fd, space.name, previous)
 
 
 def settle(

@@ -48,7 +48,7 @@ class Commits:
         self._pending: dict[int, _Pending] = {}
 
     async def begin(self, requests: Sequence[Request]) -> list[Result]:
-        """The first step: files become stubs that still have all their blocks."""
+        """The first step: files become stubs (of a new recipe) that still have all their blocks."""
         results = []
         for request in requests:
             try:
@@ -77,7 +77,12 @@ class Commits:
                 if file.writers:
                     raise Busy("it is open for writing")
                 begun = begin_commit(
-                    file.fd, request.identity, request.recipe, volume.space, volume.disk
+                    file.fd,
+                    request.identity,
+                    request.recipe,
+                    volume.space,
+                    volume.disk,
+                    request.previous,
                 )
                 self._pending[file.ino] = _Pending(file, begun)
                 keep = True
@@ -137,8 +142,8 @@ class Commits:
     async def _take_back(self, pending: _Pending) -> None:
         if pending.begun is None:
             return
-        pending.begun = None
-        revert_commit(pending.file.fd, self._volume.space, self._volume.disk)
+        begun, pending.begun = pending.begun, None
+        revert_commit(pending.file.fd, begun, self._volume.space, self._volume.disk)
         # In-place writes can reach the disk before the journal does: the removal goes first.
         await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
         _forget_attributes(pending.file.ino)

@@ -6,16 +6,22 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dedupd import native
-from dedupd.errors import FileChanged
+from dedupd.content import open_content, read_stub
+from dedupd.errors import Damaged, FileChanged
+from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef
-from dedupd.fsutil import DirectoryOpener, data_ranges, has_writers, open_beneath
-from dedupd.stub import FileIdentity
+from dedupd.format.stub import decode_stub
+from dedupd.fsutil import DirectoryOpener, data_ranges, has_writers, open_beneath, show_path
+from dedupd.store.recipes import HOLE_FINGERPRINT
+from dedupd.stub import FileIdentity, local_ranges
 from dedupd.units import MIB
 from dedupd.volume import Volume
+from jobs.partial import Keep, plan
 from jobs.scan import Candidate
 
 BATCH_BYTES = 8 * MIB
@@ -29,6 +35,9 @@ SETTLE_NS = 50_000_000
 no trace in its times; a file is read only once it is older than several ticks."""
 
 FILES_PER_BATCH_MAX = 1024
+
+KEPT_PER_PIECE_MAX = 4096
+"""Chunks of an old recipe that are noted at once: a bound of memory."""
 
 SMALL_BYTES_MAX = 1 * MIB
 """Up to this a file is read as a whole, in one native call."""
@@ -50,15 +59,28 @@ class FileTask:
     recipe: RecipeRef | None = None
 
 
+class KeptChunk(NamedTuple):
+    """A chunk, or a hole, that a recipe takes over from the one before."""
+
+    chunk: int
+    length: int
+    fingerprint: bytes
+
+
 @dataclass(slots=True)
 class Piece:
-    """A range of a batch's buffer that belongs to one file. ``first`` and ``final`` of the file."""
+    """A range of a batch's buffer that belongs to one file.
+
+    ``final``: the file ends with it. ``cut``: a chunk ends with it, whatever follows. ``kept`` are
+    chunks of the old recipe that come before it.
+    """
 
     task: FileTask
     start: int
     end: int
-    first: bool
     final: bool
+    cut: bool = False
+    kept: Sequence[KeptChunk] = ()
 
 
 @dataclass(slots=True)
@@ -151,13 +173,14 @@ class BatchReader:
 
     def _read_file(self, candidate: Candidate, compress: bool) -> None:
         task = FileTask(candidate, candidate.identity, compress)
-        if candidate.identity.size <= SMALL_BYTES_MAX and self._read_small(task):
+        is_plain = candidate.attribute is None
+        if is_plain and candidate.identity.size <= SMALL_BYTES_MAX and self._read_small(task):
             return
         try:
             fd = self._open(candidate.path)
         except OSError as error:
             task.failure = _open_failure(error)
-            self._add(task, 0, 0, True, True)
+            self._add(task, 0, 0, True)
             return
         try:
             self._wait_until_settled(fd)
@@ -170,17 +193,21 @@ class BatchReader:
                 # dirty already leaves no trace in the times, and only now none can be open.
                 task.failure = "in use"
             if task.failure:
-                self._add(task, 0, 0, True, True)
+                self._add(task, 0, 0, True)
                 return
-            self._read_content(fd, task, status.st_size)
+            if candidate.attribute is None:
+                self._read_content(fd, task, status.st_size)
+            else:
+                self._read_partial(fd, task, candidate.attribute, status.st_size)
             if FileIdentity.of(os.fstat(fd)) != task.identity:
                 task.failure = "changed while it was read"
         except FileChanged as change:
             task.failure = str(change)
-            self._add(task, self._fill, self._fill, False, True)
-        except OSError as error:
-            task.failure = f"cannot be read: {error.strerror}"
-            self._add(task, self._fill, self._fill, False, True)
+            self._add(task, self._fill, self._fill, True)
+        except (Damaged, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            task.failure = f"cannot be read: {reason}"
+            self._add(task, self._fill, self._fill, True)
         finally:
             os.close(fd)
 
@@ -200,7 +227,7 @@ class BatchReader:
         assert self._batch is not None
         self._batch.read_s += time.perf_counter() - began
         self._fill += identity.size
-        self._add(task, start, self._fill, True, True)
+        self._add(task, start, self._fill, True)
         return True
 
     def _open(self, path: bytes) -> int:
@@ -220,23 +247,20 @@ class BatchReader:
 
     def _read_content(self, fd: int, task: FileTask, size: int) -> None:
         at = 0
-        first = True
         for begin, stop in [*self._ranges(fd, size), (size, size)]:
             if begin - at >= ZERO_RUN_BYTES_MIN and begin - at > self._headroom:
                 self._emit()
                 final = begin == size
                 batch = Batch(None, zeros=begin - at)
-                batch.pieces.append(Piece(task, 0, 0, first, final))
+                batch.pieces.append(Piece(task, 0, 0, final))
                 self._put(batch)
-                first = False
                 if final:
                     return
             else:
                 begin = at
             while begin < stop:
-                count = self._read_piece(fd, task, begin, min(stop, size), first, size)
+                count = self._read_piece(fd, task, begin, min(stop, size), size)
                 begin += count
-                first = False
             at = begin
 
     @staticmethod
@@ -253,9 +277,55 @@ class BatchReader:
         if pending is not None:
             yield pending if size - pending[1] >= ZERO_RUN_BYTES_MIN else (pending[0], size)
 
-    def _read_piece(
-        self, fd: int, task: FileTask, offset: int, stop: int, first: bool, size: int
-    ) -> int:
+    def _read_partial(self, fd: int, task: FileTask, attribute: bytes, size: int) -> None:
+        """Read what is not in the store of a stub, and note what is."""
+        volume, where = self._volume, show_path(task.candidate.path)
+        stub = decode_stub(attribute, volume.space.volume, where)
+        content = open_content(stub, volume.recipes, volume.read_chunk, where)
+        local = local_ranges(fd, stub, size)
+        covered = min(stub.covered, size)
+        if not local and covered == size:
+            task.failure = "already optimised"
+        kept: list[KeptChunk] = []
+        for part in plan(content.recipe.spans(0, covered), local, covered, size):
+            if isinstance(part, Keep):
+                kept.append(self._kept(part))
+                if len(kept) >= KEPT_PER_PIECE_MAX:
+                    self._add_kept(task, kept, final=False)
+                    kept = []
+                continue
+            for start in range(part.start, part.end, BATCH_BYTES):
+                end = min(start + BATCH_BYTES, part.end)
+                data = read_stub(fd, local, covered, content, start, end)
+                self._add_range(task, data, kept, final=end == size, cut=end == part.end)
+                kept = []
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if kept or task.failure:
+            self._add_kept(task, kept, final=True)
+
+    def _add_range(
+        self, task: FileTask, data: bytearray, kept: Sequence[KeptChunk], final: bool, cut: bool
+    ) -> None:
+        if self._batch is not None and self._fill + len(data) > self._headroom + BATCH_BYTES:
+            self._emit()
+        buffer = self._buffer_for(0)
+        start, self._fill = self._fill, self._fill + len(data)
+        buffer[start : self._fill] = bytes(data)
+        assert self._batch is not None
+        self._batch.pieces.append(Piece(task, start, self._fill, final, cut, kept))
+        if not cut:
+            self._emit()  # what follows needs room in front of it for the unfinished chunk
+
+    def _kept(self, part: Keep) -> KeptChunk:
+        if part.chunk == HOLE:
+            return KeptChunk(HOLE, part.length, HOLE_FINGERPRINT)
+        record = self._volume.chunk_records.describe(part.chunk)
+        return KeptChunk(part.chunk, part.length, record.fingerprint)
+
+    def _add_kept(self, task: FileTask, kept: Sequence[KeptChunk], final: bool) -> None:
+        self._add_range(task, bytearray(), kept, final, cut=True)
+
+    def _read_piece(self, fd: int, task: FileTask, offset: int, stop: int, size: int) -> int:
         buffer = self._buffer_for(stop - offset)
         start = self._fill
         want = min(stop - offset, len(buffer) - start)
@@ -266,7 +336,7 @@ class BatchReader:
         if count < want:
             raise FileChanged("shrank while it was read")
         self._fill += count
-        self._add(task, start, start + count, first, offset + count == size)
+        self._add(task, start, start + count, offset + count == size)
         return count
 
     def _buffer_for(self, want: int) -> mmap.mmap:
@@ -290,12 +360,12 @@ class BatchReader:
         self._batch = Batch(buffer)
         self._fill = self._headroom
 
-    def _add(self, task: FileTask, start: int, end: int, first: bool, final: bool) -> None:
+    def _add(self, task: FileTask, start: int, end: int, final: bool) -> None:
         if self._batch is None:
             self._begin()
             start = end = self._fill
         assert self._batch is not None
-        self._batch.pieces.append(Piece(task, start, end, first, final))
+        self._batch.pieces.append(Piece(task, start, end, final))
         if (final and len(self._batch.pieces) >= FILES_PER_BATCH_MAX) or not final:
             self._emit()
 

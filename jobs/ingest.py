@@ -169,7 +169,7 @@ class Ingest:
         """Cut, fingerprint and look up a buffer; start compressing what is new."""
         assert batch.buffer is not None
         state = _InFlight(batch)
-        pieces = [p for p in batch.pieces if p.end > p.start and not p.task.failure]
+        pieces = [p for p in batch.pieces if (p.end > p.start or p.kept) and not p.task.failure]
         view = memoryview(batch.buffer)
         for piece in pieces:
             if piece.task.carry:
@@ -197,7 +197,7 @@ class Ingest:
         lead = 2 * self._max_bytes
         assert batch.zeros > lead
         data = task.carry + bytes(lead)
-        self._place(state, data, [Piece(task, 0, len(data), piece.first, False)])
+        self._place(state, data, [Piece(task, 0, len(data), final=False)])
         left = len(task.carry) + batch.zeros - lead
         whole = left if piece.final else left // self._max_bytes * self._max_bytes
         if whole:
@@ -216,7 +216,7 @@ class Ingest:
             return
         began = time.perf_counter()
         found = self._chunker.process(
-            data, [(p.start, p.end, p.final) for p in pieces], self._threads
+            data, [(p.start, p.end, p.final or p.cut) for p in pieces], self._threads
         )
         self.sums.chunk_s += time.perf_counter() - began
         began = time.perf_counter()
@@ -242,7 +242,9 @@ class Ingest:
         at: int,
         count: int,
     ) -> None:
-        """Add a piece's chunks to its file's recipe."""
+        """Add a piece's chunks to its file's recipe, after those that it keeps."""
+        for kept in piece.kept:
+            self._builder(piece.task).push(*kept)
         for i in range(at, at + count):
             fingerprint, length = cuts.fingerprints[i], cuts.ends[i] - cuts.starts[i]
             if cuts.zero[i]:
@@ -250,7 +252,7 @@ class Ingest:
                 self.sums.zero_bytes += length
             else:
                 chunk_id = known[i] or ids[fingerprint]
-                if count == 1 and piece.first and piece.final:
+                if count == 1 and piece.final and piece.task.builder is None:
                     digest = fingerprint[:DIGEST_BYTES]
                     piece.task.recipe = RecipeRef(chunk_id, digest, direct=True)
                     return

@@ -24,6 +24,7 @@ from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
 from jobs.ingest import Ingest, Store
 from jobs.scan import Candidate, Skipped, candidates
+from jobs.unoptimize import restore_one
 
 GROUP_BYTES = 256 * MIB
 """New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
@@ -45,6 +46,8 @@ class OptimizeReport:
     job: str = "optimize"
     outcome: str = "done"
     files_optimised: int = 0
+    files_spliced: int = 0
+    files_made_plain: int = 0
     logical_bytes: int = 0
     files_left: dict[str, int] = field(default_factory=dict)
     files_skipped: dict[str, int] = field(default_factory=dict)
@@ -71,6 +74,7 @@ class Optimize:
         self._skipped = Skipped()
         self._committer = VolumeCommitter(volume)
         self._unsettled: list[bytes] = []
+        self._mostly_local: list[bytes] = []
         self._ready: list[FileTask] = []
         self._grouped_bytes = 0
         self._grouped_read = 0
@@ -86,6 +90,7 @@ class Optimize:
         store = Store(self._volume, disk)
         try:
             self._settle()
+            self._make_plain()
             self._optimise(store, disk)
         finally:
             store.close()
@@ -105,10 +110,11 @@ class Optimize:
         total = 0
         skipped = Skipped()
         for candidate in candidates(self._volume, self._policy, self._below, skipped, []):
-            total += candidate.identity.size
+            total += candidate.work_bytes
             self._run.update(total=total)
             self._run.check()
         self._unsettled = skipped.unsettled
+        self._mostly_local = skipped.mostly_local
 
     def _settle(self) -> None:
         """Finish what an interrupted job left half done."""
@@ -116,6 +122,15 @@ class Optimize:
             self._run.check()
             try:
                 settle_interrupted(self._volume, path)
+            except (DedupdError, OSError) as error:
+                self._run.findings.add(f"{show_path(path)}: {error}")
+
+    def _make_plain(self) -> None:
+        """Turn stubs that are in use, and mostly their own blocks by now, into plain files."""
+        for path in self._mostly_local:
+            self._run.check()
+            try:
+                self._report.files_made_plain += restore_one(self._volume, path)
             except (DedupdError, OSError) as error:
                 self._run.findings.add(f"{show_path(path)}: {error}")
 
@@ -198,7 +213,10 @@ class Optimize:
             if task.failure or task.recipe is None:
                 self._leave(task, task.failure or "was empty when it was read")
             else:
-                requests.append(Request(task.candidate.path, task.identity, task.recipe))
+                candidate = task.candidate
+                requests.append(
+                    Request(candidate.path, task.identity, task.recipe, candidate.attribute)
+                )
         groups.submit(requests)
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes
@@ -209,6 +227,7 @@ class Optimize:
         for request, result in zip(group.requests, group.results, strict=True):
             if result.outcome is Outcome.DONE:
                 self._report.files_optimised += 1
+                self._report.files_spliced += request.previous is not None
                 self._report.logical_bytes += request.identity.size
                 continue
             reason = result.outcome.value

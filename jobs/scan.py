@@ -38,12 +38,14 @@ class Found(NamedTuple):
 class Skipped:
     """Why files were not candidates: counts of files and bytes by reason.
 
-    ``unsettled`` are stubs that an interrupted job left in the middle of a transition.
+    ``unsettled`` are stubs that an interrupted job left in the middle of a transition,
+    ``mostly_local`` those that are in use and would be better off plain.
     """
 
     files: dict[str, int] = field(default_factory=dict)
     size_bytes: dict[str, int] = field(default_factory=dict)
     unsettled: list[bytes] = field(default_factory=list)
+    mostly_local: list[bytes] = field(default_factory=list)
 
     def add(self, reason: str, size_bytes: int) -> None:
         self.files[reason] = self.files.get(reason, 0) + 1
@@ -51,10 +53,16 @@ class Skipped:
 
 
 class Candidate(NamedTuple):
-    """A file to optimise, as it was when it was found."""
+    """A file to optimise, as it was when it was found.
+
+    ``attribute`` is None for a plain file, else that of a stub which was written to;
+    ``work_bytes`` is about how much of it has to be read.
+    """
 
     path: bytes
     identity: FileIdentity
+    attribute: bytes | None
+    work_bytes: int
 
 
 def walk(volume: Volume, below: bytes = b"", errors: list[str] | None = None) -> Iterator[Found]:
@@ -122,28 +130,39 @@ def candidates(
     """The files that the policy wants optimised and that are not yet."""
     newest_ns = time.time_ns() - int(policy.age_s_min * 1e9)
     for found in walk(volume, below, errors):
-        identity = found.identity
-        reason = (
-            _stub_state(volume, found, skipped, errors)
-            if found.attribute is not None
-            else "empty"
-            if identity.size == 0
-            else "below the minimum size"
-            if identity.size < policy.size_bytes_min
-            else "too young"
-            if policy.age_s_min > 0 and max(identity.mtime_ns, identity.ctime_ns) > newest_ns
-            else "excluded"
-            if policy.excludes(found.path)
-            else ""
-        )
-        if reason:
-            skipped.add(reason, identity.size)
+        is_young = policy.age_s_min > 0 and found.identity.changed_ns > newest_ns
+        if found.attribute is None:
+            reason = _plain_file(found, policy, is_young)
+            work_bytes = found.identity.size
         else:
-            yield Candidate(found.path, identity)
+            reason = _stub(volume, found, policy, is_young, skipped, errors)
+            work_bytes = found.allocated_bytes
+        if reason:
+            skipped.add(reason, found.identity.size)
+        else:
+            yield Candidate(found.path, found.identity, found.attribute, work_bytes)
 
 
-def _stub_state(volume: Volume, found: Found, skipped: Skipped, errors: list[str]) -> str:
-    """Why a stub is no candidate; notes what is not in order about it."""
+def _plain_file(found: Found, policy: Policy, is_young: bool) -> str:
+    """Why a plain file is no candidate, or nothing."""
+    if found.identity.size == 0:
+        return "empty"
+    if found.identity.size < policy.size_bytes_min:
+        return "below the minimum size"
+    if is_young:
+        return "too young"
+    return "excluded" if policy.excludes(found.path) else ""
+
+
+def _stub(
+    volume: Volume,
+    found: Found,
+    policy: Policy,
+    is_young: bool,
+    skipped: Skipped,
+    errors: list[str],
+) -> str:
+    """Why a stub is no candidate, or nothing; notes what has to be done about it."""
     assert found.attribute is not None
     try:
         stub = decode_stub(found.attribute, volume.space.volume, show_path(found.path))
@@ -152,4 +171,13 @@ def _stub_state(volume: Volume, found: Found, skipped: Skipped, errors: list[str
         return "has a damaged attribute"
     if stub.flags.transient:
         skipped.unsettled.append(found.path)
-    return "already optimised"
+        return "already optimised"
+    size = found.identity.size
+    if found.allocated_bytes == 0 and stub.covered >= size:
+        return "already optimised"
+    if is_young and found.allocated_bytes > policy.partial_local_max * size:
+        skipped.mostly_local.append(found.path)
+        return "mostly its own blocks again"
+    if is_young or not policy.partial_files or policy.excludes(found.path):
+        return "written to since"
+    return ""

@@ -60,7 +60,7 @@ def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeRep
         except NoSpace:
             raise
         except (DedupdError, OSError) as error:
-            errors.append(f"{show_path(found.path)}: {error}")
+            errors.append(_named(show_path(found.path), str(error)))
             continue
         report.files_restored += 1
         report.logical_bytes += found.identity.size
@@ -71,6 +71,11 @@ def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeRep
     report.errors, report.messages = run.findings.count, run.findings.messages
     report.resources = run.resources()
     return report
+
+
+def _named(where: str, message: str) -> str:
+    """A message that begins with the file's name, as some do already."""
+    return message if message.startswith(f"{where}: ") else f"{where}: {message}"
 
 
 def _count(volume: Volume, run: JobRun, below: bytes) -> tuple[int, int]:

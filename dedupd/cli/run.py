@@ -55,7 +55,7 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
     files = size = 0
     for candidate in candidates(volume, volume.policy(), below, skipped, errors):
         files += 1
-        size += candidate.identity.size
+        size += candidate.work_bytes
     report = {
         "job": "optimize",
         "dry_run": True,
