@@ -284,6 +284,11 @@ def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -
                     f"{root}: {show_path(name)} is on another file system or in use as a mount"
                     " point; unmount it and run the command again"
                 ) from error
+            if error.errno in (errno.EPERM, errno.EACCES):
+                raise UsageError(
+                    f"{root}: {show_path(name)} cannot be moved ({os.strerror(error.errno)}): make"
+                    " it writable and neither immutable nor append-only, and run the command again"
+                ) from error
             raise
         reach(point)
 

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -318,7 +319,10 @@ def in_fork(action: Callable[[], object]) -> int:
         try:
             action()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(status)
     _, wait_status = os.waitpid(child, 0)
     return wait_status

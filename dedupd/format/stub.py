@@ -18,6 +18,8 @@ _HEAD = struct.Struct("<BBHIQ16sQq")
 _RANGE = struct.Struct("<QQ")
 _U32 = struct.Struct("<I")
 
+_ADVICE = "if the file was never deduplicated here, remove its attribute (setfattr -x)"
+
 assert _HEAD.size == HEAD_BYTES
 
 
@@ -77,12 +79,12 @@ def encode_stub(stub: StubAttribute, volume: bytes) -> bytes:
 def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
     """Raises DamagedStub."""
     if len(value) < HEAD_BYTES:
-        raise DamagedStub(f"{where}: the stub attribute is cut short")
+        raise DamagedStub(f"{where}: the stub attribute is cut short; {_ADVICE}")
     version, flags, count, check, recipe, digest, covered, mtime_ns = _HEAD.unpack_from(value)
     blank = value[:4] + b"\0\0\0\0" + value[8:]
     if check != _check(blank, volume):
         raise DamagedStub(
-            f"{where}: the stub attribute fails its checksum, or belongs to another volume"
+            f"{where}: the stub attribute fails its checksum, or belongs to another volume; {_ADVICE}"
         )
     if version != FORMAT:
         raise DamagedStub(f"{where}: stub format {version}; this program reads {FORMAT}")
