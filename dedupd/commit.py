@@ -48,11 +48,15 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One file to commit: ``path`` is relative to the volume's tree."""
+    """One file to commit: ``path`` is relative to the volume's tree.
+
+    ``previous`` is the attribute of a stub whose recipe is replaced, None for a plain file.
+    """
 
     path: bytes
     identity: FileIdentity
     recipe: RecipeRef
+    previous: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +135,8 @@ def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
             reach(_BEGUN)
             volume.disk.sync_file_system(volume.data_fd)
         except BaseException:
-            for fd, _ in begun.values():
-                revert_commit(fd, volume.space, volume.disk)
+            for fd, started in begun.values():
+                revert_commit(fd, started, volume.space, volume.disk)
             raise
         reach(_DURABLE)
         for at, (fd, started) in begun.items():
@@ -149,7 +153,7 @@ def _begin(volume: Volume, fd: int, request: Request) -> Begun:
     """Begin the commit of a file that nobody else has open. Raises Busy, FileChanged."""
     if not lease_exclusively(fd):
         raise Busy("it is open in another process")
-    return begin_commit(fd, request.identity, request.recipe, volume.space, volume.disk)
+    return begin_commit(fd, request.identity, request.recipe, volume.space, volume.disk, request.previous)
 
 
 def settle_interrupted(volume: Volume, path: bytes) -> None:
@@ -221,6 +225,7 @@ def request_to_json(request: Request) -> dict[str, Any]:
         "recipe": request.recipe.recipe,
         "digest": request.recipe.digest.hex(),
         "direct": request.recipe.direct,
+        "previous": None if request.previous is None else request.previous.hex(),
     }
 
 
@@ -229,6 +234,7 @@ def request_from_json(row: dict[str, Any]) -> Request:
         os.fsencode(row["path"]),
         FileIdentity(**row["identity"]),
         RecipeRef(row["recipe"], bytes.fromhex(row["digest"]), row["direct"]),
+        None if row["previous"] is None else bytes.fromhex(row["previous"]),
     )
 
 
