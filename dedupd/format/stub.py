@@ -84,7 +84,8 @@ def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
     blank = value[:4] + b"\0\0\0\0" + value[8:]
     if check != _check(blank, volume):
         raise DamagedStub(
-            f"{where}: the stub attribute fails its checksum, or belongs to another volume; {_ADVICE}"
+            f"{where}: the stub attribute fails its checksum, or belongs to another volume;"
+            f" {_ADVICE}"
         )
     if version != FORMAT:
         raise DamagedStub(f"{where}: stub format {version}; this program reads {FORMAT}")
