@@ -13,7 +13,7 @@ const SAMPLE_BYTES: usize = 256;
 const LENGTH_MIN: usize = 2 * SAMPLES * SAMPLE_BYTES;
 
 /// 256 uniform bytes have 162 ± 6 distinct values; fewer than this is structure.
-const DISTINCT_MIN: u32 = 140;
+const DISTINCT_MIN: usize = 140;
 
 /// Chi-square per byte, above that of noise, that counts as skew. Order-0 entropy falls short of
 /// 8 bits by about 0.72 of it: 0.12 is a saving of 1 %.
@@ -22,8 +22,10 @@ const SKEW_MAX: f64 = 0.12;
 /// Every so many bytes a word goes into the repeat table.
 const STRIDE: usize = 64;
 /// Stretches of `STRIDE` bytes in which every position is looked up.
-const STRETCHES: usize = 16;
+const STRETCHES: usize = 32;
 const TABLE_BITS: u32 = 12;
+/// Bits of an entry that hold a place on the grid; enough for the largest chunk.
+const PLACE_MASK: u32 = (1 << 18) - 1;
 
 pub fn incompressible(data: &[u8]) -> bool {
     data.len() >= LENGTH_MIN && !is_skewed(data) && !has_repeats(data)
@@ -31,17 +33,19 @@ pub fn incompressible(data: &[u8]) -> bool {
 
 fn is_skewed(data: &[u8]) -> bool {
     let mut counts = [[0u16; 256]; 2];
+    // The number of the last sample that had the byte: no bit set, whose updates would queue up.
+    let mut last_seen = [0u8; 256];
     let step = (data.len() - SAMPLE_BYTES) / (SAMPLES - 1);
     for index in 0..SAMPLES {
         let sample = &data[index * step..][..SAMPLE_BYTES];
-        let mut seen = [0u64; 4];
+        let mark = index as u8 + 1;
         for pair in sample.chunks_exact(2) {
             for (table, &byte) in counts.iter_mut().zip(pair) {
                 table[usize::from(byte)] += 1;
-                seen[usize::from(byte >> 6)] |= 1 << (byte & 63);
+                last_seen[usize::from(byte)] = mark;
             }
         }
-        if seen.iter().map(|word| word.count_ones()).sum::<u32>() < DISTINCT_MIN {
+        if last_seen.iter().filter(|&&seen| seen == mark).count() < DISTINCT_MIN {
             return true;
         }
     }
@@ -60,8 +64,10 @@ fn word_at(data: &[u8], position: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-fn slot(word: u64) -> usize {
-    (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - TABLE_BITS)) as usize
+/// Place in the table, and a tag of the bits that an entry has left beside a place on the grid.
+fn hash(word: u64) -> (usize, u32) {
+    let mixed = word.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed >> (64 - TABLE_BITS)) as usize, (mixed >> 20) as u32 & !PLACE_MASK)
 }
 
 /// Looks for eight bytes that occur twice. Words on the stride's grid are entered; every position
@@ -69,21 +75,28 @@ fn slot(word: u64) -> usize {
 /// stretch is found whatever its distance.
 fn has_repeats(data: &[u8]) -> bool {
     const FREE: u32 = u32::MAX;
-    let mut table = [FREE; 1 << TABLE_BITS];
     let words = data.len() - 7;
-    for position in (0..words).step_by(STRIDE) {
-        let entry = &mut table[slot(word_at(data, position))];
-        if *entry == FREE {
-            *entry = position as u32;
-        }
+    if words / STRIDE >= PLACE_MASK as usize {
+        return true;
+    }
+    let mut table = [FREE; 1 << TABLE_BITS];
+    for place in 0..words.div_ceil(STRIDE) {
+        let (slot, tag) = hash(word_at(data, place * STRIDE));
+        table[slot] = tag | place as u32;
     }
     let step = (words - STRIDE) / (STRETCHES - 1);
     (0..STRETCHES).any(|index| {
         let start = index * step;
         (start..start + STRIDE).any(|position| {
             let word = word_at(data, position);
-            let other = table[slot(word)];
-            other != FREE && other as usize != position && word_at(data, other as usize) == word
+            let (slot, tag) = hash(word);
+            let entry = table[slot];
+            // The tag tells nearly all strangers apart without a look at the data.
+            if entry & !PLACE_MASK != tag || entry == FREE {
+                return false;
+            }
+            let other = (entry & PLACE_MASK) as usize * STRIDE;
+            other != position && word_at(data, other) == word
         })
     })
 }
