@@ -6,8 +6,9 @@ from functools import partial
 
 from dedupd.content import open_content
 from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
+from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import open_beneath, opened, show_path
-from dedupd.stub import local_ranges, missing_ranges, restore, settle
+from dedupd.stub import RecipeBytes, local_ranges, missing_ranges, restore, settle
 from dedupd.units import MIB, format_size
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -57,7 +58,7 @@ def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeRep
             continue
         try:
             restore_one(volume, found.path)
-        except NoSpace:
+        except (NoSpace, ServiceUnreachable):
             raise
         except (DedupdError, OSError) as error:
             errors.append(_named(show_path(found.path), str(error)))
@@ -141,6 +142,13 @@ def _restore_here(volume: Volume, path: bytes) -> bool:
             return False
         load = partial(open_content, stub, volume.recipes, volume.read_chunk, where)
         stub = settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
-        content = load()
+        content = load() if _is_missing_any(fd, stub) else RecipeBytes()
         restore(fd, stub, content, volume.space, volume.disk, volume.block_bytes)
         return True
+
+
+def _is_missing_any(fd: int, stub: StubAttribute) -> bool:
+    """Whether a stub needs the store to be made plain: not where it has all its blocks."""
+    size = os.fstat(fd).st_size
+    local = local_ranges(fd, stub, size)
+    return next(missing_ranges(local, 0, min(stub.covered, size)), None) is not None
