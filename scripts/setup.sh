@@ -28,6 +28,28 @@ say() { printf '%s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
+# --- what is made already ----------------------------------------------------------------------
+
+# Each step leaves a digest of what it was made from; the next run does it again where that differs.
+digest() { sha256sum | cut -d ' ' -f 1; }
+is_made() { [ "$(cat ".venv/.made-$1" 2>/dev/null)" = "$2" ]; }
+note_made() { printf '%s\n' "$2" >".venv/.made-$1"; }
+
+environment_state() {
+    { pwd; "${PYTHON:-.venv/bin/python}" -VV; cat requirements.lock requirements-build.lock; } | digest
+}
+environment_is_made() {
+    [ -x .venv/bin/python ] && .venv/bin/python -c "" && is_made environment "$(environment_state)"
+}
+
+native_state() {
+    {
+        find native -name target -prune -o -type f -print0 | sort -z | xargs -0 sha256sum
+        cat pyproject.toml
+    } | digest
+}
+native_is_made() { [ -e dedupd/native.abi3.so ] && is_made native "$(native_state)"; }
+
 # --- what the machine has ---------------------------------------------------------------------
 
 needed=()   # packages without which nothing works
@@ -85,14 +107,27 @@ rust_by_rustup() { has rustup && rustup which cargo >/dev/null 2>&1; }
 
 look() {
     needed=() optional=() reasons=()
+    has make || need make "to run the targets of the Makefile"
+    has fusermount3 || need fuse3 "mounts and unmounts"
+    environment_is_made || look_for_python
+    environment_is_made && native_is_made || look_for_compilers
+    [ "$purpose" = run ] || look_for_tools
+}
+
+look_for_compilers() {
     [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ] ||
         need ca-certificates "to fetch the locked dependencies"
-    has make || need make "to run the targets of the Makefile"
     has cc || need gcc "to build pyfuse3, and to link the native module"
     [ -e /usr/include/stdio.h ] || need libc6-dev "headers of the C library"
+    if ! rust_is_recent; then
+        need "${rust_packages[0]}" "to build the native module"
+        need "${rust_packages[1]}" "the Rust compiler"
+    fi
+}
+
+look_for_python() {
     has pkg-config || need pkg-config "tells pyfuse3's build where libfuse is"
     pkg-config --exists fuse3 2>/dev/null || need libfuse3-dev "headers to build pyfuse3"
-    has fusermount3 || need fuse3 "mounts and unmounts"
     python=$(find_python)
     if [ -z "$python" ]; then
         need python3 "runs dedupd"
@@ -101,11 +136,9 @@ look() {
         need python3-venv "to make the virtual environment"
         need python3-dev "headers of Python, to build pyfuse3"
     fi
-    if ! rust_is_recent; then
-        need "${rust_packages[0]}" "to build the native module"
-        need "${rust_packages[1]}" "the Rust compiler"
-    fi
-    [ "$purpose" = run ] && return
+}
+
+look_for_tools() {
     if ! rust_by_rustup; then
         has rustfmt || want "${rust_check_packages[0]}" "checks the form of the Rust sources"
         has cargo-clippy || want "${rust_check_packages[1]}" "checks the Rust sources"
@@ -143,7 +176,7 @@ install_packages() {
     say "Missing on this machine:"
     printf '%s\n' "${reasons[@]}"
     if ! has apt-get; then
-        [ ${#needed[@]} -eq 0 ] || fail "no apt-get here; install these (Debian's names) and run this again"
+        [ ${#needed[@]} -eq 0 ] || fail "no apt-get here; install these (Debian's names) first"
         return 0
     fi
     say "To install them, this would run as root:"
@@ -154,8 +187,8 @@ install_packages() {
         say "Going on without them: what needs them is skipped."
         return 0
     fi
-    [ "$(id -u)" = 0 ] || has sudo || fail "this needs root, and there is no sudo; run the two lines as root"
-    "${as_root[@]}" apt-get update -q
+    [ "$(id -u)" = 0 ] || has sudo || fail "there is no sudo; run the two lines as root"
+    "${as_root[@]}" apt-get update -q || say "Going on with the lists of packages as they are."
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends "${packages[@]}"
     hash -r
@@ -167,20 +200,13 @@ install_packages() {
 add_rust_checks() {
     [ "$purpose" != run ] && rust_by_rustup || return 0
     cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
-        rustup component add rustfmt clippy
+        rustup component add rustfmt clippy || say "Going on without rustfmt and clippy."
 }
 
 # --- the virtual environment ------------------------------------------------------------------
 
-# Each step leaves a digest of what it was made from; the next run does it again where that differs.
-digest() { sha256sum | cut -d ' ' -f 1; }
-is_made() { [ "$(cat ".venv/.made-$1" 2>/dev/null)" = "$2" ]; }
-note_made() { printf '%s\n' "$2" >".venv/.made-$1"; }
-
 make_environment() {
-    local state
-    state=$({ pwd; "$python" -VV; cat requirements.lock requirements-build.lock; } | digest)
-    is_made environment "$state" && return
+    environment_is_made && return
     say "Making .venv with $("$python" --version) and the locked dependencies"
     rm -rf .venv
     "$python" -m venv .venv
@@ -189,21 +215,15 @@ make_environment() {
         -r requirements-build.lock
     .venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
         --no-build-isolation -r requirements.lock
-    note_made environment "$state"
+    note_made environment "$(environment_state)"
 }
 
 build_native() {
-    local state
-    state=$({
-        rustc --version
-        find native -name target -prune -o -type f -print0 | sort -z | xargs -0 sha256sum
-        cat pyproject.toml
-    } | digest)
-    [ -e dedupd/native.abi3.so ] && is_made native "$state" && return
+    native_is_made && return
     say "Building the native module (about a minute the first time)"
     PATH="$PWD/.venv/bin:$PATH" .venv/bin/python -m pip install -q --disable-pip-version-check \
         --no-build-isolation --no-deps --editable .
-    note_made native "$state"
+    note_made native "$(native_state)"
 }
 
 look
