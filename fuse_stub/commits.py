@@ -88,7 +88,7 @@ class Commits:
                 keep = True
         finally:
             if not keep:
-                self._files.release(file)
+                self._files.release(file, write=True)
         _forget_attributes(file.ino)
         return Result(Outcome.DONE)
 
@@ -107,7 +107,7 @@ class Commits:
                 results.append(_failure(error))
             finally:
                 self._pending.pop(ino, None)
-                self._files.release(pending.file)
+                self._files.release(pending.file, write=True)
                 _forget_attributes(ino)
             await trio.lowlevel.checkpoint()
         return results
@@ -129,7 +129,7 @@ class Commits:
             finally:
                 # Also where it failed half way: what is punched is the store's from now on.
                 stub = volume.space.read(file.fd, file.where)
-                file.stub = None if stub is None else self._files.sparse(file.fd, stub)
+                file.stub = None if stub is None else self._files.sparse(file, stub)
 
     async def touch(self, ino: int) -> None:
         """A user is about to change a file: a commit of it that has begun is taken back first."""
@@ -155,7 +155,7 @@ class Commits:
             if pending is not None:
                 async with pending.file.lock.alone():
                     await self._take_back(pending)
-                self._files.release(pending.file)
+                self._files.release(pending.file, write=True)
 
     async def abandon_all(self) -> None:
         await self.abandon(list(self._pending))

@@ -11,7 +11,7 @@ import trio
 from dedupd.content import StoreContent, open_content
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import StubAttribute
-from dedupd.fsutil import show_path
+from dedupd.fsutil import opened, show_path
 from dedupd.sparse import SparseStub
 from dedupd.stub import settle
 from dedupd.units import MIB
@@ -33,7 +33,8 @@ class OpenFile:
     """A regular file that is open, by one handle or more, or by a commit.
 
     ``lock`` is shared by whoever reads or writes the descriptor, and held alone by whoever moves
-    the boundary between the file's own blocks and the store.
+    the boundary between the file's own blocks and the store. ``users`` keep it open,
+    ``write_users`` keep it open for writing too; ``writers`` are those who are handles of users.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class OpenFile:
         "stub",
         "users",
         "writable",
+        "write_users",
         "writers",
     )
 
@@ -55,6 +57,7 @@ class OpenFile:
         self.stub: SparseStub | None = None
         self.lock = SharedLock()
         self.users = 0
+        self.write_users = 0
         self.writers = 0
         self.changes = 0
         self.privileged = privileged
@@ -115,6 +118,7 @@ class OpenFiles:
                 elif write and not file.writable:
                     await self._upgrade(file)
         file.users += 1
+        file.write_users += write
         return file
 
     async def acquire_by_fd(self, fd: int) -> OpenFile:
@@ -131,29 +135,35 @@ class OpenFiles:
         finally:
             os.close(fd)
         file.users += 1
+        file.write_users += 1
         return file
 
-    def adopt(self, ino: int, fd: int) -> OpenFile:
+    def adopt(self, ino: int, fd: int, *, write: bool) -> OpenFile:
         """The open file of a file that was just made as ``fd`` (taken over), with one user."""
         file = OpenFile(ino, fd, True, bool(os.fstat(fd).st_mode & 0o6000))
-        file.users = 1
+        file.users, file.write_users = 1, int(write)
         self._files[ino] = file
         return file
 
-    def release(self, file: OpenFile) -> None:
-        """One user less; the last one closes it."""
+    def release(self, file: OpenFile, *, write: bool) -> None:
+        """One user less, who had it for writing too or not; the last one closes it."""
         file.users -= 1
+        file.write_users -= write
         if file.users == 0:
             del self._files[file.ino]
             os.close(file.fd)
+        elif file.writable and not file.write_users and file.lock.try_alone():
+            # Jobs leave alone what anybody, so also this process, has open for writing.
+            self._reopen(file, False)
+            file.lock.leave_alone()
 
     @contextmanager
     def using(self, file: OpenFile) -> Iterator[OpenFile]:
-        """Release a file at the end of the block."""
+        """Release a file, which was acquired for writing, at the end of the block."""
         try:
             yield file
         finally:
-            self.release(file)
+            self.release(file, write=True)
 
     def close(self) -> None:
         for file in self._files.values():
@@ -161,21 +171,15 @@ class OpenFiles:
         self._files.clear()
 
     async def _open(self, ino: int, path: bytes, write: bool, trunc: bool) -> OpenFile:
-        fd, writable = _open_for(path, write)
+        fd = _open_for(path, write)
         try:
             status = os.fstat(fd)
             stub = self._read_attribute(fd, trunc)
-            if stub is not None and not writable:
-                # Settling and filling need it, whatever the user asked for.
-                other, writable = _open_for(path, True, fall_back=True)
-                os.close(fd)
-                fd = other
-            privileged = bool(status.st_mode & 0o6000)
-            file = OpenFile(ino, fd, writable, privileged)
+            file = OpenFile(ino, fd, write, bool(status.st_mode & 0o6000))
             if stub is not None:
                 if stub.flags.transient or stub.covered > status.st_size or status.st_blocks > 0:
                     stub = await trio.to_thread.run_sync(self._settle, fd, stub)
-                file.stub = self.sparse(fd, stub)
+                file.stub = self.sparse(file, stub)
         except BaseException:
             os.close(fd)
             raise
@@ -193,16 +197,22 @@ class OpenFiles:
             raise DamagedStub(f"{where(fd)}{error}") from error
 
     def _settle(self, fd: int, stub: StubAttribute) -> StubAttribute:
+        """Settle a stub that ``fd`` is open on, if only for reading."""
         volume = self._volume
-        return settle(
-            fd, stub, partial(self._load, fd, stub), volume.space, volume.disk, volume.block_bytes
-        )
+        load = partial(self._load, fd, stub)
+        with opened(_open_for(b"/proc/self/fd/%d" % fd, True)) as own:
+            return settle(own, stub, load, volume.space, volume.disk, volume.block_bytes)
 
-    def sparse(self, fd: int, stub: StubAttribute) -> SparseStub:
+    def sparse(self, file: OpenFile, stub: StubAttribute) -> SparseStub:
         """The reading and writing side of a settled stub."""
         volume = self._volume
         return SparseStub(
-            fd, stub, volume.space, volume.disk, volume.block_bytes, partial(self._load, fd)
+            file.fd,
+            stub,
+            volume.space,
+            volume.disk,
+            volume.block_bytes,
+            lambda stub: self._load(file.fd, stub),
         )
 
     def _load(self, fd: int, stub: StubAttribute) -> StoreContent:
@@ -211,11 +221,14 @@ class OpenFiles:
     async def _upgrade(self, file: OpenFile) -> None:
         """Open a file for writing too that was open for reading only."""
         async with file.lock.alone():
-            fd, _ = _open_for(b"/proc/self/fd/%d" % file.fd, True)
-            os.close(file.fd)
-            file.fd, file.writable = fd, True
-            if file.stub is not None:
-                file.stub.fd = fd
+            self._reopen(file, True)
+
+    def _reopen(self, file: OpenFile, write: bool) -> None:
+        fd = _open_for(b"/proc/self/fd/%d" % file.fd, write)
+        os.close(file.fd)
+        file.fd, file.writable = fd, write
+        if file.stub is not None:
+            file.stub.fd = fd
 
     async def truncate(self, file: OpenFile, size: int) -> None:
         """Set the length of a file that is open for writing."""
@@ -227,14 +240,13 @@ class OpenFiles:
                 file.stub = None
 
 
-def _open_for(path: bytes, write: bool, *, fall_back: bool = False) -> tuple[int, bool]:
-    """Open a regular file; says whether for writing too."""
+def _open_for(path: bytes, write: bool) -> int:
+    """Open a regular file."""
     flags = os.O_CLOEXEC | os.O_NOCTTY
-    if write:
-        try:
-            return os.open(path, os.O_RDWR | flags), True
-        except PermissionError:
-            # Immutable, or (without root) not readable by its owner.
-            if not fall_back:
-                return os.open(path, os.O_WRONLY | flags), True
-    return os.open(path, os.O_RDONLY | flags), False
+    if not write:
+        return os.open(path, os.O_RDONLY | flags)
+    try:
+        return os.open(path, os.O_RDWR | flags)
+    except PermissionError:
+        # Without root: the owner may write it, and not read it.
+        return os.open(path, os.O_WRONLY | flags)

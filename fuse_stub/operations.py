@@ -44,14 +44,12 @@ class StubOperations(NamespaceOperations):
         trunc = bool(flags & os.O_TRUNC)
         if write or trunc:
             await self._commits.touch(inode)
-        file = await self._files.acquire(inode, write=write or trunc, trunc=trunc)
-        try:
-            if trunc:
-                await self._truncate(file, 0, ctx)
-        except BaseException:
-            self._files.release(file)
-            raise
-        return self._handle(file, write, ctx)
+        if trunc:
+            emptied = await self._files.acquire(inode, write=True, trunc=True)
+            with self._files.using(emptied):
+                await self._truncate(emptied, 0, ctx)
+                return self._handle(await self._files.acquire(inode, write=write), write, ctx)
+        return self._handle(await self._files.acquire(inode, write=write), write, ctx)
 
     def _handle(self, file: OpenFile, write: bool, ctx: RequestContext) -> FileInfo:
         if write:
@@ -88,11 +86,11 @@ class StubOperations(NamespaceOperations):
         try:
             self._give(fd, parent_fd, mode, ctx)
             attributes = self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))
-            file = self._files.adopt(attributes.st_ino, fd)
+            write = flags & os.O_ACCMODE != os.O_RDONLY
+            file = self._files.adopt(attributes.st_ino, fd, write=write)
         except BaseException:
             os.close(fd)
             raise
-        write = flags & os.O_ACCMODE != os.O_RDONLY
         return self._handle(file, write, ctx), attributes
 
     @answers
@@ -100,7 +98,7 @@ class StubOperations(NamespaceOperations):
         handle = self._handles.pop(fh)
         if handle.writes:
             handle.file.writers -= 1
-        self._files.release(handle.file)
+        self._files.release(handle.file, write=handle.writes)
 
     @answers
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
