@@ -1,6 +1,7 @@
 """The verify job: reads everything and checks every invariant, each stated once, with a name."""
 
 import os
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from dedupd.content import open_content
 from dedupd.errors import Damaged, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.ids import HOLE, make_id, show_id
+from dedupd.format.ids import HOLE, container_of, make_id, ordinal_of, show_id
 from dedupd.format.recipe import check_of
 from dedupd.fsutil import open_beneath, opened, read_at, show_path
 from dedupd.store.container import Found, Gap, data_name, payload_is_intact, scan
+from dedupd.store.recipes import Recipe, Span
 from dedupd.store.recovery import (
     container_numbers,
     entry_of,
@@ -33,9 +35,9 @@ INVARIANTS = {
     "record-fingerprint": "every payload's raw bytes have the fingerprint in the header",
     "table-agrees": "the redirection table says what the records say",
     "stub-attribute": "every stub attribute decodes and belongs to this volume",
-    "stub-recipe": "every stub's recipe is there and is the one that it names",
-    "stub-length": "a stub's recipe covers what the stub counts on",
+    "stub-recipe": "every stub's recipe is there, is the one that it names, and long enough",
     "recipe-chunks": "every chunk of a recipe is there, with the length and the check it states",
+    "tree-readable": "every directory of the tree can be read",
 }
 
 
@@ -80,8 +82,7 @@ class Verify:
         self._volume = volume
         self._run = run
         self._report = VerifyReport(started_s=run.started_s)
-        self._chunks: dict[int, tuple[int, int]] = {}
-        self._referenced: set[int] = set()
+        self._chunks = _IntactChunks()
 
     def run(self) -> VerifyReport:
         """Check everything. Raises Cancelled."""
@@ -89,7 +90,8 @@ class Verify:
         for kind in (fmt.Kind.CHUNKS, fmt.Kind.STREAMS):
             self._check_containers(kind)
         self._run.update(phase="stubs", done=0, total=0)
-        for found in walk(self._volume):
+        unreadable: list[str] = []
+        for found in walk(self._volume, errors=unreadable):
             self._run.check()
             if found.is_stub:
                 report.stubs += 1
@@ -98,7 +100,10 @@ class Verify:
             else:
                 report.plain_files += 1
             self._run.update(files=report.stubs + report.plain_files)
-        report.unreferenced_chunks = len(self._chunks) - len(self._referenced)
+        for message in unreadable:
+            where, _, detail = message.partition(": ")
+            self._find("tree-readable", where, detail)
+        report.unreferenced_chunks = self._chunks.unreferenced
         report.by_invariant = dict(Counter(f.invariant for f in report.findings))
         report.outcome = "damaged" if report.findings else "clean"
         report.resources = self._run.resources()
@@ -114,7 +119,11 @@ class Verify:
             numbers = container_numbers(directory)
             self._run.update(phase=f"{kind.name.lower()} containers", total=len(numbers))
             for done, number in enumerate(numbers):
-                self._check_container(directory, kind, number)
+                try:
+                    self._check_container(directory, kind, number)
+                except OSError as error:
+                    where = f"{kind.name.lower()}/{data_name(number).decode()}"
+                    self._find("container-records", where, f"cannot be read: {error.strerror}")
                 self._run.update(done=done + 1)
                 self._run.check()
 
@@ -200,7 +209,7 @@ class Verify:
             return
         if header.kind is fmt.Kind.CHUNKS:
             chunk_id = make_id(header.container, record.ordinal)
-            self._chunks[chunk_id] = record.raw_length, check_of(record.fingerprint)
+            self._chunks.add(chunk_id, record.raw_length, check_of(record.fingerprint))
 
     def _check_table(
         self,
@@ -221,7 +230,8 @@ class Verify:
     def _check_stub(self, path: bytes) -> None:
         where = show_path(path)
         try:
-            with opened(open_beneath(self._volume.data_fd, path, os.O_RDONLY)) as fd:
+            flags = os.O_RDONLY | os.O_NONBLOCK
+            with opened(open_beneath(self._volume.data_fd, path, flags)) as fd:
                 size = os.fstat(fd).st_size
                 try:
                     stub = self._volume.space.read(fd, where)
@@ -236,33 +246,57 @@ class Verify:
             return
         if stub.flags.transient:
             self._report.unsettled += 1
+        missing = list(missing_ranges(local, 0, min(stub.covered, size)))
+        if not missing:
+            return
         try:
             content = open_content(stub, self._volume.recipes, self._volume.read_chunk, where)
         except Damaged as error:
             self._find("stub-recipe", where, str(error))
             return
-        self._check_chunks(where, content.recipe.spans, local, min(stub.covered, size))
-
-    def _check_chunks(
-        self, where: str, spans: Any, local: list[tuple[int, int]], covered: int
-    ) -> None:
-        for start, end in missing_ranges(local, 0, covered):
-            for problem in self._broken(spans, start, end):
+        for start, end in missing:
+            for problem in self._broken(content.recipe, start, end):
                 self._find("recipe-chunks", where, problem)
 
-    def _broken(self, spans: Any, start: int, end: int) -> Iterator[str]:
+    def _broken(self, recipe: Recipe, start: int, end: int) -> Iterator[str]:
         try:
-            for span in spans(start, end):
-                if span.chunk == HOLE:
-                    continue
-                self._referenced.add(span.chunk)
-                if self._chunks.get(span.chunk) != (span.length, span.check):
+            for span in recipe.spans(start, end):
+                if span.chunk != HOLE and not self._chunks.refer(span):
                     yield (
                         f"bytes {span.offset} to {span.offset + span.length}: chunk"
                         f" {show_id(span.chunk)} is missing, damaged or another one"
                     )
         except Damaged as error:
             yield str(error)
+
+
+class _IntactChunks:
+    """Which chunks are there and intact, in 9 bytes each: length and check, and if referred to."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, array[int]] = {}
+        self._referred: dict[int, bytearray] = {}
+
+    def add(self, chunk_id: int, length: int, check: int) -> None:
+        known = self._known.setdefault(container_of(chunk_id), array("Q"))
+        ordinal = ordinal_of(chunk_id)
+        known.extend([0] * (ordinal + 1 - len(known)))
+        known[ordinal] = length << 32 | check
+
+    def refer(self, span: Span) -> bool:
+        """Note that a recipe names a chunk; whether it is there, and the one that is meant."""
+        container, ordinal = container_of(span.chunk), ordinal_of(span.chunk)
+        known = self._known.get(container, ())
+        if ordinal >= len(known) or known[ordinal] != span.length << 32 | span.check:
+            return False
+        self._referred.setdefault(container, bytearray(len(known)))[ordinal] = 1
+        return True
+
+    @property
+    def unreferenced(self) -> int:
+        """How many chunks no recipe has named."""
+        known = sum(len(chunks) - chunks.count(0) for chunks in self._known.values())
+        return known - sum(sum(referred) for referred in self._referred.values())
 
 
 def _place(entry: tbl.Entry) -> tuple[Any, ...]:

@@ -4,9 +4,11 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from dedupd import failpoint
 from dedupd.content import open_content, read_stub
@@ -202,3 +204,35 @@ def run_cli(
         timeout=120,
         check=False,
     )
+
+
+@contextmanager
+def public_directory() -> Iterator[Path]:
+    """A directory that every user may reach and fill; those of pytest are closed."""
+    with TemporaryDirectory(dir="/var/tmp", prefix="dedupd-test-") as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def as_user(action: Callable[[], object], uid: int = 1000) -> None:
+    """Run ``action`` in a child process as somebody who is not root; its failure is the test's."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reader)
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            action()
+            status = 0
+        except BaseException:
+            os.write(writer, traceback.format_exc().encode()[-60_000:])
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        failure = pipe.read().decode()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, failure
