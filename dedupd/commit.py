@@ -11,9 +11,8 @@ import os
 import resource
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dedupd.content import open_content
 from dedupd.control import ControlClient
@@ -46,8 +45,7 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One file to commit: ``path`` is relative to the volume's tree.
 
     ``previous`` is the attribute of a stub whose recipe is replaced, None for a plain file.
@@ -59,8 +57,7 @@ class Request:
     previous: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """The outcome of a request, with a reason where it is not DONE."""
 
     outcome: Outcome
@@ -153,7 +150,9 @@ def _begin(volume: Volume, fd: int, request: Request) -> Begun:
     """Begin the commit of a file that nobody else has open. Raises Busy, FileChanged."""
     if not lease_exclusively(fd):
         raise Busy("it is open in another process")
-    return begin_commit(fd, request.identity, request.recipe, volume.space, volume.disk, request.previous)
+    return begin_commit(
+        fd, request.identity, request.recipe, volume.space, volume.disk, request.previous
+    )
 
 
 def settle_interrupted(volume: Volume, path: bytes) -> None:

@@ -226,12 +226,34 @@ class Ingest:
         self.sums.chunks += len(known)
         at = 0
         for piece, count in zip(pieces, cuts.counts, strict=True):
-            self._extend_recipe(piece, cuts, known, ids, at, count)
+            task = piece.task
+            if count == 1 and piece.final and task.builder is None and not piece.kept:
+                self._name_single_chunk(task, cuts, known, ids, at)
+            else:
+                self._extend_recipe(piece, cuts, known, ids, at, count)
             at += count
             if not piece.final:
                 end = cuts.ends[at - 1] if count else piece.start
-                piece.task.carry = bytes(memoryview(data)[end : piece.end])
+                task.carry = bytes(memoryview(data)[end : piece.end])
         self.sums.lookup_s += time.perf_counter() - began
+
+    def _name_single_chunk(
+        self,
+        task: FileTask,
+        cuts: "_Cuts",
+        known: Sequence[int],
+        ids: dict[bytes, int],
+        at: int,
+    ) -> None:
+        """The recipe of a file that is one chunk: the chunk itself, or a hole."""
+        fingerprint = cuts.fingerprints[at]
+        if cuts.zero[at]:
+            length = cuts.ends[at] - cuts.starts[at]
+            self.sums.zero_bytes += length
+            self._builder(task).push(HOLE, length, HOLE_FINGERPRINT)
+        else:
+            chunk_id = known[at] or ids[fingerprint]
+            task.recipe = RecipeRef(chunk_id, fingerprint[:DIGEST_BYTES], direct=True)
 
     def _extend_recipe(
         self,
@@ -252,10 +274,6 @@ class Ingest:
                 self.sums.zero_bytes += length
             else:
                 chunk_id = known[i] or ids[fingerprint]
-                if count == 1 and piece.final and piece.task.builder is None:
-                    digest = fingerprint[:DIGEST_BYTES]
-                    piece.task.recipe = RecipeRef(chunk_id, digest, direct=True)
-                    return
             self._builder(piece.task).push(chunk_id, length, fingerprint)
 
     def _builder(self, task: FileTask) -> RecipeBuilder:
@@ -348,7 +366,10 @@ class _Cuts:
         hints: list[int] = []
         at = 0
         for piece, count in zip(pieces, counts, strict=True):
-            if count:
+            if count == 1:
+                starts.append(piece.start)
+                hints.append(0)
+            elif count:
                 starts.append(piece.start)
                 starts += ends[at : at + count - 1]
                 hints += [ends[i] - ends[i - 1] for i in range(at + 1, at + count)]

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import DamagedRecipe
@@ -34,8 +35,7 @@ assert _HEADER.size == HEADER_BYTES
 DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeRef:
+class RecipeRef(NamedTuple):
     """What a stub keeps of its recipe: the root's id, and half of that record's fingerprint.
 
     ``direct``: the file is a single chunk, and this is the chunk's id and fingerprint. That spares
