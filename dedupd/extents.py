@@ -1,17 +1,19 @@
 """Extents that are allocated but were never written (``FS_IOC_FIEMAP``).
 
-They read as zeros, and ``SEEK_DATA`` calls them holes, until somebody reads them: then their pages
-are in the cache and ``SEEK_DATA`` calls them data (seen on ext4 and XFS). ext4 and XFS leave such
-extents behind when the machine stops between the allocation and the write of a block, and
-``fallocate`` makes them. In a stub they have to be holes.
+They read as zeros, and ``SEEK_DATA`` calls them holes, until somebody reads them, or the kernel
+reads ahead into them: then their pages are in the cache and ``SEEK_DATA`` calls them data (seen on
+ext4 and XFS). ext4 and XFS leave such extents behind when the machine stops between the allocation
+and the write of a block, and ``fallocate`` makes them. In a stub they have to be holes.
 """
 
 import errno
 import fcntl
+import os
 import struct
 from collections.abc import Iterator
 
 from dedupd.disk import Disk
+from dedupd.fsutil import data_ranges
 
 _FIEMAP = 0xC020_660B
 _HEAD = struct.Struct("<QQIIII")
@@ -19,6 +21,7 @@ _EXTENT = struct.Struct("<QQQQQIIII")
 _LAST = 0x1
 _UNWRITTEN = 0x800
 _EXTENTS_PER_CALL = 256
+_SYNC_FIRST = 0x1
 
 
 def unwritten_ranges(fd: int, end: int) -> Iterator[tuple[int, int]]:
@@ -26,10 +29,14 @@ def unwritten_ranges(fd: int, end: int) -> Iterator[tuple[int, int]]:
 
     None on a file system that can't tell, which is one that does not outlive the machine (tmpfs).
     """
+    return _unwritten(fd, end, 0)
+
+
+def _unwritten(fd: int, end: int, flags: int) -> Iterator[tuple[int, int]]:
     position = 0
     while position < end:
         buffer = bytearray(_HEAD.size + _EXTENTS_PER_CALL * _EXTENT.size)
-        _HEAD.pack_into(buffer, 0, position, end - position, 0, 0, _EXTENTS_PER_CALL, 0)
+        _HEAD.pack_into(buffer, 0, position, end - position, flags, 0, _EXTENTS_PER_CALL, 0)
         try:
             fcntl.ioctl(fd, _FIEMAP, buffer)
         except OSError as error:
@@ -40,14 +47,40 @@ def unwritten_ranges(fd: int, end: int) -> Iterator[tuple[int, int]]:
         if count == 0:
             return
         for at in range(count):
-            start, _, length, _, _, flags, *_ = _EXTENT.unpack_from(
+            start, _, length, _, _, kind, *_ = _EXTENT.unpack_from(
                 buffer, _HEAD.size + at * _EXTENT.size
             )
-            if flags & _UNWRITTEN and start < end:
+            if kind & _UNWRITTEN and start < end:
                 yield start, start + length
             position = start + length
-            if flags & _LAST:
+            if kind & _LAST:
                 return
+
+
+def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
+    """(start, end) ranges below ``end`` that somebody wrote, whatever was only allocated or read.
+
+    For those who may not, or need not, :func:`drop_unwritten`.
+    """
+    if os.fstat(fd).st_blocks == 0:
+        return list(data_ranges(fd, 0, end))
+    if next(unwritten_ranges(fd, end), None) is None:
+        return list(data_ranges(fd, 0, end))
+    # What is only in memory yet counts as written, so it has to be on disk to tell.
+    unwritten = list(_unwritten(fd, end, _SYNC_FIRST))
+    return [
+        part for start, stop in data_ranges(fd, 0, end) for part in _without(unwritten, start, stop)
+    ]
+
+
+def _without(cut: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """What is left of [start, end) without the ranges ``cut``, which are ascending."""
+    for begin, stop in cut:
+        if start < min(begin, end):
+            yield start, min(begin, end)
+        start = max(start, stop)
+    if start < end:
+        yield start, end
 
 
 def drop_unwritten(fd: int, size: int, disk: Disk) -> None:

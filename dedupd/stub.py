@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.disk import Disk
 from dedupd.errors import Damaged, FileChanged, NoSpace
-from dedupd.extents import drop_unwritten
+from dedupd.extents import drop_unwritten, written_ranges
 from dedupd.failpoint import define, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
@@ -213,8 +213,8 @@ def _punch_and_settle(
 
 
 def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int]]:
-    """(start, end) ranges of a stub in the file itself: its map, and whatever has blocks."""
-    ranges = sorted([*data_ranges(fd, 0, size), *((o, min(o + n, size)) for o, n in stub.local)])
+    """(start, end) ranges of a stub in the file itself: its map, and whatever was written."""
+    ranges = sorted([*written_ranges(fd, size), *((o, min(o + n, size)) for o, n in stub.local)])
     merged: list[tuple[int, int]] = []
     for start, end in ranges:
         if merged and start <= merged[-1][1]:

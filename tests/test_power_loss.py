@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from dedupd import native
 from dedupd.content import open_content
 from dedupd.disk import Disk
 from dedupd.enable import enable
 from dedupd.errors import DedupdError, FileChanged
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
-from dedupd.fsutil import opened
+from dedupd.fsutil import data_ranges, opened
 from dedupd.sparse import SparseStub
 from dedupd.store.writer import ContainerWriter
 from dedupd.stub import FileIdentity, begin_commit, finish_commit, revert_commit
@@ -484,6 +485,29 @@ def test_a_power_cut_loses_nothing_in_a_thousand_states(fast: Path, name: str) -
     began = time.monotonic()
     states = explore(fast, SCENARIOS[name], STATES_PER_SCENARIO_SLOW, seed=2)
     print(f"\n{name}: {states} distinct states in {time.monotonic() - began:.0f} s")
+
+
+# --- what the simulated disk cannot show -----------------------------------------------------
+
+
+def test_blocks_that_were_only_allocated_stay_holes_when_they_are_read_ahead(fast: Path) -> None:
+    """A power cut leaves blocks behind that no write reached; the kernel reads ahead into them."""
+    root = fast / "root"
+    optimised_volume(root)
+    before = contents(root)
+    path = root / ".dedupd/data/base"
+    with opened(os.open(path, os.O_RDWR)) as fd:
+        os.pwrite(fd, before["base"][:4096], 0)
+        native.fallocate_keep_size(fd, 4096, 3 * 4096)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.pread(fd, 4096, 0)
+        assert list(data_ranges(fd, 0, 4 * 4096)) != [(0, 4096)], "the kernel did not read ahead"
+    assert contents(root) == before
+    crash.optimize_volume(root)
+    assert contents(root) == before
+    assert crash.verify_volume(root).findings == []
+    crash.remove(root)
 
 
 # --- the simulation itself --------------------------------------------------------------------
