@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,13 +39,25 @@ def test_every_key_can_be_set() -> None:
         no_compress_types = ["zip"]
         compression_level = 7
         compression_min_saving = 0.1
+        partial_files = false
+        partial_local_max = 0.25
         memory = "1 GiB"
         cores = 2
         """,
         WHERE,
     )
     assert policy == Policy(
-        43200, 1 << 20, ("*.tmp", "cache/"), ("mp4", "jpg"), ("zip",), 7, 0.1, 1 << 30, 2
+        age_s_min=43200,
+        size_bytes_min=1 << 20,
+        exclude=("*.tmp", "cache/"),
+        exclude_types=("mp4", "jpg"),
+        no_compress_types=("zip",),
+        compression_level=7,
+        compression_saving_min=0.1,
+        partial_files=False,
+        partial_local_max=0.25,
+        memory_bytes_max=1 << 30,
+        cores_max=2,
     )
 
 
@@ -68,6 +81,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("compression_min_saving", "nan", "write a fraction"),
     ("compression_min_saving", 10**400, "write a fraction"),
     ("compression_min_saving", [], "write a fraction"),
+    ("partial_files", "yes", "write true or false"),
+    ("partial_files", 1, "write true or false"),
+    ("partial_local_max", 2, "write a fraction"),
     ("memory", "much", "'much' is not a size"),
     ("cores", -1, "write a whole number from 0 to 1024"),
     ("cores", False, "write a whole number from 0 to 1024"),
@@ -204,6 +220,7 @@ def test_setting_a_key_keeps_comments_and_the_other_keys() -> None:
         ("cores", "2", "cores_max", 2),
         ("exclude", "*.tmp, cache/", "exclude", ("*.tmp", "cache/")),
         ("exclude", "", "exclude", ()),
+        ("partial_files", "false", "partial_files", False),
         ("compression_min_saving", "0.2", "compression_saving_min", 0.2),
         ("min_size", "64k", "size_bytes_min", 65536),
     ],
@@ -231,7 +248,7 @@ def test_the_documentation_describes_every_key_with_its_default() -> None:
     assert list(sections) == list(KEYS)
     for key in KEYS.values():
         shown = key.show(getattr(Policy(), key.attribute))
-        default = f'"{shown}"' if isinstance(shown, str) else str(shown)
+        default = tomlkit.item(shown).as_string()
         assert f"Default: `{default}`" in sections[key.name]
 
 
