@@ -20,6 +20,9 @@ pub struct Chunk {
     pub zero: bool,
 }
 
+/// Chunks that a thread takes at once where a segment is too large to be one thread's.
+const BATCH: usize = 8;
+
 /// The chunks of each segment.
 pub fn process(
     chunker: &Chunker,
@@ -42,13 +45,12 @@ pub fn process(
         });
     });
     if !fused {
-        for chunks in &mut out {
-            parallel::for_each(chunks.chunks_mut(8), threads, |batch| {
-                for chunk in batch {
-                    identify(chunk, algorithm, data);
-                }
-            });
-        }
+        let mut all: Vec<&mut Chunk> = out.iter_mut().flatten().collect();
+        parallel::for_each(all.chunks_mut(BATCH), threads, |batch| {
+            for chunk in batch {
+                identify(chunk, algorithm, data);
+            }
+        });
     }
     out
 }
