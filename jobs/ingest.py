@@ -77,9 +77,9 @@ class Store:
         self.chunks = ContainerWriter(volume.directory(Kind.CHUNKS), Kind.CHUNKS, uuid, disk)
         self.streams = ContainerWriter(volume.directory(Kind.STREAMS), Kind.STREAMS, uuid, disk)
         self.index = MemoryIndex()
-        self.index.load(self.chunks.recover())
+        self.chunks.recover(self.index.load)
         recipe_index = MemoryIndex()
-        recipe_index.load(self.streams.recover())
+        self.streams.recover(recipe_index.load)
         self.recipes = RecipeWriter(self.streams, recipe_index, volume.parameters.fingerprint)
 
     def begin_sync(self) -> tuple[SyncPoint, SyncPoint]:

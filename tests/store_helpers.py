@@ -58,7 +58,9 @@ class Records:
             self.disk,
             container_bytes_max=self.container_bytes_max,
         )
-        return writer, writer.recover()
+        recovered: list[Recovered] = []
+        writer.recover(recovered.append)
+        return writer, recovered
 
     def append(self, *payloads: bytes, level: int = 3) -> list[int]:
         """Append records; returns their ids."""

@@ -43,7 +43,8 @@ def test_the_index_of_a_store_finds_every_record(tmp_path: Path) -> None:
         store.append(noise(300, seed))
     store.writer.sync()
     index = MemoryIndex()
-    index.load(store.reopen())
+    for container in store.reopen():
+        index.load(container)
     asked = b"".join(native.fingerprint(content) for content in store.contents.values())
     assert list(index.lookup(asked)) == list(store.contents)
 

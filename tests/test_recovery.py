@@ -141,7 +141,8 @@ def test_a_record_found_damaged_is_never_taken_for_a_duplicate(tmp_path: Path) -
     states = store.reopen()
     assert [entry.state for entry in states[0].entries] == [tbl.State.QUARANTINED, tbl.State.LIVE]
     index = MemoryIndex()
-    index.load(states)
+    for state in states:
+        index.load(state)
     fingerprints = b"".join(native.fingerprint(store.contents[one]) for one in (broken, whole))
     assert list(index.lookup(fingerprints)) == [0, whole]
 

@@ -7,6 +7,7 @@ every read, and a scan of the container builds it anew.
 import enum
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -52,8 +53,7 @@ class TableHeader:
     synced_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One chunk: where its record begins in the container, and its state."""
 
     fingerprint: bytes
@@ -119,7 +119,7 @@ def decode_entry(data: bytes | memoryview, seed: int) -> Entry | None:
     body = bytes(data[: _ENTRY.size])
     if _U16.unpack_from(data, _ENTRY.size)[0] != xxhash.xxh3_64_intdigest(body, seed=seed) & 0xFFFF:
         return None
-    entry = Entry(*_ENTRY.unpack(body))
+    entry = Entry._make(_ENTRY.unpack(body))
     return entry if entry.state in _STATES else None
 
 

@@ -1,7 +1,7 @@
 """The index as one table in RAM, about 48 bytes a chunk: exact, simple, loaded from the tables."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dedupd import native
 from dedupd.format.ids import make_id
@@ -26,13 +26,12 @@ class MemoryIndex:
     def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:
         self._map.insert(fingerprints, array("Q", ids))
 
-    def load(self, containers: Iterable[Recovered]) -> None:
-        """Insert every chunk whose bytes are there."""
-        for container in containers:
-            number = container.header.container
-            live = [
-                (entry.fingerprint, make_id(number, ordinal))
-                for ordinal, entry in enumerate(container.entries)
-                if entry.state in _USABLE
-            ]
-            self.insert(b"".join(fp for fp, _ in live), [chunk_id for _, chunk_id in live])
+    def load(self, container: Recovered) -> None:
+        """Insert every chunk of a container whose bytes are there."""
+        number = container.header.container
+        live = [
+            (entry.fingerprint, make_id(number, ordinal))
+            for ordinal, entry in enumerate(container.entries)
+            if entry.state in _USABLE
+        ]
+        self.insert(b"".join(fp for fp, _ in live), [chunk_id for _, chunk_id in live])

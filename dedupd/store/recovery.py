@@ -236,7 +236,7 @@ def _entries_below(fd: int, header: fmt.FileHeader, end: int, count_min: int) ->
         entries += [LOST] * (item.record.ordinal + 1 - len(entries))
         entry = entry_of(item)
         if not payload_is_intact(fd, item):
-            entry = replace(entry, state=tbl.State.QUARANTINED)
+            entry = entry._replace(state=tbl.State.QUARANTINED)
         entries[item.record.ordinal] = entry
     return entries
 

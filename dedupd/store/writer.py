@@ -3,7 +3,7 @@
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,22 +90,24 @@ class ContainerWriter:
         self._last_number = 0
         self.appended_bytes = 0
 
-    def recover(self) -> list[Recovered]:
+    def recover(self, visit: Callable[[Recovered], None]) -> None:
         """Put every container in order and go on in the last one where that is safe.
 
-        Containers that cannot be opened at all are left for scrub, unless a crash interrupted
-        their creation. Must be called first.
+        ``visit`` is shown each container once: the entries of all of them need not fit into memory
+        together. Containers that cannot be opened at all are left for scrub, unless a crash
+        interrupted their creation. Must be called first.
         """
-        states = []
+        last: Recovered | None = None
         self._last_number = last_number(self._dir_fd)
         for number in container_numbers(self._dir_fd):
             try:
-                states.append(recover(self._dir_fd, number, self._kind, self._volume, self._disk))
+                last = recover(self._dir_fd, number, self._kind, self._volume, self._disk)
             except DamagedContainer:
                 discard_unfinished(self._dir_fd, number, self._disk)
-        if states and states[-1].header.container == self._last_number and states[-1].appendable:
-            self._reopen(states[-1])
-        return states
+                continue
+            visit(last)
+        if last is not None and last.header.container == self._last_number and last.appendable:
+            self._reopen(last)
 
     def _reopen(self, state: Recovered) -> None:
         header = state.header
