@@ -167,10 +167,10 @@ def test_zeros_are_cut_at_the_maximum(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_zeros_match_no_suffix_of_the_pattern(preset: str) -> None:
-    chunking = PRESETS[preset]
-    shortest = chunking.bits - chunking.regression
-    assert chunking.pattern & ((1 << shortest) - 1) != 0
+def test_no_run_of_one_byte_has_a_match(preset: str) -> None:
+    worker = chunker(PRESETS[preset])
+    for byte in range(256):
+        assert worker.candidates(bytes([byte]) * 200) == b""
 
 
 @given(
