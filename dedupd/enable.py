@@ -68,11 +68,22 @@ def enable(
             raise UsageError(f"{base} exists and is not ours; move it away")
         with opened(_open_dir(root_fd, _BASE)) as base_fd:
             if _read_optional(base_fd, ENABLING) is None:
-                attribute = probe(base_fd, root, disk)
+                try:
+                    attribute = probe(base_fd, root, disk)
+                except UnsuitableFileSystem as error:
+                    _leave_untouched(root_fd, base_fd, before, disk)
+                    raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
                 parameters = new_parameters(chunk_size, fingerprint, attribute)
                 _prepare(root_fd, base_fd, before, parameters, policy_text(policy_values), disk)
             reach(_PREPARED)
             return _move_in(root, root_fd, base_fd, disk)
+
+
+def _leave_untouched(root_fd: int, base_fd: int, before: os.stat_result, disk: Disk) -> None:
+    """Remove the ``.dedupd`` that was just made, unless an earlier call got further."""
+    if not os.listdir(base_fd):
+        disk.remove_dir(root_fd, _BASE)
+        disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
 
 
 def _prepare(
@@ -352,7 +363,7 @@ def _probe_blocks(fd: int, where: str, disk: Disk) -> None:
 
     def expect(ranges: Iterable[tuple[int, int]], what: str) -> None:
         if list(data_ranges(fd, 0, 8 * block)) != list(ranges):
-            raise UnsuitableFileSystem(f"{where}: this file system {what}; use ext4, XFS or btrfs")
+            raise UnsuitableFileSystem(f"{where}: this file system {what}")
 
     disk.write_at(fd, [os.urandom(8 * block - 100)], 0)
     try:

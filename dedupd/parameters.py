@@ -3,6 +3,9 @@
 import json
 import uuid as uuidlib
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
 
 from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat, UsageError
@@ -17,6 +20,9 @@ PATTERN = 0xCB6B
 and the regression, so that runs of zeros match nowhere and are cut at S_max."""
 
 FINGERPRINTS = ("blake3", "sha256")
+
+ATTRIBUTES = ("trusted.dedupd", "user.dedupd")
+"""Where stubs can keep their attribute: closed to users, or on a volume of a user's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ class Parameters:
         return native.Chunker(**asdict(self.chunking), fingerprint=self.fingerprint, path=path)
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=2).encode() + b"\n"
+        fields = asdict(self)
+        return json.dumps({**fields, "check": check_of(fields)}, indent=2).encode() + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Parameters":
@@ -73,14 +80,28 @@ class Parameters:
                     f"{where}: volume format {version}; this program reads {FORMAT}. Use the"
                     " version of dedupd that wrote it, or a newer one"
                 )
+            if fields.pop("check") != check_of(fields):
+                raise ValueError("it fails its checksum")
             chunking = Chunking(**fields.pop("chunking"))
             parameters = cls(chunking=chunking, **fields)
             uuidlib.UUID(parameters.uuid)
+            if parameters.fingerprint not in FINGERPRINTS:
+                raise ValueError(f"fingerprint {parameters.fingerprint!r}")
+            if parameters.attribute not in ATTRIBUTES:
+                raise ValueError(f"attribute {parameters.attribute!r}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(
                 f"{where}: not a valid volume file ({error}); restore it from a backup"
             ) from error
         return parameters
+
+
+def check_of(fields: dict[str, Any]) -> str:
+    """The checksum of a volume file's other fields.
+
+    Were the name of the attribute read wrongly, every stub would look like a plain file of zeros.
+    """
+    return xxhash.xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())
 
 
 def new_parameters(chunk_size: str, fingerprint: str, attribute: str) -> Parameters:

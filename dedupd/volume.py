@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
 from dedupd import mounts
@@ -25,7 +25,7 @@ STORE_DIRS = {Kind.CHUNKS: "store/chunks", Kind.STREAMS: "store/streams"}
 
 
 class Volume:
-    """An enabled volume.
+    """An enabled volume; closes ``base_fd``, also where it cannot be opened.
 
     ``base`` is the path of its ``.dedupd``: where a mount covers the volume, it is reached through
     a descriptor that the mount's process hands out.
@@ -36,13 +36,18 @@ class Volume:
         self.base = base
         self.base_fd = base_fd
         self.disk = disk
-        self.parameters = Parameters.from_json(
-            self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
-        )
-        self.space = AttributeSpace(self.parameters.attribute.encode(), self.parameters.uuid_bytes)
-        self.data_fd = os.open(
-            os.path.join(base, "data"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        )
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, base_fd)
+            self.parameters = Parameters.from_json(
+                self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
+            )
+            self.space = AttributeSpace(
+                self.parameters.attribute.encode(), self.parameters.uuid_bytes
+            )
+            self.data_fd = os.open(
+                os.path.join(base, "data"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+            on_failure.pop_all()
         self.block_bytes = block_bytes_of(self.data_fd)
 
     @classmethod
