@@ -269,5 +269,5 @@ def _confidence(study: Study, profile: ProfileAdvice) -> str:
     word = "High" if margin < 1 else "Medium" if margin < 3 else "Low"
     return (
         f"{word}: from {sampled:,} sampled chunks; the true savings are within {margin:.1f} points"
-        " of what is stated here with a probability of 95 %."
+        " of what is stated here with a probability of 95%."
     )

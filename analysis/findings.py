@@ -82,7 +82,7 @@ def _duplicate_share(rows: Sequence[DuplicateShareRow]) -> str:
     middle = sum(row.duplicate_bytes for row in rows if 40 <= row.share_percent < 95)
     return (
         f"{partly / duplicate:.0%} of the duplicate bytes lie in files of which only a part is"
-        f" duplicate, {middle / duplicate:.0%} in files with 40 % to 95 % duplicate chunks."
+        f" duplicate, {middle / duplicate:.0%} in files with 40% to 95% duplicate chunks."
     )
 
 
@@ -138,7 +138,7 @@ def _compressibility(rows: Sequence[CompressibilityRow]) -> str:
     return (
         f"The best compressible half of the chunks gives {best:.0%} of the compression savings;"
         f" {sum(r.chunks for r in stuck) / chunks:.0%} of the chunks"
-        f" ({sum(r.data_bytes for r in stuck) / data:.0%} of the bytes) shrink by less than 5 % and"
+        f" ({sum(r.data_bytes for r in stuck) / data:.0%} of the bytes) shrink by less than 5% and"
         " are stored as they are."
     )
 

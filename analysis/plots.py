@@ -10,7 +10,7 @@ matplotlib.use("svg")
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from analysis.chunkings import BASIC_SUFFIX, FIXED, SIZES
 from analysis.database import EVERYTHING
@@ -186,7 +186,7 @@ def _duplication(axes: Axes, rows: Sequence[DuplicationRow]) -> None:
     ordered = sorted(rows, key=lambda row: -row.copies_min)
     places = range(len(ordered))
     axes.bar(places, [row.chunks for row in ordered], color=COLOURS[5], label="chunks (left)")
-    axes.set_yscale("log")
+    _logarithmic(axes)
     axes.set_xticks(places, [_bin(row.copies_min) for row in ordered])
     axes.grid(axis="x", visible=False)
     axes.set(xlabel="Copies of the chunk", ylabel="Distinct chunks")
@@ -204,6 +204,13 @@ def _duplication(axes: Axes, rows: Sequence[DuplicationRow]) -> None:
     right.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
     right.legend(handles=handles, loc="upper left")
+
+
+def _logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis, whose numbers are plain text."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _bin(copies_min: int) -> str:
@@ -256,7 +263,7 @@ def _frequency(axes: Axes, rows: Sequence[FrequencyRow]) -> None:
             linestyle=DASHES[at % len(DASHES)],
         )
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    _logarithmic(axes)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axes.set(xlabel="Copies, at least", ylabel="Distinct chunks")
     axes.legend(loc="upper right", ncols=2)

@@ -64,7 +64,8 @@ class Cursor:
 
 @dataclass(slots=True)
 class Batch:
-    """A buffer of content. Pieces lie in it without gaps, and only the last may be unfinished.
+    """A buffer of content. Pieces lie in it without gaps; only the last may be unfinished, or have
+    a hole behind it.
 
     In front of an unfinished file's next piece are the bytes that precede it in the file, as many
     as ``HEADROOM_BYTES``. ``after`` is where the batch ends.
@@ -302,7 +303,8 @@ class _Filler:
         self._fill = piece.end
         if piece.final:
             batch.after = Cursor(piece.file + 1, 0)
-            if len(batch.pieces) >= PIECES_PER_BATCH_MAX or self._fill == len(batch.buffer):
+            full = self._fill == len(batch.buffer) or len(batch.pieces) >= PIECES_PER_BATCH_MAX
+            if full or piece.hole:
                 self._emit()
             return
         batch.after = Cursor(piece.file, piece.position + piece.end - piece.start + piece.hole)

@@ -91,7 +91,7 @@ def printable(text: str) -> str:
 
 
 def _percent(value: float | None, decimals: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{decimals}f} %"
+    return "–" if value is None else f"{100 * value:.{decimals}f}%"
 
 
 def _sources(study: Study) -> dict[str, str]:

@@ -1,0 +1,426 @@
+"""Collecting chunk logs: every byte once, in bounded memory, and never in anybody's way."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from unittest.mock import patch
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from analysis import collect as collecting
+from analysis import reading
+from analysis.chunkings import ALL, DEFAULT
+from analysis.collect import Unwatched, collect
+from analysis.generate import generate
+from analysis.lanes import Selection
+from analysis.log import HOLE_MARK, Log
+from analysis.scan import file_type
+from dedupd.errors import Damaged, UsageError
+from dedupd.policy import Policy
+from dedupd.units import MIB
+from tests.analysis_helpers import collected, spec_of, study_of
+from tests.analysis_oracle import cut
+
+Row = tuple[bytes, int, int, int, int, int]
+
+
+def rows_of(log: Log, chunking: str = DEFAULT) -> list[Row]:
+    """(path, offset, length, compressed, fingerprint) of all chunks, in the order of the file."""
+    parts = log.parts("chunks", f"chunking={chunking}")
+    return duckdb.execute(
+        "SELECT path, offset_bytes, length_bytes, compressed_bytes, fp_high, fp_low"
+        " FROM read_parquet(?, hive_partitioning = false) JOIN read_parquet(?) USING (file)"
+        " ORDER BY path, offset_bytes",
+        [parts, log.files_path()],
+    ).fetchall()
+
+
+def whole_of(log: Log) -> list[tuple[bytes, int, int, int, int, int]]:
+    return duckdb.execute(
+        "SELECT path, length_bytes, zero_bytes, hole_bytes, w.fp_high, w.fp_low"
+        " FROM read_parquet(?) AS w JOIN read_parquet(?) USING (file) ORDER BY path",
+        [log.parts("whole"), log.files_path()],
+    ).fetchall()
+
+
+def failures_of(log: Log) -> dict[bytes, str]:
+    if not (parts := log.parts("failures")):
+        return {}
+    return dict(duckdb.execute("SELECT path, reason FROM read_parquet(?)", [parts]).fetchall())
+
+
+class StopAt(Unwatched):
+    """Stops the collection at the given call of ``check``."""
+
+    class Stopped(Exception):
+        pass
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise self.Stopped
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files, files over several batches, and sparse ones."""
+    root = tmp_path_factory.mktemp("tree") / "tree"
+    generate(str(root), 4 * MIB, seed=5)
+    rng = random.Random(1)
+    large = rng.randbytes(20 * MIB)
+    (root / "large.bin").write_bytes(large)
+    (root / "shifted.bin").write_bytes(b"!" + large[: 9 * MIB])
+    with open(root / "sparse.img", "wb") as file:
+        for offset in (0, 5 * MIB + 12345, 60 * MIB, 70 * MIB - 100):
+            file.seek(offset)
+            file.write(rng.randbytes(300_000))
+        file.truncate(100 * MIB + 7)
+    (root / "only a hole").touch()
+    os.truncate(root / "only a hole", 5 * MIB)
+    return root
+
+
+@pytest.fixture(scope="module")
+def complete(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return collected(tmp_path_factory.mktemp("out"), spec_of({"x": tree}, level=0))
+
+
+@pytest.mark.parametrize("chunking", ALL)
+def test_chunks_are_those_of_each_file_cut_alone(complete: Log, tree: Path, chunking: str) -> None:
+    logged = defaultdict(list)
+    for path, offset, length, _, high, low in rows_of(complete, chunking):
+        if high or low > HOLE_MARK:
+            logged[path].append((offset, length))
+    for path in tree.rglob("*"):
+        if path.is_file() and path.stat().st_size:
+            expected = [
+                (chunk.offset, chunk.length)
+                for chunk in cut(path.read_bytes(), chunking)
+                if chunk.content is not None
+            ]
+            assert logged[os.fsencode(path.relative_to(tree))] == expected, path
+
+
+@pytest.mark.parametrize("chunking", ["64k", "4k", "fixed-64k"])
+def test_rows_cover_each_file_without_gaps(complete: Log, tree: Path, chunking: str) -> None:
+    reached: dict[bytes, int] = defaultdict(int)
+    for path, offset, length, *_ in rows_of(complete, chunking):
+        assert offset == reached[path]
+        reached[path] += length
+    for path in tree.rglob("*"):
+        if path.is_file():
+            assert reached[os.fsencode(path.relative_to(tree))] == path.stat().st_size
+
+
+def test_holes_are_neither_read_nor_counted_as_data(complete: Log, tree: Path) -> None:
+    sizes = {path: (length, hole) for path, length, _, hole, _, _ in whole_of(complete)}
+    length, hole = sizes[b"sparse.img"]
+    assert length + hole == 100 * MIB + 7
+    assert 90 * MIB < hole < 99 * MIB
+    assert sizes[b"only a hole"][1] > 4 * MIB
+
+
+def test_a_hole_and_written_zeros_are_the_same_content(tmp_path: Path) -> None:
+    data = random.Random(2).randbytes(100_000)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "written").write_bytes(data + bytes(3 * MIB) + data)
+    with open(tree / "sparse", "wb") as file:
+        file.write(data)
+        file.seek(3 * MIB, os.SEEK_CUR)
+        file.write(data)
+    sparse, written = whole_of(collected(tmp_path / "out", spec_of({"x": tree}, level=0)))
+    assert sparse[3] > 0
+    assert written[3] == 0
+    assert sparse[4:] == written[4:]
+
+
+@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@given(stops=st.lists(st.integers(0, 4), min_size=1, max_size=4))
+def test_a_stopped_collection_goes_on_as_if_nothing_had_happened(
+    tree: Path, complete: Log, tmp_path_factory: pytest.TempPathFactory, stops: list[int]
+) -> None:
+    out = tmp_path_factory.mktemp("stopped")
+    log = Log.create(str(out / "log"), spec_of({"x": tree}, ("64k", "4k-basic"), level=0))
+    with patch.object(reading, "BATCH_BYTES", 3 * MIB):
+        for number in stops:
+            with suppress(StopAt.Stopped):
+                collect(Log.open(log.path), str(out), StopAt(number))
+        log = Log.open(log.path)
+        collect(log, str(out))
+    assert rows_of(log) == rows_of(complete)
+    assert rows_of(log, "4k-basic") == rows_of(complete, "4k-basic")
+    assert whole_of(log) == whole_of(complete)
+    shutil.rmtree(out)
+
+
+def test_a_killed_collection_goes_on_from_its_last_checkpoint(
+    tree: Path, complete: Log, tmp_path: Path
+) -> None:
+    log = Log.create(str(tmp_path / "log"), spec_of({"x": tree}, ("64k", "8k"), level=0))
+    program = (
+        "import os, sys\n"
+        "from analysis import collect\n"
+        "from analysis.log import Log\n"
+        "class Kill(collect.Unwatched):\n"
+        "    left = 6\n"
+        "    def check(self):\n"
+        "        self.left -= 1\n"
+        "        if not self.left: os.kill(os.getpid(), 9)\n"
+        "collect.CHECKPOINT_S = 0\n"
+        "collect.collect(Log.open(sys.argv[1]), sys.argv[2], Kill())\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, log.path, tmp_path], check=False)
+    assert killed.returncode == -9
+    log = Log.open(log.path)
+    assert log.checkpoint.position > 0, "it was killed within a file"
+    # What an interrupted run leaves behind its checkpoint is of no account.
+    stray = Path(log.path, "chunks/chunking=64k", f"part-{log.checkpoint.parts + 1:05d}.parquet")
+    stray.write_bytes(b"half a file")
+    collect(log, str(tmp_path))
+    assert rows_of(log) == rows_of(complete)
+    assert rows_of(log, "8k") == rows_of(complete, "8k")
+    assert whole_of(log) == whole_of(complete)
+
+
+def test_a_complete_collection_is_not_repeated(complete: Log) -> None:
+    before = complete.checkpoint.parts
+    collect(Log.open(complete.path), "/", StopAt(0))
+    assert Log.open(complete.path).checkpoint.parts == before
+
+
+@given(
+    low=st.lists(st.integers(0, 2**64 - 1), min_size=1),
+    sample=st.sampled_from([0.001, 0.01, 0.5, 1.0]),
+    salt=st.integers(0, 1 << 20),
+)
+def test_a_chunk_in_a_small_sample_is_in_every_larger_one(
+    low: list[int], sample: float, salt: int
+) -> None:
+    words = np.array(low, np.uint64)
+    small, large = Selection(sample, salt).of(words), Selection(min(1, 2 * sample), salt).of(words)
+    assert (large | ~small).all()
+    assert Selection(1.0, salt).of(words).all()
+
+
+def test_a_sample_has_the_chosen_chunks_wherever_they_occur(
+    tree: Path, complete: Log, tmp_path: Path
+) -> None:
+    log = collected(tmp_path, spec_of({"x": tree}, ("4k",), sample=0.1, salt=7, level=0))
+    full = rows_of(complete, "4k")
+    low = np.array([row[5] for row in full], np.uint64)
+    chosen = Selection(0.1, 7).of(low)
+    blank = [row[4] == 0 and row[5] <= HOLE_MARK for row in full]
+    expected = [row for row, yes, no in zip(full, chosen, blank, strict=True) if yes or no]
+    assert rows_of(log, "4k") == expected
+    assert 0.05 < chosen.mean() < 0.15
+
+
+def test_files_that_vanish_or_change_are_reported_and_do_not_count(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    for name in ("gone", "now a directory", "now a pipe", "shrunk", "fine", "also fine"):
+        (tree / "sub").mkdir(parents=True, exist_ok=True)
+        (tree / "sub" / name).write_bytes(random.Random(name).randbytes(200_000))
+    out = tmp_path / "out"
+    out.mkdir()
+    log = Log.create(str(out / "log"), spec_of({"x": tree}))
+    with pytest.raises(StopAt.Stopped):
+        collect(log, str(out), StopAt(0))
+    for name in ("gone", "now a directory", "now a pipe"):
+        (tree / "sub" / name).unlink()
+    (tree / "sub/now a directory").mkdir()
+    os.mkfifo(tree / "sub/now a pipe")
+    os.truncate(tree / "sub/shrunk", 0)
+    collect(log, str(out))
+    reasons = failures_of(log)
+    assert reasons.keys() == {
+        b"sub/gone",
+        b"sub/now a directory",
+        b"sub/now a pipe",
+        b"sub/shrunk",
+    }
+    study = study_of(log)
+    [row] = study.table1_datasets
+    assert (row.files, row.unread_files, row.data_bytes) == (2, 4, 400_000)
+    savings = study.savings(DEFAULT)
+    assert savings is not None
+    assert savings.unique_bytes == 400_000
+    assert sum(study.failures.by_reason.values()) == 4
+
+
+def test_a_file_that_fails_half_way_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number in range(3):
+        content = random.Random(number).randbytes(9 * MIB)
+        (tree / f"file{number}").write_bytes(content)
+    read = reading._read_uncached
+
+    def failing(fd: int, view: memoryview, offset: int) -> int:
+        """A disk that cannot read the end of one of the files."""
+        if offset > 0 and os.readlink(f"/proc/self/fd/{fd}").endswith("file1"):
+            raise OSError(5, "Input/output error")
+        return read(fd, view, offset)
+
+    monkeypatch.setattr(reading, "_read_uncached", failing)
+    chunkings = ("64k", "8k", "fixed-64k")
+    log = collected(tmp_path / "out", spec_of({"x": tree}, chunkings, level=0))
+    assert failures_of(log) == {b"file1": "cannot be read: Input/output error"}
+    assert any(path == b"file1" for path, *_ in rows_of(log)), "some of its chunks are logged"
+    study = study_of(log)
+    for chunking in chunkings:
+        row = study.savings(chunking)
+        assert row is not None
+        assert row.unique_bytes == row.data_bytes == 18 * MIB
+
+
+@pytest.mark.root
+def test_what_may_not_be_read_is_reported(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "closed").mkdir(parents=True)
+    (tree / "closed/file").write_bytes(b"x" * 1000)
+    (tree / "secret").write_bytes(b"x" * 1000)
+    (tree / "open").write_bytes(b"x" * 1000)
+    (tree / "secret").chmod(0)
+    (tree / "closed").chmod(0)
+    out = tmp_path / "out"
+    out.mkdir()
+    out.chmod(0o777)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(parent.stat().st_mode | 0o755)
+    tmp_path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        log = collected(out, spec_of({"x": tree}))
+    finally:
+        os.seteuid(0)
+    assert failures_of(log) == {
+        b"closed": "Permission denied",
+        b"secret": "cannot be opened: Permission denied",
+    }
+    assert [path for path, *_ in whole_of(log)] == [b"open"]
+
+
+def test_names_of_any_bytes_are_read(tmp_path: Path) -> None:
+    tree = os.fsencode(tmp_path / "tree")
+    names = [b"\xff\xfe.t\xe9xt", b"new\nline.$x$", b"'; DROP TABLE files --", b"<script>.html"]
+    names += [b"\xf0\x9f\x92\xbe.doc", b" ", b"a" * 255, b"tab\t\\\x01.\x7f"]
+    for number, name in enumerate(names):
+        os.makedirs(os.path.join(tree, name))
+        with open(os.path.join(tree, name, name), "wb") as file:
+            file.write(b"%d" % number * 1000)
+    tree_spec = spec_of({"it's <b>": tmp_path / "tree"}, ("64k",))
+    log = collected(tmp_path / "o'ut", tree_spec)
+    assert {path for path, *_ in whole_of(log)} == {name + b"/" + name for name in names}
+    assert study_of(log).table1_datasets[0].files == len(names)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x", bytes(100_000)])
+def test_datasets_of_next_to_nothing_are_fine(tmp_path: Path, content: bytes | None) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    if content is not None:
+        (tree / "file").write_bytes(content)
+    study = study_of(collected(tmp_path / "out", spec_of({"x": tree}, ("64k", "64k-basic"))))
+    [row] = study.table1_datasets
+    assert row.data_bytes == len(content or b"")
+    assert study.empty == (not content)
+
+
+def test_a_single_file_is_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "one.iso").write_bytes(random.Random(3).randbytes(MIB))
+    log = collected(tmp_path / "out", spec_of({"x": tmp_path / "one.iso"}))
+    assert [(row[0], row[1]) for row in whole_of(log)] == [(b"one.iso", MIB)]
+
+
+def test_the_study_does_not_read_its_own_output(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    log = collected(tmp_path / "out", spec_of({"x": tmp_path}))
+    assert [path for path, *_ in whole_of(log)] == [b"file"]
+
+
+def test_links_are_not_followed_and_hard_links_count_once(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_bytes(b"x" * 1000)
+    (tree / "symbolic").symlink_to("file")
+    (tree / "loop").symlink_to(".")
+    os.link(tree / "file", tree / "second name")
+    log = collected(tmp_path / "out", spec_of({"x": tree}))
+    assert len(whole_of(log)) == 1
+
+
+def test_trees_that_overlap_are_refused(tmp_path: Path) -> None:
+    from analysis.scan import check_datasets
+
+    (tmp_path / "a/b").mkdir(parents=True)
+    for second in (tmp_path / "a/b", tmp_path / "a", tmp_path / "missing"):
+        with pytest.raises(UsageError):
+            check_datasets(spec_of({"x": tmp_path / "a", "y": second}).datasets)
+
+
+def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> None:
+    log = Log.create(str(tmp_path / "log"), spec_of({"x": tmp_path}))
+    Path(log.path, "checkpoint.json").write_text('{"parts": []')
+    with pytest.raises(Damaged):
+        Log.open(log.path)
+
+
+@given(name=st.text(alphabet="ab.Z/é", max_size=12).map(str.encode))
+def test_types_are_those_of_the_policy(name: bytes) -> None:
+    kind = file_type(name)
+    if kind:
+        assert Policy(exclude_types=(kind,)).excludes(name)
+    assert not Policy(exclude_types=("unheard-of",)).excludes(name)
+
+
+def test_reading_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
+    if shutil.which("fincore") is None:
+        pytest.skip("fincore is not installed")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("cold", "warm"):
+        with open(tree / name, "wb") as file:
+            file.write(random.Random(name).randbytes(4 * MIB))
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    (tree / "warm").read_bytes()
+    if cached_pages(tree / "cold"):
+        pytest.skip("this file system keeps pages that are not wanted")
+    warm = cached_pages(tree / "warm")
+    collected(tmp_path / "out", spec_of({"x": tree}, ("64k",), level=0))
+    assert cached_pages(tree / "cold") == 0
+    if reading._flags["dont_cache"]:
+        assert cached_pages(tree / "warm") == warm
+
+
+def cached_pages(path: Path) -> int:
+    found = subprocess.run(
+        ["fincore", "--noheadings", "--output", "PAGES", path], capture_output=True, check=True
+    )
+    return int(found.stdout)
+
+
+def test_a_failing_lane_stops_the_collection(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object, batch: object) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(collecting.Lane, "feed", broken)
+    with pytest.raises(MemoryError):
+        collected(tmp_path / "out", spec_of({"x": tree}, ("64k",)))
