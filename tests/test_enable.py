@@ -109,7 +109,7 @@ def test_an_interrupted_disable_goes_on(tmp_path: Path, point: str) -> None:
         disable(str(root), disk=Disk())
     with pytest.raises(NotAVolume, match="was interrupted"):
         Volume.open(str(root))
-    with pytest.raises(UsageError, match="run `dedupd disable .*` to finish it first"):
+    with pytest.raises(UsageError, match=r"run `dedupd disable .*` to finish it first"):
         enable_plainly(root)
     disable(str(root), disk=Disk())
     assert look(root) == before

@@ -125,7 +125,7 @@ def test_wrong_values_in_the_volume_file_are_damage(
 
 
 def test_any_flipped_bit_of_the_volume_file_is_noticed(tmp_path: Path) -> None:
-    """But for such as say the same: upper case in a number of the checksum's own, or white space."""
+    """Or changes nothing that is said: white space, for one."""
     lab = new_lab(tmp_path / "volume")
     path = lab.base / "volume.json"
     with lab.opened() as volume:
@@ -150,9 +150,9 @@ def test_a_volume_without_a_policy_file_has_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lock", ["job_lock", "mount_lock"])
 def test_a_lock_is_held_by_one_and_free_again_afterwards(tmp_path: Path, lock: str) -> None:
     with lab_in(tmp_path) as lab, lab.opened() as one, lab.opened() as other:
-        with getattr(one, lock)():
-            with pytest.raises(Busy, match=str(lab.root)), getattr(other, lock)():
-                pass
+        busy = pytest.raises(Busy, match=str(lab.root))
+        with getattr(one, lock)(), busy, getattr(other, lock)():
+            pass
         with getattr(other, lock)():
             pass
 

@@ -1,0 +1,223 @@
+"""docs/format.md says what the code does: offsets, sizes, numbers, fail points, invariants."""
+
+import importlib
+import os
+import pkgutil
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dedupd
+import jobs
+from dedupd import failpoint
+from dedupd.enable import DISABLING, ENABLING
+from dedupd.format import container as fmt
+from dedupd.format import recipe, stub
+from dedupd.format import table as tbl
+from dedupd.parameters import FORMAT
+from dedupd.volume import POLICY_FILE, STORE_DIRS, VOLUME_FILE
+from jobs.verify import INVARIANTS
+from tests.helpers import lab_in
+
+TEXT = (Path(__file__).resolve().parent.parent / "docs/format.md").read_text(encoding="utf-8")
+
+UUID = bytes(range(100, 116))
+DIGEST = bytes(range(200, 216))
+HASH = bytes(range(32, 64))
+
+
+def rows(heading: str) -> Iterator[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    section = re.split(r"^#+ ", TEXT.split(f"# {heading}\n")[1], maxsplit=1, flags=re.M)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    for line in lines[2:]:
+        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def layout(heading: str) -> dict[str, tuple[int, int]]:
+    """Field → offset and size, checked to leave no gap."""
+    found: dict[str, tuple[int, int]] = {}
+    end = 0
+    for offset, size, field, *_ in rows(heading):
+        assert int(offset) == end, f"{heading}: a gap before {field}"
+        end += int(size)
+        if field != "reserved":
+            found[field.strip("`")] = int(offset), int(size)
+    stated = re.search(r"\((\d+) bytes\)", heading)
+    assert stated and int(stated[1]) == end
+    return found
+
+
+def number(data: bytes, place: tuple[int, int], signed: bool = False) -> int:
+    offset, size = place
+    return int.from_bytes(data[offset : offset + size], "little", signed=signed)
+
+
+def expect(data: bytes, places: dict[str, tuple[int, int]], values: dict[str, Any]) -> None:
+    """Every documented field is where the document says, with the value that was encoded."""
+    assert places.keys() == values.keys()
+    for field, value in values.items():
+        offset, size = places[field]
+        if isinstance(value, bytes):
+            assert data[offset : offset + size] == value, field
+        else:
+            assert number(data, places[field], signed=value < 0) == value, field
+
+
+def test_the_container_header() -> None:
+    header = fmt.FileHeader(fmt.Kind.STREAMS, 0x1234, 7, 9, UUID, 0x123456789A)
+    data = fmt.encode_file_header(header)
+    values = {f.name: getattr(header, f.name) for f in fields(header)}
+    places = layout("Container header (128 bytes)")
+    checksum = number(data, places["checksum"])
+    expect(
+        data, places, {**values, "magic": b"DEDUPCNT", "format": fmt.FORMAT, "checksum": checksum}
+    )
+    assert len(data) == fmt.FILE_HEADER_BYTES == 128
+
+
+def test_the_record_header() -> None:
+    record = fmt.Record(5, 1, 1, 1000, 900, 800, HASH, 0xABCDEF, 0x1122334455)
+    data = bytearray(fmt.RECORD_HEADER_BYTES)
+    fmt.pack_record_into(memoryview(data), 0, record, 3)
+    places = layout("Record header (80 bytes)")
+    values = {f.name: getattr(record, f.name) for f in fields(record)}
+    own = number(data, places["header_checksum"])
+    expect(bytes(data), places, {**values, "magic": b"DDRC", "header_checksum": own})
+
+
+def test_the_table_header() -> None:
+    header = tbl.TableHeader(fmt.Kind.CHUNKS, 0x1234, 7, 9, UUID, 0x123456789A, 77)
+    data = tbl.encode_header(header)
+    places = layout("Table header (64 bytes)")
+    values = {f.name: getattr(header, f.name) for f in fields(header)}
+    checksum = number(data, places["checksum"])
+    expect(
+        data, places, {**values, "magic": b"DEDUPDIR", "format": fmt.FORMAT, "checksum": checksum}
+    )
+    assert len(data) == tbl.HEADER_BYTES
+
+
+def test_the_table_entry() -> None:
+    entry = tbl.Entry(HASH, 0x1234567890, 0x99887766, 900, 1000, 800, tbl.State.MERGED, 1)
+    data = tbl.encode_entry(entry, 5)
+    places = layout("Table entry (64 bytes)")
+    values = entry._asdict()
+    expect(data, places, {**values, "check": number(data, places["check"])})
+    assert len(data) == tbl.ENTRY_BYTES
+
+
+def test_the_recipe_node() -> None:
+    data = recipe.encode_node(0, DIGEST, [(0x55, 1000, HASH), (0, 2**40, bytes(32))])
+    places = layout("Recipe node header (40 bytes)")
+    expect(
+        data,
+        places,
+        {
+            "magic": b"DDRP",
+            "format": recipe.FORMAT,
+            "level": 0,
+            "count": 2,
+            "length": 2**40 + 1000,
+            "content": DIGEST,
+        },
+    )
+    entry_places = layout("Recipe entry (16 bytes)")
+    first = data[recipe.HEADER_BYTES :]
+    check = int.from_bytes(HASH[:4], "little")
+    expect(first, entry_places, {"id": 0x55, "length": 1000 | check << 32})
+    expect(first[recipe.ENTRY_BYTES :], entry_places, {"id": 0, "length": 2**40})
+
+
+def test_the_stub_attribute() -> None:
+    attribute = stub.StubAttribute(
+        0x1_0000_0002, DIGEST, 12345, -5, stub.Flag.DIRECT, ((4096, 8192),)
+    )
+    data = stub.encode_stub(attribute, UUID)
+    places = layout("Stub attribute (48 bytes)")
+    expect(
+        data,
+        places,
+        {
+            "format": stub.FORMAT,
+            "flags": 4,
+            "local_count": 1,
+            "check": number(data, places["check"]),
+            "recipe": 0x1_0000_0002,
+            "digest": DIGEST,
+            "covered": 12345,
+            "mtime_ns": -5,
+        },
+    )
+    assert data[stub.HEAD_BYTES :] == struct.pack("<QQ", 4096, 8192)
+
+
+@pytest.mark.parametrize(
+    ("heading", "field", "numbers"),
+    [
+        ("Container header (128 bytes)", "kind", fmt.Kind),
+        ("Record header (80 bytes)", "kind", fmt.RecordKind),
+        ("Record header (80 bytes)", "codec", fmt.Codec),
+        ("Table entry (64 bytes)", "state", tbl.State),
+        ("Stub attribute (48 bytes)", "flags", stub.Flag),
+    ],
+)
+def test_the_numbers_have_the_names_that_the_code_gives_them(
+    heading: str, field: str, numbers: Any
+) -> None:
+    text = next(row[3] for row in rows(heading) if row[2] == f"`{field}`")
+    stated = {name: int(value) for value, name in re.findall(r"(\d+) (\w+)", text)}
+    assert stated == {member.name.lower(): member.value for member in numbers}
+
+
+def test_the_limits_in_the_text() -> None:
+    assert FORMAT == 1 and "`format` is 1." in TEXT
+    assert fmt.CONTAINER_BYTES_MAX == 1 << 30 and "up to 1 GiB" in TEXT
+    assert fmt.ALIGN_BYTES == 8 and "each beginning at a multiple of 8" in TEXT
+    assert recipe.FANOUT_MAX == 4096 and "1 to 4096" in TEXT
+    assert stub.CLEAN_BYTES_MAX == 64 and "has room for 64" in TEXT
+
+
+def test_every_fail_point_is_in_the_text_and_no_other() -> None:
+    for package in (dedupd, jobs):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if not module.name.startswith(("dedupd.cli", "dedupd.service", "dedupd.native")):
+                importlib.import_module(module.name)
+    groups = {name.partition(".")[0] for name in failpoint.POINTS}
+    named = {
+        name for name in re.findall(r"`(\w+\.[\w-]+)`", TEXT) if name.partition(".")[0] in groups
+    }
+    assert named == set(failpoint.POINTS)
+
+
+def test_every_invariant_is_in_the_text_word_for_word() -> None:
+    assert {name.strip("`"): text for name, text in rows("What verify checks")} == INVARIANTS
+
+
+def test_the_directory_is_what_a_volume_has(tmp_path: Path) -> None:
+    documented = {cell.strip("`") for row in rows("The directory") for cell in row[0].split(", ")}
+    for name in (VOLUME_FILE, POLICY_FILE, ENABLING, DISABLING):
+        assert name.decode() in documented
+    assert {f"{directory}/NNNNNNNN.dat" for directory in STORE_DIRS.values()} <= documented
+    with lab_in(tmp_path) as lab:
+        lab.put("file", os.urandom(300_000))
+        lab.optimise()
+        for path in lab.base.rglob("*"):
+            relative = path.relative_to(lab.base)
+            if relative.parts[0] in ("data", "catalog") or path.is_dir():
+                continue
+            name = re.sub(r"\d{8}", "NNNNNNNN", str(relative))
+            assert name in documented or name.replace(".dir", ".dat") in documented, name
+
+
+def test_links_within_the_text_lead_somewhere() -> None:
+    anchors = {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", TEXT, re.M)
+    }
+    assert set(re.findall(r"\]\(#([\w-]+)\)", TEXT)) <= anchors
