@@ -84,6 +84,23 @@ class Disk:
     def set_attribute(self, fd: int, name: bytes, value: bytes) -> None:
         os.setxattr(fd, name, value)
 
+    def exchange_attribute(
+        self,
+        fd: int,
+        identity: tuple[int, int, int, int],
+        name: bytes,
+        previous: bytes | None,
+        value: bytes,
+    ) -> tuple[int, int, int, int] | None:
+        """Set an attribute if the file is as given: see ``native.exchange_attribute``."""
+        return native.exchange_attribute(fd, identity, name, previous, value)
+
+    def punch_and_settle(
+        self, fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
+    ) -> None:
+        """:meth:`punch`, :meth:`set_times` and :meth:`set_attribute`, one after the other."""
+        native.punch_and_settle(fd, length, atime_ns, mtime_ns, name, value)
+
     def remove_attribute(self, fd: int, name: bytes) -> None:
         os.removexattr(fd, name)
 

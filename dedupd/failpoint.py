@@ -26,6 +26,11 @@ def define(name: str, meaning: str) -> str:
     return name
 
 
+def is_armed() -> bool:
+    """Whether passing any fail point may have a consequence."""
+    return bool(_name) or hook is not None
+
+
 def reach(name: str) -> None:
     """Pass the fail point ``name``; does not return where it is the armed one."""
     global _passes_left

@@ -176,6 +176,24 @@ def read_unchanged(
     caller to find out why; ``out`` may then hold anything. Raises ValueError without room in ``out``.
     """
 
+def exchange_attribute(
+    fd: int,
+    identity: tuple[int, int, int, int],
+    name: bytes,
+    previous: bytes | None,
+    value: bytes,
+) -> tuple[int, int, int, int] | None:
+    """Set an extended attribute on a file that is ``identity`` and has ``previous`` (None: none).
+
+    Inode, size, mtime and ctime in ns; returns what they are then. None, and nothing done, where the
+    file is another one, or has changed, or has another attribute. Raises OSError.
+    """
+
+def punch_and_settle(
+    fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
+) -> None:
+    """Punch the first ``length`` bytes, set the times, set an extended attribute. Raises OSError."""
+
 # System calls that Python's os module lacks; all raise OSError with errno set, release the GIL, retry EINTR.
 def punch_hole(fd: int, offset: int, length: int) -> None: ...
 def fallocate_keep_size(fd: int, offset: int, length: int) -> None: ...

@@ -14,7 +14,7 @@ from dedupd import native
 from dedupd.disk import Disk
 from dedupd.errors import Damaged, FileChanged, NoSpace
 from dedupd.extents import drop_unwritten, written_ranges
-from dedupd.failpoint import define, reach
+from dedupd.failpoint import define, is_armed, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
 from dedupd.fsutil import data_ranges, read_at
@@ -27,6 +27,7 @@ _RESTORING = define("stub.restoring", "the attribute says restoring, nothing is 
 _FILLED = define("stub.filled", "all blocks are present and synced, the times not yet restored")
 _PLAIN = define("stub.plain", "the attribute is removed")
 
+_COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
 _FILL_BYTES = 8 << 20
 _COMPARE_BYTES = 128 << 10
 """One large chunk: what differs is kept in pieces of this size."""
@@ -92,21 +93,21 @@ def begin_commit(
     Returns what to hand to :func:`finish_commit` once the attribute is durable.
     Raises FileChanged where the file is not the one that was read; NoSpace.
     """
-    status = os.fstat(fd)
-    if FileIdentity.of(status) != expected:
-        raise FileChanged("it changed while it was being read")
-    if native.fgetxattr(fd, space.name) != previous:
-        raise FileChanged("it became a stub meanwhile, or another one")
-    flags = Flag.COMMITTING | (Flag.DIRECT if ref.direct else Flag(0))
-    stub = StubAttribute(ref.recipe, ref.digest, status.st_size, status.st_mtime_ns, flags)
-    space.write(fd, stub, disk)
+    flags = _COMMITTING_DIRECT if ref.direct else Flag.COMMITTING
+    stub = StubAttribute(ref.recipe, ref.digest, expected.size, expected.mtime_ns, flags)
+    value = encode_stub(stub, space.volume)
+    after = disk.exchange_attribute(fd, expected, space.name, previous, value)
+    if after is None:
+        if native.fgetxattr(fd, space.name) != previous:
+            raise FileChanged("it became a stub meanwhile, or another one")
+        raise FileChanged("it changed since it was read")
     reach(_ATTRIBUTE_SET)
-    begun = os.fstat(fd)
-    if (begun.st_size, begun.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+    begun = FileIdentity(*after)
+    if (begun.size, begun.mtime_ns) != (expected.size, expected.mtime_ns):
         # Setting the attribute has moved the ctime on; this is what still tells of a writer.
         _put_back(fd, previous, space, disk)
         raise FileChanged("it changed while it was being committed")
-    return Begun(FileIdentity.of(begun), stub, previous)
+    return Begun(begun, stub, previous)
 
 
 def finish_commit(
@@ -203,13 +204,18 @@ def _punch_and_settle(
     disk: Disk,
     block_bytes: int,
 ) -> StubAttribute:
-    disk.punch(fd, 0, align_up(status.st_size, block_bytes))
-    reach(_PUNCHED)
-    disk.set_times(fd, status.st_atime_ns, stub.mtime_ns)
-    reach(_TIMES_SET)
-    stub = replace(stub, flags=stub.flags & ~Flag.COMMITTING)
-    space.write(fd, stub, disk)
-    return stub
+    length = align_up(status.st_size, block_bytes)
+    settled = replace(stub, flags=stub.flags & Flag.DIRECT)
+    value = encode_stub(settled, space.volume)
+    if is_armed():
+        disk.punch(fd, 0, length)
+        reach(_PUNCHED)
+        disk.set_times(fd, status.st_atime_ns, stub.mtime_ns)
+        reach(_TIMES_SET)
+        disk.set_attribute(fd, space.name, value)
+    else:
+        disk.punch_and_settle(fd, length, status.st_atime_ns, stub.mtime_ns, space.name, value)
+    return settled
 
 
 def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int]]:

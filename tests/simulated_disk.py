@@ -271,6 +271,28 @@ class RecordingDisk(Disk):
             super().set_attribute(fd, name, value)
             self._add(fd, SetAttribute(name, bytes(value)))
 
+    def exchange_attribute(
+        self,
+        fd: int,
+        identity: tuple[int, int, int, int],
+        name: bytes,
+        previous: bytes | None,
+        value: bytes,
+    ) -> tuple[int, int, int, int] | None:
+        with self._lock:
+            after = super().exchange_attribute(fd, identity, name, previous, value)
+            if after is not None:
+                self._add(fd, SetAttribute(name, bytes(value)))
+            return after
+
+    def punch_and_settle(
+        self, fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
+    ) -> None:
+        with self._lock:
+            self.punch(fd, 0, length)
+            self.set_times(fd, atime_ns, mtime_ns)
+            self.set_attribute(fd, name, value)
+
     def remove_attribute(self, fd: int, name: bytes) -> None:
         with self._lock:
             super().remove_attribute(fd, name)

@@ -219,8 +219,9 @@ def write_during_commit(scene: Scene) -> None:
             ref = _recipe_of_twin(volume, path)
             with open_user_file(scene, path) as fd:
                 content = os.pread(fd, 1 << 20, 0)
-                begin_commit(fd, FileIdentity.of(os.fstat(fd)), ref, volume.space, scene.disk)
-                revert_commit(fd, volume.space, scene.disk)
+                read = FileIdentity.of(os.fstat(fd))
+                begun = begin_commit(fd, read, ref, volume.space, scene.disk)
+                revert_commit(fd, begun, volume.space, scene.disk)
                 changed = _overwritten(content, 5000, b"changed by a user " * 400)
                 scene.begin_write(path, changed)
                 scene.disk.write_at(fd, [changed[5000:12200]], 5000)

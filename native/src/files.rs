@@ -15,7 +15,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn of(status: &libc::stat64) -> Identity {
+    pub fn of(status: &libc::stat64) -> Identity {
         Identity {
             inode: status.st_ino,
             size: status.st_size,
@@ -46,7 +46,7 @@ fn owned(fd: c_int) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn status_of(fd: RawFd) -> Result<libc::stat64> {
+pub fn status_of(fd: RawFd) -> Result<libc::stat64> {
     // SAFETY: `stat64` is plain data, and zero bytes are a valid value of it.
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
     // SAFETY: `status` is writable for the call.

@@ -8,6 +8,7 @@ pub mod fingerprint;
 pub mod map;
 pub mod process;
 pub mod seal;
+pub mod stub;
 pub mod sys;
 
 mod parallel;

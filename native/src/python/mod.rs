@@ -7,6 +7,7 @@ mod input;
 mod map;
 mod output;
 mod seal;
+mod stub;
 mod sys;
 
 use pyo3::prelude::*;
@@ -28,6 +29,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::encode, module)?)?;
     module.add_function(wrap_pyfunction!(codec::decode, module)?)?;
     module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
+    module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
+    module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_unchanged, module)?)?;
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;

@@ -1,0 +1,39 @@
+//! `exchange_attribute`, `punch_and_settle`.
+
+use pyo3::prelude::*;
+
+use super::sys::{c_string, call};
+use crate::files::Identity;
+use crate::stub;
+
+type Fields = (u64, i64, i64, i64);
+
+#[pyfunction]
+pub fn exchange_attribute(
+    py: Python<'_>,
+    fd: i32,
+    identity: Fields,
+    name: &[u8],
+    previous: Option<&[u8]>,
+    value: &[u8],
+) -> PyResult<Option<Fields>> {
+    let name = c_string("name", name)?;
+    let (inode, size, mtime_ns, ctime_ns) = identity;
+    let expected = Identity { inode, size, mtime_ns, ctime_ns };
+    let after = call(py, || stub::exchange_attribute(fd, expected, &name, previous, value))?;
+    Ok(after.map(|after| (after.inode, after.size, after.mtime_ns, after.ctime_ns)))
+}
+
+#[pyfunction]
+pub fn punch_and_settle(
+    py: Python<'_>,
+    fd: i32,
+    length: i64,
+    atime_ns: i64,
+    mtime_ns: i64,
+    name: &[u8],
+    value: &[u8],
+) -> PyResult<()> {
+    let name = c_string("name", name)?;
+    call(py, || stub::punch_and_settle(fd, length, atime_ns, mtime_ns, &name, value))
+}
