@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.content import open_content, read_stub
-from dedupd.errors import Damaged, FileChanged
-from dedupd.format.ids import HOLE
-from dedupd.format.recipe import RecipeRef
+from dedupd.errors import Damaged, DamagedChunk, FileChanged
+from dedupd.format.ids import HOLE, show_id
+from dedupd.format.recipe import RecipeRef, check_of
 from dedupd.format.stub import decode_stub
 from dedupd.fsutil import DirectoryOpener, data_ranges, has_writers, open_beneath, show_path
 from dedupd.store.recipes import HOLE_FINGERPRINT
@@ -320,6 +320,11 @@ class BatchReader:
         if part.chunk == HOLE:
             return KeptChunk(HOLE, part.length, HOLE_FINGERPRINT)
         record = self._volume.chunk_records.describe(part.chunk)
+        if record.raw_length != part.length or check_of(record.fingerprint) != part.check:
+            # A new recipe would call right what the old one knows to be wrong.
+            raise DamagedChunk(
+                f"chunk {show_id(part.chunk)} is not the one that the recipe means", part.chunk
+            )
         return KeptChunk(part.chunk, part.length, record.fingerprint)
 
     def _add_kept(self, task: FileTask, kept: Sequence[KeptChunk], final: bool) -> None:

@@ -186,16 +186,17 @@ class Optimize:
             self._report.index_entries = len(store.index)
 
     def _drain(self, groups: GroupCommit, ingest: Ingest, everything: bool) -> None:
-        try:
-            ingest.drain(everything)
-        except NoSpace:
-            # Committing what is ready frees its blocks; then there may be room again.
-            self._take(ingest)
-            if not self._ready and not groups.pending:
-                raise
-            self._commit(groups, ingest)
-            groups.wait()
-            ingest.drain(everything)
+        while True:
+            try:
+                ingest.drain(everything)
+                break
+            except NoSpace:
+                # Committing what is ready frees its blocks; then there may be room again.
+                self._take(ingest)
+                if not self._ready and not groups.pending:
+                    raise
+                self._commit(groups, ingest)
+                groups.wait()
         self._take(ingest)
 
     def _take(self, ingest: Ingest) -> None:

@@ -13,10 +13,11 @@ from dedupd.store.recipes import Span
 
 
 class Keep(NamedTuple):
-    """A chunk, or a hole, that the new recipe takes over."""
+    """A chunk, or a hole, that the new recipe takes over. ``check`` is the old recipe's of it."""
 
     chunk: int
     length: int
+    check: int = 0
 
 
 class Fresh(NamedTuple):
@@ -80,5 +81,5 @@ def _parts(
         elif end < span.offset + span.length or any(touched(span.offset, end)):
             yield Fresh(span.offset, end)
         else:
-            yield Keep(span.chunk, span.length)
+            yield Keep(span.chunk, span.length, span.check)
     yield from hole(covered, size)
