@@ -24,6 +24,7 @@ from dedupd.units import MIB
 from dedupd.volume import Volume
 from fuse_stub.control import ControlServer
 from fuse_stub.operations import StubOperations
+from fuse_stub.pump import Pump
 from fuse_stub.served import Served
 
 log = logging.getLogger("dedupd.mount")
@@ -97,11 +98,12 @@ def _allow_descriptors() -> None:
 
 
 async def _run(served: Served, ready: Callable[[], None] | None) -> None:
+    pump = Pump()
     async with trio.open_nursery() as nursery:
         await nursery.start(ControlServer(served).serve)
-        await nursery.start(_stop_on_signal)
+        await nursery.start(_stop_on_signal, pump)
         nursery.start_soon(_announce, served, ready)
-        await pyfuse3.main()
+        await pump.run()
         await served.commits.abandon_all()
         nursery.cancel_scope.cancel()
 
@@ -123,12 +125,13 @@ def _read_ahead_more(mountpoint: str) -> None:
 
 
 async def _stop_on_signal(
+    pump: Pump,
     task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED,
 ) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:
-            pyfuse3.terminate()
+            pump.stop()
 
 
 def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES) -> int:
