@@ -65,13 +65,16 @@ class Volume:
         base = os.path.join(root, BASE_NAME)
         if not os.path.isdir(root):
             raise NotAVolume(f"{path}: no such directory")
-        if not os.path.exists(os.path.join(base, "volume.json")):
+        try:
+            # Not ``exists``, which says the same of what is not there and of what may not be seen.
+            os.stat(os.path.join(base, "volume.json"))
+        except FileNotFoundError:
             if os.path.isdir(base):
                 raise NotAVolume(
                     f"{path}: enabling or disabling was interrupted; run `dedupd enable {path}` or"
                     f" `dedupd disable {path}` again to finish it"
-                )
-            raise NotAVolume(f"{path}: not a volume; `dedupd enable {path}` makes it one")
+                ) from None
+            raise NotAVolume(f"{path}: not a volume; `dedupd enable {path}` makes it one") from None
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return cls(root, base, base_fd, disk)
 

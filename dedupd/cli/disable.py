@@ -7,7 +7,7 @@ import click
 from dedupd.cli.common import exits, job_run, json_option, print_json
 from dedupd.disk import Disk
 from dedupd.enable import begin_disable, disable
-from dedupd.errors import UsageError
+from dedupd.errors import DedupdError, UsageError
 from dedupd.fsutil import show_path
 from dedupd.volume import BASE_NAME, Volume
 from jobs.scan import walk
@@ -40,7 +40,7 @@ def _begin(path: str, first: bool) -> None:
             with job_run("unoptimize") as run:
                 report = unoptimize(volume, run)
             if report.errors:
-                raise UsageError(
+                raise DedupdError(
                     f"{path}: {report.errors} files could not be made plain, the first:"
                     f" {report.messages[0]}"
                 )

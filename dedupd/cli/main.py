@@ -1,25 +1,28 @@
 """The program ``dedupd``: one command per module."""
 
 import importlib
+import io
+import sys
 
 import click
 
 from dedupd import __version__
 
 COMMANDS = {
-    "enable": "dedupd.cli.enable",
-    "disable": "dedupd.cli.disable",
-    "mount": "dedupd.cli.mount",
-    "umount": "dedupd.cli.umount",
-    "run": "dedupd.cli.run",
-    "jobs": "dedupd.cli.jobs",
-    "status": "dedupd.cli.status",
-    "policy": "dedupd.cli.policy",
-    "file": "dedupd.cli.file",
-    "expand": "dedupd.cli.expand",
-    "analyze": "dedupd.cli.analyze",
-    "demo": "dedupd.cli.demo",
+    "enable": "Make a directory a volume.",
+    "disable": "Make a volume a plain directory again.",
+    "mount": "Show a volume's files.",
+    "umount": "Hide a volume's files again.",
+    "run": "Run one job: optimize, unoptimize, verify.",
+    "jobs": "Show the last runs of jobs on a volume.",
+    "status": "Show what a volume saves, or every mounted volume.",
+    "policy": "Show and set what is optimised, and how.",
+    "file": "Show what the store knows about files.",
+    "expand": "Make files plain again.",
+    "analyze": "Report what deduplication would save on any directory.",
+    "demo": "Try everything on real files, in a temporary volume.",
 }
+"""Each is the module of its name in this package. Help is here, so that showing it imports none."""
 
 
 class _Commands(click.Group):
@@ -29,11 +32,15 @@ class _Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
-        if module is None:
+        if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(module).command
+        module = importlib.import_module(f"dedupd.cli.{cmd_name}")
+        command: click.Command = module.command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,7 +52,11 @@ def main() -> None:
     Exit status: 0 done, 1 finished with findings, 2 wrong usage or configuration,
     3 the volume is busy or the service unreachable, 4 damaged beyond repair.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of files need not be UTF-8, and no message may fail because of that.
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="dedupd")

@@ -1,0 +1,291 @@
+"""The command line: exit statuses, JSON, and messages where they belong."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dedupd import __version__
+from dedupd.cli.main import COMMANDS, main
+from dedupd.format.container import Kind
+from dedupd.units import KIB
+from tests.helpers import (
+    REPOSITORY,
+    Lab,
+    as_user,
+    fill,
+    flip_bit,
+    new_lab,
+    noise,
+    public_directory,
+    run_cli,
+)
+
+DONE, FINDINGS, USAGE, BUSY, DAMAGED = range(5)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    lab = new_lab(tmp_path / "volume")
+    fill(lab)
+    return lab
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command ended with."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def say(*arguments: str | bytes | Path) -> Said:
+    """A command, in this process: starting one takes longer than most commands."""
+    result = CliRunner().invoke(main, [os.fsdecode(a) for a in arguments], prog_name="dedupd")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Said(result.exit_code, result.stdout, result.stderr)
+
+
+def reported(*arguments: str | Path, status: int = DONE) -> Any:
+    """What a command says in JSON."""
+    result = say(*arguments, "--json")
+    assert result.returncode == status, result.stderr or result.stdout
+    return json.loads(result.stdout)
+
+
+# --- the whole way ----------------------------------------------------------------------------
+
+
+def test_a_volume_from_the_first_command_to_the_last(tmp_path: Path) -> None:
+    root = tmp_path / "share"
+    root.mkdir()
+    contents = {f"file {at}": noise(50 * KIB) for at in range(3)}
+    for name, content in contents.items():
+        (root / name).write_bytes(content)
+    enabled = reported("enable", "--min-age", "0s", root)
+    assert enabled["attribute"] in ("trusted.dedupd", "user.dedupd")
+    assert reported("run", "optimize", "--dry-run", root)["files"] == 3
+    optimised = reported("run", "optimize", root)
+    assert (optimised["outcome"], optimised["files_optimised"]) == ("done", 3)
+    status = reported("status", root)
+    assert (status["uuid"], status["files_optimised"]) == (enabled["uuid"], 3)
+    assert status["saved_bytes"] > 50 * KIB
+    assert status["last_run"]["job"] == "optimize"
+    (row,) = reported("file", root / "file 1")
+    assert (row["state"], row["length_bytes"]) == ("stub", 50 * KIB)
+    (row,) = reported("file", "--sharing", root / "file 1")
+    assert row["shared"] == {"files": 2, "shared_bytes": 50 * KIB}
+    assert reported("expand", root / "file 1") == [
+        {"path": str(root / "file 1"), "restored": True, "error": ""}
+    ]
+    assert reported("run", "verify", root)["outcome"] == "clean"
+    assert [run["job"] for run in reported("jobs", root)] == ["verify", "optimize"]
+    assert reported("run", "unoptimize", root)["files_restored"] == 2
+    assert reported("disable", root) == {"path": str(root), "disabled": True}
+    assert {path.name: path.read_bytes() for path in root.iterdir()} == contents
+
+
+def test_the_same_for_people(lab: Lab) -> None:
+    """Reports go to standard output, and nothing to standard error."""
+    for arguments, said in (
+        (("run", "optimize", "--dry-run", lab.root), "would optimise 6 files"),
+        (("run", "optimize", lab.root), "files optimised  6"),
+        (("status", lab.root), "6, 6 of them optimised"),
+        (("jobs", lab.root), "optimize"),
+        (("policy", lab.root), "min_age = '0s'"),
+        (("policy", lab.root, "cores", "2"), "cores = 2"),
+        (("file", lab.root / "prose"), "prose: stub, 200.00 KiB"),
+        (("expand", lab.root / "prose"), "prose: plain again"),
+        (("expand", lab.root / "prose"), "prose: already plain"),
+        (("run", "verify", lab.root), "5 stubs, 1 plain files: clean"),
+        (("run", "unoptimize", lab.root), "5 files are plain again"),
+        (("disable", lab.root), "is a plain directory again"),
+    ):
+        result = say(*arguments)
+        assert (result.returncode, result.stderr) == (DONE, "")
+        assert said in result.stdout
+
+
+def test_disable_makes_plain_first_where_it_is_told_to(lab: Lab) -> None:
+    lab.optimise()
+    refused = say("disable", lab.root)
+    assert refused.returncode == USAGE
+    assert "dedupd disable --unoptimize" in refused.stderr
+    assert say("disable", "--unoptimize", lab.root).returncode == DONE
+    assert not lab.base.exists()
+
+
+def test_the_policy_is_read_and_set(lab: Lab) -> None:
+    assert reported("policy", lab.root)["min_age"] == "0s"
+    assert reported("policy", lab.root, "exclude", "*.tmp, cache/") == {
+        "exclude": ["*.tmp", "cache/"]
+    }
+    assert reported("policy", lab.root, "exclude") == {"exclude": ["*.tmp", "cache/"]}
+    with lab.opened() as volume:
+        assert volume.policy().exclude == ("*.tmp", "cache/")
+
+
+# --- exit statuses ----------------------------------------------------------------------------
+
+
+def remove_policy_value(lab: Lab) -> tuple[str | Path, ...]:
+    lab.set_policy("min_age = 3\n")
+    return ("run", "optimize", lab.root)
+
+
+USAGE_ERRORS: list[tuple[str, Callable[[Lab], tuple[str | Path, ...]]]] = [
+    ("not a volume", lambda lab: ("status", lab.root.parent)),
+    ("no such directory", lambda lab: ("run", "optimize", lab.root.parent / "none" / "none")),
+    ("already a volume", lambda lab: ("enable", lab.root)),
+    ("unknown policy key 'x'", lambda lab: ("policy", lab.root, "x")),
+    ("cores = 'many'", lambda lab: ("policy", lab.root, "cores", "many")),
+    ("policy.toml: min_age = 3", remove_policy_value),
+    ("min_age = '3y'", lambda lab: ("enable", "--min-age", "3y", lab.root.parent)),
+    ("is the volume itself", lambda lab: ("expand", lab.root)),
+    ("not a regular file", lambda lab: ("file", lab.root)),
+]
+
+
+@pytest.mark.parametrize(("reason", "command"), USAGE_ERRORS)
+def test_wrong_usage_is_2_with_one_line_that_says_why(
+    lab: Lab, reason: str, command: Callable[[Lab], tuple[str | Path, ...]]
+) -> None:
+    arguments = command(lab)
+    if "none" in str(arguments[-1]):
+        reason = "does not lie in a volume"
+    result = say(*arguments)
+    assert result.returncode == USAGE
+    assert result.stdout == ""
+    assert result.stderr.startswith("dedupd: ") and result.stderr.count("\n") == 1
+    assert reason in result.stderr
+    as_json = say(*arguments, "--json")
+    assert as_json.returncode == USAGE
+    assert json.loads(as_json.stdout)["exit_status"] == USAGE
+    assert reason in json.loads(as_json.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("run", "nonsense"), ("enable",), ("enable", "--chunk-size", "1k", "/tmp")],
+)
+def test_what_the_parser_refuses_is_2(arguments: tuple[str, ...]) -> None:
+    assert say(*arguments).returncode == USAGE
+
+
+def test_a_held_volume_is_3(lab: Lab) -> None:
+    with lab.opened() as volume, volume.job_lock():
+        for job in ("optimize", "unoptimize", "verify"):
+            result = say("run", job, lab.root)
+            assert result.returncode == BUSY
+            assert "another job holds the volume" in result.stderr
+
+
+def test_findings_of_a_job_are_1_and_named(lab: Lab) -> None:
+    lab.optimise()
+    with lab.opened() as volume:
+        os.setxattr(lab.data / "prose", volume.space.name, b"\1" * 48)
+    lab.put("another", noise(40 * KIB, 5))
+    result = say("run", "optimize", lab.root)
+    assert result.returncode == FINDINGS
+    assert "prose: " in result.stderr and "files optimised" in result.stdout
+    assert lab.stub("another") is not None
+    (row,) = reported("expand", lab.root / "prose", status=FINDINGS)
+    assert not row["restored"] and row["error"]
+
+
+def test_damage_is_4_and_names_files(lab: Lab) -> None:
+    lab.optimise()
+    flip_bit(lab.container(Kind.CHUNKS), 300)
+    report = reported("run", "verify", lab.root, status=DAMAGED)
+    assert report["outcome"] == "damaged"
+    assert {"invariant", "where", "detail"} == set(report["findings"][0])
+    result = say("run", "verify", lab.root)
+    assert result.returncode == DAMAGED
+    assert "recipe-chunks: " in result.stdout
+
+
+def test_a_newer_volume_is_2(lab: Lab) -> None:
+    path = lab.base / "volume.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    result = say("status", lab.root)
+    assert result.returncode == USAGE
+    assert "volume format 2" in result.stderr
+
+
+@pytest.mark.root
+def test_a_user_who_may_not_is_told_who_may() -> None:
+    with public_directory() as directory:
+        lab = new_lab(directory / "volume")
+
+        def ask() -> None:
+            for command in (("status",), ("run", "optimize"), ("policy",)):
+                said = say(*command, lab.root)
+                assert said.returncode == USAGE
+                assert "run this as the user that enabled the volume" in said.stderr
+
+        as_user(ask)
+
+
+# --- names, help ------------------------------------------------------------------------------
+
+
+def test_names_that_are_not_utf8_come_in_and_go_out(lab: Lab) -> None:
+    lab.put(b"odd \xff name", noise(40 * KIB, 3))
+    lab.optimise()
+    path = os.fsencode(lab.root) + b"/odd \xff name"
+    said = run_cli("file", path)
+    assert said.returncode == DONE
+    assert "odd \\udcff name: stub" in said.stdout
+    assert json.loads(run_cli("file", path, "--json").stdout)[0]["path"] == os.fsdecode(path)
+    assert run_cli("expand", path).returncode == DONE
+    assert lab.stub(b"odd \xff name") is None
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    result = run_cli("--help")
+    assert result.returncode == DONE
+    assert result.stdout.startswith("Usage: dedupd [OPTIONS] COMMAND")
+    for name, text in COMMANDS.items():
+        assert f"  {name} " in result.stdout and text in result.stdout
+    modules = {path.stem for path in (REPOSITORY / "dedupd/cli").glob("*.py")}
+    assert set(COMMANDS) <= modules
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help(name: str) -> None:
+    result = say(name, "--help")
+    assert result.returncode == DONE, result.stderr
+    assert result.stdout.startswith(f"Usage: dedupd {name} ")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """What makes a start slow: the native module, the mount, the database, tables on terminals."""
+    code = (
+        "import sys\nfrom dedupd.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print(*sorted(m.partition('.')[0] for m in sys.modules))\n"
+        "print('dedupd.native' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *_, imported, native = result.stdout.splitlines()
+    assert not {"pyfuse3", "trio", "lmdb", "rich", "psutil", "tomlkit"} & set(imported.split())
+    assert native == "False"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert say("--version").stdout.split()[-1] == __version__
