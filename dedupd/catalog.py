@@ -14,6 +14,9 @@ from dedupd.errors import CatalogUnusable
 MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
 
+LOCK_BYTES = 8192
+"""What LMDB makes of its lock file for 64 readers, each a cache line, and a header."""
+
 _DAMAGED = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError)
 """What LMDB says of files that it will never be able to use."""
 
@@ -57,6 +60,18 @@ class Catalog:
         with self._errors(), self._env.begin(write=True) as transaction:
             transaction.delete(key.encode())
 
+    def delete_all(self, prefix: str) -> None:
+        """Delete every key that begins with ``prefix``."""
+        start = prefix.encode()
+        with (
+            self._errors(),
+            self._env.begin(write=True) as transaction,
+            transaction.cursor() as cursor,
+        ):
+            valid = cursor.set_range(start)
+            while valid and cursor.key().startswith(start):
+                valid = cursor.delete()
+
     def latest(self, prefix: str, count: int) -> list[Any]:
         """The last ``count`` values whose keys begin with ``prefix``, newest first."""
         found: list[Any] = []
@@ -90,6 +105,7 @@ def _decoded(raw: bytes) -> Any:
 
 
 def _open(directory: str) -> lmdb.Environment:
+    _allocate(os.path.join(directory, "lock.mdb"))
     environment = lmdb.open(directory, map_size=MAP_BYTES, max_readers=64, mode=0o600)
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if os.path.getsize(os.path.join(directory, "data.mdb")) < needed:
@@ -97,3 +113,13 @@ def _open(directory: str) -> lmdb.Environment:
         environment.close()
         raise lmdb.CorruptedError("cut short")
     return environment
+
+
+def _allocate(path: str) -> None:
+    """Make a file of readers whose blocks are there: LMDB maps it into memory and writes to it,
+    and a block that a full disk cannot give would kill the process."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, LOCK_BYTES)
+    finally:
+        os.close(fd)

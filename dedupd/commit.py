@@ -191,9 +191,15 @@ def _commit_by_mount(
     return begun
 
 
+_NOT_THE_FILE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE),
+    *(errno.EISDIR, errno.ENXIO),  # a directory, or a socket, has its name now
+)
+
+
 def open_failure(error: OSError) -> Result:
     """What it means that a file could not be opened for its commit."""
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
+    if error.errno in _NOT_THE_FILE:
         return Result(Outcome.GONE, "it was moved or removed meanwhile")
     if error.errno in (errno.ETXTBSY, errno.EBUSY):
         return Result(Outcome.IN_USE, "it is in use")

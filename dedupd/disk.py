@@ -6,7 +6,8 @@ relative to a directory descriptor, so that no step depends on a path staying wh
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from dedupd import native
 from dedupd.errors import NoSpace
@@ -14,13 +15,24 @@ from dedupd.errors import NoSpace
 _RENAME_NOREPLACE = 1
 
 
+@contextmanager
+def _no_space() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"no space left to write: {os.strerror(error.errno)}") from error
+        raise
+
+
 class Disk:
     """Durable effects on the real file system. Stateless; errors are OSError, and NoSpace."""
 
     def create(self, dir_fd: int, name: bytes, mode: int = 0o600) -> int:
-        """A new file, which must not exist yet, open for reading and writing."""
+        """A new file, which must not exist yet, open for reading and writing. Raises NoSpace."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.open(name, flags, mode, dir_fd=dir_fd)
+        with _no_space():
+            return os.open(name, flags, mode, dir_fd=dir_fd)
 
     def open_write(self, dir_fd: int, name: bytes) -> int:
         return os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
@@ -29,7 +41,7 @@ class Disk:
         """Write all of ``data`` at ``offset``; returns the bytes written. Raises NoSpace."""
         views = [memoryview(part).cast("B") for part in data if len(part)]
         total = 0
-        try:
+        with _no_space():
             while views:
                 count = os.pwritev(fd, views, offset + total)
                 total += count
@@ -38,10 +50,6 @@ class Disk:
                     views.pop(0)
                 if views:
                     views[0] = views[0][count:]
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise NoSpace(f"no space left to write: {os.strerror(error.errno)}") from error
-            raise
         return total
 
     def start_writing(self, fd: int, offset: int, length: int) -> None:

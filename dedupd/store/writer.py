@@ -4,6 +4,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -144,19 +145,23 @@ class ContainerWriter:
         header = fmt.FileHeader(
             self._kind, number, 1, self._partition, self._volume, time.time_ns()
         )
-        data_fd = self._disk.create(self._dir_fd, data_name(number))
-        self._last_number = number
-        self._disk.write_at(data_fd, [fmt.encode_file_header(header)], 0)
-        reach(_CREATED)
-        table_fd = self._disk.create(self._dir_fd, table_name(number))
-        seed = fmt.checksum_seed(self._volume, number, 1)
-        start = fmt.FILE_HEADER_BYTES
-        opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
-        self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)
-        # So that recovery can tell a container that holds something from one that never did.
-        self._disk.sync_data(data_fd)
-        self._disk.sync_data(table_fd)
-        self._disk.sync_dir(self._dir_fd)
+        with ExitStack() as on_failure:
+            data_fd = self._disk.create(self._dir_fd, data_name(number))
+            on_failure.callback(os.close, data_fd)
+            self._last_number = number
+            self._disk.write_at(data_fd, [fmt.encode_file_header(header)], 0)
+            reach(_CREATED)
+            table_fd = self._disk.create(self._dir_fd, table_name(number))
+            on_failure.callback(os.close, table_fd)
+            seed = fmt.checksum_seed(self._volume, number, 1)
+            start = fmt.FILE_HEADER_BYTES
+            opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
+            self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)
+            # So that recovery can tell a container that holds something from one that never did.
+            self._disk.sync_data(data_fd)
+            self._disk.sync_data(table_fd)
+            self._disk.sync_dir(self._dir_fd)
+            on_failure.pop_all()
         reach(_READY)
         if self._current is not None and self._current not in self._unsynced:
             self._unsynced.append(self._current)
