@@ -1,0 +1,177 @@
+"""Mounting, unmounting, and what is said where that is not possible."""
+
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dedupd import mounts
+from dedupd.control import ControlClient, runtime_dir
+from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
+from dedupd.volume import Volume
+from fuse_stub import mount
+from tests.helpers import noise, run_cli
+from tests.mount_helpers import ALICE, MountedLab, as_user, mounted_lab, opened_pid
+
+pytestmark = pytest.mark.root
+
+CONTENT = noise(200_000)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[MountedLab]:
+    with mounted_lab(tmp_path) as lab:
+        yield lab
+
+
+def mounted_at(path: Path) -> bool:
+    return any(found.point == str(path) for found in mounts.volumes())
+
+
+def test_mounting_over_the_volume_itself_shows_its_files(tmp_path: Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    (root / "f").write_bytes(CONTENT)
+    for command in (["enable", root, "--min-age", "0s"], ["mount", root], ["run", "optimize", root]):
+        result = run_cli(*command)
+        assert result.returncode == 0, result.stderr
+    try:
+        assert os.listdir(root) == ["f"]
+        assert (root / "f").read_bytes() == CONTENT
+        assert (root / "f").stat().st_blocks <= 8
+    finally:
+        assert run_cli("umount", root).returncode == 0
+    assert os.listdir(root) == [".dedupd"]
+    assert stat.S_IMODE((root / ".dedupd").stat().st_mode) == 0o700
+
+
+def test_unmounted_users_see_no_stub(lab: MountedLab) -> None:
+    lab.make_stub("f", CONTENT)
+    lab.unmount()
+    assert os.listdir(lab.view) == []
+    os.chmod(lab.root, 0o755)
+
+    def look() -> None:
+        with pytest.raises(PermissionError):
+            os.listdir(lab.base)
+
+    as_user(ALICE, look)
+
+
+def test_a_mount_is_served_by_a_process_of_its_own(lab: MountedLab) -> None:
+    assert lab.status()["pid"] == lab.pid != os.getpid()
+    assert os.getsid(lab.pid) == lab.pid, "it does not die with a terminal"
+
+
+def test_other_users_reach_the_mount_and_not_its_socket(lab: MountedLab) -> None:
+    for parent in (lab.view, *lab.view.parents):
+        if parent.name.startswith(("pytest-", "test_")):
+            os.chmod(parent, 0o755)
+    (lab.view / "f").write_bytes(CONTENT)
+    with Volume.open(str(lab.root)) as volume:
+        uuid = volume.parameters.uuid
+
+    def look() -> None:
+        assert (lab.view / "f").read_bytes() == CONTENT
+        with pytest.raises(ServiceUnreachable):
+            ControlClient(f"/run/dedupd/{uuid}.sock")
+
+    as_user(ALICE, look)
+    assert stat.S_IMODE(os.stat(runtime_dir()).st_mode) == 0o700
+
+
+def test_a_volume_cannot_be_mounted_twice(lab: MountedLab, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    with pytest.raises(Busy, match="is being served"):
+        mount.mount_in_background(str(lab.root), str(tmp_path / "second"))
+    assert not mounted_at(tmp_path / "second")
+    result = run_cli("mount", lab.root, lab.view)
+    assert result.returncode == 3
+    assert "mounted" in result.stderr
+
+
+def test_what_keeps_a_volume_from_being_mounted_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(NotAVolume, match="not a volume"):
+        mount.mount_in_background(str(tmp_path), str(tmp_path))
+    result = run_cli("mount", tmp_path)
+    assert result.returncode == 2
+    assert "not a volume" in result.stderr
+
+
+def test_a_mount_in_use_stays(lab: MountedLab) -> None:
+    (lab.view / "f").write_bytes(CONTENT)
+    with open(lab.view / "f", "rb") as file:
+        with pytest.raises(Busy, match="in use"):
+            mount.unmount(str(lab.view))
+        assert file.read() == CONTENT
+    assert mounted_at(lab.view)
+
+
+def test_what_is_not_mounted_cannot_be_unmounted(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        mount.unmount(str(tmp_path))
+
+
+def test_unmounting_waits_until_the_volume_is_free(lab: MountedLab) -> None:
+    (lab.view / "f").write_bytes(CONTENT)
+    lab.unmount()
+    with Volume.open(str(lab.root)) as volume, volume.mount_lock():
+        assert (lab.data / "f").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_mount_in_good_order(lab: MountedLab, number: int) -> None:
+    path = lab.make_stub("f", CONTENT)
+    with open(path, "r+b", buffering=0) as file:
+        file.write(b"written")
+    with opened_pid(lab.pid) as pid_fd:
+        os.kill(lab.pid, number)
+        assert mount._exits(os.dup(pid_fd), 10_000)
+    assert not mounted_at(lab.view)
+    assert lab.read("f") == b"written" + CONTENT[7:]
+
+
+def test_the_command_line_clears_a_dead_mount_away(lab: MountedLab) -> None:
+    path = lab.make_stub("f", CONTENT)
+    lab.kill()
+    assert run_cli("mount", lab.root, lab.view).returncode == 0
+    assert path.read_bytes() == CONTENT
+    lab.pid = int(str(lab.status()["pid"]))
+    lab.kill()
+    assert run_cli("umount", lab.view).returncode == 0
+    assert not mounted_at(lab.view)
+
+
+def test_jobs_find_the_volume_below_its_mount(lab: MountedLab) -> None:
+    (lab.view / "f").write_bytes(CONTENT)
+    for place in (lab.root, lab.view):
+        result = run_cli("status", place)
+        assert result.returncode == 0, result.stderr
+    result = run_cli("run", "optimize", lab.view)
+    assert result.returncode == 0, result.stderr
+    result = run_cli("expand", lab.view / "f")
+    assert result.returncode == 0, result.stderr
+    assert lab.stub("f") is None
+    assert (lab.view / "f").read_bytes() == CONTENT
+
+
+def test_the_kernel_forgets_and_memory_is_given_back(lab: MountedLab) -> None:
+    for number in range(500):
+        (lab.view / f"d{number}").mkdir()
+        (lab.view / f"d{number}" / "f").touch()
+    assert int(str(lab.status()["inodes_known"])) >= 1000
+    subprocess.run(["rm", "-r", *(lab.view / f"d{n}" for n in range(500))], check=True)
+    assert int(str(lab.status()["inodes_known"])) < 10
+
+
+def test_a_listing_of_thousands_holds_few_descriptors(lab: MountedLab) -> None:
+    for number in range(6000):
+        (lab.data / f"f{number}").touch()
+    assert len(os.listdir(lab.view)) == 6000
+    assert all((lab.view / f"f{number}").exists() for number in range(6000))
+    assert len(os.listdir(f"/proc/{lab.pid}/fd")) < 4200
+    assert (lab.view / "f0").read_bytes() == b""
