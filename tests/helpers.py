@@ -147,6 +147,12 @@ def lab_in(directory: Path, chunk_size: str = "64k") -> Iterator[Lab]:
     lab.verify_clean()
 
 
+def free_bytes(lab: Lab) -> int:
+    """What is left on the file system of a volume."""
+    space = os.statvfs(lab.root)
+    return space.f_bavail * space.f_frsize
+
+
 def fill(lab: Lab) -> dict[str, bytes]:
     """A few files that take every way through the store, and their contents."""
     base = noise(300 * KIB)

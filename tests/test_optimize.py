@@ -1,4 +1,4 @@
-"""Optimise and unoptimise, end to end: what users see is the same, and what is stored is less."""
+"""Optimise, end to end: what users see is the same, and what is stored is less."""
 
 import os
 from collections.abc import Callable
@@ -17,19 +17,13 @@ from dedupd.units import KIB, MIB
 from jobs import batches
 from jobs.frame import Cancelled, JobRun
 from jobs.optimize import Optimize
-from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
-from tests.helpers import OLD_NS, Lab, fill, lab_in, new_lab, noise, prose, stop_at
+from tests.helpers import OLD_NS, Lab, fill, free_bytes, lab_in, new_lab, noise, prose, stop_at
 from tests.store_helpers import LazyDisk
 
 
 def stored_bytes(lab: Lab) -> int:
     return sum(path.stat().st_size for path in (lab.base / "store").rglob("*.dat"))
-
-
-def free_bytes(lab: Lab) -> int:
-    space = os.statvfs(lab.root)
-    return space.f_bavail * space.f_frsize
 
 
 def test_every_file_reads_back_and_the_times_are_as_they_were(tmp_path: Path) -> None:
@@ -310,54 +304,6 @@ def test_a_full_disk_leaves_everything_as_it_was_and_says_so(loop_fs: MakeFileSy
     assert all(lab.stub(name) for name in contents)
     assert {name: lab.read(name) for name in contents} == contents
     lab.verify_clean()
-
-
-@pytest.mark.root
-def test_unoptimise_asks_for_the_space_before_it_begins(loop_fs: MakeFileSystem) -> None:
-    lab = new_lab(loop_fs(size="48M") / "volume")
-    content = noise(5 * MIB)
-    for at in range(12):
-        lab.put(f"{at}", content)
-        lab.optimise()
-    with pytest.raises(NoSpace) as caught:
-        lab.unoptimise()
-    assert "making 12 files plain needs 60.00 MiB" in str(caught.value)
-    assert "are missing" in str(caught.value)
-    assert all(lab.stub(f"{at}") for at in range(12))
-    lab.unoptimise(b"3")
-    assert (lab.data / "3").read_bytes() == content
-    lab.verify_clean()
-
-
-@pytest.mark.root
-def test_a_restore_that_runs_out_of_space_leaves_the_stub_as_it_was(
-    loop_fs: MakeFileSystem,
-) -> None:
-    lab = new_lab(loop_fs(size="48M") / "volume")
-    content = noise(12 * MIB)
-    lab.put("file", content)
-    lab.optimise()
-    (lab.root / "filler").write_bytes(noise(free_bytes(lab) - 3 * MIB, 1))
-    before = lab.stub("file")
-    with lab.opened() as volume, pytest.raises(NoSpace, match="it stays a stub"):
-        restore_one(volume, b"file")
-    assert lab.stub("file") == before
-    assert (lab.data / "file").stat().st_blocks == 0
-    assert (lab.data / "file").stat().st_mtime_ns == OLD_NS
-    assert lab.read("file") == content
-    lab.verify_clean()
-
-
-def test_a_damaged_file_stays_a_stub_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    lab = new_lab(tmp_path / "volume")
-    contents = fill(lab)
-    lab.optimise()
-    lab.container(Kind.STREAMS).unlink()
-    report = lab.unoptimise()
-    assert report.files_restored == 1 and lab.stub("one-chunk") is None
-    assert report.errors == len(contents) - 1
-    assert all(message.partition(":")[0] in contents for message in report.messages)
-    assert lab.stub("base") is not None
 
 
 def test_stopped_in_mid_sync_the_next_run_uses_what_was_stored(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Unoptimise: the way out, for one file, a part of the tree or all, as long as there is space."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dedupd.errors import NoSpace
+from dedupd.format.container import Kind
+from dedupd.units import KIB, MIB
+from jobs.unoptimize import restore_one
+from tests.conftest import MakeFileSystem
+from tests.helpers import OLD_NS, fill, free_bytes, lab_in, new_lab, noise
+
+
+def test_every_file_is_as_it_was_before(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        (lab.data / "base").chmod(0o640)
+        os.setxattr(lab.data / "base", "user.note", b"kept")
+        lab.optimise()
+        report = lab.unoptimise()
+        assert (report.files_restored, report.errors) == (len(contents), 0)
+        assert report.logical_bytes == sum(map(len, contents.values()))
+        for name, content in contents.items():
+            assert lab.stub(name) is None
+            assert (lab.data / name).read_bytes() == content
+            assert (lab.data / name).stat().st_mtime_ns == OLD_NS
+        assert (lab.data / "base").stat().st_mode & 0o777 == 0o640
+        assert os.getxattr(lab.data / "base", "user.note") == b"kept"
+
+
+def test_it_may_be_repeated(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        fill(lab)
+        lab.optimise()
+        lab.unoptimise()
+        assert lab.unoptimise().files_restored == 0
+
+
+def test_one_file_is_made_plain_and_once_is_enough(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        lab.optimise()
+        with lab.opened() as volume:
+            assert restore_one(volume, b"prose")
+            assert not restore_one(volume, b"prose")
+        assert (lab.data / "prose").read_bytes() == contents["prose"]
+        assert lab.stub("base") is not None
+
+
+def test_a_file_of_zeros_becomes_one_hole(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("zeros", bytes(500 * KIB))
+        lab.optimise()
+        lab.unoptimise()
+        assert (lab.data / "zeros").read_bytes() == bytes(500 * KIB)
+        assert (lab.data / "zeros").stat().st_blocks == 0
+
+
+@pytest.mark.root
+def test_unoptimise_asks_for_the_space_before_it_begins(loop_fs: MakeFileSystem) -> None:
+    lab = new_lab(loop_fs(size="48M") / "volume")
+    content = noise(5 * MIB)
+    for at in range(12):
+        lab.put(f"{at}", content)
+        lab.optimise()
+    with pytest.raises(NoSpace) as caught:
+        lab.unoptimise()
+    assert "making 12 files plain needs 60.00 MiB" in str(caught.value)
+    assert "are missing" in str(caught.value)
+    assert all(lab.stub(f"{at}") for at in range(12))
+    lab.unoptimise(b"3")
+    assert (lab.data / "3").read_bytes() == content
+    lab.verify_clean()
+
+
+@pytest.mark.root
+def test_a_restore_that_runs_out_of_space_leaves_the_stub_as_it_was(
+    loop_fs: MakeFileSystem,
+) -> None:
+    lab = new_lab(loop_fs(size="48M") / "volume")
+    content = noise(12 * MIB)
+    lab.put("file", content)
+    lab.optimise()
+    (lab.root / "filler").write_bytes(noise(free_bytes(lab) - 3 * MIB, 1))
+    before = lab.stub("file")
+    with lab.opened() as volume, pytest.raises(NoSpace, match="it stays a stub"):
+        restore_one(volume, b"file")
+    assert lab.stub("file") == before
+    assert (lab.data / "file").stat().st_blocks == 0
+    assert (lab.data / "file").stat().st_mtime_ns == OLD_NS
+    assert lab.read("file") == content
+    lab.verify_clean()
+
+
+def test_a_damaged_file_stays_a_stub_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    contents = fill(lab)
+    lab.optimise()
+    lab.container(Kind.STREAMS).unlink()
+    report = lab.unoptimise()
+    assert report.files_restored == 1 and lab.stub("one-chunk") is None
+    assert report.errors == len(contents) - 1
+    assert all(message.partition(":")[0] in contents for message in report.messages)
+    assert lab.stub("base") is not None
