@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import RecipeRef, check_of
 from dedupd.format.stub import decode_stub
 from dedupd.fsutil import DirectoryOpener, data_ranges, has_writers, open_beneath, show_path
-from dedupd.store.recipes import HOLE_FINGERPRINT
+from dedupd.store.recipes import HOLE_FINGERPRINT, Growth
 from dedupd.stub import FileIdentity, local_ranges
 from dedupd.units import MIB
 from dedupd.volume import Volume
@@ -57,6 +57,7 @@ class FileTask:
     failure: str = ""
     builder: object = None
     recipe: RecipeRef | None = None
+    resumed: Growth | None = None
 
 
 class KeptChunk(NamedTuple):
@@ -116,7 +117,7 @@ class BatchReader:
     """Reads candidates in a thread of its own, ahead of whoever iterates over the batches.
 
     ``headroom_bytes`` are left free at the front of every buffer for the unfinished chunk of a
-    file that goes on in it.
+    file that goes on in it; ``resume`` says how far a large file was when a run was interrupted.
     """
 
     def __init__(
@@ -125,12 +126,14 @@ class BatchReader:
         candidates: Iterable[tuple[Candidate, bool]],
         pool: BufferPool,
         headroom_bytes: int,
+        resume: Callable[[FileIdentity], Growth | None] = lambda _: None,
         ahead: int = 2,
     ) -> None:
         self._volume = volume
         self._candidates = candidates
         self._pool = pool
         self._headroom = headroom_bytes
+        self._resume = resume
         self._out: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
         self._stop = False
         self._batch: Batch | None = None
@@ -196,6 +199,7 @@ class BatchReader:
                 self._add(task, 0, 0, True)
                 return
             if candidate.attribute is None:
+                task.resumed = self._resume(task.identity)
                 self._read_content(fd, task, status.st_size)
             else:
                 self._read_partial(fd, task, candidate.attribute, status.st_size)
@@ -246,8 +250,8 @@ class BatchReader:
             time.sleep((SETTLE_NS - age_ns) / 1e9)
 
     def _read_content(self, fd: int, task: FileTask, size: int) -> None:
-        at = 0
-        for begin, stop in [*self._ranges(fd, size), (size, size)]:
+        at = 0 if task.resumed is None else task.resumed.length
+        for begin, stop in [*self._ranges(fd, at, size), (size, size)]:
             if begin - at >= ZERO_RUN_BYTES_MIN and begin - at > self._headroom:
                 self._emit()
                 final = begin == size
@@ -264,10 +268,10 @@ class BatchReader:
             at = begin
 
     @staticmethod
-    def _ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    def _ranges(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
         """Data ranges, those with short holes between them joined."""
         pending: tuple[int, int] | None = None
-        for begin, stop in data_ranges(fd, 0, size):
+        for begin, stop in data_ranges(fd, start, size):
             if pending is not None and begin - pending[1] < ZERO_RUN_BYTES_MIN:
                 pending = pending[0], stop
                 continue

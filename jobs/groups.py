@@ -10,15 +10,20 @@ from dataclasses import dataclass
 
 from dedupd.commit import Committer, Request, Result
 from dedupd.store.writer import SyncPoint
+from jobs.checkpoint import Checkpoint
 from jobs.ingest import Store
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What became of a group, and the seconds that its sync and its commit took."""
+    """What became of a group, and the seconds that its sync and its commit took.
+
+    ``checkpoint`` is that of a file in the middle of which the group ends; it is durable now.
+    """
 
     requests: Sequence[Request]
     results: Sequence[Result]
+    checkpoint: Checkpoint | None
     sync_s: float
     commit_s: float
 
@@ -40,14 +45,14 @@ class GroupCommit:
         """Whether a group is on its way."""
         return self._pending is not None
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[Request], checkpoint: Checkpoint | None = None) -> None:
         """Commit files whose chunks and recipes were all appended, after the group before them.
 
         Raises NoSpace, and whatever went wrong with the group before.
         """
         self.wait()
         points = self._store.begin_sync()
-        self._pending = self._thread.submit(self._commit, points, requests)
+        self._pending = self._thread.submit(self._commit, points, requests, checkpoint)
 
     def wait(self) -> None:
         """Wait for the group on its way. Raises what went wrong with it."""
@@ -60,10 +65,14 @@ class GroupCommit:
         self._thread.shutdown(wait=True)
 
     def _commit(
-        self, points: tuple[SyncPoint, SyncPoint], requests: Sequence[Request]
+        self,
+        points: tuple[SyncPoint, SyncPoint],
+        requests: Sequence[Request],
+        checkpoint: Checkpoint | None,
     ) -> GroupResult:
         began = time.perf_counter()
         self._store.finish_sync(points)
         synced = time.perf_counter()
         results = self._committer.commit(requests) if requests else []
-        return GroupResult(requests, results, synced - began, time.perf_counter() - synced)
+        done = time.perf_counter()
+        return GroupResult(requests, results, checkpoint, synced - began, done - synced)

@@ -23,7 +23,9 @@ from dedupd.policy import Policy
 from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder, RecipeWriter
 from dedupd.store.writer import ContainerWriter, NewRecord, SyncPoint
 from dedupd.volume import Volume
+from jobs import checkpoint
 from jobs.batches import Batch, BufferPool, FileTask, Piece
+from jobs.checkpoint import Checkpoint
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class Ingest:
         self._queue: deque[_InFlight] = deque()
         self.sums = Sums()
         self.ready: list[FileTask] = []
+        self._open_task: FileTask | None = None
 
     @property
     def code_path(self) -> str:
@@ -132,10 +135,32 @@ class Ingest:
     def feed(self, batch: Batch) -> None:
         """Take in the next batch, in the order of reading."""
         self.sums.read_s += batch.read_s
+        last = batch.pieces[-1] if batch.pieces else None
+        self._open_task = None if last is None or last.final else last.task
         if batch.zeros:
             self._queue.append(self._zeros(batch))
         else:
             self._queue.append(self._chunk(batch))
+
+    def checkpoint(self) -> Checkpoint | None:
+        """Where the very large file is that goes on in the next batch. Nothing may be in flight."""
+        assert not self._queue
+        task = self._open_task
+        if (
+            task is None
+            or task.failure
+            or task.candidate.attribute is not None
+            or task.identity.size < checkpoint.FILE_BYTES_MIN
+            or not isinstance(task.builder, RecipeBuilder)
+        ):
+            return None
+        return Checkpoint(task.identity, task.builder.growth)
+
+    @property
+    def is_in_large_file(self) -> bool:
+        """Whether the file that goes on in the next batch is worth a checkpoint."""
+        task = self._open_task
+        return task is not None and task.identity.size >= checkpoint.FILE_BYTES_MIN
 
     def drain(self, everything: bool = False) -> None:
         """Append what is encoded; waits while too much is in flight. Raises NoSpace.
@@ -227,7 +252,13 @@ class Ingest:
         at = 0
         for piece, count in zip(pieces, cuts.counts, strict=True):
             task = piece.task
-            if count == 1 and piece.final and task.builder is None and not piece.kept:
+            if (
+                count == 1
+                and piece.final
+                and task.builder is None
+                and task.resumed is None
+                and not piece.kept
+            ):
                 self._name_single_chunk(task, cuts, known, ids, at)
             else:
                 self._extend_recipe(piece, cuts, known, ids, at, count)
@@ -278,7 +309,11 @@ class Ingest:
 
     def _builder(self, task: FileTask) -> RecipeBuilder:
         if task.builder is None:
-            task.builder = RecipeBuilder(self._store.recipes)
+            task.builder = (
+                RecipeBuilder(self._store.recipes)
+                if task.resumed is None
+                else RecipeBuilder.resumed(self._store.recipes, task.resumed)
+            )
         assert isinstance(task.builder, RecipeBuilder)
         return task.builder
 

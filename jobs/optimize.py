@@ -21,6 +21,7 @@ from dedupd.store.recipes import RecipeBuilder
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.batches import BATCH_BYTES, BatchReader, BufferPool, FileTask
+from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
 from jobs.ingest import Ingest, Store
@@ -79,6 +80,7 @@ class Optimize:
         self._committer = VolumeCommitter(volume)
         self._unsettled: list[bytes] = []
         self._mostly_local: list[bytes] = []
+        self._checkpoints = Checkpoints(volume)
         self._ready: list[FileTask] = []
         self._grouped_bytes = 0
         self._grouped_read = 0
@@ -155,7 +157,9 @@ class Optimize:
         buffers = max(4, (self._policy.memory_bytes_max - MEMORY_FIXED_BYTES) // (2 * BATCH_BYTES))
         buffers = min(buffers, 6 + 2 * threads)
         pool = BufferPool(buffers, headroom + BATCH_BYTES)
-        reader = BatchReader(self._volume, self._candidates(), pool, headroom)
+        self._checkpoints.load()
+        resume = partial(self._checkpoints.of, index=store.index)
+        reader = BatchReader(self._volume, self._candidates(), pool, headroom, resume)
         ingest = Ingest(
             self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
         )
@@ -172,6 +176,7 @@ class Optimize:
             self._drain(groups, ingest, everything=True)
             self._commit(groups, ingest)
             groups.wait()
+            self._checkpoints.clear()
         except (NoSpace, Cancelled):
             self._take(ingest)
             self._commit(groups, ingest)
@@ -209,9 +214,15 @@ class Optimize:
             or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES
             or len(self._ready) >= GROUP_FILES_MAX
         ):
-            self._commit(groups, ingest)
+            if ingest.is_in_large_file:
+                self._drain(groups, ingest, everything=True)
+                self._commit(groups, ingest, ingest.checkpoint())
+            else:
+                self._commit(groups, ingest)
 
-    def _commit(self, groups: GroupCommit, ingest: Ingest) -> None:
+    def _commit(
+        self, groups: GroupCommit, ingest: Ingest, checkpoint: Checkpoint | None = None
+    ) -> None:
         """Send the files that are ready on their way to become stubs."""
         tasks, self._ready = self._ready, []
         requests = []
@@ -225,13 +236,15 @@ class Optimize:
                 requests.append(
                     Request(candidate.path, task.identity, task.recipe, candidate.attribute)
                 )
-        groups.submit(requests)
+        groups.submit(requests, checkpoint)
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes
 
     def _account(self, ingest: Ingest, group: GroupResult) -> None:
         ingest.sums.sync_s += group.sync_s
         ingest.sums.commit_s += group.commit_s
+        if group.checkpoint is not None:
+            self._checkpoints.save(group.checkpoint)
         for request, result in zip(group.requests, group.results, strict=True):
             if result.outcome is Outcome.DONE:
                 self._report.files_optimised += 1

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dedupd import native
 from dedupd.errors import DamagedRecipe
@@ -99,6 +99,32 @@ class RecipeWriter:
         self._payloads, self._records, self._pending = [], [], {}
 
 
+class Growth(NamedTuple):
+    """How far the recipe of a file has grown: ``length`` bytes, in chunks and finished nodes."""
+
+    length: int
+    rows: tuple[Piece, ...]
+    levels: tuple[tuple[Piece, ...], ...]
+
+    def to_json(self) -> list[Any]:
+        """For the catalogue."""
+        return [self.length, *(_rows_to_json(r) for r in (self.rows, *self.levels))]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> "Growth":
+        """Raises ValueError, TypeError where it is not what :meth:`to_json` gave."""
+        length, rows, *levels = value
+        return cls(int(length), _rows_from_json(rows), tuple(_rows_from_json(r) for r in levels))
+
+
+def _rows_to_json(rows: Sequence[Piece]) -> list[tuple[int, int, str]]:
+    return [(row.chunk, row.length, row.fingerprint.hex()) for row in rows]
+
+
+def _rows_from_json(rows: list[Any]) -> tuple[Piece, ...]:
+    return tuple(Piece(int(c), int(n), bytes.fromhex(f)) for c, n, f in rows)
+
+
 class RecipeBuilder:
     """The recipe of one file, grown chunk by chunk in bounded memory."""
 
@@ -107,6 +133,20 @@ class RecipeBuilder:
         self._rows: list[Piece] = []
         self._levels: list[list[Piece]] = []
         self.length = 0
+
+    @classmethod
+    def resumed(cls, writer: RecipeWriter, growth: Growth) -> "RecipeBuilder":
+        """A builder that goes on where another one was."""
+        builder = cls(writer)
+        builder.length = growth.length
+        builder._rows = list(growth.rows)
+        builder._levels = [list(rows) for rows in growth.levels]
+        return builder
+
+    @property
+    def growth(self) -> Growth:
+        """How far the recipe is now."""
+        return Growth(self.length, tuple(self._rows), tuple(map(tuple, self._levels)))
 
     def push(self, chunk: int, length: int, fingerprint: bytes) -> None:
         """Add the next chunk; a ``HOLE`` (fingerprint of zeros) grows the hole before it."""
@@ -217,6 +257,13 @@ class RecipeReader:
         content = recipe.content_digest([(fingerprint, length)])
         checks = (recipe.check_of(fingerprint),)
         return Recipe(self, recipe.Node(0, length, content, (ref.recipe,), (length,), checks, (0,)))
+
+    def check(self, row: Piece, level: int) -> None:
+        """Check that a node is what its row in the node above says. Raises Damaged."""
+        where = f"recipe {show_id(row.chunk)}"
+        node, _ = self._node(row.chunk, where)
+        if (node.level, node.length, node.content) != (level, row.length, row.fingerprint):
+            raise DamagedRecipe(f"{where}: not the part that the recipe above it names")
 
     def child(self, parent: recipe.Node, at: int) -> recipe.Node:
         """The node below entry ``at`` of an inner node, checked against what the entry says."""
