@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dedupd import native
 from dedupd.disk import Disk
+from dedupd.errors import NoSpace
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
 from dedupd.store.container import data_name, table_name
@@ -29,6 +30,20 @@ class LazyDisk(Disk):
 
     def sync_dir(self, dir_fd: int) -> None:
         pass
+
+
+class FullDisk(Disk):
+    """Has no room beyond a number of bytes, and takes part of what does not fit."""
+
+    room = 1 << 40
+
+    def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
+        joined = b"".join(data)
+        if len(joined) > self.room:
+            super().write_at(fd, [joined[: self.room]], offset)
+            raise NoSpace("no space left to write")
+        self.room -= len(joined)
+        return super().write_at(fd, [joined], offset)
 
 
 class Records:

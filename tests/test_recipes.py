@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dedupd import native
-from dedupd.errors import DamagedContainer, DamagedRecipe
+from dedupd.errors import DamagedContainer, DamagedRecipe, NoSpace
 from dedupd.format import container as fmt
 from dedupd.format import recipe
 from dedupd.format import table as tbl
@@ -25,7 +25,7 @@ from dedupd.store.recipes import (
     Span,
 )
 from tests.helpers import flip_bit, noise
-from tests.store_helpers import VOLUME, LazyDisk, Records
+from tests.store_helpers import VOLUME, FullDisk, LazyDisk, Records
 
 Chunk = tuple[int, int]
 """Id and length."""
@@ -112,6 +112,32 @@ def test_a_recipe_of_millions_of_bytes_has_levels(streams: Streams) -> None:
     found = streams.open(ref)
     assert len(list(found.node_ids())) == 4
     assert list(found.spans(0, found.length)) == expected(chunks)
+
+
+def test_a_full_disk_loses_no_node_wherever_it_strikes(tmp_path: Path) -> None:
+    """Nodes wait in several containers at once; each is appended where its id says."""
+    disk = FullDisk()
+    records = Records(tmp_path / "s", kind=Kind.STREAMS, disk=disk, container_bytes_max=400)
+    writer = RecipeWriter(records.writer, MemoryIndex(), "blake3")
+    refs = []
+    for at in range(1, 30):
+        disk.room = 200  # for a new container, and no record
+        builder = RecipeBuilder(writer)
+        for _ in range(3):
+            builder.push(at, 100, fingerprint_of(at))
+        refs.append(builder.finish())
+    for _ in range(12):
+        disk.room = 900
+        try:
+            writer.flush()
+            break
+        except NoSpace:
+            continue
+    else:
+        pytest.fail("it never got through")
+    reader = RecipeReader(records.reader(), records.reader())
+    for at, ref in enumerate(refs, 1):
+        assert [span.chunk for span in reader.open(ref, "").spans(0, 300)] == [at] * 3
 
 
 def test_equal_content_shares_one_recipe(streams: Streams) -> None:

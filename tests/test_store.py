@@ -3,7 +3,6 @@
 import os
 import threading
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from dedupd.store.container import Found, Gap, scan
 from dedupd.store.reader import RecordReader
 from dedupd.store.writer import NewRecord
 from tests.helpers import flip_bit, noise, prose, stop_at
-from tests.store_helpers import VOLUME, Records
+from tests.store_helpers import VOLUME, FullDisk, Records
 
 SEED = fmt.checksum_seed(VOLUME, 1, 1)
 
@@ -182,20 +181,6 @@ def test_readers_see_records_while_a_writer_appends(tmp_path: Path) -> None:
         thread.join()
     assert failures == []
     assert len(list(store.directory.glob("*.dat"))) > 3
-
-
-class FullDisk(Disk):
-    """Has no room beyond a number of bytes, and takes part of what does not fit."""
-
-    room = 1 << 40
-
-    def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
-        joined = b"".join(data)
-        if len(joined) > self.room:
-            super().write_at(fd, [joined[: self.room]], offset)
-            raise NoSpace("no space left to write")
-        self.room -= len(joined)
-        return super().write_at(fd, [joined], offset)
 
 
 @pytest.mark.parametrize("room", [0, 1, 90, 5000, 5100])

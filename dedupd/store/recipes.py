@@ -5,6 +5,7 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -46,6 +47,19 @@ class Span(NamedTuple):
     check: int
 
 
+@dataclass(slots=True)
+class _Run:
+    """Nodes with consecutive ids, all in one container, that are not appended yet."""
+
+    first_id: int
+    payloads: list[bytes] = field(default_factory=list)
+    records: list[NewRecord] = field(default_factory=list)
+
+    @property
+    def next_id(self) -> int:
+        return self.first_id + len(self.payloads)
+
+
 class RecipeWriter:
     """Stores recipe nodes; equal nodes are stored once."""
 
@@ -53,10 +67,8 @@ class RecipeWriter:
         self._writer = writer
         self._index = index
         self._algorithm = fingerprint
-        self._payloads: list[bytes] = []
-        self._records: list[NewRecord] = []
+        self._runs: list[_Run] = []
         self._pending: dict[bytes, int] = {}
-        self._first_id = 0
 
     def add_node(self, level: int, rows: Sequence[Piece]) -> tuple[Piece, bytes]:
         """A node over ``rows``: as a row of the level above, and its record's fingerprint."""
@@ -68,22 +80,25 @@ class RecipeWriter:
         node = self._pending.get(fingerprint) or self._index.lookup(fingerprint)[0]
         if node == 0:
             node = self._writer.reserve(1, len(payload))
-            if node != self._first_id + len(self._payloads):
-                self.flush()
-                self._first_id = node
-            self._payloads.append(payload)
-            self._records.append(NewRecord(fingerprint, len(payload)))
+            if not self._runs or node != self._runs[-1].next_id:
+                self._runs.append(_Run(node))
+            self._runs[-1].payloads.append(payload)
+            self._runs[-1].records.append(NewRecord(fingerprint, len(payload)))
             self._pending[fingerprint] = node
         return Piece(node, sum(row.length for row in rows), content), fingerprint
 
     def flush(self) -> None:
         """Append what was added since the last flush. Raises NoSpace, and may be tried again."""
-        if not self._payloads:
-            return
-        lengths = array("I", (len(p) for p in self._payloads))
+        while self._runs:
+            self._append(self._runs[0])
+            self._runs.pop(0)
+        self._pending.clear()
+
+    def _append(self, run: "_Run") -> None:
+        lengths = array("I", (len(p) for p in run.payloads))
         starts = array("I", accumulate(lengths[:-1], initial=0))
         encoded = native.encode(
-            b"".join(self._payloads),
+            b"".join(run.payloads),
             starts,
             lengths,
             level=_LEVEL,
@@ -91,12 +106,11 @@ class RecipeWriter:
             header_bytes=fmt.RECORD_HEADER_BYTES,
             align_bytes=fmt.ALIGN_BYTES,
         )
-        self._writer.append(self._first_id, self._records, encoded)
+        self._writer.append(run.first_id, run.records, encoded)
         self._index.insert(
-            b"".join(r.fingerprint for r in self._records), list(self._pending.values())
+            b"".join(record.fingerprint for record in run.records),
+            range(run.first_id, run.next_id),
         )
-        self._first_id += len(self._payloads)
-        self._payloads, self._records, self._pending = [], [], {}
 
 
 class Growth(NamedTuple):
