@@ -1,0 +1,224 @@
+"""The native calls on files: scanning, reading what has not changed, and the steps of a commit."""
+
+import mmap
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from dedupd import native
+from dedupd.stub import FileIdentity
+
+NAME = b"user.dedupd-test"
+SETTLE_NS = 50_000_000
+OLD_NS = 1_500_000_000_123_456_789
+
+
+def make(path: Path, content: bytes) -> FileIdentity:
+    """A file of long ago, as far as its modification time goes."""
+    path.write_bytes(content)
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+    return FileIdentity.of(path.stat())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> int:
+    return os.open(tmp_path, os.O_RDONLY)
+
+
+# --- scan_directory ---------------------------------------------------------------------------
+
+
+def test_a_scan_tells_files_and_directories_apart(tmp_path: Path, directory: int) -> None:
+    names = {b"plain", b"with \xff byte", b"n" * 255}
+    for name in names:
+        (tmp_path / os.fsdecode(name)).write_bytes(name)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "link").symlink_to("plain")
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+    directories, files = native.scan_directory(directory, NAME)
+    assert directories == [b"below"]
+    assert {file[0] for file in files} == names
+
+
+def test_a_scan_says_what_stat_says(tmp_path: Path, directory: int) -> None:
+    path = tmp_path / "file"
+    make(path, b"x" * 10_000)
+    os.link(path, tmp_path / "other")
+    os.setxattr(path, NAME, b"a value")
+    _, files = native.scan_directory(directory, NAME)
+    status = path.stat()
+    for name, identity, links, allocated, value in files:
+        assert name in (b"file", b"other")
+        assert identity == FileIdentity.of(status)
+        assert (links, allocated, value) == (2, status.st_blocks * 512, b"a value")
+    assert len(files) == 2
+
+
+def test_a_scan_brings_long_attributes_along(tmp_path: Path, directory: int) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    os.setxattr(path, NAME, b"v" * 3000)
+    _, [file] = native.scan_directory(directory, NAME)
+    assert file[4] == b"v" * 3000
+
+
+def test_a_scan_finds_thousands_of_names(tmp_path: Path, directory: int) -> None:
+    names = {b"%05d-%s" % (n, b"n" * (n % 200)) for n in range(3000)}
+    for name in names:
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=directory))
+    _, files = native.scan_directory(directory, NAME)
+    assert sorted(file[0] for file in files) == sorted(names)
+
+
+def test_what_is_no_directory_cannot_be_scanned(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    with pytest.raises(NotADirectoryError):
+        native.scan_directory(fd, NAME)
+    os.close(fd)
+
+
+# --- read_unchanged ---------------------------------------------------------------------------
+
+
+def read(directory: int, name: bytes, identity: FileIdentity, settle_ns: int = 0) -> bytes | None:
+    """The file's bytes, or None where it was not read; nothing else in the buffer may change."""
+    buffer = mmap.mmap(-1, 1 << 20)
+    buffer[:] = b"\xee" * len(buffer)
+    done = native.read_unchanged(directory, name, identity, settle_ns, buffer, 4096)
+    end = 4096 + identity.size
+    assert buffer[:4096] == b"\xee" * 4096
+    assert buffer[end:] == b"\xee" * (len(buffer) - end)
+    return buffer[4096:end] if done else None
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 900_000])
+def test_a_file_that_has_not_changed_is_read(tmp_path: Path, directory: int, size: int) -> None:
+    content = os.urandom(size)
+    identity = make(tmp_path / "file", content)
+    assert read(directory, b"file", identity) == content
+
+
+def test_reading_leaves_the_access_time_alone(tmp_path: Path, directory: int) -> None:
+    identity = make(tmp_path / "file", b"content")
+    assert read(directory, b"file", identity) == b"content"
+    assert (tmp_path / "file").stat().st_atime_ns == OLD_NS
+
+
+@pytest.mark.parametrize("field", ["inode", "mtime_ns", "ctime_ns"])
+def test_another_file_is_not_read(tmp_path: Path, directory: int, field: str) -> None:
+    identity = make(tmp_path / "file", b"content")
+    other = identity._replace(**{field: getattr(identity, field) + 1})
+    assert read(directory, b"file", other) is None
+
+
+@pytest.mark.parametrize("size", [6, 8])
+def test_a_file_of_another_length_is_not_read(tmp_path: Path, directory: int, size: int) -> None:
+    identity = make(tmp_path / "file", b"content")
+    assert read(directory, b"file", identity._replace(size=size)) is None
+
+
+def test_a_file_that_has_just_changed_is_not_read(tmp_path: Path, directory: int) -> None:
+    identity = make(tmp_path / "file", b"content")
+    hour_ns = 3_600 * 10**9
+    assert read(directory, b"file", identity, settle_ns=hour_ns) is None
+    while time.time_ns() - identity.ctime_ns < SETTLE_NS:
+        time.sleep(0.005)
+    assert read(directory, b"file", identity, settle_ns=SETTLE_NS) == b"content"
+
+
+def test_a_file_that_somebody_has_open_for_writing_is_not_read(
+    tmp_path: Path, directory: int
+) -> None:
+    identity = make(tmp_path / "file", b"content")
+    with open(tmp_path / "file", "r+b"):
+        assert read(directory, b"file", identity) is None
+    assert read(directory, b"file", identity) == b"content"
+
+
+def test_a_file_with_a_hole_is_not_read(tmp_path: Path, directory: int) -> None:
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        file.write(b"start")
+        file.truncate(500_000)
+    assert read(directory, b"file", FileIdentity.of(path.stat())) is None
+
+
+def test_links_and_pipes_are_not_read(tmp_path: Path, directory: int) -> None:
+    identity = make(tmp_path / "file", b"content")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in (b"link", b"pipe", b"missing"):
+        assert read(directory, name, identity) is None
+
+
+def test_a_buffer_without_room_is_refused(tmp_path: Path, directory: int) -> None:
+    identity = make(tmp_path / "file", b"content")
+    with pytest.raises(ValueError, match="7 bytes at 4"):
+        native.read_unchanged(directory, b"file", identity, 0, bytearray(10), 4)
+    with pytest.raises(BufferError):
+        native.read_unchanged(directory, b"file", identity, 0, bytes(100), 0)
+
+
+# --- the steps of a commit --------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> int:
+    make(tmp_path / "file", b"x" * 100_000)
+    return os.open(tmp_path / "file", os.O_RDWR)
+
+
+def test_an_attribute_is_exchanged_for_the_one_expected(file: int) -> None:
+    before = FileIdentity.of(os.fstat(file))
+    after = native.exchange_attribute(file, before, NAME, None, b"first")
+    assert after is not None and FileIdentity(*after) == FileIdentity.of(os.fstat(file))
+    assert native.fgetxattr(file, NAME) == b"first"
+    again = native.exchange_attribute(file, after, NAME, b"first", b"second")
+    assert again is not None
+    assert native.fgetxattr(file, NAME) == b"second"
+
+
+@pytest.mark.parametrize("previous", [None, b"", b"firsT"])
+def test_another_attribute_stays(file: int, previous: bytes | None) -> None:
+    os.setxattr(file, NAME, b"first")
+    before = FileIdentity.of(os.fstat(file))
+    assert native.exchange_attribute(file, before, NAME, previous, b"second") is None
+    assert native.fgetxattr(file, NAME) == b"first"
+
+
+@pytest.mark.parametrize("field", FileIdentity._fields)
+def test_another_file_gets_no_attribute(file: int, field: str) -> None:
+    before = FileIdentity.of(os.fstat(file))
+    other = before._replace(**{field: getattr(before, field) + 1})
+    assert native.exchange_attribute(file, other, NAME, None, b"value") is None
+    assert native.fgetxattr(file, NAME) is None
+
+
+def test_an_attribute_that_is_too_large_is_an_error(file: int) -> None:
+    before = FileIdentity.of(os.fstat(file))
+    with pytest.raises(OSError):
+        native.exchange_attribute(file, before, NAME, None, bytes(100_000))
+
+
+@pytest.mark.parametrize("mtime_ns", [OLD_NS, -1, 0, -(10**18) + 7])
+def test_punching_frees_the_blocks_and_sets_times_and_attribute(file: int, mtime_ns: int) -> None:
+    native.punch_and_settle(file, 1 << 20, OLD_NS + 5, mtime_ns, NAME, b"settled")
+    status = os.fstat(file)
+    assert (status.st_blocks, status.st_size) == (0, 100_000)
+    assert (status.st_atime_ns, status.st_mtime_ns) == (OLD_NS + 5, mtime_ns)
+    assert native.fgetxattr(file, NAME) == b"settled"
+    assert os.pread(file, 100_000, 0) == bytes(100_000)
+
+
+def test_what_cannot_be_punched_keeps_its_attribute(tmp_path: Path, file: int) -> None:
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    with pytest.raises(OSError):
+        native.punch_and_settle(fd, 4096, OLD_NS, OLD_NS, NAME, b"settled")
+    assert native.fgetxattr(file, NAME) is None
+    assert os.pread(fd, 10, 0) == b"x" * 10
