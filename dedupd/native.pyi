@@ -15,9 +15,9 @@ class CorruptPayload(Exception):
     """Stored bytes do not match their checksum, or do not decode to the stated length."""
 
 def simd_paths() -> list[str]:
-    """Chunker code paths this CPU can run, slowest first: ``scalar``, ``avx2``, ``avx512``, ``gfni``.
+    """Chunker code paths this CPU can run, slowest first: scalar, avx2, avx512, gfni.
 
-    A path is listed only after it reproduced the scalar path's answers in a self-test in this process.
+    A path is listed only after it reproduced the scalar path's answers in this process.
     """
 
 class Chunks:
@@ -52,7 +52,7 @@ class Chunker:
         fingerprint: str = "blake3",
         path: str | None = None,
     ) -> Chunker:
-        """Raises ValueError for parameters outside the format's limits, or an unavailable ``path``."""
+        """Raises ValueError for parameters outside the limits, or an unavailable ``path``."""
     @property
     def path(self) -> str: ...
     def cut(self, data: Buffer, final: bool = True) -> bytes:
@@ -62,7 +62,7 @@ class Chunker:
         end cannot depend on later bytes are returned and the caller presents the rest again.
         """
     def candidates(self, data: Buffer) -> bytes:
-        """u32 pairs (end offset, matched low bits) of all stage 1 candidates, unfiltered by size."""
+        """u32 pairs (end offset, matched low bits) of all stage 1 candidates of any size."""
     def process(
         self, data: Buffer, segments: Sequence[tuple[int, int, bool]], threads: int = 1
     ) -> Chunks:
@@ -115,7 +115,7 @@ def encode(
     """Compress the selected ranges (u32 ``starts``, ``lengths``) of ``data`` where it pays.
 
     A range is stored raw when :func:`incompressible` says so, when ``level`` is 0, or when zstd
-    saves less than ``saving_min`` (a fraction) of it. Records are padded with zeros to ``align_bytes``.
+    saves less than ``saving_min`` (a fraction) of it. Zeros pad records to ``align_bytes``.
     """
 
 def decode(stored: Buffer, codec: int, raw_length: int, checksum: int) -> bytes:
@@ -144,8 +144,8 @@ def seal(
 ) -> bytes:
     """Fill in the record headers of ``encoded`` and return the entries for the redirection table.
 
-    ``raw_lengths`` and ``hints`` are u32 arrays; ``ordinal`` is the first record's, ``offset`` where
-    the buffer goes in the container, ``seed`` the container's (``format.container.checksum_seed``).
+    ``raw_lengths`` and ``hints`` are u32 arrays; ``ordinal`` is the first record's, ``offset``
+    where the buffer goes in the container, ``seed`` the container's (``format.container.checksum_seed``).
     Byte for byte what ``pack_record_into`` and ``encode_entry`` of ``dedupd.format`` give. Raises
     ValueError where the columns differ in length.
     """
@@ -173,7 +173,7 @@ def read_unchanged(
 
     True only if its inode, size, mtime and ctime are ``identity`` before and after, the last change
     is more than ``settle_ns`` ago, and nobody has it open for writing. Otherwise False, for the
-    caller to find out why; ``out`` may then hold anything. Raises ValueError without room in ``out``.
+    caller to find out why, and ``out`` may hold anything. Raises ValueError where ``out`` is short.
     """
 
 def exchange_attribute(
@@ -185,22 +185,22 @@ def exchange_attribute(
 ) -> tuple[int, int, int, int] | None:
     """Set an extended attribute on a file that is ``identity`` and has ``previous`` (None: none).
 
-    Inode, size, mtime and ctime in ns; returns what they are then. None, and nothing done, where the
-    file is another one, or has changed, or has another attribute. Raises OSError.
+    Inode, size, mtime and ctime in ns; returns what they are then. None, and nothing done, where
+    the file is another one, or has changed, or has another attribute. Raises OSError.
     """
 
 def punch_and_settle(
     fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
 ) -> None:
-    """Punch the first ``length`` bytes, set the times, set an extended attribute. Raises OSError."""
+    """Punch the first ``length`` bytes, set the times, set an attribute. Raises OSError."""
 
-# System calls that Python's os module lacks; all raise OSError with errno set, release the GIL, retry EINTR.
+# System calls that Python's os module lacks. All raise OSError, release the GIL and retry EINTR.
 def punch_hole(fd: int, offset: int, length: int) -> None: ...
 def fallocate_keep_size(fd: int, offset: int, length: int) -> None: ...
 def syncfs(fd: int) -> None: ...
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None: ...
 def name_to_handle(fd: int) -> bytes:
-    """Opaque handle of an open file (``name_to_handle_at`` with ``AT_EMPTY_PATH``), type included."""
+    """Opaque handle of an open file (``name_to_handle_at``), its type included."""
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
 def fgetxattr(fd: int, name: bytes) -> bytes | None:
     """Attribute of an open file; None where it has none (ENODATA)."""
