@@ -145,7 +145,8 @@ def seal(
     """Fill in the record headers of ``encoded`` and return the entries for the redirection table.
 
     ``raw_lengths`` and ``hints`` are u32 arrays; ``ordinal`` is the first record's, ``offset``
-    where the buffer goes in the container, ``seed`` the container's (``format.container.checksum_seed``).
+    where the buffer goes in the container, ``seed`` the container's
+    (``format.container.checksum_seed``).
     Byte for byte what ``pack_record_into`` and ``encode_entry`` of ``dedupd.format`` give. Raises
     ValueError where the columns differ in length.
     """
