@@ -210,7 +210,8 @@ CREATING_FLAGS = {"O_CREAT", "O_TRUNC"}
 MAKES_BYTES_DURABLE = "dedupd.disk"
 
 ALLOWED = {
-    "dedupd.catalog": {"os.makedirs", "shutil.rmtree"},  # derived state; LMDB does the rest
+    # Derived state, and LMDB does the rest.
+    "dedupd.catalog": {"os.makedirs", "shutil.rmtree", "os.posix_fallocate", "O_CREAT"},
     "dedupd.volume": {"O_CREAT"},  # lock files, which carry nothing
     "dedupd.enable": {"O_CREAT", "os.setxattr"},  # lock files; a probe of the file system
 }
