@@ -16,7 +16,7 @@ from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable, Damaged
 from dedupd.format.ids import HOLE
 from dedupd.index.base import ChunkIndex
-from dedupd.store.recipes import Growth
+from dedupd.store.recipes import Growth, Piece
 from dedupd.stub import FileIdentity
 from dedupd.units import GIB
 from dedupd.volume import Volume
@@ -66,10 +66,20 @@ class Checkpoints:
         try:
             for level, nodes in enumerate(growth.levels):
                 for node in nodes:
-                    self._volume.recipes.check(node, level)
+                    if not self._is_whole(node, level):
+                        return None
         except Damaged:
             return None
         return growth
+
+    def _is_whole(self, node: Piece, level: int) -> bool:
+        """Whether every chunk below a node is still there: its file has no other copy soon."""
+        part = self._volume.recipes.part(node, level)
+        chunks = self._volume.chunk_records
+        return all(
+            span.chunk == HOLE or chunks.offers(span.chunk, span.length, span.check)
+            for span in part.spans(0, part.length)
+        )
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint in place of the one before. A catalogue that can't is no reason to

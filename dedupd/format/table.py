@@ -40,6 +40,10 @@ class State(enum.IntEnum):
     """Its bytes are gone, and nothing refers to it."""
 
 
+USABLE = frozenset((State.LIVE, State.ORPHANED))
+"""States of chunks whose bytes are there, so that more files may come to refer to them."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableHeader:
     """The first 64 bytes. All records below ``synced_bytes`` of the container are durable."""

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 
 from dedupd import native
 from dedupd.format.ids import make_id
-from dedupd.format.table import State
+from dedupd.format.table import USABLE
 from dedupd.store.recovery import Recovered
-
-_USABLE = frozenset((State.LIVE, State.ORPHANED))
 
 
 class MemoryIndex:
@@ -32,6 +30,6 @@ class MemoryIndex:
         live = [
             (entry.fingerprint, make_id(number, ordinal))
             for ordinal, entry in enumerate(container.entries)
-            if entry.state in _USABLE
+            if entry.state in USABLE
         ]
         self.insert(b"".join(fp for fp, _ in live), [chunk_id for _, chunk_id in live])

@@ -9,6 +9,8 @@ from typing import TypeVar
 from dedupd.errors import DamagedChunk
 from dedupd.format.container import Kind, Record, RecordKind
 from dedupd.format.ids import container_of, ordinal_of, show_id
+from dedupd.format.recipe import check_of
+from dedupd.format.table import USABLE
 from dedupd.store.container import Container
 
 CONTAINERS_OPEN_MAX = 256
@@ -45,6 +47,18 @@ class RecordReader:
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
         return self._forwarded(record_id, Container.describe, lambda found: found)
+
+    def offers(self, record_id: int, length: int, check: int) -> bool:
+        """Whether the table offers a record, of this length and check, for duplicates.
+
+        As far as tables can tell, like the index that is loaded from them. Raises DamagedContainer.
+        """
+        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        return (
+            entry is not None
+            and entry.state in USABLE
+            and (entry.raw_length, check_of(entry.fingerprint)) == (length, check)
+        )
 
     def _forwarded(
         self,

@@ -272,12 +272,13 @@ class RecipeReader:
         checks = (recipe.check_of(fingerprint),)
         return Recipe(self, recipe.Node(0, length, content, (ref.recipe,), (length,), checks, (0,)))
 
-    def check(self, row: Piece, level: int) -> None:
-        """Check that a node is what its row in the node above says. Raises Damaged."""
+    def part(self, row: Piece, level: int) -> Recipe:
+        """The part of a recipe below a node, which is what its row says. Raises Damaged."""
         where = f"recipe {show_id(row.chunk)}"
         node, _ = self._node(row.chunk, where)
         if (node.level, node.length, node.content) != (level, row.length, row.fingerprint):
             raise DamagedRecipe(f"{where}: not the part that the recipe above it names")
+        return Recipe(self, node)
 
     def child(self, parent: recipe.Node, at: int) -> recipe.Node:
         """The node below entry ``at`` of an inner node, checked against what the entry says."""
