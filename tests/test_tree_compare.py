@@ -57,6 +57,7 @@ def keeping_times(path: Path, change: Callable[[Path], object]) -> None:
             os.utime(one, ns=times, follow_symlinks=False)
 
 
+@pytest.mark.root
 def test_a_copy_of_everything_odd_is_the_same(original: Path, tmp_path: Path) -> None:
     assert_same(original, copy(original, tmp_path / "copy"))
 
@@ -284,6 +285,7 @@ def test_the_program_says_by_its_status_whether_trees_differ(pair: tuple[Path, P
     assert "new: exists: False / True" in result.stdout
 
 
+@pytest.mark.root
 def test_the_data_set_is_the_same_every_time(tmp_path: Path) -> None:
     for side in sides(tmp_path):
         dataset.build(os.fsencode(side), seed=7)
