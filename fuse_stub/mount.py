@@ -10,8 +10,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import pyfuse3
 import trio
@@ -33,6 +34,9 @@ CACHE_BYTES = 64 * MIB
 READ_AHEAD_KIB = 1024
 """The kernel reads ahead this much, in requests of this size; its default is 128 KiB, and a
 request costs some 30 µs whatever its size."""
+
+LOCK_WAIT_S = 60.0
+LOCK_POLL_S = 0.02
 
 EXIT_WAIT_MS = 60_000
 """How long an unmount may take to sync what was written."""
@@ -56,7 +60,7 @@ def serve(
     base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with (
         Volume(volume.root, f"/proc/self/fd/{base_fd}", base_fd, volume.disk) as own,
-        own.mount_lock(),
+        _mount_lock(own),
     ):
         served = Served(own, mountpoint, cache_bytes, threads=len(os.sched_getaffinity(0)))
         try:
@@ -68,6 +72,28 @@ def serve(
         finally:
             served.close()
             native.syncfs(own.data_fd)
+
+
+@contextmanager
+def _mount_lock(volume: Volume) -> Iterator[None]:
+    """Hold the volume for this mount. Raises Busy where another mount serves it.
+
+    A job that found no mount holds the lock while it commits a batch: that is waited for.
+    """
+    end = time.monotonic() + LOCK_WAIT_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(volume.mount_lock())
+                break
+            except Busy:
+                client = volume.mount_client()
+                if client is not None:
+                    client.close()
+                if client is not None or time.monotonic() > end:
+                    raise
+                time.sleep(LOCK_POLL_S)
+        yield
 
 
 def _options(volume: Volume, debug: bool) -> set[str]:
