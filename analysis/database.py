@@ -104,9 +104,9 @@ class Database:
         self._view(
             "raw_files",
             [
-                f"{_keys(self, at)}, * EXCLUDE (dataset, file, changed_ns),"
-                " changed_ns / 1e9 AS changed_s"
-                f" FROM {_parquet([log.files_path()])}"
+                f"{_keys(self, at)}, * EXCLUDE (dataset, file),"
+                " greatest(modified_ns, changed_ns) / 1e9 AS changed_s"
+                f" FROM {_parquet(log.file_parts())}"
                 for at, log in enumerate(self.logs)
             ],
         )

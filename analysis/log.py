@@ -29,8 +29,6 @@ from dedupd.errors import Damaged, UnknownFormat, UsageError
 FORMAT = 1
 SPEC_FILE = "study.json"
 CHECKPOINT_FILE = "checkpoint.json"
-FILES = "files.parquet"
-
 HOLE_MARK = 1
 """``fp_low`` of a hole's row; ``fp_high`` is 0."""
 
@@ -148,8 +146,10 @@ class Log:
         """Replace the checkpoint by the present one."""
         _write_json(os.path.join(self.path, CHECKPOINT_FILE), asdict(self.checkpoint))
 
-    def files_path(self) -> str:
-        return os.path.join(self.path, FILES)
+    def file_parts(self) -> list[str]:
+        """Paths of the table of files; all of them are valid once the scan is complete."""
+        directory = os.path.join(self.path, "files")
+        return [os.path.join(directory, name) for name in sorted(os.listdir(directory))]
 
     def parts(self, *table: str) -> list[str]:
         """Paths of the valid parts of a table, oldest first."""
@@ -177,7 +177,11 @@ class Log:
 
     def drop_invalid_parts(self) -> None:
         """Remove the parts that an interrupted run wrote after its last checkpoint."""
+        if not self.checkpoint.scanned:
+            shutil.rmtree(os.path.join(self.path, "files"), ignore_errors=True)
         for directory, _, names in os.walk(self.path):
+            if os.path.basename(directory) == "files":
+                continue
             for name in names:
                 if name.startswith("part-") and _number(name) > self.checkpoint.parts:
                     os.unlink(os.path.join(directory, name))
@@ -186,9 +190,9 @@ class Log:
         """Remove the log and all that belongs to it."""
         for name in os.listdir(self.path):
             path = os.path.join(self.path, name)
-            if name in ("whole", "chunks", "failures"):
+            if name in ("files", "whole", "chunks", "failures"):
                 shutil.rmtree(path)
-            elif name.endswith((".json", ".parquet")):
+            elif name.endswith(".json"):
                 os.unlink(path)
 
 

@@ -8,11 +8,13 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import duckdb
 
-from analysis.log import Dataset, Log, quoted
+from analysis.log import Dataset, Log
 from analysis.scan import Failure
+from dedupd import native
 from dedupd.fsutil import data_ranges
 from dedupd.units import KIB, MIB
 
@@ -31,13 +33,15 @@ HOLE_BYTES_MIN = 1 * MIB
 
 PIECES_PER_BATCH_MAX = 4096
 
+SMALL_BYTES_MAX = 1 * MIB
+"""Up to this size, the calls for each file cost more than its bytes."""
+
 _FILES_FETCHED = 2048
 _DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
 """Linux 6.14: pages that this read brings in are dropped again; those of others stay."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes [start, end) of a batch that belong to one file, from ``position`` of it on.
 
     Behind them follows a hole of ``hole`` bytes. ``failed`` says that the file is given up.
@@ -124,10 +128,10 @@ class Reader:
     def _run(self) -> None:
         try:
             filler = _Filler(self._log.spec.datasets, self._begin, self._take, self._out.put)
-            for file, dataset, path, size in _files_from(self._log, self._begin.file):
+            for found in _files_from(self._log, self._begin.file):
                 if self._stop:
                     return
-                filler.read(dataset, file, path, size)
+                filler.read(found)
             filler.finish()
             self._out.put(None)
         except _Stopped:
@@ -150,17 +154,34 @@ class _Shrank(Exception):
     """A file is shorter than it was when it was opened."""
 
 
-def _files_from(log: Log, first: int) -> Iterator[tuple[int, int, bytes, int]]:
-    """(number, dataset, path, size) of the files with content, streamed."""
+class _Found(NamedTuple):
+    """A file as the scan found it."""
+
+    file: int
+    dataset: int
+    path: bytes
+    inode: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+    allocated_bytes: int
+
+    @property
+    def identity(self) -> tuple[int, int, int, int]:
+        return self.inode, self.size_bytes, self.modified_ns, self.changed_ns
+
+
+def _files_from(log: Log, first: int) -> Iterator[_Found]:
+    """The files with content, in order, streamed."""
     with duckdb.connect(config={"threads": 1, "memory_limit": "64MB"}) as database:
-        rows = database.execute(
-            "SELECT file, dataset, path, size_bytes"
-            f" FROM read_parquet('{quoted(log.files_path())}')"
-            " WHERE size_bytes > 0 AND file >= ?",
-            [first],
-        )
-        while found := rows.fetchmany(_FILES_FETCHED):
-            yield from found
+        for part in log.file_parts():
+            rows = database.execute(
+                f"SELECT {', '.join(_Found._fields)} FROM read_parquet(?)"
+                " WHERE size_bytes > 0 AND file >= ?",
+                [part, first],
+            )
+            while found := rows.fetchmany(_FILES_FETCHED):
+                yield from map(_Found._make, found)
 
 
 class _Filler:
@@ -173,7 +194,7 @@ class _Filler:
         take: Callable[[], mmap.mmap],
         emit: Callable[[Batch], None],
     ) -> None:
-        self._roots = [os.path.realpath(os.fsencode(dataset.path)) for dataset in datasets]
+        self._roots = [_directory_of(os.fsencode(dataset.path)) for dataset in datasets]
         self._resume_at: Cursor | None = begin if begin.position else None
         self._after = begin
         self._take = take
@@ -190,14 +211,17 @@ class _Filler:
         if self._directory_fd >= 0:
             os.close(self._directory_fd)
 
-    def read(self, dataset: int, file: int, path: bytes, size_found: int) -> None:
+    def read(self, found: _Found) -> None:
         """Read one file; what goes wrong with it is noted in the batch."""
-        batch = self._current()
+        dataset, file, path = found.dataset, found.file, found.path
         try:
+            if self._read_small(found):
+                return
             fd = self._open(dataset, path)
         except OSError as error:
+            batch = self._current()
             batch.failures.append(Failure(dataset, path, _open_failure(error)))
-            batch.done_bytes += size_found
+            batch.done_bytes += found.size_bytes
             batch.after = Cursor(file + 1, 0)
             return
         try:
@@ -209,23 +233,42 @@ class _Filler:
         finally:
             os.close(fd)
 
-    def _open(self, dataset: int, path: bytes) -> int:
-        """The directory stays open for the files that follow in it."""
-        directory, _, name = path.rpartition(b"/")
+    def _read_small(self, found: _Found) -> bool:
+        """Read a small file in one call, if it is as it was found; False where it was not read."""
+        size = found.size_bytes
+        if size > SMALL_BYTES_MAX or found.allocated_bytes < size or self._resume_at is not None:
+            return False
+        directory_fd = self._enter(found.dataset, found.path)
+        if HEADROOM_BYTES + BATCH_BYTES - self._fill < size:
+            self._emit_if_filled()
+        buffer, start = self._current().buffer, self._fill
+        name = found.path.rpartition(b"/")[2]
+        if not native.read_unchanged(directory_fd, name, found.identity, 0, buffer, start):
+            return False
+        self._add(Piece(found.dataset, found.file, start, start + size, 0, True, True))
+        return True
+
+    def _enter(self, dataset: int, path: bytes) -> int:
+        """The directory of a file; it stays open for the files that follow in it."""
+        directory = path.rpartition(b"/")[0]
         if self._directory != (dataset, directory):
             if self._directory_fd >= 0:
                 os.close(self._directory_fd)
                 self._directory, self._directory_fd = None, -1
-            root = self._roots[dataset]
-            place = os.path.join(root, directory) if os.path.isdir(root) else os.path.dirname(root)
+            place = os.path.join(self._roots[dataset], directory)
             self._directory_fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             self._directory = dataset, directory
+        return self._directory_fd
+
+    def _open(self, dataset: int, path: bytes) -> int:
+        directory_fd = self._enter(dataset, path)
+        name = path.rpartition(b"/")[2]
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(name, flags | os.O_NOATIME, dir_fd=self._directory_fd)
+            return os.open(name, flags | os.O_NOATIME, dir_fd=directory_fd)
         except PermissionError:
             # Only the owner may leave the access time alone.
-            return os.open(name, flags, dir_fd=self._directory_fd)
+            return os.open(name, flags, dir_fd=directory_fd)
 
     def _give_up(self, dataset: int, file: int, path: bytes, reason: str) -> None:
         batch = self._current()
@@ -348,6 +391,12 @@ def _joined(ranges: Iterator[tuple[int, int]], begin: int, size: int) -> Iterato
         yield pending if size - pending[1] >= HOLE_BYTES_MIN else (pending[0], size)
     elif size - begin < HOLE_BYTES_MIN:
         yield begin, size
+
+
+def _directory_of(path: bytes) -> bytes:
+    """The directory that paths in a dataset are relative to; a dataset may be a single file."""
+    real = os.path.realpath(path)
+    return real if os.path.isdir(real) else os.path.dirname(real)
 
 
 def _open_failure(error: OSError) -> str:

@@ -9,22 +9,19 @@ import duckdb
 import numpy as np
 
 from analysis.log import Dataset, Log, PartWriter, objects, quoted
+from dedupd import native
 from dedupd.errors import UsageError
+from dedupd.fsutil import opened
 
 ENTRIES_PER_PART = 50_000
-_SORTED_TOGETHER = 4096
-"""Files of a directory that are put in the order of their inodes: that of the disk, mostly."""
+_NO_ATTRIBUTE = b"user.dedupd-analyze"
+"""The listing brings an extended attribute along; the study wants none."""
 
 _MEMORY = "160MB"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A regular file. ``path`` is relative to the dataset; times in nanoseconds."""
-
-    dataset: int
-    path: bytes
-    status: os.stat_result
+Listed = tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]
+"""A file as the kernel module lists it: name; inode, size, mtime, ctime; links; allocated bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +68,27 @@ def check_datasets(datasets: tuple[Dataset, ...]) -> None:
 def scan(
     log: Log, left_out: str, check: Callable[[], None], found: Callable[[int], None]
 ) -> ScanSums:
-    """Write ``files.parquet``: every regular file once, numbered in the order of reading.
+    """Write the table ``files``: every regular file once, numbered in the order of reading.
 
     The directory ``left_out`` is passed over. ``check`` may raise to stop; ``found`` is told the
     number of files so far.
     """
-    entries = os.path.join(log.path, "entries")
-    writer = PartWriter(log.path)
+    own = os.stat(left_out)
+    failures: list[Failure] = []
+    entries = _Entries(log)
     try:
-        number = part = 0
-        failures: list[Failure] = []
-        batch: list[Entry] = []
-        for entry in _walk_all(log, left_out, failures):
-            batch.append(entry)
-            if len(batch) == ENTRIES_PER_PART:
-                check()
-                part += 1
-                _write_entries(writer, part, number, batch)
-                number += len(batch)
-                found(number)
-                batch = []
-        part += 1
-        _write_entries(writer, part, number, batch)
+        for dataset, tree in enumerate(log.spec.datasets):
+            root = os.path.realpath(os.fsencode(tree.path))
+            for directory, files in walk(dataset, root, (own.st_dev, own.st_ino), failures):
+                if entries.add(dataset, directory, files):
+                    check()
+                    found(entries.number)
+        entries.flush()
         if failures:
-            write_failures(writer, 1, failures)
+            write_failures(entries.writer, 1, failures)
     finally:
-        writer.close()
-    sums = _without_second_names(log, entries)
-    for name in os.listdir(entries):
-        os.unlink(os.path.join(entries, name))
-    os.rmdir(entries)
-    return sums
+        entries.writer.close()
+    return _without_second_names(log) if entries.linked else entries.sums
 
 
 def write_failures(writer: PartWriter, number: int, failures: list[Failure]) -> None:
@@ -116,126 +103,142 @@ def write_failures(writer: PartWriter, number: int, failures: list[Failure]) -> 
     )
 
 
-def _write_entries(writer: PartWriter, part: int, first: int, batch: list[Entry]) -> None:
-    states = [entry.status for entry in batch]
-    writer.write(
-        ("entries",),
-        part,
-        {
-            "dataset": np.array([entry.dataset for entry in batch], np.uint16),
-            "file": np.arange(first, first + len(batch), dtype=np.uint32),
-            "path": objects([entry.path for entry in batch]),
-            "directory": objects([_directory(entry.path) for entry in batch]),
-            "type": objects([file_type(entry.path) for entry in batch]),
-            "size_bytes": np.array([s.st_size for s in states], np.uint64),
-            "allocated_bytes": np.array([s.st_blocks * 512 for s in states], np.uint64),
-            "changed_ns": np.array([max(s.st_mtime_ns, s.st_ctime_ns) for s in states], np.int64),
-            "modified_ns": np.array([s.st_mtime_ns for s in states], np.int64),
-            "device": np.array([s.st_dev for s in states], np.uint64),
-            "inode": np.array([s.st_ino for s in states], np.uint64),
-            "links": np.array([s.st_nlink for s in states], np.uint32),
-        },
-    )
+class _Entries:
+    """Files found, on their way to the disk."""
+
+    def __init__(self, log: Log) -> None:
+        self.writer = PartWriter(log.path)
+        self.number = 0
+        self.linked = False
+        self.sums = ScanSums(0, 0)
+        self._part = 0
+        self._datasets: list[int] = []
+        self._directories: list[bytes] = []
+        self._files: list[Listed] = []
+
+    def add(self, dataset: int, directory: bytes, files: list[Listed]) -> bool:
+        """Take in files of a directory; True where that made a part."""
+        self._datasets += [dataset] * len(files)
+        self._directories += [directory] * len(files)
+        self._files += files
+        if len(self._files) < ENTRIES_PER_PART:
+            return False
+        self.flush()
+        return True
+
+    def flush(self) -> None:
+        files = self._files
+        first = self.number
+        paths = [
+            directory + b"/" + file[0] if directory else file[0]
+            for directory, file in zip(self._directories, files, strict=True)
+        ]
+        shown = {name: name.decode("utf-8", "backslashreplace") for name in set(self._directories)}
+        sizes = [file[1][1] for file in files]
+        self._part += 1
+        self.writer.write(
+            ("files",),
+            self._part,
+            {
+                "dataset": np.array(self._datasets, np.uint16),
+                "file": np.arange(first, first + len(files), dtype=np.uint32),
+                "path": objects(paths),
+                "directory": objects([shown[name] for name in self._directories]),
+                "type": objects([file_type(file[0]) for file in files]),
+                "inode": np.array([file[1][0] for file in files], np.uint64),
+                "size_bytes": np.array(sizes, np.uint64),
+                "modified_ns": np.array([file[1][2] for file in files], np.int64),
+                "changed_ns": np.array([file[1][3] for file in files], np.int64),
+                "links": np.array([file[2] for file in files], np.uint32),
+                "allocated_bytes": np.array([file[3] for file in files], np.uint64),
+            },
+        )
+        self.number += len(files)
+        self.linked = self.linked or any(file[2] > 1 for file in files)
+        self.sums = ScanSums(
+            self.sums.files + sum(size > 0 for size in sizes), self.sums.size_bytes + sum(sizes)
+        )
+        self._datasets, self._directories, self._files = [], [], []
 
 
-def _directory(path: bytes) -> str:
-    return path.rpartition(b"/")[0].decode("utf-8", "backslashreplace")
-
-
-def _without_second_names(log: Log, entries: str) -> ScanSums:
+def _without_second_names(log: Log) -> ScanSums:
     """Keep one name of each file with hard links. In the database, since they may be many."""
-    source = f"read_parquet('{quoted(entries)}/part-*.parquet')"
-    target = quoted(log.files_path())
-    temporary = os.path.join(log.path, "temporary")
+    directory = os.path.join(log.path, "files")
+    source = f"read_parquet('{quoted(directory)}/part-*.parquet')"
+    once = os.path.join(directory, "once.parquet")
     database = duckdb.connect(
-        config={"threads": 1, "memory_limit": _MEMORY, "temp_directory": temporary}
+        config={
+            "threads": 1,
+            "memory_limit": _MEMORY,
+            "temp_directory": os.path.join(log.path, "temporary"),
+        }
     )
     with database:
         database.execute(
             f"""
             COPY (
-                SELECT * EXCLUDE (device, inode, links, type),
-                       coalesce(type, '') AS type
-                FROM {source} AS entry
+                SELECT * FROM {source} AS entry
                 WHERE links = 1 OR file IN (
-                    SELECT min(file) FROM {source} WHERE links > 1 GROUP BY dataset, device, inode)
+                    SELECT min(file) FROM {source} WHERE links > 1 GROUP BY dataset, inode)
                 ORDER BY file
-            ) TO '{target}' (FORMAT parquet, COMPRESSION zstd)
+            ) TO '{quoted(once)}' (FORMAT parquet, COMPRESSION zstd)
             """
         )
         row = database.execute(
-            f"SELECT count(*), coalesce(sum(size_bytes), 0)"
-            f" FROM read_parquet('{target}') WHERE size_bytes > 0"
+            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM read_parquet(?)"
+            " WHERE size_bytes > 0",
+            [once],
         ).fetchone()
     assert row is not None
+    for name in os.listdir(directory):
+        if name.startswith("part-"):
+            os.unlink(os.path.join(directory, name))
+    os.rename(once, os.path.join(directory, "part-00001.parquet"))
     return ScanSums(int(row[0]), int(row[1]))
-
-
-def _walk_all(log: Log, left_out: str, failures: list[Failure]) -> Iterator[Entry]:
-    own = os.stat(left_out)
-    for number, dataset in enumerate(log.spec.datasets):
-        yield from walk(number, os.fsencode(dataset.path), (own.st_dev, own.st_ino), failures)
 
 
 def walk(
     dataset: int, root: bytes, left_out: tuple[int, int], failures: list[Failure]
-) -> Iterator[Entry]:
-    """Every regular file below ``root``, or ``root`` itself; other file systems never.
+) -> Iterator[tuple[bytes, list[Listed]]]:
+    """Every regular file below ``root``, or ``root`` itself, as (directory, files in it).
 
-    Follows no link but ``root``. The directory ``left_out`` (device, inode) is passed over, and so
-    is what vanishes meanwhile; what cannot be read is added to ``failures``.
+    Never enters other file systems, and follows no link. The directory ``left_out`` (device,
+    inode) is passed over, and so is what vanishes meanwhile; what cannot be read is added to
+    ``failures``. Files of a directory are in the order of their inodes: that of the disk, mostly.
     """
-    root = os.path.realpath(root)
     try:
         status = os.stat(root)
     except OSError as error:
         failures.append(Failure(dataset, b"", error.strerror or "cannot be read"))
         return
     if stat.S_ISREG(status.st_mode):
-        yield Entry(dataset, os.path.basename(root), status)
+        identity = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        yield b"", [(os.path.basename(root), identity, 1, status.st_blocks * 512, None)]
         return
     pending = [b""]
     while pending:
         directory = pending.pop()
-        below: list[bytes] = []
         try:
-            with os.scandir(os.path.join(root, directory)) as entries:
-                yield from _walk_directory(
-                    dataset, directory, entries, (status.st_dev, left_out), below
-                )
+            names, files = _list(os.path.join(root, directory), left_out)
         except FileNotFoundError:
             continue
         except OSError as error:
             failures.append(Failure(dataset, directory, error.strerror or "cannot be read"))
-        pending.extend(sorted(below, reverse=True))
-
-
-def _walk_directory(
-    dataset: int,
-    directory: bytes,
-    entries: Iterator[os.DirEntry[bytes]],
-    bounds: tuple[int, tuple[int, int]],
-    below: list[bytes],
-) -> Iterator[Entry]:
-    device, left_out = bounds
-    prefix = directory + b"/" if directory else b""
-    found: list[Entry] = []
-    for entry in entries:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
             continue
-        if status.st_dev != device:
-            continue
-        if stat.S_ISDIR(status.st_mode) and (status.st_dev, status.st_ino) != left_out:
-            below.append(prefix + entry.name)
-        elif stat.S_ISREG(status.st_mode):
-            found.append(Entry(dataset, prefix + entry.name, status))
-            if len(found) == _SORTED_TOGETHER:
-                yield from sorted(found, key=_inode)
-                found = []
-    yield from sorted(found, key=_inode)
+        files.sort(key=_inode)
+        yield directory, files
+        prefix = directory + b"/" if directory else b""
+        pending.extend(prefix + name for name in sorted(names, reverse=True))
 
 
-def _inode(entry: Entry) -> int:
-    return entry.status.st_ino
+def _list(directory: bytes, left_out: tuple[int, int]) -> tuple[list[bytes], list[Listed]]:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with opened(os.open(directory, flags)) as fd:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) == left_out:
+            return [], []
+        return native.scan_directory(fd, _NO_ATTRIBUTE)
+
+
+def _inode(file: Listed) -> int:
+    return file[1][0]

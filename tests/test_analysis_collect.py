@@ -16,8 +16,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from analysis import collect as collecting
-from analysis import reading
+from analysis import lanes, reading
 from analysis.chunkings import ALL, DEFAULT
 from analysis.collect import Unwatched, collect
 from analysis.generate import generate
@@ -40,7 +39,7 @@ def rows_of(log: Log, chunking: str = DEFAULT) -> list[Row]:
         "SELECT path, offset_bytes, length_bytes, compressed_bytes, fp_high, fp_low"
         " FROM read_parquet(?, hive_partitioning = false) JOIN read_parquet(?) USING (file)"
         " ORDER BY path, offset_bytes",
-        [parts, log.files_path()],
+        [parts, log.file_parts()],
     ).fetchall()
 
 
@@ -48,7 +47,7 @@ def whole_of(log: Log) -> list[tuple[bytes, int, int, int, int, int]]:
     return duckdb.execute(
         "SELECT path, length_bytes, zero_bytes, hole_bytes, w.fp_high, w.fp_low"
         " FROM read_parquet(?) AS w JOIN read_parquet(?) USING (file) ORDER BY path",
-        [log.parts("whole"), log.files_path()],
+        [log.parts("whole"), log.file_parts()],
     ).fetchall()
 
 
@@ -103,14 +102,14 @@ def test_chunks_are_those_of_each_file_cut_alone(complete: Log, tree: Path, chun
     for path, offset, length, _, high, low in rows_of(complete, chunking):
         if high or low > HOLE_MARK:
             logged[path].append((offset, length))
-    for path in tree.rglob("*"):
-        if path.is_file() and path.stat().st_size:
+    for file in tree.rglob("*"):
+        if file.is_file() and file.stat().st_size:
             expected = [
                 (chunk.offset, chunk.length)
-                for chunk in cut(path.read_bytes(), chunking)
+                for chunk in cut(file.read_bytes(), chunking)
                 if chunk.content is not None
             ]
-            assert logged[os.fsencode(path.relative_to(tree))] == expected, path
+            assert logged[os.fsencode(file.relative_to(tree))] == expected, file
 
 
 @pytest.mark.parametrize("chunking", ["64k", "4k", "fixed-64k"])
@@ -119,9 +118,9 @@ def test_rows_cover_each_file_without_gaps(complete: Log, tree: Path, chunking: 
     for path, offset, length, *_ in rows_of(complete, chunking):
         assert offset == reached[path]
         reached[path] += length
-    for path in tree.rglob("*"):
-        if path.is_file():
-            assert reached[os.fsencode(path.relative_to(tree))] == path.stat().st_size
+    for file in tree.rglob("*"):
+        if file.is_file():
+            assert reached[os.fsencode(file.relative_to(tree))] == file.stat().st_size
 
 
 def test_holes_are_neither_read_nor_counted_as_data(complete: Log, tree: Path) -> None:
@@ -373,6 +372,33 @@ def test_trees_that_overlap_are_refused(tmp_path: Path) -> None:
             check_datasets(spec_of({"x": tmp_path / "a", "y": second}).datasets)
 
 
+def test_logs_of_several_servers_are_analysed_together(tree: Path, tmp_path: Path) -> None:
+    trees = {"one": tree / "versions", "two": tree / "media"}
+    logs = [
+        collected(tmp_path / label, spec_of({label: path}, ("64k", "4k"), level=0))
+        for label, path in trees.items()
+    ]
+    merged = study_of(*logs)
+    together = study_of(collected(tmp_path / "both", spec_of(trees, ("64k", "4k"), level=0)))
+    for table in ("table2_whole_file_and_chunks", "figure2_chunk_size", "table4_across"):
+        assert sorted(map(str, getattr(merged, table))) == sorted(
+            map(str, getattr(together, table))
+        )
+    other = collected(tmp_path / "other", spec_of({"x": tree / "media"}, ("64k",), level=0))
+    with pytest.raises(UsageError, match="need the same"):
+        study_of(logs[0], other)
+
+
+def test_datasets_of_the_same_name_are_told_apart(tree: Path, tmp_path: Path) -> None:
+    logs = [
+        collected(tmp_path / str(at), spec_of({"home": tree / "media"}, ("64k",), level=0))
+        for at in range(2)
+    ]
+    study = study_of(*logs)
+    assert [row.dataset for row in study.table1_datasets] == ["home", "home (2)"]
+    assert study.table4_across[0].benefit == pytest.approx(0.5, abs=0.1)
+
+
 def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> None:
     log = Log.create(str(tmp_path / "log"), spec_of({"x": tmp_path}))
     Path(log.path, "checkpoint.json").write_text('{"parts": []')
@@ -405,7 +431,7 @@ def test_reading_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
     collected(tmp_path / "out", spec_of({"x": tree}, ("64k",), level=0))
     assert cached_pages(tree / "cold") == 0
     if reading._flags["dont_cache"]:
-        assert cached_pages(tree / "warm") == warm
+        assert cached_pages(tree / "warm") > 0.9 * warm
 
 
 def cached_pages(path: Path) -> int:
@@ -421,6 +447,6 @@ def test_a_failing_lane_stops_the_collection(
     def broken(self: object, batch: object) -> None:
         raise MemoryError("no memory left")
 
-    monkeypatch.setattr(collecting.Lane, "feed", broken)
+    monkeypatch.setattr(lanes.Lane, "feed", broken)
     with pytest.raises(MemoryError):
         collected(tmp_path / "out", spec_of({"x": tree}, ("64k",)))

@@ -1,0 +1,48 @@
+"""Samples of a complete log: what a collection with ``--sample`` would have logged.
+
+For measuring how good estimates are, over many salts, without reading anything again.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+
+import duckdb
+
+from analysis.lanes import Selection
+from analysis.log import HOLE_MARK, Log, PartWriter
+
+
+def resample(
+    log: Log, path: str, sample: float, salt: int, chunkings: Sequence[str] | None = None
+) -> Log:
+    """A new log at ``path`` with a sample of the chunks of a complete, unsampled log."""
+    assert log.checkpoint.complete and log.spec.sample == 1
+    names = tuple(chunkings or log.spec.chunkings)
+    spec = replace(log.spec, sample=sample, salt=salt, chunkings=names)
+    new = Log.create(path, spec)
+    new.checkpoint = replace(log.checkpoint)
+    new.save()
+    for table in ("files", "whole", "failures"):
+        if os.path.isdir(os.path.join(log.path, table)):
+            shutil.copytree(os.path.join(log.path, table), os.path.join(path, table))
+    writer = PartWriter(path)
+    try:
+        for name in names:
+            _sample_chunks(log, writer, name, Selection(sample, salt))
+    finally:
+        writer.close()
+    return new
+
+
+def _sample_chunks(log: Log, writer: PartWriter, chunking: str, selection: Selection) -> None:
+    table = ("chunks", f"chunking={chunking}")
+    for number, part in enumerate(log.parts(*table), 1):
+        with duckdb.connect(config={"threads": 1}) as database:
+            columns = database.execute(
+                "SELECT * FROM read_parquet(?, hive_partitioning = false)", [part]
+            ).fetchnumpy()
+        blank = (columns["fp_high"] == 0) & (columns["fp_low"] <= HOLE_MARK)
+        keep = selection.of(columns["fp_low"]) | blank
+        writer.write(table, number, {name: values[keep] for name, values in columns.items()})
