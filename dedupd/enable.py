@@ -344,6 +344,11 @@ def probe(base_fd: int, where: str, disk: Disk) -> str:
     Checks what stubs rely on: extended attributes, punching, and that the extent map shows
     written blocks (zeros as well) as data and punched ones as holes, before and after a sync.
     """
+    if "data=writeback" in mounts.options_of(where):
+        raise UnsuitableFileSystem(
+            f"{where}: mounted with data=writeback, which after a power cut shows blocks that were"
+            " never written as data; mount it with data=ordered"
+        )
     name = b"probe"
     try:
         disk.unlink(base_fd, name)

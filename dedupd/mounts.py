@@ -59,3 +59,15 @@ def find(path: str) -> Mount | None:
     if best is None or best[1] != FS_TYPE:
         return None
     return Mount(best[2].removeprefix(SOURCE_PREFIX), best[0])
+
+
+def options_of(path: str) -> set[str]:
+    """The options of the file system that ``path`` lies on; empty where they cannot be told."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            if left.split(" ")[2] == number:
+                return set(right.split()[-1].split(","))
+    return set()

@@ -251,6 +251,16 @@ def test_a_file_whose_attributes_leave_no_room_stays_plain(root: Path) -> None:
     assert crash.verify_volume(root).findings == []
 
 
+def test_a_file_system_that_shows_stale_blocks_after_a_power_cut_is_refused(
+    loop_fs: Callable[..., Path],
+) -> None:
+    root = loop_fs("ext4", size="64M", options="data=writeback") / "root"
+    root.mkdir()
+    refused = crash.run_cli("enable", root)
+    assert refused.returncode == 2
+    assert "data=writeback" in refused.stderr
+
+
 # --- an unprivileged volume: whoever enables it owns all of it --------------------------------
 
 
