@@ -7,20 +7,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from dedupd import native
 from dedupd.content import open_content, read_stub
 from dedupd.errors import Damaged, DamagedChunk, FileChanged
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.recipe import RecipeRef, check_of
+from dedupd.format.recipe import check_of
 from dedupd.format.stub import decode_stub
 from dedupd.fsutil import DirectoryOpener, data_ranges, has_writers, open_beneath, show_path
 from dedupd.store.recipes import HOLE_FINGERPRINT, Growth
 from dedupd.stub import FileIdentity, local_ranges
 from dedupd.units import MIB
 from dedupd.volume import Volume
+from jobs.buffers import Batch, BufferPool, FileTask, KeptChunk, Piece
 from jobs.partial import Keep, plan
 from jobs.scan import Candidate
 
@@ -44,73 +43,6 @@ SMALL_BYTES_MAX = 1 * MIB
 
 _DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
 """Linux 6.14: pages that this read brings in are dropped again; those of others stay."""
-
-
-@dataclass(slots=True)
-class FileTask:
-    """One file on its way through the pipeline. ``failure`` is set where it must be given up."""
-
-    candidate: Candidate
-    identity: FileIdentity
-    compress: bool
-    carry: bytes = b""
-    failure: str = ""
-    builder: object = None
-    recipe: RecipeRef | None = None
-    resumed: Growth | None = None
-
-
-class KeptChunk(NamedTuple):
-    """A chunk, or a hole, that a recipe takes over from the one before."""
-
-    chunk: int
-    length: int
-    fingerprint: bytes
-
-
-@dataclass(slots=True)
-class Piece:
-    """A range of a batch's buffer that belongs to one file.
-
-    ``final``: the file ends with it. ``cut``: a chunk ends with it, whatever follows. ``kept`` are
-    chunks of the old recipe that come before it.
-    """
-
-    task: FileTask
-    start: int
-    end: int
-    final: bool
-    cut: bool = False
-    kept: Sequence[KeptChunk] = ()
-
-
-@dataclass(slots=True)
-class Batch:
-    """A buffer of file content; ``zeros`` instead stands for a long hole of one file."""
-
-    buffer: mmap.mmap | None
-    pieces: list[Piece] = field(default_factory=list)
-    zeros: int = 0
-    read_s: float = 0.0
-
-
-class BufferPool:
-    """A fixed number of buffers: the memory limit of the pipeline, and its back-pressure."""
-
-    def __init__(self, count: int, size_bytes: int) -> None:
-        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
-        for _ in range(count):
-            self._free.put(mmap.mmap(-1, size_bytes))
-
-    def take(self) -> mmap.mmap | None:
-        """A buffer, waiting for one; None once the pool is closed."""
-        return self._free.get()
-
-    def give(self, buffer: mmap.mmap) -> None:
-        self._free.put(buffer)
-
-    def close(self) -> None:
-        self._free.put(None)
 
 
 class BatchReader:

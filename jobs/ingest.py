@@ -24,7 +24,7 @@ from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder, RecipeWriter
 from dedupd.store.writer import ContainerWriter, NewRecord, SyncPoint
 from dedupd.volume import Volume
 from jobs import checkpoint
-from jobs.batches import Batch, BufferPool, FileTask, Piece
+from jobs.buffers import Batch, BufferPool, FileTask, Piece
 from jobs.checkpoint import Checkpoint
 
 
@@ -151,7 +151,7 @@ class Ingest:
             or task.failure
             or task.candidate.attribute is not None
             or task.identity.size < checkpoint.FILE_BYTES_MIN
-            or not isinstance(task.builder, RecipeBuilder)
+            or task.builder is None
         ):
             return None
         return Checkpoint(task.identity, task.builder.growth)
@@ -314,7 +314,6 @@ class Ingest:
                 if task.resumed is None
                 else RecipeBuilder.resumed(self._store.recipes, task.resumed)
             )
-        assert isinstance(task.builder, RecipeBuilder)
         return task.builder
 
     def _store_new(

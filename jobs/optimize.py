@@ -17,10 +17,10 @@ from dedupd.disk import Disk
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.fsutil import show_path
 from dedupd.policy import Policy
-from dedupd.store.recipes import RecipeBuilder
 from dedupd.units import MIB
 from dedupd.volume import Volume
-from jobs.batches import BATCH_BYTES, BatchReader, BufferPool, FileTask
+from jobs.batches import BATCH_BYTES, BatchReader
+from jobs.buffers import BufferPool, FileTask
 from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
@@ -227,7 +227,7 @@ class Optimize:
         tasks, self._ready = self._ready, []
         requests = []
         for task in tasks:
-            if not task.failure and task.recipe is None and isinstance(task.builder, RecipeBuilder):
+            if not task.failure and task.recipe is None and task.builder is not None:
                 task.recipe = task.builder.finish()
             if task.failure or task.recipe is None:
                 self._leave(task, task.failure or "was empty when it was read")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dedupd.units import KIB, MIB
 from jobs import batches
-from jobs.batches import BatchReader, BufferPool, FileTask
+from jobs.batches import BatchReader
+from jobs.buffers import BufferPool, FileTask
 from jobs.scan import Candidate, walk
 from tests.helpers import OLD_NS, Lab, lab_in, new_lab, noise
 from tests.store_helpers import LazyDisk

@@ -1,0 +1,79 @@
+"""What flows through the ingest pipeline: files, pieces of them, and the buffers they lie in."""
+
+import mmap
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dedupd.format.recipe import RecipeRef
+from dedupd.store.recipes import Growth, RecipeBuilder
+from dedupd.stub import FileIdentity
+from jobs.scan import Candidate
+
+
+@dataclass(slots=True)
+class FileTask:
+    """One file on its way through the pipeline. ``failure`` is set where it must be given up."""
+
+    candidate: Candidate
+    identity: FileIdentity
+    compress: bool
+    carry: bytes = b""
+    failure: str = ""
+    builder: RecipeBuilder | None = None
+    recipe: RecipeRef | None = None
+    resumed: Growth | None = None
+
+
+class KeptChunk(NamedTuple):
+    """A chunk, or a hole, that a recipe takes over from the one before."""
+
+    chunk: int
+    length: int
+    fingerprint: bytes
+
+
+@dataclass(slots=True)
+class Piece:
+    """A range of a batch's buffer that belongs to one file.
+
+    ``final``: the file ends with it. ``cut``: a chunk ends with it, whatever follows. ``kept`` are
+    chunks of the old recipe that come before it.
+    """
+
+    task: FileTask
+    start: int
+    end: int
+    final: bool
+    cut: bool = False
+    kept: Sequence[KeptChunk] = ()
+
+
+@dataclass(slots=True)
+class Batch:
+    """A buffer of file content; ``zeros`` instead stands for a long hole of one file."""
+
+    buffer: mmap.mmap | None
+    pieces: list[Piece] = field(default_factory=list)
+    zeros: int = 0
+    read_s: float = 0.0
+
+
+class BufferPool:
+    """A fixed number of buffers: the memory limit of the pipeline, and its back-pressure."""
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(mmap.mmap(-1, size_bytes))
+
+    def take(self) -> mmap.mmap | None:
+        """A buffer, waiting for one; None once the pool is closed."""
+        return self._free.get()
+
+    def give(self, buffer: mmap.mmap) -> None:
+        self._free.put(buffer)
+
+    def close(self) -> None:
+        self._free.put(None)
