@@ -293,6 +293,27 @@ def test_a_lost_table_is_no_loss_to_readers(tmp_path: Path) -> None:
     store.expect_all()
 
 
+def test_a_reader_without_a_table_notices_that_the_end_was_cut_and_written_again(
+    tmp_path: Path,
+) -> None:
+    store = Records(tmp_path / "s")
+    first = store.append(noise(300))
+    kept = store.data().stat().st_size
+    (second,) = store.append(noise(500, 1))
+    store.table().unlink()
+    reader = store.reader()
+    assert reader.read(second)[1] == noise(500, 1)
+    store.writer.close()
+    os.truncate(store.data(), kept)
+    again = Records(store.directory)
+    rewritten = again.append(noise(700, 2), noise(900, 3), noise(80, 4))
+    assert rewritten[0] == second
+    again.table().unlink()
+    for one, content in (*again.contents.items(), (first[0], noise(300))):
+        assert reader.read(one)[1] == content
+    reader.close()
+
+
 def test_a_table_of_another_container_is_not_believed(tmp_path: Path) -> None:
     store = Records(tmp_path / "s", container_bytes_max=3000)
     store.append(noise(2000))

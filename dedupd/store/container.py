@@ -121,6 +121,7 @@ class Container:
         self._lock = threading.Lock()
         self._scanned: dict[int, Found] = {}
         self._scanned_to = fmt.FILE_HEADER_BYTES
+        self._last_scanned: Found | None = None
 
     def close(self) -> None:
         """Close the files. Also done when the last user lets go of the object."""
@@ -215,12 +216,24 @@ class Container:
     def _find(self, ordinal: int) -> Found | None:
         """Look for a record in the container itself; what a scan learns is kept."""
         with self._lock:
+            self._forget_what_was_cut()
             found = self._scanned.get(ordinal)
             if found is None:
                 size = os.fstat(self.fd).st_size
                 for item in scan(self.fd, self.seed, self._scanned_to, size):
                     if isinstance(item, Found):
-                        self._scanned[item.record.ordinal] = item
+                        self._scanned[item.record.ordinal] = self._last_scanned = item
                         self._scanned_to = item.offset + fmt.record_size(item.record.stored_length)
                 found = self._scanned.get(ordinal)
             return found
+
+    def _forget_what_was_cut(self) -> None:
+        """Scan anew where the end was cut since, and perhaps written again: by a writer on a full
+        disk, or by a recovery. Then the last record of the scan is not there any more."""
+        last = self._last_scanned
+        if last is None:
+            return
+        data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, last.offset)
+        if fmt.unpack_record(data, 0, self.seed) != last.record:
+            self._scanned.clear()
+            self._scanned_to, self._last_scanned = fmt.FILE_HEADER_BYTES, None
