@@ -1,5 +1,6 @@
 """The command line: exit statuses, JSON, and messages where they belong."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -265,6 +266,13 @@ def test_every_command_has_help(name: str) -> None:
     result = say(name, "--help")
     assert result.returncode == DONE, result.stderr
     assert result.stdout.startswith(f"Usage: dedupd {name} ")
+
+
+def test_every_command_has_json() -> None:
+    for name in COMMANDS:
+        command = importlib.import_module(f"dedupd.cli.{name}").command
+        for each in getattr(command, "commands", {"": command}).values():
+            assert "--json" in {option for param in each.params for option in param.opts}, each.name
 
 
 def test_help_imports_nothing_heavy() -> None:
