@@ -226,8 +226,8 @@ def test_a_reader_stops_at_once_wherever_it_is(tmp_path: Path, batches_taken: in
 
 def test_what_goes_wrong_in_the_scan_reaches_whoever_reads(tmp_path: Path) -> None:
     def failing() -> Iterator[tuple[Candidate, bool]]:
+        yield from ()
         raise OSError(5, "Input/output error")
-        yield
 
     with lab_in(tmp_path) as lab, lab.opened() as volume:
         pool = BufferPool(BUFFERS, HEADROOM + batches.BATCH_BYTES)

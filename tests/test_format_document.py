@@ -83,12 +83,13 @@ def test_the_container_header() -> None:
 
 def test_the_record_header() -> None:
     record = fmt.Record(5, 1, 1, 1000, 900, 800, HASH, 0xABCDEF, 0x1122334455)
-    data = bytearray(fmt.RECORD_HEADER_BYTES)
-    fmt.pack_record_into(memoryview(data), 0, record, 3)
+    buffer = bytearray(fmt.RECORD_HEADER_BYTES)
+    fmt.pack_record_into(memoryview(buffer), 0, record, 3)
+    data = bytes(buffer)
     places = layout("Record header (80 bytes)")
     values = {f.name: getattr(record, f.name) for f in fields(record)}
     own = number(data, places["header_checksum"])
-    expect(bytes(data), places, {**values, "magic": b"DDRC", "header_checksum": own})
+    expect(data, places, {**values, "magic": b"DDRC", "header_checksum": own})
 
 
 def test_the_table_header() -> None:
@@ -201,8 +202,7 @@ def test_every_invariant_is_in_the_text_word_for_word() -> None:
 
 def test_the_directory_is_what_a_volume_has(tmp_path: Path) -> None:
     documented = {cell.strip("`") for row in rows("The directory") for cell in row[0].split(", ")}
-    for name in (VOLUME_FILE, POLICY_FILE, ENABLING, DISABLING):
-        assert name.decode() in documented
+    assert {n.decode() for n in (VOLUME_FILE, POLICY_FILE, ENABLING, DISABLING)} <= documented
     assert {f"{directory}/NNNNNNNN.dat" for directory in STORE_DIRS.values()} <= documented
     with lab_in(tmp_path) as lab:
         lab.put("file", os.urandom(300_000))

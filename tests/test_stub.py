@@ -248,7 +248,7 @@ def test_blocks_in_the_file_win_over_the_recipe(
     """A stub with some blocks written and its end cut reads, and is restored, as the model."""
     lab = overwritten_lab
     content = bytearray(noise(50 * BLOCK))
-    lab.put("file", content)
+    lab.put("file", bytes(content))
     lab.optimise()
     with open(lab.data / "file", "r+b") as file:
         for block in written:

@@ -61,7 +61,7 @@ def other_fingerprint(lab: Lab) -> None:
     data = bytearray(path.read_bytes())
     with lab.opened() as volume:
         seed = fmt.checksum_seed(volume.space.volume, 1, 1)
-    record = fmt.unpack_record(data, FIRST_RECORD, seed)
+    record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
     assert record is not None
     forged = fmt.Record(
         record.ordinal,
