@@ -10,6 +10,7 @@ import pytest
 from dedupd.disk import Disk
 from dedupd.enable import disable, enable
 from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
+from dedupd.failpoint import POINTS
 from dedupd.parameters import PRESETS, Parameters
 from dedupd.volume import Volume
 from tests.conftest import MakeFileSystem
@@ -81,6 +82,11 @@ def test_the_volume_file_says_how_chunks_are_cut(tmp_path: Path) -> None:
 
 ENABLE_POINTS = ["enable.prepared", "enable.moved", "enable.all-moved", "enable.enabled"]
 DISABLE_POINTS = ["disable.marked", "disable.moved", "disable.emptied"]
+
+
+def test_every_fail_point_of_both_is_in_these_tests() -> None:
+    ours = {name for name in POINTS if name.startswith(("enable.", "disable."))}
+    assert ours == {*ENABLE_POINTS, *DISABLE_POINTS}
 
 
 @pytest.mark.parametrize("point", ENABLE_POINTS)
