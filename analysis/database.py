@@ -46,6 +46,7 @@ class Database:
             sample=self.spec.sample,
             saving_min=saving_min,
             everything=EVERYTHING,
+            chunkings=list(names),
             default_chunking=self.default_chunking,
             collected_s=max(log.checkpoint.collected_s for log in logs),
         )

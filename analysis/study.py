@@ -266,11 +266,12 @@ class _Queries:
 
     def _failures(self) -> Failures:
         counts = self._database.execute(
-            "SELECT reason, count(*) AS files FROM failures GROUP BY reason ORDER BY files DESC"
+            "SELECT reason, count(*) AS files FROM failures GROUP BY reason"
+            " ORDER BY files DESC, reason"
         )
         examples = self._database.execute(
             "SELECT label, path, reason FROM failures JOIN datasets USING (dataset)"
-            f" LIMIT {FAILURES_SHOWN_MAX}"
+            f" ORDER BY dataset, path LIMIT {FAILURES_SHOWN_MAX}"
         )
         return Failures(
             {str(reason): int(count) for reason, count in counts},

@@ -78,7 +78,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree") / "tree"
     generate(str(root), 4 * MIB, seed=5)
     rng = random.Random(1)
-    large = rng.randbytes(20 * MIB)
+    large = rng.randbytes(17 * MIB)
     (root / "large.bin").write_bytes(large)
     (root / "shifted.bin").write_bytes(b"!" + large[: 9 * MIB])
     with open(root / "sparse.img", "wb") as file:
@@ -146,7 +146,7 @@ def test_a_hole_and_written_zeros_are_the_same_content(tmp_path: Path) -> None:
     assert sparse[4:] == written[4:]
 
 
-@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(stops=st.lists(st.integers(0, 4), min_size=1, max_size=4))
 def test_a_stopped_collection_goes_on_as_if_nothing_had_happened(
     tree: Path, complete: Log, tmp_path_factory: pytest.TempPathFactory, stops: list[int]

@@ -10,15 +10,24 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
 from analysis.generate import generate
+from dedupd.cli.main import main
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
 
-PROGRAM = [sys.executable, "-m", "dedupd.cli.main"]
+PROGRAM = [
+    sys.executable,
+    "-c",
+    "from analysis import collect; collect.lower_priority = lambda: None;"
+    "from dedupd.cli.main import main; main()",
+]
+"""At the priority of the tests: at its own it would wait for all else on the machine."""
 
 
 def dedupd(*arguments: object, status: int = 0) -> str:
@@ -30,10 +39,18 @@ def dedupd(*arguments: object, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+def in_process(*arguments: object, status: int = 0) -> str:
+    """The same without a process of its own, at the priority of the tests."""
+    with patch("analysis.collect.lower_priority"):
+        done = CliRunner().invoke(main, list(map(str, arguments)))
+    assert done.exit_code == status, done.output
+    return done.output
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data") / "tree"
-    generate(str(root), 6 * MIB, seed=8)
+    generate(str(root), 4 * MIB, seed=8)
     return root
 
 
@@ -112,10 +129,11 @@ def test_json_and_csv_have_the_numbers_of_the_page(report: Path) -> None:
 
 def test_running_again_only_writes_the_report_again(tree: Path, tmp_path: Path) -> None:
     options = ("--out", tmp_path / "out", "--chunking", "64k", "--no-compression")
-    first = json.loads(dedupd("analyze", tree, *options, "--json"))
-    second = json.loads(dedupd("analyze", tree, *options, "--json"))
+    first = json.loads(in_process("analyze", tree, *options, "--json"))
+    second = json.loads(in_process("analyze", tree, *options, "--json"))
     assert first == second
-    assert "other paths or settings" in dedupd("analyze", tree, "--out", tmp_path / "out", status=2)
+    refused = in_process("analyze", tree, "--out", tmp_path / "out", status=2)
+    assert "other paths or settings" in refused
 
 
 @pytest.mark.parametrize(
@@ -131,14 +149,14 @@ def test_running_again_only_writes_the_report_again(tree: Path, tmp_path: Path) 
     ],
 )
 def test_wrong_usage_is_said_in_a_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    text = dedupd("analyze", *arguments, "--out", tmp_path / "out", status=2)
+    text = in_process("analyze", *arguments, "--out", tmp_path / "out", status=2)
     assert text.startswith("dedupd: ")
     assert len(text.splitlines()) == 1
 
 
 def test_nothing_to_analyse_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    text = dedupd("analyze", tmp_path / "empty", "--out", tmp_path / "out")
+    text = in_process("analyze", tmp_path / "empty", "--out", tmp_path / "out")
     assert "nothing to analyse" in text
     assert "nothing to analyse" in (tmp_path / "out/report.html").read_text()
 
@@ -147,9 +165,10 @@ def test_an_interrupt_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     with open(tree / "large", "wb") as file:
-        for number in range(30):
-            file.write(random.Random(number).randbytes(MIB) + bytes(range(256)) * 8192)
-    command = [*PROGRAM, "analyze", str(tree), "--out", str(tmp_path / "out")]
+        for number in range(16):
+            file.write(random.Random(number).randbytes(MIB) + bytes(range(256)) * 4096)
+    chunkings = [f"--chunking={name}" for name in ("64k", "16k", "8k", "4k")]
+    command = [*PROGRAM, "analyze", str(tree), "--out", str(tmp_path / "out"), *chunkings]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     checkpoint = tmp_path / "out/log/checkpoint.json"
     while running.poll() is None and not (
@@ -163,13 +182,24 @@ def test_an_interrupt_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
     state = json.loads(checkpoint.read_text())
     assert not state["complete"]
     again = json.loads(dedupd(*command[3:], "--json"))
-    assert again["table1_datasets"][0]["data_bytes"] == 90 * MIB
+    assert again["table1_datasets"][0]["data_bytes"] == 32 * MIB
+
+
+def test_it_runs_at_the_lowest_priority() -> None:
+    program = (
+        "import os, psutil\n"
+        "from analysis.collect import lower_priority\n"
+        "lower_priority()\n"
+        "print(os.nice(0), psutil.Process().ionice().ioclass == psutil.IOPRIO_CLASS_IDLE)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"19 True\n"
 
 
 @pytest.mark.root
 def test_what_is_predicted_is_what_optimize_stores(loop_fs: MakeFileSystem, tmp_path: Path) -> None:
     volume = loop_fs("ext4", "400M")
-    generate(str(volume / "data"), 40 * MIB, seed=21)
+    generate(str(volume / "data"), 25 * MIB, seed=21)
     (volume / "data/empty").touch()
     with open(volume / "data/sparse.img", "wb") as file:
         file.write(random.Random(5).randbytes(300_000))

@@ -2,4 +2,6 @@
 SELECT chunking, dataset, data_bytes, chunks, distinct_chunks,
        unique_bytes, unique_deviation, stored_bytes, stored_deviation, sampled_chunks
 FROM savings
-WHERE data_bytes > 0;
+WHERE data_bytes > 0
+ORDER BY list_position(getvariable('chunkings'), chunking), dataset = getvariable('everything'),
+         dataset;

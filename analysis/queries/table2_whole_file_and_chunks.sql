@@ -19,4 +19,5 @@ SELECT w.dataset,
 FROM whole AS w
 JOIN savings AS c ON c.dataset = w.dataset AND c.chunking = getvariable('default_chunking')
 LEFT JOIN savings AS fixed ON fixed.dataset = w.dataset AND fixed.chunking = 'fixed-64k'
-WHERE w.data_bytes > 0;
+WHERE w.data_bytes > 0
+ORDER BY w.dataset = getvariable('everything'), w.dataset;

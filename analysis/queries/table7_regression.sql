@@ -24,5 +24,5 @@ SELECT t.type, any_value(data_bytes)::DOUBLE AS data_bytes,
 FROM totals AS t JOIN sums USING (type)
 WHERE data_bytes > 0
 GROUP BY t.type
-ORDER BY data_bytes DESC
+ORDER BY data_bytes DESC, t.type
 LIMIT getvariable('types_max');
