@@ -262,6 +262,8 @@ def build(root: Path, size_bytes: int, seed: int = 1) -> None:
     if any(root.iterdir()):
         raise SystemExit(f"dataset: {root} is not empty")
     found = programs(root)
+    if sum(file.size_bytes for files in found for file in files) < size_bytes // 20:
+        raise SystemExit("dataset: too few programs on this machine to make data of")
     for part, name in ((software, "software"), (images, "images")):
         files = mixed(found, random.Random(f"{seed}/{name}/files"))
         part(root / name, files, int(SHARES[name] * size_bytes), random.Random(f"{seed}/{name}"))
