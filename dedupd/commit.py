@@ -175,16 +175,26 @@ def settle_interrupted(volume: Volume, path: bytes) -> None:
         pass
 
 
+def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:
+    if "results" not in reply:
+        raise ServiceUnreachable(
+            f"{volume.root}: the process that serves the mount could not commit:"
+            f" {reply.get('error', 'it gave no reason')}; try again"
+        )
+
+
 def _commit_by_mount(
     volume: Volume, client: ControlClient, requests: Sequence[Request]
 ) -> list[Result]:
     reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
+    _raise_failure(volume, reply)
     reach(_BEGUN)
     volume.disk.sync_file_system(volume.data_fd)
     reach(_DURABLE)
     begun = [result_from_json(row) for row in reply["results"]]
     wanted = [at for at, result in enumerate(begun) if result.outcome is Outcome.DONE]
     finished = client.call("commit_finish", inodes=[requests[at].identity.inode for at in wanted])
+    _raise_failure(volume, finished)
     for at, row in zip(wanted, finished["results"], strict=True):
         begun[at] = result_from_json(row)
     reach(_FINISHED)

@@ -293,6 +293,21 @@ class RecipeBytes:
         raise NotImplementedError
 
 
+def _not_zero(data: bytes, block_bytes: int) -> Iterator[tuple[int, int]]:
+    """Runs of blocks that are not all zeros: a sparse file's islands need no more than they did."""
+    view = memoryview(data)
+    start: int | None = None
+    for at in range(0, len(data), block_bytes):
+        if native.is_zero(view[at : at + block_bytes]):
+            if start is not None:
+                yield start, at
+            start = None
+        elif start is None:
+            start = at
+    if start is not None:
+        yield start, len(data)
+
+
 def _fill(
     fd: int,
     start: int,
@@ -303,7 +318,7 @@ def _fill(
     block_bytes: int,
     filled: list[tuple[int, int]],
 ) -> None:
-    """Write a missing range, in whole blocks; recipe holes stay holes."""
+    """Write a missing range, in whole blocks; recipe holes and blocks of zeros stay holes."""
     done = start
     for begin, stop in content.data_ranges(start, end):
         begin = max(align_down(begin, block_bytes), done)
@@ -314,7 +329,8 @@ def _fill(
             try:
                 # Up to the end of its block the file is zeros beyond what the recipe covers.
                 data = content.read(begin, min(part, end)).ljust(part - begin, b"\0")
-                disk.write_at(fd, [data], begin)
+                for first, last in _not_zero(data, block_bytes):
+                    disk.write_at(fd, [memoryview(data)[first:last]], begin + first)
             except NoSpace as error:
                 raise NoSpace("no space left to make the file plain; it stays a stub") from error
             begin = part

@@ -104,3 +104,20 @@ def test_a_damaged_file_stays_a_stub_is_named_and_does_not_stop_the_others(tmp_p
     assert report.errors == len(contents) - 1
     assert all(message.partition(":")[0] in contents for message in report.messages)
     assert lab.stub("base") is not None
+
+
+def test_islands_in_a_sparse_file_do_not_grow(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        path = lab.data / "islands"
+        with open(path, "wb") as file:
+            for number in range(20):
+                file.seek(number * 100_000)
+                file.write(b"an island")
+        os.sync()
+        before = os.stat(path).st_blocks
+        content = path.read_bytes()
+        lab.optimise()
+        assert lab.stub("islands") is not None
+        lab.unoptimise()
+        assert path.read_bytes() == content
+        assert os.stat(path).st_blocks <= before
