@@ -166,8 +166,8 @@ def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
     assert crash.see_top(root) == TOP
 
 
-STEP_STRIDE = 7
-"""Of all steps of a command, the default run takes every seventh, the slow one all."""
+STEP_STRIDE = 11
+"""Of all steps of a command, the default run takes every eleventh, the slow one all."""
 
 
 STEPS_MAX = 2000
