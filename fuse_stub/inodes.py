@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pyfuse3
 
 from dedupd import native
+from fuse_stub.handles import generation_of, open_number
 
 DESCRIPTORS_MAX = 4096
 """Cached ``O_PATH`` descriptors: a few times what a busy directory listing touches at once."""
@@ -81,6 +82,14 @@ class Inodes:
         elif not node.pinned:
             self._recent.move_to_end(ino)
         return node.fd
+
+    def find(self, ino: int) -> int:
+        """An ``O_PATH`` descriptor, the caller's, of an inode that may not be known any more."""
+        if ino == pyfuse3.ROOT_INODE or ino in self._nodes:
+            return os.dup(self.fd(ino))
+        if not self._by_handle:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return open_number(self.root_fd, ino, PATH_FLAGS)
 
     def path(self, ino: int) -> bytes:
         """A path that means the inode itself, for calls that take no descriptor."""
@@ -157,8 +166,3 @@ def _can_open_by_handle(root_fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def generation_of(handle: bytes | None) -> int:
-    """The inode's generation: on ext4, XFS and btrfs the last four bytes of its handle."""
-    return 0 if handle is None else int.from_bytes(handle[-4:], "little")

@@ -62,9 +62,10 @@ class NamespaceOperations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
+        if name == b"." or (name == b".." and parent_inode == pyfuse3.ROOT_INODE):
+            # Asked on behalf of NFS, of inodes that the kernel has forgotten.
+            return self._known(self._inodes.find(parent_inode))
         parent_fd = self._inodes.fd(parent_inode)
-        if name == b".." and parent_inode == pyfuse3.ROOT_INODE:
-            name = b"."
         try:
             return self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))
         except FileNotFoundError:

@@ -1,5 +1,6 @@
 """Mounting, unmounting, and what is said where that is not possible."""
 
+import errno
 import os
 import signal
 import stat
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import mounts
+from dedupd import mounts, native
 from dedupd.control import ControlClient, runtime_dir
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
+from dedupd.fsutil import opened
 from dedupd.volume import Volume
 from fuse_stub import mount
+from tests.conftest import MakeFileSystem
 from tests.helpers import noise, run_cli
 from tests.mount_helpers import ALICE, MountedLab, as_user, mounted_lab, opened_pid
 
@@ -36,7 +39,11 @@ def test_mounting_over_the_volume_itself_shows_its_files(tmp_path: Path) -> None
     root = tmp_path / "volume"
     root.mkdir()
     (root / "f").write_bytes(CONTENT)
-    for command in (["enable", root, "--min-age", "0s"], ["mount", root], ["run", "optimize", root]):
+    for command in (
+        ["enable", root, "--min-age", "0s"],
+        ["mount", root],
+        ["run", "optimize", root],
+    ):
         result = run_cli(*command)
         assert result.returncode == 0, result.stderr
     try:
@@ -175,3 +182,29 @@ def test_a_listing_of_thousands_holds_few_descriptors(lab: MountedLab) -> None:
     assert all((lab.view / f"f{number}").exists() for number in range(6000))
     assert len(os.listdir(f"/proc/{lab.pid}/fd")) < 4200
     assert (lab.view / "f0").read_bytes() == b""
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_nfs_handles_outlive_what_the_kernel_knows(loop_fs: MakeFileSystem, kind: str) -> None:
+    """The kernel's NFS server opens by handle, as done here, whatever was forgotten meanwhile."""
+    with mounted_lab(loop_fs(kind)) as lab:
+        (lab.view / "d").mkdir()
+        path = lab.make_stub("d/f", CONTENT)
+        (lab.view / "gone").touch()
+        handles = {}
+        for name in ("d/f", "d", "gone"):
+            with opened(os.open(lab.view / name, os.O_RDONLY)) as fd:
+                handles[name] = native.name_to_handle(fd)
+        (lab.view / "gone").unlink()
+        lab.unmount()
+        lab.mount()
+        with opened(os.open(lab.view, os.O_RDONLY)) as view:
+            with opened(native.open_by_handle(view, handles["d/f"], os.O_RDWR)) as fd:
+                assert os.pread(fd, len(CONTENT), 0) == CONTENT
+                os.pwrite(fd, b"by handle", 5)
+            with opened(native.open_by_handle(view, handles["d"], os.O_RDONLY)) as fd:
+                assert os.listdir(fd) == ["f"]
+            with pytest.raises(OSError) as caught:
+                native.open_by_handle(view, handles["gone"], os.O_RDONLY)
+            assert caught.value.errno == errno.ESTALE
+        assert path.read_bytes() == CONTENT[:5] + b"by handle" + CONTENT[14:]
