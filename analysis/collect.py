@@ -10,11 +10,12 @@ from typing import Protocol
 
 import psutil
 
+from analysis.batches import Batch, BufferPool, Cursor
 from analysis.chunkings import DEFAULT, lanes_of
 from analysis.compressed import CompressedSizes
 from analysis.lanes import Lane, Selection, Stream, WholeFiles
 from analysis.log import Checkpoint, Log, PartWriter, Timing
-from analysis.reading import Batch, BufferPool, Cursor, Reader
+from analysis.reading import Reader
 from analysis.scan import Failure, scan, write_failures
 
 BUFFERS = 5

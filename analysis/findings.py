@@ -105,12 +105,9 @@ def _chunk_size(study: Study) -> str:
             )
     fixed = study.savings(FIXED)
     if fixed is not None:
-        text += f"; fixed blocks of the same size save {_points(default.saved - fixed.saved)} less"
-        if default.saved < fixed.saved:
-            text = text.removesuffix(" less").replace(
-                _points(default.saved - fixed.saved), _points(fixed.saved - default.saved)
-            )
-            text += " more"
+        lead = default.saved - fixed.saved
+        text += f"; fixed blocks of the same size save {_points(abs(lead))} "
+        text += "less" if lead >= 0 else "more"
     return text + "."
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.chunkings import Cuts, cutter
+from analysis.batches import Batch, Piece
+from analysis.chunkings import Cuts, Cutter, cutter
 from analysis.compressed import CompressedSizes
 from analysis.log import HOLE_MARK, Timing
-from analysis.reading import Batch, Piece
 
 _MULTIPLIER = 0x9E37_79B9_7F4A_7C15
 """Odd, and without structure (the golden ratio): spreads the salts over all bits."""
@@ -167,11 +167,9 @@ class Lane:
         """Take in the next batch."""
         data = memoryview(batch.buffer)
         for stream, cut in zip(self.streams, self._cutters, strict=True):
-            self._feed(stream, cut.max_bytes, data, batch.pieces, cut)
+            self._feed(stream, cut, data, batch.pieces)
 
-    def _feed(
-        self, stream: Stream, max_bytes: int, data: memoryview, pieces: list[Piece], cut: Any
-    ) -> None:
+    def _feed(self, stream: Stream, cut: Cutter, data: memoryview, pieces: Sequence[Piece]) -> None:
         whole = [piece for piece in pieces if not piece.failed]
         segments = []
         for piece in whole:
@@ -179,11 +177,11 @@ class Lane:
             segments.append((start, piece.end, piece.final and not piece.hole))
         if segments:
             began = time.thread_time()
-            cuts: Cuts = cut.process(data, segments)
+            cuts = cut.process(data, segments)
             stream.timing.chunk_s += time.thread_time() - began
             stream.timing.chunk_bytes += sum(piece.end - piece.start for piece in whole)
             self._log_chunks(stream, data, whole, segments, cuts)
-            self._after(stream, max_bytes, whole[-1], segments[-1][0], cuts)
+            self._after(stream, cut.max_bytes, whole[-1], segments[-1][0], cuts)
         if len(whole) < len(pieces):
             stream.pending = 0
             if stream.whole is not None:

@@ -1,0 +1,75 @@
+"""Buffers of content on their way from the reader to the lanes."""
+
+import mmap
+import queue
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from analysis.scan import Failure
+from dedupd.units import KIB, MIB
+
+BATCH_BYTES = 8 * MIB
+"""Large enough that Python's cost per batch vanishes, small enough for several in flight."""
+
+HEADROOM_BYTES = 128 * KIB
+"""Kept from the batch before, for the unfinished chunks of a file that goes on: S_max at least."""
+
+
+class Piece(NamedTuple):
+    """Bytes [start, end) of a batch that belong to one file, from ``position`` of it on.
+
+    Behind them follows a hole of ``hole`` bytes. ``failed`` says that the file is given up.
+    """
+
+    dataset: int
+    file: int
+    start: int
+    end: int
+    position: int
+    first: bool
+    final: bool
+    hole: int = 0
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in the list of files: everything before ``position`` of ``file``."""
+
+    file: int
+    position: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """A buffer of content. Pieces lie in it without gaps; only the last may be unfinished, or have
+    a hole behind it.
+
+    In front of an unfinished file's next piece are the bytes that precede it in the file, as many
+    as ``HEADROOM_BYTES``. ``after`` is where the batch ends.
+    """
+
+    buffer: mmap.mmap
+    pieces: list[Piece] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    after: Cursor = Cursor(0, 0)
+    done_bytes: int = 0
+
+
+class BufferPool:
+    """A fixed number of buffers: the bound on memory, and the brake on the reader."""
+
+    def __init__(self, count: int) -> None:
+        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES))
+
+    def take(self) -> mmap.mmap | None:
+        """A buffer, waiting for one; None once the pool is closed."""
+        return self._free.get()
+
+    def give(self, buffer: mmap.mmap) -> None:
+        self._free.put(buffer)
+
+    def close(self) -> None:
+        self._free.put(None)
