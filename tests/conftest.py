@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -126,9 +127,11 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """No mount and no loop device that the tests made outlives them."""
     yield
     base = tmp_path_factory.getbasetemp().resolve()
-    left = [*_mounts_below(base), *_loop_devices(base)]
-    if not left:
-        return
+    for _ in range(100):
+        left = [*_mounts_below(base), *_loop_devices(base)]
+        if not left:
+            return
+        time.sleep(0.05)  # the kernel lets go of a loop device a moment after its umount
     for step in (
         partial(_unmount_below, base),
         *(partial(_run, ["losetup", "--detach", device]) for device in _loop_devices(base)),
