@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,7 +13,7 @@ from dedupd.errors import DamagedStub
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import opened, show_path
 from dedupd.sparse import SparseStub
-from dedupd.stub import settle
+from dedupd.stub import needs_settling, settle
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from fuse_stub.cache import ChunkCache
@@ -43,6 +43,7 @@ class OpenFile:
         "ino",
         "lock",
         "privileged",
+        "settled",
         "stub",
         "users",
         "writable",
@@ -55,6 +56,7 @@ class OpenFile:
         self.fd = fd
         self.writable = writable
         self.stub: SparseStub | None = None
+        self.settled: trio.Event | None = None
         self.lock = SharedLock()
         self.users = 0
         self.write_users = 0
@@ -96,7 +98,6 @@ class OpenFiles:
         self._inodes = inodes
         self._cache = cache
         self._files: dict[int, OpenFile] = {}
-        self._opening = trio.Lock()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -109,33 +110,35 @@ class OpenFiles:
 
         ``trunc``: the content is about to go, so damage to the attribute does not matter.
         """
-        file = self._files.get(ino)
-        if file is None or (write and not file.writable):
-            async with self._opening:
-                file = self._files.get(ino)
-                if file is None:
-                    file = await self._open(ino, self._inodes.path(ino), write, trunc)
-                elif write and not file.writable:
-                    await self._upgrade(file)
-        file.users += 1
-        file.write_users += write
-        return file
+        return await self._acquire(ino, lambda: self._inodes.path(ino), write, trunc)
 
     async def acquire_by_fd(self, fd: int) -> OpenFile:
         """The open file that ``fd`` (open for reading and writing, taken over) is open on."""
-        path = b"/proc/self/fd/%d" % fd
         try:
             ino = os.fstat(fd).st_ino
-            async with self._opening:
-                file = self._files.get(ino)
-                if file is None:
-                    file = await self._open(ino, path, True, False)
-                elif not file.writable:
-                    await self._upgrade(file)
+            return await self._acquire(ino, lambda: b"/proc/self/fd/%d" % fd, True, False)
         finally:
             os.close(fd)
+
+    async def _acquire(
+        self, ino: int, path: Callable[[], bytes], write: bool, trunc: bool
+    ) -> OpenFile:
+        while True:
+            file = self._files.get(ino)
+            if file is None:
+                file = self._open(ino, path(), write, trunc)
+            if file.settled is None:
+                break
+            await self._wait_until_settled(file)
+        # Counted before anything is waited for: the file must not be closed meanwhile.
         file.users += 1
-        file.write_users += 1
+        file.write_users += write
+        try:
+            if write and not file.writable:
+                await self._upgrade(file)
+        except BaseException:
+            self.release(file, write=write)
+            raise
         return file
 
     def adopt(self, ino: int, fd: int, *, write: bool) -> OpenFile:
@@ -170,21 +173,45 @@ class OpenFiles:
             os.close(file.fd)
         self._files.clear()
 
-    async def _open(self, ino: int, path: bytes, write: bool, trunc: bool) -> OpenFile:
+    def _open(self, ino: int, path: bytes, write: bool, trunc: bool) -> OpenFile:
         fd = _open_for(path, write)
         try:
             status = os.fstat(fd)
             stub = self._read_attribute(fd, trunc)
             file = OpenFile(ino, fd, write, bool(status.st_mode & 0o6000))
             if stub is not None:
-                if stub.flags.transient or stub.covered > status.st_size or status.st_blocks > 0:
-                    stub = await trio.to_thread.run_sync(self._settle, fd, stub)
                 file.stub = self.sparse(file, stub)
+                if needs_settling(fd, stub):
+                    file.settled = trio.Event()
         except BaseException:
             os.close(fd)
             raise
         self._files[ino] = file
         return file
+
+    async def _wait_until_settled(self, file: OpenFile) -> None:
+        """Settle a stub, or wait until somebody else has; nobody uses the file before that."""
+        event = file.settled
+        if event is None:
+            return
+        if file.users:
+            await event.wait()
+            return
+        file.users = 1
+        stub = file.stub
+        assert stub is not None
+        try:
+            settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
+            file.stub = self.sparse(file, settled)
+            file.settled = None
+        finally:
+            file.users = 0
+            del self._files[file.ino]
+            if file.settled is not None:
+                os.close(file.fd)
+            else:
+                self._files[file.ino] = file
+            event.set()
 
     def _read_attribute(self, fd: int, trunc: bool) -> StubAttribute | None:
         try:
@@ -221,7 +248,8 @@ class OpenFiles:
     async def _upgrade(self, file: OpenFile) -> None:
         """Open a file for writing too that was open for reading only."""
         async with file.lock.alone():
-            self._reopen(file, True)
+            if not file.writable:
+                self._reopen(file, True)
 
     def _reopen(self, file: OpenFile, write: bool) -> None:
         fd = _open_for(b"/proc/self/fd/%d" % file.fd, write)

@@ -177,23 +177,25 @@ class StubOperations(NamespaceOperations):
         file.changes += 1
         if file.privileged and not handle.keeps_privileges:
             self._drop_privileges(file)
-        if file.stub is not None:
-            async with file.lock.alone():
-                if file.stub is not None:
-                    return await self._write_stub(file, off, buf)
-        while not file.lock.try_share():
-            async with file.lock.shared():
-                pass
-        try:
-            if len(buf) <= INLINE_WRITE_BYTES_MAX:
-                return os.pwrite(file.fd, buf, off)
-            return await self._served.in_thread(os.pwrite, file.fd, buf, off)
-        finally:
-            file.lock.unshare()
+        while file.stub is None:
+            if not file.lock.try_share():
+                async with file.lock.shared():
+                    continue
+            try:
+                if file.stub is None:
+                    if len(buf) <= INLINE_WRITE_BYTES_MAX:
+                        return os.pwrite(file.fd, buf, off)
+                    return await self._served.in_thread(os.pwrite, file.fd, buf, off)
+            finally:
+                file.lock.unshare()
+        async with file.lock.alone():
+            return await self._write_stub(file, off, buf)
 
     async def _write_stub(self, file: OpenFile, off: int, buf: bytes) -> int:
         stub = file.stub
-        assert stub is not None
+        if stub is None:
+            # It was made plain, or emptied, while this waited.
+            return os.pwrite(file.fd, buf, off)
         if len(buf) <= INLINE_WRITE_BYTES_MAX and not stub.missing(off, off + len(buf)):
             return stub.write(off, buf)
         return await self._served.in_thread(stub.write, off, buf)
