@@ -1,4 +1,4 @@
-"""Every error that the program raises on purpose, with its exit status (DESIGN section 10)."""
+"""Every error that the program raises on purpose, with its exit status."""
 
 EXIT_DONE = 0
 EXIT_FINDINGS = 1

@@ -1,4 +1,4 @@
-"""A stub as a file that is read and written: the sparse stream (DESIGN section 5).
+"""A stub as a file that is read and written: the sparse stream.
 
 A write lands in the stub's own file, at the same offset. The invariant is that of ``stub.py``: *a
 block that is present holds current content; a hole below ``covered`` is what the recipe says*. So

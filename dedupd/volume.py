@@ -1,4 +1,4 @@
-"""One volume, opened: its directories, parameters, policy and locks (DESIGN section 3)."""
+"""One volume, opened: its directories, parameters, policy and locks."""
 
 import os
 from collections.abc import Iterator

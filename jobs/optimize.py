@@ -1,4 +1,4 @@
-"""The optimize job: candidates of the policy become stubs (DESIGN section 4)."""
+"""The optimize job: candidates of the policy become stubs."""
 
 import gc
 import os

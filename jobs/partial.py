@@ -1,4 +1,4 @@
-"""Partial files: what of a stub that was written to must be chunked anew (DESIGN section 5).
+"""Partial files: what of a stub that was written to must be chunked anew.
 
 Pure planning. A chunk that no local range touches keeps its place in the recipe; runs of the others
 are cut anew from the file's current content. A hole is only split, never read.
