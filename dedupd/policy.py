@@ -18,7 +18,6 @@ from dedupd.units import (
     parse_size,
 )
 
-
 _WHOLE = re.compile(r"-?[0-9]{1,10}")
 
 
