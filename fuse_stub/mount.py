@@ -261,7 +261,7 @@ def is_dead(point: str) -> bool:
         # The kernel would answer a stat from what it remembers.
         os.statvfs(point)
     except OSError as error:
-        return error.errno == errno.ENOTCONN
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     return False
 
 

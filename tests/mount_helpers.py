@@ -15,6 +15,7 @@ from dedupd.enable import enable
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
 from fuse_stub import mount
+from jobs.optimize import OptimizeReport
 from tests.helpers import Lab
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -47,6 +48,20 @@ class MountedLab(Lab):
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         self.pid = 0
+
+    def wait_until_dead(self) -> None:
+        """Wait for a death that is under way."""
+        try:
+            with opened_pid(self.pid) as pid_fd:
+                assert mount._exits(os.dup(pid_fd), 10_000)
+        except ProcessLookupError:
+            pass  # it is over
+
+    def optimise(self) -> OptimizeReport:
+        # The kernel tells of a close behind the closing program's back; this request comes after.
+        with suppress(OSError):
+            os.statvfs(self.view)
+        return super().optimise()
 
     def make_stub(self, name: str | bytes, content: bytes) -> Path:
         """A file that is a stub, as users see it."""
