@@ -229,6 +229,8 @@ def run_jobs(plan: Plan, lab: MountedLab, seed: int) -> None:
             else:
                 report = lab.optimise()
                 counts["optimised"] += report.files_optimised
+                for message in report.messages:
+                    counts[message.partition(": ")[2]] += 1
                 for reason, number in report.files_left.items():
                     counts[f"left: {reason}"] += number
             counts["runs"] += 1
