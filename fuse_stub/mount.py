@@ -64,7 +64,7 @@ def serve(
     ):
         served = Served(own, mountpoint, cache_bytes, threads=len(os.sched_getaffinity(0)))
         try:
-            pyfuse3.init(StubOperations(served), mountpoint, _options(own, debug))
+            _open_session(StubOperations(served), mountpoint, _options(own, debug))
             try:
                 trio.run(_run, served, ready)
             finally:
@@ -115,6 +115,16 @@ def _options(volume: Volume, debug: bool) -> set[str]:
     if debug:
         options.add("debug")
     return options
+
+
+def _open_session(operations: StubOperations, mountpoint: str, options: set[str]) -> None:
+    try:
+        pyfuse3.init(operations, mountpoint, options)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{mountpoint}: cannot be mounted ({error}); is the module fuse loaded, and may this"
+            " user open /dev/fuse and write to the directory?"
+        ) from error
 
 
 def _allow_descriptors() -> None:

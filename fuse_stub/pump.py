@@ -30,7 +30,8 @@ class Pump:
         self._fd = _fuse_descriptor()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        self._descriptors = [self._fd]
+        # select() takes descriptors below 1,024 only; there is no other wait of microseconds.
+        self._descriptors = [self._fd] if self._fd < 1024 else []
         self._left = REQUESTS_PER_TURN
         self._lock = trio.Lock()
         self._stopping = False
@@ -50,7 +51,9 @@ class Pump:
         """Wait for a request; False where there are to be no more."""
         if self._left > 0 and not self._stopping:
             self._left -= 1
-            if self._poll.poll(0) or select.select(self._descriptors, (), (), LINGER_S)[0]:
+            if self._poll.poll(0):
+                return True
+            if self._descriptors and select.select(self._descriptors, (), (), LINGER_S)[0]:
                 return True
         try:
             async with self._lock:
