@@ -268,14 +268,13 @@ def run_cli(*arguments: str | Path, fail_at: str = "") -> subprocess.CompletedPr
     )
 
 
-def start_cli(*arguments: str | Path) -> "subprocess.Popen[bytes]":
-    """The real program, running; the caller kills it."""
-    return subprocess.Popen(
+def start_cli(*arguments: str | Path) -> int:
+    """The real program, running; the caller kills it, and waits for it. Returns its pid."""
+    return os.posix_spawn(
+        sys.executable,
         [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments)],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        {**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        file_actions=[(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)],
     )
 
 
