@@ -7,9 +7,8 @@ from dataclasses import fields
 from importlib import resources
 from typing import Any, TypeVar
 
-import duckdb
-
 from analysis.chunkings import BASIC_SUFFIX, DEFAULT
+from analysis.connection import connect
 from analysis.log import HOLE_MARK, Log, Spec, quoted
 from dedupd.errors import UsageError
 
@@ -34,14 +33,12 @@ class Database:
         self._directory = directory
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
-        self._connection = duckdb.connect(
+        self._connection = connect(
+            MEMORY_LIMIT_MB,
+            os.path.join(directory, "spill"),
             os.path.join(directory, "study.duckdb"),
-            config={
-                "memory_limit": f"{MEMORY_LIMIT_MB}MB",
-                "temp_directory": os.path.join(directory, "spill"),
-                "preserve_insertion_order": False,
-            },
         )
+        self._connection.execute("SET preserve_insertion_order = false")
         self.set(
             sample=self.spec.sample,
             saving_min=saving_min,

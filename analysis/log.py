@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.connection import connect
 from dedupd.errors import Damaged, UnknownFormat, UsageError
 
 FORMAT = 1
@@ -32,7 +32,7 @@ CHECKPOINT_FILE = "checkpoint.json"
 HOLE_MARK = 1
 """``fp_low`` of a hole's row; ``fp_high`` is 0."""
 
-_WRITER_MEMORY = "96MB"
+_WRITER_MEMORY_MB = 96
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -201,13 +201,7 @@ class PartWriter:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._database = duckdb.connect(
-            config={
-                "threads": 1,
-                "memory_limit": _WRITER_MEMORY,
-                "temp_directory": os.path.join(path, "temporary"),
-            }
-        )
+        self._database = connect(_WRITER_MEMORY_MB, os.path.join(path, "temporary"), threads=1)
 
     def close(self) -> None:
         self._database.close()

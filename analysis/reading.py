@@ -9,9 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import duckdb
-
 from analysis.batches import BATCH_BYTES, HEADROOM_BYTES, Batch, BufferPool, Cursor, Piece
+from analysis.connection import connect
 from analysis.log import Dataset, Log
 from analysis.scan import Failure
 from dedupd import native
@@ -31,6 +30,7 @@ SMALL_BYTES_MAX = 1 * MIB
 """Up to this size, the calls for each file cost more than its bytes."""
 
 _FILES_FETCHED = 2048
+_MEMORY_MB = 64
 _DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
 """Linux 6.14: pages that this read brings in are dropped again; those of others stay."""
 
@@ -107,7 +107,7 @@ class _Found(NamedTuple):
 
 def _files_from(log: Log, first: int) -> Iterator[_Found]:
     """The files with content, in order, streamed."""
-    with duckdb.connect(config={"threads": 1, "memory_limit": "64MB"}) as database:
+    with connect(_MEMORY_MB, threads=1) as database:
         for part in log.file_parts():
             rows = database.execute(
                 f"SELECT {', '.join(_Found._fields)} FROM read_parquet(?)"

@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
-import duckdb
-
+from analysis.connection import connect
 from analysis.lanes import Selection
 from analysis.log import HOLE_MARK, Log, PartWriter
+
+_MEMORY_MB = 512
 
 
 def resample(
@@ -39,7 +40,7 @@ def resample(
 def _sample_chunks(log: Log, writer: PartWriter, chunking: str, selection: Selection) -> None:
     table = ("chunks", f"chunking={chunking}")
     for number, part in enumerate(log.parts(*table), 1):
-        with duckdb.connect(config={"threads": 1}) as database:
+        with connect(_MEMORY_MB, threads=1) as database:
             columns = database.execute(
                 "SELECT * FROM read_parquet(?, hive_partitioning = false)", [part]
             ).fetchnumpy()

@@ -5,9 +5,9 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 
+from analysis.connection import connect
 from analysis.log import Dataset, Log, PartWriter, objects, quoted
 from dedupd import native
 from dedupd.errors import UsageError
@@ -17,7 +17,7 @@ ENTRIES_PER_PART = 50_000
 _NO_ATTRIBUTE = b"user.dedupd-analyze"
 """The listing brings an extended attribute along; the study wants none."""
 
-_MEMORY = "160MB"
+_MEMORY_MB = 160
 
 
 Listed = tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]
@@ -166,13 +166,7 @@ def _without_second_names(log: Log) -> ScanSums:
     directory = os.path.join(log.path, "files")
     source = f"read_parquet('{quoted(directory)}/part-*.parquet')"
     once = os.path.join(directory, "once.parquet")
-    database = duckdb.connect(
-        config={
-            "threads": 1,
-            "memory_limit": _MEMORY,
-            "temp_directory": os.path.join(log.path, "temporary"),
-        }
-    )
+    database = connect(_MEMORY_MB, os.path.join(log.path, "temporary"), threads=1)
     with database:
         database.execute(
             f"""

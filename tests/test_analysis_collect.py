@@ -441,6 +441,26 @@ def cached_pages(path: Path) -> int:
     return int(found.stdout)
 
 
+@pytest.mark.slow
+def test_memory_is_bounded_whatever_the_tree(tmp_path: Path) -> None:
+    generate(str(tmp_path / "tree"), 800 * MIB, seed=6)
+    for number in range(60_000):
+        if number % 1000 == 0:
+            (tmp_path / f"tree/{number // 1000}").mkdir()
+        (tmp_path / f"tree/{number // 1000}/{number}").write_bytes(b"%d" % number * 500)
+    log = Log.create(str(tmp_path / "log"), spec_of({"x": tmp_path / "tree"}))
+    program = (
+        "import resource, sys\n"
+        "from analysis.collect import collect\n"
+        "from analysis.log import Log\n"
+        "collect(Log.open(sys.argv[1]), sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+    )
+    command = [sys.executable, "-c", program, log.path]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert int(done.stdout) < 512 * MIB
+
+
 def test_a_failing_lane_stops_the_collection(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
