@@ -320,7 +320,7 @@ def test_killed_at_200_random_moments_loses_nothing(root: Path) -> None:
     def start(command: str) -> int:
         return crash.start_cli(*COMMANDS[command], root)
 
-    _random_kills(root, 200, copies=40, seed=2, run=start)
+    _random_kills(root, 200, copies=16, seed=2, run=start)
 
 
 def test_disable_stops_where_a_stub_is_left(root: Path) -> None:
