@@ -15,8 +15,18 @@ from analysis.chunkings import Cuts, Cutter, cutter
 from analysis.compressed import CompressedSizes
 from analysis.log import HOLE_MARK, Timing
 
-_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
-"""Odd, and without structure (the golden ratio): spreads the salts over all bits."""
+_WORD = (1 << 64) - 1
+
+
+def _factor(salt: int) -> np.uint64:
+    """An odd number without structure, so that samples of different salts are independent.
+
+    The finaliser of SplitMix64 (Steele et al. 2014).
+    """
+    word = (salt + 1) * 0x9E37_79B9_7F4A_7C15 & _WORD
+    word = (word ^ word >> 30) * 0xBF58_476D_1CE4_E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D0_49BB_1331_11EB & _WORD
+    return np.uint64((word ^ word >> 31) | 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +45,7 @@ class Selection:
 
     def of(self, low: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Whether the chunk is logged, by the second word of its fingerprint."""
-        factor = np.uint64((2 * self.salt + 1) * _MULTIPLIER & 0xFFFF_FFFF_FFFF_FFFF)
-        chosen: NDArray[np.bool_] = (low * factor) >> np.uint64(32) < np.uint64(
+        chosen: NDArray[np.bool_] = (low * _factor(self.salt)) >> np.uint64(32) < np.uint64(
             round(self.sample * (1 << 32))
         )
         return chosen

@@ -15,7 +15,7 @@ from analysis.advice import Advice, advise
 from analysis.database import query_text
 from analysis.findings import findings
 from analysis.plots import plots
-from analysis.results import FrequencyBasedRow
+from analysis.results import CONFIDENCE_95, FrequencyBasedRow
 from analysis.study import Study
 from dedupd import __version__
 from dedupd.units import format_duration, format_size
@@ -74,6 +74,7 @@ def html(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> str:
         sources=_sources(study),
         types_shown_max=TYPES_SHOWN_MAX,
         gain=gain_bytes,
+        confidence=CONFIDENCE_95,
         version=__version__,
     )
 

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
-CONFIDENCE_95 = 1.96
-"""Standard deviations on both sides of an estimate that hold 95 % of a normal distribution."""
+CONFIDENCE_95 = 2.2
+"""Standard deviations on both sides of an estimate that hold the truth in 95 % of all samples.
+
+More than the 1.96 of a normal distribution, which held 93 % on real files: few chunks with many
+copies make estimates of the deviation itself uncertain.
+"""
 
 
 @dataclass(frozen=True, slots=True)
