@@ -47,9 +47,10 @@ class Unwatched:
 
 def lower_priority() -> None:
     """The primary workload comes first: idle I/O class, and the lowest CPU priority."""
-    os.nice(19)
+    process = psutil.Process()
+    process.nice(19)
     try:
-        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+        process.ionice(psutil.IOPRIO_CLASS_IDLE)
     except (OSError, psutil.Error):
         pass  # a kernel without I/O classes schedules all alike
 
