@@ -62,7 +62,9 @@ class BufferPool:
     def __init__(self, count: int) -> None:
         self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
         for _ in range(count):
-            self._free.put(mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES))
+            buffer = mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES)
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+            self._free.put(buffer)
 
     def take(self) -> mmap.mmap | None:
         """A buffer, waiting for one; None once the pool is closed."""

