@@ -1,7 +1,6 @@
 """Buffers of content on their way from the reader to the lanes."""
 
 import mmap
-import queue
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,22 +55,8 @@ class Batch:
     done_bytes: int = 0
 
 
-class BufferPool:
-    """A fixed number of buffers: the bound on memory, and the brake on the reader."""
-
-    def __init__(self, count: int) -> None:
-        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
-        for _ in range(count):
-            buffer = mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES)
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-            self._free.put(buffer)
-
-    def take(self) -> mmap.mmap | None:
-        """A buffer, waiting for one; None once the pool is closed."""
-        return self._free.get()
-
-    def give(self, buffer: mmap.mmap) -> None:
-        self._free.put(buffer)
-
-    def close(self) -> None:
-        self._free.put(None)
+def new_buffer() -> mmap.mmap:
+    """A buffer for a batch and what it keeps of the one before."""
+    buffer = mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES)
+    buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer

@@ -8,15 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-import psutil
-
-from analysis.batches import Batch, BufferPool, Cursor
+from analysis.batches import Batch, Cursor, new_buffer
 from analysis.chunkings import DEFAULT, lanes_of
 from analysis.compressed import CompressedSizes
 from analysis.lanes import Lane, Selection, Stream, WholeFiles
 from analysis.log import Checkpoint, Log, PartWriter, Timing
 from analysis.reading import Reader
 from analysis.scan import Failure, scan, write_failures
+from dedupd.uncached import BufferPool
 
 BUFFERS = 5
 """One is read while the lanes, which drift apart, work on the others; 8 MiB each."""
@@ -43,16 +42,6 @@ class Unwatched:
 
     def check(self) -> None:
         pass
-
-
-def lower_priority() -> None:
-    """The primary workload comes first: idle I/O class, and the lowest CPU priority."""
-    process = psutil.Process()
-    process.nice(19)
-    try:
-        process.ionice(psutil.IOPRIO_CLASS_IDLE)
-    except (OSError, psutil.Error):
-        pass  # a kernel without I/O classes schedules all alike
 
 
 def collect(log: Log, left_out: str, watcher: Watcher | None = None, threads: int = 0) -> None:
@@ -113,7 +102,7 @@ class _Collection:
             Lane([by_name[name] for name in names], selection, sizes)
             for names in lanes_of(spec.chunkings)
         ]
-        self._pool = BufferPool(BUFFERS)
+        self._pool = BufferPool(new_buffer() for _ in range(BUFFERS))
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="lane")
         self._queues = _LaneQueues(lanes, self._workers, self._pool)
         self._writer = PartWriter(log.path)

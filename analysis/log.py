@@ -159,14 +159,6 @@ class Log:
         valid = [name for name in os.listdir(directory) if _number(name) <= self.checkpoint.parts]
         return [os.path.join(directory, name) for name in sorted(valid)]
 
-    def chunk_parts(self) -> list[str]:
-        """Valid parts of all chunkings; the chunking is in the path (``chunking=…``)."""
-        return [
-            part
-            for name in self.spec.chunkings
-            for part in self.parts("chunks", f"chunking={name}")
-        ]
-
     def size_bytes(self) -> int:
         """What the log occupies."""
         return sum(

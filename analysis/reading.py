@@ -9,12 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from analysis.batches import BATCH_BYTES, HEADROOM_BYTES, Batch, BufferPool, Cursor, Piece
+from analysis.batches import BATCH_BYTES, HEADROOM_BYTES, Batch, Cursor, Piece
 from analysis.connection import connect
 from analysis.log import Dataset, Log
 from analysis.scan import Failure
 from dedupd import native
 from dedupd.fsutil import data_ranges
+from dedupd.uncached import BufferPool, read_uncached
 from dedupd.units import MIB
 
 HOLE_LEAD_BYTES = 2 * HEADROOM_BYTES
@@ -29,13 +30,8 @@ PIECES_PER_BATCH_MAX = 4096
 SMALL_BYTES_MAX = 1 * MIB
 """Up to this size, the calls for each file cost more than its bytes."""
 
-_READ_BYTES = 1 * MIB
-"""In one call: fits into the processor's cache, which made it 5 % faster than all at once."""
-
 _FILES_FETCHED = 2048
 _MEMORY_MB = 64
-_DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
-"""Linux 6.14: pages that this read brings in are dropped again; those of others stay."""
 
 
 class Reader:
@@ -241,7 +237,7 @@ class _Filler:
         batch = self._current()
         length = min(HEADROOM_BYTES, position)
         view = memoryview(batch.buffer)[HEADROOM_BYTES - length : HEADROOM_BYTES]
-        if size <= position or _read_uncached(fd, view, position - length) < length:
+        if size <= position or read_uncached(fd, view, position - length) < length:
             raise _Shrank
 
     def _read_piece(
@@ -257,7 +253,7 @@ class _Filler:
         start = self._fill
         end = min(start + left, HEADROOM_BYTES + BATCH_BYTES)
         view = memoryview(batch.buffer)[start:end]
-        if _read_uncached(fd, view, position) < len(view):
+        if read_uncached(fd, view, position) < len(view):
             raise _Shrank
         self._add(
             Piece(
@@ -340,30 +336,3 @@ def _open_failure(error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
         return "moved or removed meanwhile"
     return f"cannot be opened: {error.strerror}"
-
-
-_flags = {"dont_cache": True}
-
-
-def _read_uncached(fd: int, view: memoryview, offset: int) -> int:
-    """Fill ``view``; leaves no new pages in the page cache where the kernel can do that."""
-    have = 0
-    while have < len(view):
-        try:
-            count = os.preadv(
-                fd,
-                [view[have : have + _READ_BYTES]],
-                offset + have,
-                _DONT_CACHE if _flags["dont_cache"] else 0,
-            )
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) and _flags["dont_cache"]:
-                _flags["dont_cache"] = False
-                continue
-            raise
-        if count == 0:
-            break
-        have += count
-    if not _flags["dont_cache"]:
-        os.posix_fadvise(fd, offset, have, os.POSIX_FADV_DONTNEED)
-    return have

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from dedupd.content import open_content
 from dedupd.control import ControlClient
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
 from dedupd.failpoint import define, reach
@@ -169,7 +168,7 @@ def settle_interrupted(volume: Volume, path: bytes) -> None:
             where = show_path(path)
             stub = volume.space.read(fd, where)
             if stub is not None:
-                load = partial(open_content, stub, volume.recipes, volume.read_chunk, where)
+                load = partial(volume.content, stub, where)
                 settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
     except Busy:
         pass

@@ -8,9 +8,10 @@ from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import RecipeRef, check_of
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.fsutil import read_into
+from dedupd.ranges import missing_ranges
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipes import Recipe, RecipeReader, Span
-from dedupd.stub import RecipeBytes, missing_ranges
+from dedupd.stub import RecipeBytes
 
 ReadChunk = Callable[[Span], bytes]
 """The raw bytes of a chunk, verified, and to be the ones that the recipe means."""

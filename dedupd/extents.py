@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from dedupd.disk import Disk
 from dedupd.fsutil import data_ranges
+from dedupd.ranges import missing_ranges
 
 _FIEMAP = 0xC020_660B
 _HEAD = struct.Struct("<QQIIII")
@@ -69,18 +70,10 @@ def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
     # What is only in memory yet counts as written, so it has to be on disk to tell.
     unwritten = list(_unwritten(fd, end, _SYNC_FIRST))
     return [
-        part for start, stop in data_ranges(fd, 0, end) for part in _without(unwritten, start, stop)
+        part
+        for start, stop in data_ranges(fd, 0, end)
+        for part in missing_ranges(unwritten, start, stop)
     ]
-
-
-def _without(cut: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """What is left of [start, end) without the ranges ``cut``, which are ascending."""
-    for begin, stop in cut:
-        if start < min(begin, end):
-            yield start, min(begin, end)
-        start = max(start, stop)
-    if start < end:
-        yield start, end
 
 
 def drop_unwritten(fd: int, size: int, disk: Disk) -> None:

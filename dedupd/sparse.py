@@ -25,6 +25,7 @@ from dedupd.disk import Disk
 from dedupd.errors import NoSpace
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import data_ranges, read_at, read_into
+from dedupd.ranges import missing_ranges
 from dedupd.stub import AttributeSpace
 from dedupd.units import GIB, align_down, align_up
 
@@ -75,16 +76,7 @@ class SparseStub:
             return []
         if not self._may_be_local and not self.attribute.local:
             return [(start, end)]
-        return list(self._without_blocks(start, end))
-
-    def _without_blocks(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        position = start
-        for begin, stop in self._local(start, end):
-            if position < begin:
-                yield position, begin
-            position = max(position, stop)
-        if position < end:
-            yield position, end
+        return list(missing_ranges(self._local(start, end), start, end))
 
     def _local(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         ranges = data_ranges(self.fd, start, end)

@@ -18,6 +18,7 @@ from dedupd.failpoint import define, is_armed, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
 from dedupd.fsutil import data_ranges, read_at
+from dedupd.ranges import missing_ranges
 from dedupd.units import align_down, align_up
 
 _ATTRIBUTE_SET = define("stub.attribute-set", "the attribute is set, blocks are all present")
@@ -236,20 +237,6 @@ def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int
         elif start < end:
             merged.append((start, end))
     return merged
-
-
-def missing_ranges(local: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of [start, end) that no local range holds."""
-    for begin, stop in local:
-        if stop <= start:
-            continue
-        if begin >= end:
-            break
-        if start < begin:
-            yield start, begin
-        start = stop
-    if start < end:
-        yield start, end
 
 
 def restore(

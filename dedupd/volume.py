@@ -6,11 +6,12 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
 from dedupd import mounts
-from dedupd.content import ReadChunk, chunk_reader
+from dedupd.content import ReadChunk, StoreContent, chunk_reader, open_content
 from dedupd.control import ControlClient, fetch_base, socket_path
 from dedupd.disk import Disk
 from dedupd.errors import NotAVolume, ServiceUnreachable
 from dedupd.format.container import Kind
+from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import locked, opened, read_at
 from dedupd.parameters import Parameters
 from dedupd.policy import Policy, parse_policy
@@ -149,6 +150,10 @@ class Volume:
     @cached_property
     def read_chunk(self) -> ReadChunk:
         return chunk_reader(self.chunk_records)
+
+    def content(self, stub: StubAttribute, where: str) -> StoreContent:
+        """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
+        return open_content(stub, self.recipes, self.read_chunk, where)
 
     @contextmanager
     def job_lock(self) -> Iterator[None]:

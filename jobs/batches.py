@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dedupd import native
-from dedupd.content import open_content, read_stub
+from dedupd.content import read_stub
 from dedupd.errors import Damaged, DamagedChunk, FileChanged
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import check_of
@@ -17,9 +17,10 @@ from dedupd.format.stub import decode_stub
 from dedupd.fsutil import DirectoryOpener, data_ranges, has_writers, open_beneath, show_path
 from dedupd.store.recipes import HOLE_FINGERPRINT, Growth
 from dedupd.stub import FileIdentity, local_ranges
+from dedupd.uncached import BufferPool, read_uncached
 from dedupd.units import MIB
 from dedupd.volume import Volume
-from jobs.buffers import Batch, BufferPool, FileTask, KeptChunk, Piece
+from jobs.buffers import Batch, FileTask, KeptChunk, Piece
 from jobs.partial import Keep, plan
 from jobs.scan import Candidate
 
@@ -40,9 +41,6 @@ KEPT_PER_PIECE_MAX = 4096
 
 SMALL_BYTES_MAX = 1 * MIB
 """Up to this a file is read as a whole, in one native call."""
-
-_DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
-"""Linux 6.14: pages that this read brings in are dropped again; those of others stay."""
 
 
 class BatchReader:
@@ -217,7 +215,7 @@ class BatchReader:
         """Read what is not in the store of a stub, and note what is."""
         volume, where = self._volume, show_path(task.candidate.path)
         stub = decode_stub(attribute, volume.space.volume, where)
-        content = open_content(stub, volume.recipes, volume.read_chunk, where)
+        content = volume.content(stub, where)
         local = local_ranges(fd, stub, size)
         covered = min(stub.covered, size)
         if not local and covered == size:
@@ -271,7 +269,7 @@ class BatchReader:
         start = self._fill
         want = min(stop - offset, len(buffer) - start)
         began = time.perf_counter()
-        count = _read_uncached(fd, memoryview(buffer)[start : start + want], offset)
+        count = read_uncached(fd, memoryview(buffer)[start : start + want], offset)
         assert self._batch is not None
         self._batch.read_s += time.perf_counter() - began
         if count < want:
@@ -334,27 +332,3 @@ def _open_failure(error: OSError) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         return "moved or removed meanwhile"
     return f"cannot be opened: {error.strerror}"
-
-
-_flags = {"dont_cache": True}
-
-
-def _read_uncached(fd: int, view: memoryview, offset: int) -> int:
-    """Fill ``view``; leaves no new pages in the page cache where the kernel can do that."""
-    have = 0
-    while have < len(view):
-        try:
-            count = os.preadv(
-                fd, [view[have:]], offset + have, _DONT_CACHE if _flags["dont_cache"] else 0
-            )
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) and _flags["dont_cache"]:
-                _flags["dont_cache"] = False
-                continue
-            raise
-        if count == 0:
-            break
-        have += count
-    if not _flags["dont_cache"]:
-        os.posix_fadvise(fd, offset, have, os.POSIX_FADV_DONTNEED)
-    return have

@@ -1,7 +1,6 @@
 """What flows through the ingest pipeline: files, pieces of them, and the buffers they lie in."""
 
 import mmap
-import queue
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -58,22 +57,3 @@ class Batch:
     pieces: list[Piece] = field(default_factory=list)
     zeros: int = 0
     read_s: float = 0.0
-
-
-class BufferPool:
-    """A fixed number of buffers: the memory limit of the pipeline, and its back-pressure."""
-
-    def __init__(self, count: int, size_bytes: int) -> None:
-        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
-        for _ in range(count):
-            self._free.put(mmap.mmap(-1, size_bytes))
-
-    def take(self) -> mmap.mmap | None:
-        """A buffer, waiting for one; None once the pool is closed."""
-        return self._free.get()
-
-    def give(self, buffer: mmap.mmap) -> None:
-        self._free.put(buffer)
-
-    def close(self) -> None:
-        self._free.put(None)

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable, DedupdError
 from dedupd.volume import Volume
@@ -106,13 +104,6 @@ class JobRun:
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
             "memory_bytes_peak": usage.ru_maxrss * 1024,
         }
-
-
-def give_way() -> None:
-    """Let everybody else go first, at the CPU and at the disk."""
-    process = psutil.Process()
-    process.nice(19)
-    process.ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
 def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:

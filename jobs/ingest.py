@@ -22,9 +22,10 @@ from dedupd.index.memory import MemoryIndex
 from dedupd.policy import Policy
 from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder, RecipeWriter
 from dedupd.store.writer import ContainerWriter, NewRecord, SyncPoint
+from dedupd.uncached import BufferPool
 from dedupd.volume import Volume
 from jobs import checkpoint
-from jobs.buffers import Batch, BufferPool, FileTask, Piece
+from jobs.buffers import Batch, FileTask, Piece
 from jobs.checkpoint import Checkpoint
 
 

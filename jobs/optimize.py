@@ -1,6 +1,7 @@
 """The optimize job: candidates of the policy become stubs."""
 
 import gc
+import mmap
 import os
 import sys
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from dedupd.disk import Disk
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.fsutil import show_path
 from dedupd.policy import Policy
+from dedupd.uncached import BufferPool
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.batches import BATCH_BYTES, BatchReader
-from jobs.buffers import BufferPool, FileTask
+from jobs.buffers import FileTask
 from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
@@ -162,7 +164,7 @@ class Optimize:
         headroom = self._volume.parameters.chunking.max_bytes
         buffers = max(4, (self._policy.memory_bytes_max - MEMORY_FIXED_BYTES) // (2 * BATCH_BYTES))
         buffers = min(buffers, 6 + 2 * threads)
-        pool = BufferPool(buffers, headroom + BATCH_BYTES)
+        pool = BufferPool(mmap.mmap(-1, headroom + BATCH_BYTES) for _ in range(buffers))
         self._checkpoints.load()
         resume = partial(self._checkpoints.of, index=store.index)
         reader = BatchReader(self._volume, self._candidates(), pool, headroom, resume)

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-from dedupd.content import open_content
 from dedupd.errors import Damaged
 from dedupd.format.ids import HOLE
 from dedupd.fsutil import open_beneath, opened, show_path
@@ -18,7 +17,7 @@ def chunks_of(volume: Volume, path: bytes) -> dict[int, int]:
         stub = volume.space.read(fd, where)
     if stub is None:
         return {}
-    recipe = open_content(stub, volume.recipes, volume.read_chunk, where).recipe
+    recipe = volume.content(stub, where).recipe
     return {s.chunk: s.length for s in recipe.spans(0, stub.covered) if s.chunk != HOLE}
 
 

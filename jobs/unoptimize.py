@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 
-from dedupd.content import open_content
 from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import open_beneath, opened, show_path
-from dedupd.stub import RecipeBytes, local_ranges, missing_ranges, restore, settle
+from dedupd.ranges import missing_ranges
+from dedupd.stub import RecipeBytes, local_ranges, restore, settle
 from dedupd.units import MIB, format_size
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -100,7 +100,7 @@ def _missing_bytes(volume: Volume, path: bytes) -> int:
                 return 0
             size = os.fstat(fd).st_size
             local = local_ranges(fd, stub, size)
-        content = open_content(stub, volume.recipes, volume.read_chunk, where)
+        content = volume.content(stub, where)
         return sum(
             stop - begin
             for start, end in missing_ranges(local, 0, min(stub.covered, size))
@@ -140,7 +140,7 @@ def _restore_here(volume: Volume, path: bytes) -> bool:
         stub = volume.space.read(fd, where)
         if stub is None:
             return False
-        load = partial(open_content, stub, volume.recipes, volume.read_chunk, where)
+        load = partial(volume.content, stub, where)
         stub = settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
         content = load() if _is_missing_any(fd, stub) else RecipeBytes()
         restore(fd, stub, content, volume.space, volume.disk, volume.block_bytes)

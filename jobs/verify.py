@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dedupd import native
-from dedupd.content import open_content
 from dedupd.errors import Damaged, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import HOLE, container_of, make_id, ordinal_of, show_id
 from dedupd.format.recipe import check_of
 from dedupd.fsutil import open_beneath, opened, read_at, show_path
+from dedupd.ranges import missing_ranges
 from dedupd.store.container import Found, Gap, data_name, payload_is_intact, scan
 from dedupd.store.recipes import Recipe, Span
 from dedupd.store.recovery import (
@@ -23,7 +23,7 @@ from dedupd.store.recovery import (
     is_unfinished,
     load_table,
 )
-from dedupd.stub import local_ranges, missing_ranges
+from dedupd.stub import local_ranges
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.scan import walk
@@ -250,7 +250,7 @@ class Verify:
         if not missing:
             return
         try:
-            content = open_content(stub, self._volume.recipes, self._volume.read_chunk, where)
+            content = self._volume.content(stub, where)
         except Damaged as error:
             self._find("stub-recipe", where, str(error))
             return

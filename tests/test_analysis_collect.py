@@ -23,6 +23,7 @@ from analysis.generate import generate
 from analysis.lanes import Selection
 from analysis.log import HOLE_MARK, Log
 from analysis.scan import file_type
+from dedupd import uncached
 from dedupd.errors import Damaged, UsageError
 from dedupd.policy import Policy
 from dedupd.units import MIB
@@ -269,7 +270,7 @@ def test_a_file_that_fails_half_way_does_not_count(
     for number in range(3):
         content = random.Random(number).randbytes(9 * MIB)
         (tree / f"file{number}").write_bytes(content)
-    read = reading._read_uncached
+    read = reading.read_uncached
 
     def failing(fd: int, view: memoryview, offset: int) -> int:
         """A disk that cannot read the end of one of the files."""
@@ -277,7 +278,7 @@ def test_a_file_that_fails_half_way_does_not_count(
             raise OSError(5, "Input/output error")
         return read(fd, view, offset)
 
-    monkeypatch.setattr(reading, "_read_uncached", failing)
+    monkeypatch.setattr(reading, "read_uncached", failing)
     chunkings = ("64k", "8k", "fixed-64k")
     log = collected(tmp_path / "out", spec_of({"x": tree}, chunkings, level=0))
     assert failures_of(log) == {b"file1": "cannot be read: Input/output error"}
@@ -432,7 +433,7 @@ def test_reading_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
     warm = cached_pages(tree / "warm")
     collected(tmp_path / "out", spec_of({"x": tree}, ("64k",), level=0))
     assert cached_pages(tree / "cold") == 0
-    if reading._flags["dont_cache"]:
+    if uncached._kernel["knows_dont_cache"]:
         assert cached_pages(tree / "warm") > 0.9 * warm
 
 

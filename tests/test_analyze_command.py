@@ -24,7 +24,7 @@ from tests.conftest import MakeFileSystem
 PROGRAM = [
     sys.executable,
     "-c",
-    "from analysis import collect; collect.lower_priority = lambda: None;"
+    "from dedupd import priority; priority.give_way = lambda: None;"
     "from dedupd.cli.main import main; main()",
 ]
 """At the priority of the tests: at its own it would wait for all else on the machine."""
@@ -41,7 +41,7 @@ def dedupd(*arguments: object, status: int = 0) -> str:
 
 def in_process(*arguments: object, status: int = 0) -> str:
     """The same without a process of its own, at the priority of the tests."""
-    with patch("analysis.collect.lower_priority"):
+    with patch("dedupd.priority.give_way"):
         done = CliRunner().invoke(main, list(map(str, arguments)))
     assert done.exit_code == status, done.output
     return done.output
@@ -188,8 +188,8 @@ def test_an_interrupt_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
 def test_it_runs_at_the_lowest_priority() -> None:
     program = (
         "import os, psutil\n"
-        "from analysis.collect import lower_priority\n"
-        "lower_priority()\n"
+        "from dedupd.priority import give_way\n"
+        "give_way()\n"
         "print(os.nice(0), psutil.Process().ionice().ioclass == psutil.IOPRIO_CLASS_IDLE)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -1,5 +1,6 @@
 """Reading ahead into buffers: every byte of every file, in order, in bounded memory."""
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedupd.uncached import BufferPool
 from dedupd.units import KIB, MIB
 from jobs import batches
 from jobs.batches import BatchReader
-from jobs.buffers import BufferPool, FileTask
+from jobs.buffers import FileTask
 from jobs.scan import Candidate, walk
 from tests.helpers import OLD_NS, Lab, lab_in, new_lab, noise
 from tests.store_helpers import LazyDisk
@@ -24,7 +26,7 @@ BUFFERS = 3
 @contextmanager
 def reading(lab: Lab, candidates: list[Candidate]) -> Iterator[tuple[BatchReader, BufferPool]]:
     with lab.opened() as volume:
-        pool = BufferPool(BUFFERS, HEADROOM + batches.BATCH_BYTES)
+        pool = BufferPool(mmap.mmap(-1, HEADROOM + batches.BATCH_BYTES) for _ in range(BUFFERS))
         reader = BatchReader(volume, [(c, True) for c in candidates], pool, HEADROOM)
         try:
             yield reader, pool
@@ -230,7 +232,7 @@ def test_what_goes_wrong_in_the_scan_reaches_whoever_reads(tmp_path: Path) -> No
         raise OSError(5, "Input/output error")
 
     with lab_in(tmp_path) as lab, lab.opened() as volume:
-        pool = BufferPool(BUFFERS, HEADROOM + batches.BATCH_BYTES)
+        pool = BufferPool(mmap.mmap(-1, HEADROOM + batches.BATCH_BYTES) for _ in range(BUFFERS))
         reader = BatchReader(volume, failing(), pool, HEADROOM)
         with pytest.raises(OSError, match="Input/output error"):
             list(reader)

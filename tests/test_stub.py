@@ -16,13 +16,13 @@ from dedupd.format.container import Kind
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, encode_stub
 from dedupd.fsutil import open_beneath
+from dedupd.ranges import missing_ranges
 from dedupd.stub import (
     AttributeSpace,
     FileIdentity,
     begin_commit,
     finish_commit,
     local_ranges,
-    missing_ranges,
     revert_commit,
     settle,
 )

@@ -70,19 +70,20 @@ def command(
 
     Needs no volume, and changes nothing but the directory of the report.
     """
-    from analysis.collect import collect, lower_priority
+    from analysis.collect import collect
     from analysis.findings import findings
     from analysis.log import Log
     from analysis.report import HTML, write_report
     from analysis.report import as_json as report_json
     from analysis.study import run_study
+    from dedupd.priority import give_way
 
     logs = [Log.open(os.path.join(path, LOG_DIRECTORY)) for path in merge]
     if paths or labels:
         level = 0 if no_compression else Policy().compression_level
         spec = _spec(paths, labels, parse_fraction(sample), chunkings, level)
         log = open_log(os.path.join(out, LOG_DIRECTORY), spec)
-        lower_priority()
+        give_way()
         with job_run("analyze") as run:
             collect(log, out, run)
         logs.insert(0, log)

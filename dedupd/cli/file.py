@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from dedupd.cli.common import exits, json_option, print_json
-from dedupd.content import open_content
 from dedupd.errors import UsageError
 from dedupd.format.ids import HOLE, container_of
 from dedupd.fsutil import open_beneath, opened
@@ -57,7 +56,7 @@ def describe(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
         if stub is None:
             return row
         local = local_ranges(fd, stub, status.st_size)
-    recipe = open_content(stub, volume.recipes, volume.read_chunk, path).recipe
+    recipe = volume.content(stub, path).recipe
     chunks: dict[int, int] = {}
     containers: set[int] = set()
     holes = 0

@@ -9,9 +9,10 @@ from rich.table import Table
 
 from dedupd.cli.common import console, exits, job_run, json_option, print_json
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
+from dedupd.priority import give_way
 from dedupd.units import format_duration, format_size
 from dedupd.volume import Volume
-from jobs.frame import give_way, record_run
+from jobs.frame import record_run
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
