@@ -185,8 +185,8 @@ class Verify:
                     where,
                     f"ordinal {item.record.ordinal} at {item.offset}; expected {expected}",
                 )
-            expected = item.record.ordinal + 1
-            entries[item.record.ordinal] = entry_of(item)
+            expected = item.record.next_ordinal
+            entries.update(dict.fromkeys(item.ordinals(), entry_of(item)))
             self._report.records += 1
             self._report.stored_bytes += fmt.record_size(item.record.stored_length)
             self._check_payload(fd, item, header, where)

@@ -123,6 +123,10 @@ class Records:
     def table(self, number: int = 1) -> Path:
         return self.directory / table_name(number).decode()
 
+    def recovered_header(self, number: int = 1) -> fmt.FileHeader:
+        """The header of a container as it is now."""
+        return fmt.decode_file_header(self.data(number).read_bytes()[: fmt.FILE_HEADER_BYTES], "")
+
     def recover_one(self, number: int = 1) -> Recovered:
         fd = os.open(self.directory, os.O_RDONLY)
         try:

@@ -18,6 +18,9 @@ ALIGN_BYTES = 8
 
 CONTAINER_BYTES_MAX = 1 << 30
 
+ORDINALS_MAX = CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
+"""In one container, whatever became of them: no more records than these ever fit into it."""
+
 _FILE = struct.Struct("<8sHBxIII16sQ")
 _RECORD = struct.Struct("<IIBBHIII32sQQ")
 _U64 = struct.Struct("<Q")
@@ -42,7 +45,7 @@ class RecordKind(enum.IntEnum):
     FORWARD = 1
     """No payload: the chunk was merged into ``target``."""
     TOMBSTONE = 2
-    """No payload: the chunk was garbage."""
+    """No payload: the chunk was garbage. Stands for ``target`` ordinals in a row, its own first."""
     COPY = 3
     """A second copy of the record ``target``."""
 
@@ -79,6 +82,11 @@ class Record:
     fingerprint: bytes
     target: int
     checksum: int
+
+    @property
+    def next_ordinal(self) -> int:
+        """That of the record behind it: one more, except after a run of tombstones."""
+        return self.ordinal + (max(1, self.target) if self.kind == RecordKind.TOMBSTONE else 1)
 
 
 def checksum_seed(volume: bytes, container: int, generation: int) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import xxhash
 
 from dedupd.errors import DamagedTable
-from dedupd.format.container import FORMAT, Kind
+from dedupd.format.container import FORMAT, FileHeader, Kind
 
 MAGIC = b"DEDUPDIR"
 HEADER_BYTES = 64
@@ -100,6 +100,16 @@ def decode_header(data: bytes, where: str) -> TableHeader:
     if version != FORMAT or kind not in Kind.__members__.values():
         raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
     return TableHeader(Kind(kind), container, generation, partition, volume, synced, count)
+
+
+def belongs(table: TableHeader, container: FileHeader) -> bool:
+    """Whether a table is that of a container, and of its generation."""
+    return (table.kind, table.container, table.generation, table.volume) == (
+        container.kind,
+        container.container,
+        container.generation,
+        container.volume,
+    )
 
 
 def encode_entry(entry: Entry, seed: int) -> bytes:

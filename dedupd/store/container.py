@@ -15,6 +15,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.fsutil import read_at
+from dedupd.parameters import FINGERPRINTS
 
 _MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
 _SCAN_BYTES = 4 << 20
@@ -28,6 +29,11 @@ class Found:
     offset: int
     record: fmt.Record
 
+    def ordinals(self) -> range:
+        """The ordinals that it stands for: its own, or those of a run of tombstones."""
+        first = self.record.ordinal
+        return range(first, min(self.record.next_ordinal, max(first + 1, fmt.ORDINALS_MAX)))
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -35,6 +41,14 @@ class Gap:
 
     offset: int
     end: int
+
+
+NEW = b".new"
+"""Behind the name of a file that is being written, to be put in the place of another."""
+
+_OPENS_MAX = 8
+"""Compactions of one container that may come between the opening of its two files; more are a
+table that is damaged, and a container that somebody replaces all the time."""
 
 
 def data_name(container: int) -> bytes:
@@ -97,6 +111,24 @@ def payload_is_intact(fd: int, found: Found) -> bool:
     return len(stored) == record.stored_length and native.xxh3_64(stored) == record.checksum
 
 
+_NOT_THERE = "there is no such record"
+
+_WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
+
+
+def _forward(ordinal: int, entry: tbl.Entry) -> fmt.Record:
+    """What a compaction will make of a record that was merged."""
+    kind = fmt.RecordKind.FORWARD
+    return fmt.Record(
+        ordinal, kind, 0, entry.raw_length, 0, entry.hint, entry.fingerprint, entry.target, 0
+    )
+
+
+def _is_right(record: fmt.Record, raw: bytes) -> bool:
+    """Whether bytes have the fingerprint that their record states, of whichever algorithm."""
+    return record.fingerprint in (native.fingerprint(raw, algorithm) for algorithm in FINGERPRINTS)
+
+
 class Container:
     """A container file and its table. Safe to use from several threads."""
 
@@ -106,22 +138,29 @@ class Container:
         self.fd = -1
         self._table_fd: int | None = None
         self._where = f"{kind.name.lower()}/{data_name(number).decode()}"
-        try:
-            self.fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
-        except FileNotFoundError:
-            raise DamagedContainer(f"{self._where}: the container is missing") from None
-        self.header = fmt.decode_file_header(
-            read_at(self.fd, fmt.FILE_HEADER_BYTES, 0), self._where
-        )
-        identity = (self.header.kind, self.header.container, self.header.volume)
-        if identity != (kind, number, volume):
-            raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
+        for _ in range(_OPENS_MAX):
+            self.header = self._open_data(dir_fd, kind, volume)
+            self._table_fd = self._open_table(dir_fd)
+            if self._table_fd is not None or not self.is_replaced(dir_fd):
+                break
+            # A compaction put both files in the place of the old ones, one before the table was
+            # opened and one after the data was.
+            self.close()
         self.seed = fmt.checksum_seed(volume, number, self.header.generation)
-        self._table_fd = self._open_table(dir_fd)
         self._lock = threading.Lock()
         self._scanned: dict[int, Found] = {}
         self._scanned_to = fmt.FILE_HEADER_BYTES
         self._last_scanned: Found | None = None
+
+    def _open_data(self, dir_fd: int, kind: fmt.Kind, volume: bytes) -> fmt.FileHeader:
+        try:
+            self.fd = os.open(data_name(self.number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        except FileNotFoundError:
+            raise DamagedContainer(f"{self._where}: the container is missing") from None
+        header = fmt.decode_file_header(read_at(self.fd, fmt.FILE_HEADER_BYTES, 0), self._where)
+        if (header.kind, header.container, header.volume) != (kind, self.number, volume):
+            raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
+        return header
 
     def close(self) -> None:
         """Close the files. Also done when the last user lets go of the object."""
@@ -135,26 +174,38 @@ class Container:
     def __del__(self) -> None:
         self.close()
 
-    def _open_table(self, dir_fd: int) -> int | None:
-        """The table's descriptor, or None where there is no usable one."""
-        name = table_name(self.number)
+    def is_replaced(self, dir_fd: int) -> bool:
+        """Whether a compaction has put another file in the place of this one, or removed it."""
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            status = os.stat(data_name(self.number), dir_fd=dir_fd)
         except FileNotFoundError:
-            return None
-        try:
-            header = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
-            if (header.container, header.generation, header.volume, header.kind) == (
-                self.number,
-                self.header.generation,
-                self.header.volume,
-                self.header.kind,
-            ):
+            return True
+        own = os.fstat(self.fd)
+        return (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino)
+
+    def _open_table(self, dir_fd: int) -> int | None:
+        """The table's descriptor, or None where there is no usable one.
+
+        Between the two steps of a compaction the table still has its temporary name; asked for
+        after the first name, it may have got its own meanwhile.
+        """
+        own = table_name(self.number)
+        for name in (own, own + NEW, own):
+            try:
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            except FileNotFoundError:
+                continue
+            if self._is_own_table(fd):
                 return fd
-        except DamagedTable:
-            pass
-        os.close(fd)
+            os.close(fd)
         return None
+
+    def _is_own_table(self, fd: int) -> bool:
+        try:
+            header = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), "")
+        except DamagedTable:
+            return False
+        return tbl.belongs(header, self.header)
 
     def entry(self, ordinal: int) -> tbl.Entry | None:
         """The table's entry, or None where the table has no valid one."""
@@ -164,22 +215,51 @@ class Container:
         return tbl.decode_entry(os.pread(self._table_fd, tbl.ENTRY_BYTES, offset), self.seed)
 
     def read(self, ordinal: int) -> tuple[fmt.Record, bytes]:
-        """The record ``ordinal`` and its raw bytes, verified. Raises DamagedChunk."""
+        """The record ``ordinal`` and its raw bytes, verified. Raises DamagedChunk.
+
+        What was merged or collected has no bytes, and is a record of that kind.
+        """
         entry = self.entry(ordinal)
+        if entry is not None and entry.state == tbl.State.MERGED:
+            return _forward(ordinal, entry), b""
+        if entry is not None and entry.state == tbl.State.QUARANTINED:
+            return self.read_own(ordinal)
+        return self._read(ordinal, entry)
+
+    def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
+        """As :meth:`read`, but whatever the table says became of the record, and with its
+        fingerprint compared."""
+        record, raw = self._read(ordinal, self.entry(ordinal))
+        if record.kind not in _WITHOUT_BYTES and not _is_right(record, raw):
+            raise self._damaged(ordinal, "its bytes are not those of its fingerprint")
+        return record, raw
+
+    def _read(self, ordinal: int, entry: tbl.Entry | None) -> tuple[fmt.Record, bytes]:
         if entry is not None:
             result = self._read_at(entry.offset, entry.stored_length, ordinal)
             if result is not None:
                 return result
         found = self._find(ordinal)
         if found is not None:
+            if found.record.kind in _WITHOUT_BYTES:
+                return found.record, b""
             result = self._read_at(found.offset, found.record.stored_length, ordinal)
             if result is not None:
                 return result
-        raise self._damaged(ordinal, found)
+        raise self._damaged(ordinal, "its bytes fail their checksum" if found else _NOT_THERE)
 
     def describe(self, ordinal: int) -> fmt.Record:
         """The header of the record ``ordinal``, without its bytes. Raises DamagedChunk."""
         entry = self.entry(ordinal)
+        if entry is not None and entry.state == tbl.State.MERGED:
+            return _forward(ordinal, entry)
+        return self._describe(ordinal, entry)
+
+    def describe_own(self, ordinal: int) -> fmt.Record:
+        """As :meth:`describe`, but whatever the table says became of the record."""
+        return self._describe(ordinal, self.entry(ordinal))
+
+    def _describe(self, ordinal: int, entry: tbl.Entry | None) -> fmt.Record:
         if entry is not None:
             data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, entry.offset)
             record = fmt.unpack_record(data, 0, self.seed)
@@ -187,12 +267,11 @@ class Container:
                 return record
         found = self._find(ordinal)
         if found is None:
-            raise self._damaged(ordinal, None)
+            raise self._damaged(ordinal, _NOT_THERE)
         return found.record
 
-    def _damaged(self, ordinal: int, found: Found | None) -> DamagedChunk:
+    def _damaged(self, ordinal: int, reason: str) -> DamagedChunk:
         chunk_id = make_id(self.number, ordinal)
-        reason = "its bytes fail their checksum" if found else "there is no such record"
         return DamagedChunk(f"{self._where}: record {show_id(chunk_id)}: {reason}", chunk_id)
 
     def _read_at(
@@ -222,10 +301,16 @@ class Container:
                 size = os.fstat(self.fd).st_size
                 for item in scan(self.fd, self.seed, self._scanned_to, size):
                     if isinstance(item, Found):
-                        self._scanned[item.record.ordinal] = self._last_scanned = item
+                        self._note(item)
                         self._scanned_to = item.offset + fmt.record_size(item.record.stored_length)
                 found = self._scanned.get(ordinal)
             return found
+
+    def _note(self, item: Found) -> None:
+        """Keep what a scan found, a run of tombstones as one of each."""
+        self._last_scanned = item
+        for ordinal in item.ordinals():
+            self._scanned[ordinal] = item
 
     def _forget_what_was_cut(self) -> None:
         """Scan anew where the end was cut since, and perhaps written again: by a writer on a full

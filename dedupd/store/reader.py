@@ -3,14 +3,14 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from dedupd.errors import DamagedChunk
+from dedupd.errors import DamagedChunk, DamagedContainer
 from dedupd.format.container import Kind, Record, RecordKind
 from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.recipe import check_of
-from dedupd.format.table import USABLE
+from dedupd.format.table import State
 from dedupd.store.container import Container
 
 CONTAINERS_OPEN_MAX = 256
@@ -42,21 +42,26 @@ class RecordReader:
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
         """The record and its raw bytes, verified and forwarded. Raises DamagedContainer."""
-        return self._forwarded(record_id, Container.read, lambda found: found[0])
+        return self._forwarded(
+            record_id, Container.read, Container.read_own, lambda found: found[0]
+        )
 
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
-        return self._forwarded(record_id, Container.describe, lambda found: found)
+        return self._forwarded(
+            record_id, Container.describe, Container.describe_own, lambda found: found
+        )
 
     def offers(self, record_id: int, length: int, check: int) -> bool:
-        """Whether the table offers a record, of this length and check, for duplicates.
+        """Whether the table offers a record, of this length and check, to more files.
 
-        As far as tables can tell, like the index that is loaded from them. Raises DamagedContainer.
+        As far as tables can tell, like the index that is loaded from them; but an orphan, which
+        the index offers too, must be revived first. Raises DamagedContainer.
         """
         entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
         return (
             entry is not None
-            and entry.state in USABLE
+            and entry.state == State.LIVE
             and (entry.raw_length, check_of(entry.fingerprint)) == (length, check)
         )
 
@@ -64,13 +69,44 @@ class RecordReader:
         self,
         record_id: int,
         get: Callable[[Container, int], T],
+        get_own: Callable[[Container, int], T],
         record_of: Callable[[T], Record],
     ) -> T:
-        """What ``get`` finds at the end of a chain of forwards."""
+        """What ``get`` finds at the end of a chain of forwards.
+
+        Where that leads to nothing, what the record itself still has: a record that was merged
+        keeps its bytes until it is compacted, and an entry may be wrong.
+        """
+        try:
+            return self._follow(record_id, get, record_of)
+        except DamagedContainer:
+            if not self._is_merged(record_id):
+                raise
+            try:
+                own = self._get(record_id, get_own)
+            except (DamagedContainer, OSError):
+                own = None
+            if own is None or record_of(own).kind in (RecordKind.FORWARD, RecordKind.TOMBSTONE):
+                raise
+            return own
+
+    def _is_merged(self, record_id: int) -> bool:
+        try:
+            entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        except (DamagedContainer, OSError):
+            return False
+        return entry is not None and entry.state == State.MERGED
+
+    def _follow(
+        self,
+        record_id: int,
+        get: Callable[[Container, int], T],
+        record_of: Callable[[T], Record],
+    ) -> T:
         target = record_id
         for _ in range(FORWARDS_MAX):
             try:
-                found = get(self._acquire(container_of(target)), ordinal_of(target))
+                found = self._get(target, get)
             except OSError as error:
                 raise DamagedChunk(
                     f"record {show_id(target)}: the disk reports {error.strerror}", record_id
@@ -82,6 +118,31 @@ class RecordReader:
                 return found
             target = record.target
         raise DamagedChunk(f"record {show_id(record_id)} is forwarded in a circle", record_id)
+
+    def _get(self, record_id: int, get: Callable[[Container, int], T]) -> T:
+        """What ``get`` finds in the container as it is now.
+
+        An open container stays readable as it was when a compaction has put another in its place;
+        only what was appended since is missing there.
+        """
+        number, ordinal = container_of(record_id), ordinal_of(record_id)
+        container = self._acquire(number)
+        try:
+            return get(container, ordinal)
+        except DamagedChunk:
+            if not container.is_replaced(self._dir_fd):
+                raise
+        self.drop([number])
+        return get(self._acquire(number), ordinal)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Let go of containers, so that the space of those that were replaced comes back.
+
+        Whoever reads one goes on with it to the end.
+        """
+        with self._lock:
+            for number in numbers:
+                self._open.pop(number, None)
 
     def _acquire(self, number: int) -> Container:
         with self._lock:

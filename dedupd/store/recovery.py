@@ -15,10 +15,19 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.fsutil import opened, read_at
-from dedupd.store.container import Found, Gap, data_name, payload_is_intact, scan, table_name
+from dedupd.store.container import (
+    NEW,
+    Found,
+    Gap,
+    data_name,
+    payload_is_intact,
+    scan,
+    table_name,
+)
 
 _CUT = define("recovery.cut", "a torn tail was cut from a container, its table not yet")
 _REBUILT = define("recovery.table-written", "a rebuilt table is in place")
+_SWITCHED = define("recovery.switched", "the table of an interrupted compaction is in place")
 
 _FILE_NAME = re.compile(r"([0-9]{8,10})\.(dat|dir)")
 
@@ -66,8 +75,24 @@ def _files(dir_fd: int) -> Iterator[tuple[int, str]]:
 def load_table(
     dir_fd: int, header: fmt.FileHeader
 ) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
-    """Header and all entries of a container's table. Raises DamagedTable."""
+    """Header and all entries of a container's table. Raises DamagedTable.
+
+    Where a compaction was interrupted between its two renames, that is the table's temporary file.
+    """
     name = table_name(header.container)
+    try:
+        return _load_table(dir_fd, name, header)
+    except DamagedTable:
+        try:
+            return _load_table(dir_fd, name + NEW, header)
+        except DamagedTable:
+            pass
+        raise
+
+
+def _load_table(
+    dir_fd: int, name: bytes, header: fmt.FileHeader
+) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -75,8 +100,7 @@ def load_table(
     with opened(fd):
         data = memoryview(read_at(fd, os.fstat(fd).st_size, 0))
     table = tbl.decode_header(bytes(data[: tbl.HEADER_BYTES]), name.decode())
-    identity = (table.kind, table.container, table.generation, table.volume)
-    if identity != (header.kind, header.container, header.generation, header.volume):
+    if not tbl.belongs(table, header):
         raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
     seed = fmt.checksum_seed(header.volume, header.container, header.generation)
     entries = [
@@ -87,7 +111,7 @@ def load_table(
 
 
 def entry_of(found: Found) -> tbl.Entry:
-    """The table entry that a record implies."""
+    """The table entry that a record implies, for each of the ordinals that it stands for."""
     record = found.record
     states: dict[int, tbl.State] = {
         fmt.RecordKind.FORWARD: tbl.State.MERGED,
@@ -97,7 +121,7 @@ def entry_of(found: Found) -> tbl.Entry:
     return tbl.Entry(
         record.fingerprint,
         found.offset,
-        record.target,
+        0 if record.kind == fmt.RecordKind.TOMBSTONE else record.target,
         record.stored_length,
         record.raw_length,
         record.hint,
@@ -116,11 +140,47 @@ def recover(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk)
         header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
         if (header.kind, header.container, header.volume) != (kind, number, volume):
             raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
+        _settle_switch(dir_fd, header, disk)
         try:
             table, entries = load_table(dir_fd, header)
         except DamagedTable:
             return _rebuild(dir_fd, fd, header, disk)
         return _recover_tail(dir_fd, fd, header, table, entries, disk)
+
+
+def _settle_switch(dir_fd: int, header: fmt.FileHeader, disk: Disk) -> None:
+    """Finish, or clear away, what was to take the place of a container or its table.
+
+    A temporary table counts only where the container is of its generation and the table is not:
+    left lying about, it would know less than what was written since.
+    """
+    number = header.container
+    table = table_name(number)
+    if _exists(dir_fd, table + NEW):
+        if not _is_table_of(dir_fd, table, header) and _is_table_of(dir_fd, table + NEW, header):
+            disk.rename(dir_fd, table + NEW, dir_fd, table)
+            disk.sync_dir(dir_fd)
+            reach(_SWITCHED)
+        else:
+            disk.unlink(dir_fd, table + NEW)
+    if _exists(dir_fd, data_name(number) + NEW):
+        disk.unlink(dir_fd, data_name(number) + NEW)
+
+
+def _exists(dir_fd: int, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_table_of(dir_fd: int, name: bytes, header: fmt.FileHeader) -> bool:
+    try:
+        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+            return tbl.belongs(tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), ""), header)
+    except (FileNotFoundError, DamagedTable):
+        return False
 
 
 def is_unfinished(dir_fd: int, number: int) -> bool:
@@ -176,14 +236,14 @@ def _recover_tail(
     if is_whole and size == table.synced_bytes and len(entries) == table.synced_count:
         return Recovered(header, size, known, _may_grow(known, size), 0)
     _settle_pages(fd, disk)
-    kept = known if is_whole else _entries_below(fd, header, table.synced_bytes, table.synced_count)
+    kept = known if is_whole else _completed(fd, header, table, entries)
     end = table.synced_bytes
     for item in scan(fd, _seed(header), end, size):
         if isinstance(item, Gap) or not payload_is_intact(fd, item):
             break
         if item.record.ordinal != len(kept):
             break
-        kept.append(entry_of(item))
+        kept += [entry_of(item)] * len(item.ordinals())
         end = item.offset + fmt.record_size(item.record.stored_length)
     if end < size:
         disk.truncate(fd, end)
@@ -192,6 +252,19 @@ def _recover_tail(
     mark = replace(table, synced_bytes=end, synced_count=len(kept))
     _write_table(dir_fd, header, mark, kept, disk)
     return Recovered(header, end, kept, _may_grow(kept, end), size - end)
+
+
+def _completed(
+    fd: int, header: fmt.FileHeader, table: tbl.TableHeader, entries: list[tbl.Entry | None]
+) -> list[tbl.Entry]:
+    """The entries below the mark, those that the table lacks from the container.
+
+    The others stay: they know of states that no record tells of.
+    """
+    scanned = _entries_below(fd, header, table.synced_bytes, table.synced_count)
+    said = entries[: table.synced_count]
+    said += [None] * (len(scanned) - len(said))
+    return [own or found for own, found in zip(said, scanned, strict=True)]
 
 
 def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recovered:
@@ -230,15 +303,25 @@ def _entries_below(fd: int, header: fmt.FileHeader, end: int, count_min: int) ->
     """
     entries = [LOST] * count_min
     for item in scan(fd, _seed(header), fmt.FILE_HEADER_BYTES, end):
-        # No more records fit before one than this: an ordinal beyond it is forged.
-        if isinstance(item, Gap) or item.record.ordinal > item.offset // fmt.RECORD_HEADER_BYTES:
+        if isinstance(item, Gap) or item.record.ordinal > _ordinal_max(header, item.offset):
             continue
-        entries += [LOST] * (item.record.ordinal + 1 - len(entries))
+        ordinals = item.ordinals()
+        entries += [LOST] * (ordinals.stop - len(entries))
         entry = entry_of(item)
         if not payload_is_intact(fd, item):
             entry = entry._replace(state=tbl.State.QUARANTINED)
-        entries[item.record.ordinal] = entry
+        entries[ordinals.start : ordinals.stop] = [entry] * len(ordinals)
     return entries
+
+
+def _ordinal_max(header: fmt.FileHeader, offset: int) -> int:
+    """The highest ordinal that a record at ``offset`` can have; one beyond it is forged.
+
+    Before the first compaction, every record before it still takes its place.
+    """
+    if header.generation == 1:
+        return offset // fmt.RECORD_HEADER_BYTES
+    return fmt.ORDINALS_MAX - 1
 
 
 def _may_grow(entries: list[tbl.Entry], end: int) -> bool:

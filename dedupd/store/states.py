@@ -1,0 +1,61 @@
+"""Changing what a redirection table says of records that stay where they are."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+from dedupd.disk import Disk
+from dedupd.errors import DamagedTable
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.fsutil import opened, read_at
+from dedupd.store.container import table_name
+
+_WRITTEN = define("states.written", "entries of a table are changed, not yet synced")
+_DURABLE = define("states.durable", "changed entries of a table are durable")
+
+
+def set_states(
+    disk: Disk, dir_fd: int, header: fmt.FileHeader, entries: Mapping[int, tbl.Entry]
+) -> None:
+    """Put ``entries`` (by ordinal) in place of those in the table of a container, durably.
+
+    ``header`` is the container's. An entry is 64 bytes at a multiple of 64, so no power cut tears
+    one; one that is damaged all the same is taken from the container by the next recovery. A crash
+    may leave any part of the changes done. Needs the job lock. Raises DamagedTable, NoSpace.
+    """
+    if not entries:
+        return
+    name = table_name(header.container)
+    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    try:
+        fd = disk.open_write(dir_fd, name)
+    except FileNotFoundError:
+        raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
+    with opened(fd):
+        table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
+        if not tbl.belongs(table, header):
+            raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+        end = tbl.HEADER_BYTES + (max(entries) + 1) * tbl.ENTRY_BYTES
+        if os.fstat(fd).st_size < end:
+            raise DamagedTable(f"{name.decode()}: the redirection table is too short")
+        for first, run in _runs(entries):
+            body = b"".join(tbl.encode_entry(entry, seed) for entry in run)
+            disk.write_at(fd, [body], tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES)
+        reach(_WRITTEN)
+        disk.sync_data(fd)
+    reach(_DURABLE)
+
+
+def _runs(entries: Mapping[int, tbl.Entry]) -> Iterator[tuple[int, list[tbl.Entry]]]:
+    """Entries with consecutive ordinals, each run with its first."""
+    first, run = 0, list[tbl.Entry]()
+    for ordinal in sorted(entries):
+        if run and ordinal != first + len(run):
+            yield first, run
+            run = []
+        if not run:
+            first = ordinal
+        run.append(entries[ordinal])
+    if run:
+        yield first, run
