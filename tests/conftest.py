@@ -44,8 +44,13 @@ _MAKE = {
 
 
 class MakeFileSystem(Protocol):
-    def __call__(self, kind: str = "ext4", size: str = "512M", options: str = "") -> Path:
-        """A fresh file system, mounted; ``options`` are for mount. XFS needs 300M at least."""
+    def __call__(
+        self, kind: str = "ext4", size: str = "512M", options: str = "", *, in_memory: bool = False
+    ) -> Path:
+        """A fresh file system, mounted; ``options`` are for mount. XFS needs 300M at least.
+
+        ``in_memory``: syncing costs nothing, for tests that sync all the time.
+        """
 
 
 @pytest.fixture
@@ -58,10 +63,15 @@ def loop_fs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeFileSystem
         pytest.skip("file systems on loop devices need root")
     with ExitStack() as stack:
 
-        def make(kind: str = "ext4", size: str = "512M", options: str = "") -> Path:
+        def make(
+            kind: str = "ext4", size: str = "512M", options: str = "", *, in_memory: bool = False
+        ) -> Path:
             if shutil.which(_MAKE[kind][0]) is None:
                 pytest.skip(f"{_MAKE[kind][0]} is not installed")
             base = tmp_path_factory.mktemp(kind)
+            if in_memory:
+                _run(["mount", "-t", "tmpfs", "-o", "size=100%", "tmpfs", str(base)])
+                stack.callback(_run, ["umount", str(base)])
             image, point = base / "image", base / "mount"
             stack.callback(image.unlink)
             with open(image, "xb") as file:

@@ -1,12 +1,15 @@
 """Volumes that are mounted, seen from both sides: as users see them, and from below."""
 
 import ctypes
+import json
+import multiprocessing
 import os
 import signal
 import struct
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dedupd import mounts
@@ -26,15 +29,14 @@ TEAM = 50001
 class MountedLab(Lab):
     """A volume mounted at ``view``, beside its root, so that both sides can be looked at."""
 
-    def __init__(self, root: Path, view: Path) -> None:
+    def __init__(self, root: Path, view: Path, nursery: "Nursery | None" = None) -> None:
         super().__init__(root)
         self.view = view
         self.pid = 0
+        self._serve = mount.mount_in_background if nursery is None else nursery.serve
 
     def mount(self, cache_bytes: int = mount.CACHE_BYTES) -> None:
-        self.pid = mount.mount_in_background(
-            str(self.root), str(self.view), cache_bytes=cache_bytes
-        )
+        self.pid = self._serve(str(self.root), str(self.view), cache_bytes=cache_bytes)
 
     def unmount(self) -> None:
         mount.unmount(str(self.view))
@@ -82,6 +84,36 @@ class MountedLab(Lab):
 
     def identity(self, name: str) -> FileIdentity:
         return FileIdentity.of(os.stat(self.data / name))
+
+
+class Nursery:
+    """Forks processes that serve mounts; for tests that mount hundreds of times.
+
+    What such a process does is the same; it only need not start Python and import everything.
+    """
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["pytest", __name__])
+
+    def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int:
+        """Stands in for :func:`fuse_stub.mount.mount_in_background`."""
+        mount.clear_dead_mount(mountpoint)
+        receiver, sender = self._context.Pipe(duplex=False)
+        arguments = (path, mountpoint, cache_bytes, sender)
+        process = self._context.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
+        sender.close()
+        with receiver, os.fdopen(os.dup(receiver.fileno()), "rb") as answer:
+            assert json.loads(answer.read()) == {}
+        assert process.pid is not None
+        return process.pid
+
+
+def _serve(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
+    answer_fd = os.dup(answer.fileno())
+    answer.close()
+    mount.serve_for_parent(path, mountpoint, cache_bytes, answer_fd)
 
 
 @contextmanager

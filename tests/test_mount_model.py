@@ -4,19 +4,23 @@ Each step is something that a user or an administrator does to a mounted volume 
 system. After every step that could tell, the mount is compared with a model in memory.
 """
 
+import itertools
 import mmap
 import os
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
     consumes,
     initialize,
+    invariant,
     multiple,
     precondition,
     rule,
@@ -27,7 +31,7 @@ from dedupd.enable import enable
 from dedupd.errors import DedupdError
 from tests.conftest import MakeFileSystem
 from tests.helpers import noise
-from tests.mount_helpers import MountedLab
+from tests.mount_helpers import MountedLab, Nursery
 
 pytestmark = pytest.mark.root
 
@@ -81,6 +85,7 @@ class MountMachine(RuleBasedStateMachine):
 
     lab: MountedLab
     runs = 0
+    steps = 0
     handles: Bundle[Handle] = Bundle("handles")
 
     def __init__(self) -> None:
@@ -89,6 +94,10 @@ class MountMachine(RuleBasedStateMachine):
         self.files: dict[str, Content] = {}
         self.open: list[Handle] = []
         self.directory = f"run{self.runs}"
+
+    @invariant()
+    def count(self) -> None:
+        type(self).steps += 1
 
     @property
     def here(self) -> Path:
@@ -269,7 +278,7 @@ class MountMachine(RuleBasedStateMachine):
         self.compare(found)
 
     @rule()
-    def kill_and_remount(self) -> None:
+    def remount_after_a_death(self) -> None:
         self.lab.kill()
         self.let_go()
         self.lab.mount()
@@ -304,12 +313,12 @@ def writable(fd: int) -> bool:
 
 @pytest.fixture(params=["ext4", "xfs", "btrfs"])
 def lab(loop_fs: MakeFileSystem, request: pytest.FixtureRequest) -> Iterator[MountedLab]:
-    point = loop_fs(request.param, "1G")
+    point = loop_fs(request.param, "4G", in_memory=True)
     root, view = point / "volume", point.parent / "view"
     root.mkdir()
     view.mkdir()
     values = {"min_age": "0s", "min_size": "1"}
-    lab = MountedLab(root, view)
+    lab = MountedLab(root, view, Nursery())
     enable(str(root), chunk_size="4k", fingerprint="blake3", policy_values=values, disk=lab.disk)
     lab.mount()
     yield lab
@@ -318,24 +327,33 @@ def lab(loop_fs: MakeFileSystem, request: pytest.FixtureRequest) -> Iterator[Mou
     lab.verify_clean()
 
 
-def run(lab: MountedLab, examples: int) -> None:
+def run(lab: MountedLab, steps: int) -> None:
+    """Take at least ``steps`` steps; ``pytest -s`` shows how many there were."""
+    began = time.monotonic()
+    first = random.getrandbits(32)
     machine = type("Machine", (MountMachine,), {"lab": lab})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    for number in itertools.count(first):
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            seed(number)(machine),
+            settings=settings(
+                max_examples=max(5, (steps - machine.steps) // STEPS),
+                stateful_step_count=STEPS,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        if machine.steps >= steps:
+            break
+    seconds = time.monotonic() - began
+    print(f"{machine.steps} steps in {machine.runs} runs, seed {first}, {seconds:.0f} s")
 
 
 def test_the_mount_is_what_the_model_says(lab: MountedLab) -> None:
-    run(lab, examples=3)
+    run(lab, 300)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_mount_is_what_the_model_says_for_ten_thousand_steps(lab: MountedLab) -> None:
-    run(lab, examples=10_000 // STEPS)
+    run(lab, 10_000)
