@@ -1,16 +1,22 @@
 """The mount against the file system below it, with fio, in one run.
 
-    python -m benchmarks.mount [--directory DIR] [--mib N] [--rounds N] [--json FILE]
+    python -m benchmarks.mount [--directory DIR] [--mib N] [--rounds N] [--only PART]
+                               [--peer PROGRAM] [--json FILE]
 
 Makes a volume below DIR (a directory of a file system that can carry one), mounts it, and prints a
 Markdown table. "First" is after a fresh mount: neither the kernel nor the process has anything of
 the file system in its cache, while the file system below has its pages. "Again" is what the
-kernel's cache answers. "Cold" has the pages of the store dropped as well. Best of the rounds.
+kernel's cache answers; "warm" what the process has in its own cache, and the kernel not. "Cold" has
+the pages of the store dropped as well. Best of the rounds.
+
+PROGRAM is another FUSE file system to compare with, run as ``PROGRAM LOWER MOUNTPOINT`` on the same
+plain files and staying in the foreground; docs/mount.md says which one was taken.
 """
 
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,8 +24,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dedupd.disk import Disk
 from dedupd.enable import enable
@@ -31,196 +38,231 @@ from jobs.optimize import Optimize
 MIB = 1 << 20
 FILES = 10_000
 CREATED = 2_000
+WARM_BYTES = 24 * MIB
+"""Less than the cache of decompressed chunks holds (64 MiB)."""
+
+PARTS = ("plain", "stub", "writes", "names")
+
+Measure = Callable[[Path], float]
+Prepare = Callable[[Path], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement, on the file system below and through the mount; None where it has none."""
+    """One measurement, on the file system below and through the mounts; None where it has none."""
 
     name: str
     unit: str
     below: float | None
     mount: float | None
+    peer: float | None
+
+
+class Side(Protocol):
+    """A way to the same files."""
+
+    root: Path
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Below:
+    """The file system that carries the volume: there is nothing to start."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class OwnMount:
+    """The mount of the volume."""
+
+    def __init__(self, volume: Path, root: Path) -> None:
+        self.root = root
+        self._volume = volume
+
+    def start(self) -> None:
+        mount_in_background(str(self._volume), str(self.root))
+
+    def stop(self) -> None:
+        unmount(str(self.root))
+
+
+class Peer:
+    """Another program's mount of the volume's tree, with plain files only."""
+
+    def __init__(self, program: str, lower: Path, root: Path) -> None:
+        self.root = root
+        self._command = [*shlex.split(program), str(lower), str(root)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command)
+        while not self.root.is_mount():
+            if self._process.poll() is not None:
+                raise RuntimeError(f"{shlex.join(self._command)} ended")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        subprocess.run(["umount", self.root], check=True)
+        assert self._process is not None
+        self._process.wait()
 
 
 class Bench:
     """A volume with a plain file, a stub and a directory of many files."""
 
-    def __init__(self, directory: Path, mib: int, rounds: int) -> None:
-        self.root = directory / "volume"
-        self.view = directory / "view"
+    def __init__(self, directory: Path, mib: int, rounds: int, peer: str | None) -> None:
+        self.volume = directory / "volume"
         self.bytes = mib * MIB
         self.rounds = rounds
-        self.data = self.root / ".dedupd" / "data"
-        self.root.mkdir()
-        self.view.mkdir()
+        self.data = self.volume / ".dedupd" / "data"
+        for name in ("volume", "view", "peer"):
+            (directory / name).mkdir()
         enable(
-            str(self.root),
+            str(self.volume),
             chunk_size="64k",
             fingerprint="blake3",
             policy_values={"min_age": "0s"},
             disk=Disk(),
         )
+        self.below = Below(self.data)
+        self.own = OwnMount(self.volume, directory / "view")
+        self.peer = Peer(peer, self.data, directory / "peer") if peer else None
 
     def fill(self) -> None:
         write_mixed(self.data / "stub", self.bytes)
-        with Volume.open(str(self.root)) as volume, volume.job_lock():
+        with Volume.open(str(self.volume)) as volume, volume.job_lock():
             report = Optimize(volume, JobRun("optimize")).run()
         assert report.files_optimised == 1, report
         write_mixed(self.data / "plain", self.bytes)
-        many = self.data / "many"
-        many.mkdir()
-        for number in range(FILES):
-            (many / f"file-{number:06d}").touch()
-
-    def mount(self) -> None:
-        mount_in_background(str(self.root), str(self.view))
-
-    def remount(self) -> None:
-        unmount(str(self.view))
-        self.mount()
+        for count in (FILES, FILES // 10):
+            many = self.data / f"many-{count}"
+            many.mkdir()
+            for number in range(count):
+                (many / f"file-{number:06d}").touch()
 
     def drop_store(self) -> None:
         """Drop the store's pages, and nobody else's."""
         os.sync()
-        for path in (self.root / ".dedupd" / "store").rglob("*"):
+        for path in (self.volume / ".dedupd" / "store").rglob("*"):
             if path.is_file():
                 fd = os.open(path, os.O_RDONLY)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(fd)
 
-    def best(self, measure: Callable[[], float], before: Callable[[], None], low: bool) -> float:
+    def row(self, name: str, unit: str, measure: Measure, prepare: Prepare | None = None) -> Row:
+        """``measure`` on all sides, each time after a fresh mount and ``prepare``."""
+        return Row(
+            name,
+            unit,
+            self._best(self.below, unit, measure, prepare),
+            self._best(self.own, unit, measure, prepare),
+            self._best(self.peer, unit, measure, prepare) if self.peer else None,
+        )
+
+    def own_row(
+        self, name: str, unit: str, measure: Measure, prepare: Prepare | None = None
+    ) -> Row:
+        """``measure`` on what the mount alone has."""
+        return Row(name, unit, None, self._best(self.own, unit, measure, prepare), None)
+
+    def _best(self, side: Side, unit: str, measure: Measure, prepare: Prepare | None) -> float:
         values = []
         for _ in range(self.rounds):
-            before()
-            values.append(measure())
-        return min(values) if low else max(values)
+            side.start()
+            try:
+                if prepare is not None:
+                    prepare(side.root)
+                values.append(measure(side.root))
+            finally:
+                side.stop()
+        return max(values) if unit == "MB/s" else min(values)
 
-    def rows(self) -> Iterator[Row]:
-        yield from self.reads("plain", "plain file")
-        yield from self.reads("stub", "stub", cold=True)
-        yield from self.writes()
-        yield from self.names()
+    # --- the parts ----------------------------------------------------------------------------
 
-    def reads(self, name: str, what: str, cold: bool = False) -> Iterator[Row]:
-        size = self.bytes
-        below, seen = self.data / name, self.view / name
+    def plain(self) -> Iterator[Row]:
+        sequential, scattered = self._reading("plain")
+        yield self.row("plain file: sequential 1 MiB reads, first", "MB/s", sequential)
+        yield self.row("plain file: sequential 1 MiB reads, again", "MB/s", sequential, sequential)
+        yield self.row("plain file: random 4 KiB reads, first", "µs", scattered)
+        yield self.row("plain file: random 4 KiB reads, again", "µs", scattered, sequential)
 
-        def nothing() -> None:
-            pass
+    def stub(self) -> Iterator[Row]:
+        sequential, scattered = self._reading("stub")
 
-        def warm_then(measure: Callable[[], float]) -> Callable[[], float]:
-            def run() -> float:
-                with open(seen, "rb") as file:
-                    while file.read(MIB):
-                        pass
-                return measure()
-
-            return run
-
-        def sequential(path: Path) -> Callable[[], float]:
-            return lambda: fio(path, "read", "1M", size)["bw_bytes"] / 1e6
-
-        def scattered(path: Path) -> Callable[[], float]:
-            return lambda: latency_us(fio(path, "randread", "4k", size, io_bytes=16 * MIB))
-
-        def cold_mount() -> None:
-            unmount(str(self.view))
+        def drop(_root: Path) -> None:
             self.drop_store()
-            self.mount()
 
-        is_plain = name == "plain"
-        native = self.best(sequential(below), nothing, low=False) if is_plain else None
-        native_us = self.best(scattered(below), nothing, low=True) if is_plain else None
-        first = self.best(sequential(seen), self.remount, low=False)
-        again = self.best(warm_then(sequential(seen)), nothing, low=False)
-        if cold:
-            yield Row(
-                f"{what}: sequential 1 MiB reads, cold",
-                "MB/s",
-                None,
-                self.best(sequential(seen), cold_mount, low=False),
-            )
-        yield Row(f"{what}: sequential 1 MiB reads, first", "MB/s", native, first)
-        yield Row(f"{what}: sequential 1 MiB reads, again", "MB/s", native, again)
-        first_us = self.best(scattered(seen), self.remount, low=True)
-        again_us = self.best(warm_then(scattered(seen)), nothing, low=True)
-        if cold:
-            yield Row(
-                f"{what}: random 4 KiB reads, cold",
-                "µs",
-                None,
-                self.best(scattered(seen), cold_mount, low=True),
-            )
-        yield Row(f"{what}: random 4 KiB reads, first", "µs", native_us, first_us)
-        yield Row(f"{what}: random 4 KiB reads, again", "µs", native_us, again_us)
+        yield self.own_row("stub: sequential 1 MiB reads, cold", "MB/s", sequential, drop)
+        yield self.own_row("stub: sequential 1 MiB reads, first", "MB/s", sequential)
+        yield self.own_row("stub: sequential 1 MiB reads, again", "MB/s", sequential, sequential)
+        yield self.own_row("stub: random 4 KiB reads, cold", "µs", scattered, drop)
+        yield self.own_row("stub: random 4 KiB reads, first", "µs", scattered)
+        yield self.own_row("stub: random 4 KiB reads, again", "µs", scattered, sequential)
+        yield self.own_row("stub: random 4 KiB reads, warm", "µs", *self._reading_warm("stub"))
+        yield self.own_row("plain file: the same reads", "µs", *self._reading_warm("plain"))
+
+    def _reading(self, name: str) -> tuple[Measure, Measure]:
+        return (
+            lambda root: fio(root / name, "read", "1M", self.bytes)["bw_bytes"] / 1e6,
+            lambda root: latency_us(
+                fio(root / name, "randread", "4k", self.bytes, io_bytes=16 * MIB)
+            ),
+        )
+
+    def _reading_warm(self, name: str) -> tuple[Measure, Prepare]:
+        """Random reads within what the cache of chunks holds, past the kernel's cache."""
+
+        def touch(root: Path) -> None:
+            with open(root / name, "rb") as file:
+                for offset in range(0, WARM_BYTES, MIB):
+                    file.seek(offset)
+                    file.read(MIB)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+        return (
+            lambda root: latency_us(
+                fio(root / name, "randread", "4k", WARM_BYTES, io_bytes=16 * MIB)
+            ),
+            touch,
+        )
 
     def writes(self) -> Iterator[Row]:
-        def fresh(path: Path) -> Callable[[], None]:
-            return lambda: path.unlink(missing_ok=True)
-
-        def nothing() -> None:
-            pass
-
         size = self.bytes // 2
 
-        def sequential(path: Path) -> Callable[[], float]:
-            return lambda: fio(path, "write", "1M", size, "--end_fsync=0")["bw_bytes"] / 1e6
-
-        def scattered(path: Path) -> Callable[[], float]:
-            return lambda: latency_us(fio(path, "randwrite", "4k", size, io_bytes=16 * MIB))
-
-        yield Row(
-            "plain file: sequential 1 MiB writes",
-            "MB/s",
-            self.best(
-                sequential(self.data / "written-below"), fresh(self.data / "written-below"), False
-            ),
-            self.best(sequential(self.view / "written"), fresh(self.view / "written"), False),
-        )
-        yield Row(
-            "plain file: random 4 KiB writes",
-            "µs",
-            self.best(scattered(self.data / "written-below"), nothing, True),
-            self.best(scattered(self.view / "written"), nothing, True),
-        )
-        yield Row(
-            "stub: random 4 KiB writes, first round",
-            "µs",
-            None,
-            scattered(self.view / "stub")(),
-        )
-        yield Row(
-            "stub: sequential 1 MiB writes",
-            "MB/s",
-            None,
-            fio(self.view / "stub", "write", "1M", size)["bw_bytes"] / 1e6,
-        )
-
-    def names(self) -> Iterator[Row]:
-        def nothing() -> None:
-            pass
-
-        def both(
-            name: str,
-            unit: str,
-            measure: Callable[[Path], float],
-            before: Callable[[], None],
-            low: bool,
-        ) -> Row:
-            return Row(
-                name,
-                unit,
-                self.best(lambda: measure(self.data), nothing, low),
-                self.best(lambda: measure(self.view), before, low),
+        def sequential(name: str) -> Measure:
+            return lambda root: (
+                fio(root / name, "write", "1M", size, "--end_fsync=0")["bw_bytes"] / 1e6
             )
 
-        yield both("create a file, and close it", "µs", create_us, nothing, True)
-        yield both("open and close", "µs", open_us, nothing, True)
-        yield both("stat again", "µs", stat_us, nothing, True)
-        yield both("stat, first", "µs", stat_each_us, self.remount, True)
-        yield both(f"list {FILES:,} entries", "µs an entry", list_us, self.remount, True)
-        yield both(f"list {FILES // 10:,} entries", "µs an entry", list_few_us, self.remount, True)
+        def scattered(name: str) -> Measure:
+            return lambda root: latency_us(
+                fio(root / name, "randwrite", "4k", size, io_bytes=16 * MIB)
+            )
+
+        def fresh(root: Path) -> None:
+            (root / "written").unlink(missing_ok=True)
+
+        yield self.row("plain file: sequential 1 MiB writes", "MB/s", sequential("written"), fresh)
+        yield self.row("plain file: random 4 KiB writes", "µs", scattered("written"))
+        self.rounds = 1
+        yield self.own_row("stub: random 4 KiB writes, first round", "µs", scattered("stub"))
+        yield self.own_row("stub: sequential 1 MiB writes", "MB/s", sequential("stub"))
+
+    def names(self) -> Iterator[Row]:
+        yield self.row("create a file, and close it", "µs", create_us)
+        yield self.row("open and close", "µs", open_us)
+        yield self.row("stat again", "µs", stat_us)
+        yield self.row("stat, first", "µs", stat_each_us)
+        for count in (FILES, FILES // 10):
+            yield self.row(f"list {count:,} entries", "µs an entry", partial(list_us, count))
 
 
 def write_mixed(path: Path, size: int) -> None:
@@ -281,8 +323,12 @@ def create_us(root: Path) -> float:
     return value
 
 
+def one_of_many(root: Path, number: int = 0) -> bytes:
+    return os.fsencode(root / f"many-{FILES}" / f"file-{number:06d}")
+
+
 def open_us(root: Path) -> float:
-    path = os.fsencode(root / "many" / "file-000000")
+    path = one_of_many(root)
 
     def action() -> None:
         for _ in range(5000):
@@ -292,7 +338,7 @@ def open_us(root: Path) -> float:
 
 
 def stat_us(root: Path) -> float:
-    path = os.fsencode(root / "many" / "file-000000")
+    path = one_of_many(root)
 
     def action() -> None:
         for _ in range(20_000):
@@ -302,7 +348,7 @@ def stat_us(root: Path) -> float:
 
 
 def stat_each_us(root: Path) -> float:
-    names = [os.fsencode(root / "many" / f"file-{number:06d}") for number in range(2000)]
+    names = [one_of_many(root, number) for number in range(2000)]
 
     def action() -> None:
         for name in names:
@@ -311,17 +357,8 @@ def stat_each_us(root: Path) -> float:
     return timed_us(action, len(names))
 
 
-def list_us(root: Path) -> float:
-    return timed_us(lambda: os.listdir(root / "many"), FILES)
-
-
-def list_few_us(root: Path) -> float:
-    few = root / "many-few"
-    if not few.exists():
-        few.mkdir()
-        for number in range(FILES // 10):
-            (few / f"file-{number:06d}").touch()
-    return timed_us(lambda: os.listdir(few), FILES // 10)
+def list_us(count: int, root: Path) -> float:
+    return timed_us(lambda: os.listdir(root / f"many-{count}"), count)
 
 
 def table(rows: list[Row]) -> str:
@@ -330,8 +367,11 @@ def table(rows: list[Row]) -> str:
             return ""
         return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
-    lines = ["| | unit | below | mount |", "| --- | --- | ---: | ---: |"]
-    lines += [f"| {r.name} | {r.unit} | {show(r.below)} | {show(r.mount)} |" for r in rows]
+    lines = ["| | unit | below | mount | peer |", "| --- | --- | ---: | ---: | ---: |"]
+    lines += [
+        f"| {r.name} | {r.unit} | {show(r.below)} | {show(r.mount)} | {show(r.peer)} |"
+        for r in rows
+    ]
     return "\n".join(lines)
 
 
@@ -340,20 +380,19 @@ def main() -> None:
     parser.add_argument("--directory", default="/var/tmp", type=Path)
     parser.add_argument("--mib", default=512, type=int)
     parser.add_argument("--rounds", default=3, type=int)
+    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--peer", metavar="PROGRAM")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="dedupd-bench-", dir=options.directory))
+    rows = []
     try:
-        bench = Bench(base, options.mib, options.rounds)
+        bench = Bench(base, options.mib, options.rounds, options.peer)
         bench.fill()
-        bench.mount()
-        try:
-            rows = []
-            for row in bench.rows():
+        for part in options.only or PARTS:
+            for row in getattr(bench, part)():
                 print(table([row]).splitlines()[-1], file=sys.stderr, flush=True)
                 rows.append(row)
-        finally:
-            unmount(str(bench.view))
     finally:
         shutil.rmtree(base)
     print(table(rows))

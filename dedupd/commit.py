@@ -20,6 +20,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.fsutil import DirectoryOpener, lease_exclusively, open_beneath, opened, show_path
 from dedupd.stub import Begun, FileIdentity, begin_commit, finish_commit, revert_commit, settle
+from dedupd.transitions import Transitions
 from dedupd.volume import Volume
 
 _BEGUN = define("commit.begun", "the attributes of a batch are set, not yet synced")
@@ -86,8 +87,11 @@ class VolumeCommitter:
     def _commit_batch(self, requests: Sequence[Request]) -> list[Result]:
         """Results of the first few requests."""
         try:
-            with self._volume.mount_lock():
-                return _commit_here(self._volume, requests[: descriptors_to_spare()])
+            with self._volume.mount_lock() as transitions:
+                settle_noted(self._volume, transitions)
+                batch = requests[: descriptors_to_spare()]
+                with transitions.under_way(request.path for request in batch):
+                    return _commit_here(self._volume, batch)
         except Busy:
             pass
         client = self._volume.mount_client()
@@ -161,17 +165,36 @@ def settle_interrupted(volume: Volume, path: bytes) -> None:
     opens. Raises Damaged, OSError.
     """
     try:
-        with (
-            volume.mount_lock(),
-            opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd,
-        ):
-            where = show_path(path)
-            stub = volume.space.read(fd, where)
-            if stub is not None:
-                load = partial(volume.content, stub, where)
-                settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+        with volume.mount_lock() as transitions:
+            settle_noted(volume, transitions)
+            with transitions.under_way([path]):
+                _settle(volume, path)
     except Busy:
         pass
+
+
+def _settle(volume: Volume, path: bytes) -> None:
+    with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
+        where = show_path(path)
+        stub = volume.space.read(fd, where)
+        if stub is not None and stub.flags.transient:
+            load = partial(volume.content, stub, where)
+            settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+
+
+def settle_noted(volume: Volume, transitions: Transitions) -> None:
+    """Finish the transitions in which the last holder of the mount's lock was interrupted.
+
+    What cannot be settled now is when it is opened, or by the next optimise job.
+    """
+    noted = transitions.interrupted()
+    for path in noted:
+        try:
+            _settle(volume, path)
+        except (DedupdError, OSError, ValueError):
+            continue
+    if noted:
+        transitions.clear()
 
 
 def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ _ATTRIBUTE_SET = define("stub.attribute-set", "the attribute is set, blocks are 
 _PUNCHED = define("stub.punched", "the blocks are punched, the times not yet restored")
 _TIMES_SET = define("stub.times-set", "the times are restored, the attribute still says committing")
 _RESTORING = define("stub.restoring", "the attribute says restoring, nothing is filled yet")
-_FILLED = define("stub.filled", "all blocks are present and synced, the times not yet restored")
+_FILLED = define("stub.filled", "all blocks are present and synced, and so are the times")
 _PLAIN = define("stub.plain", "the attribute is removed")
 
 _COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
@@ -239,6 +239,13 @@ def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int
     return merged
 
 
+def is_missing_any(fd: int, stub: StubAttribute) -> bool:
+    """Whether a stub needs the store to be made plain: not where it has all its blocks."""
+    size = os.fstat(fd).st_size
+    local = local_ranges(fd, stub, size)
+    return next(missing_ranges(local, 0, min(stub.covered, size)), None) is not None
+
+
 def restore(
     fd: int,
     stub: StubAttribute,
@@ -263,6 +270,7 @@ def restore(
     try:
         for start, end in missing_ranges(local, 0, covered):
             _fill(fd, start, end, status.st_size, content, disk, block_bytes, filled)
+        disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
         disk.sync_file(fd)
     except BaseException:
         for start, end in filled:
@@ -271,7 +279,6 @@ def restore(
         space.write(fd, stub, disk)
         raise
     reach(_FILLED)
-    disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
     disk.remove_attribute(fd, space.name)
     reach(_PLAIN)
 

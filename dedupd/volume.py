@@ -18,6 +18,7 @@ from dedupd.policy import Policy, parse_policy
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipes import RecipeReader
 from dedupd.stub import AttributeSpace
+from dedupd.transitions import Transitions
 
 BASE_NAME = ".dedupd"
 VOLUME_FILE = b"volume.json"
@@ -166,14 +167,17 @@ class Volume:
             yield
 
     @contextmanager
-    def mount_lock(self, *, wait: bool = False) -> Iterator[None]:
-        """Hold what the process that serves the mount holds. Raises Busy."""
+    def mount_lock(self, *, wait: bool = False) -> Iterator[Transitions]:
+        """Hold what the process that serves the mount holds: the right to make transitions.
+
+        Raises Busy.
+        """
         with (
             opened(self._open_lock("mount.lock")) as fd,
             locked(fd, f"{self.root}: a mount of the volume is being served", wait=wait),
         ):
             self._require_enabled()
-            yield
+            yield Transitions(fd)
 
     def _require_enabled(self) -> None:
         """Disabling may have begun between the opening of the volume and that of the lock."""

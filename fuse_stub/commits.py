@@ -16,7 +16,16 @@ from dedupd.commit import Outcome, Request, Result, open_failure, step_failure
 from dedupd.errors import Busy, DedupdError, FileChanged
 from dedupd.fsutil import open_beneath
 from dedupd.sparse import SparseStub
-from dedupd.stub import Begun, begin_commit, finish_commit, restore, revert_commit
+from dedupd.stub import (
+    Begun,
+    RecipeBytes,
+    begin_commit,
+    finish_commit,
+    is_missing_any,
+    restore,
+    revert_commit,
+)
+from dedupd.transitions import Transitions
 from dedupd.volume import Volume
 from fuse_stub.files import OpenFile, OpenFiles
 
@@ -42,8 +51,9 @@ class _Pending:
 class Commits:
     """The commits that have begun and not finished."""
 
-    def __init__(self, volume: Volume, files: OpenFiles) -> None:
+    def __init__(self, volume: Volume, transitions: Transitions, files: OpenFiles) -> None:
         self._volume = volume
+        self._transitions = transitions
         self._files = files
         self._pending: dict[int, _Pending] = {}
 
@@ -76,14 +86,19 @@ class Commits:
             async with file.lock.alone():
                 if file.writers:
                     raise Busy("it is open for writing")
-                begun = begin_commit(
-                    file.fd,
-                    request.identity,
-                    request.recipe,
-                    volume.space,
-                    volume.disk,
-                    request.previous,
-                )
+                self._transitions.begin([request.path])
+                try:
+                    begun = begin_commit(
+                        file.fd,
+                        request.identity,
+                        request.recipe,
+                        volume.space,
+                        volume.disk,
+                        request.previous,
+                    )
+                except BaseException:
+                    self._transitions.end()
+                    raise
                 self._pending[file.ino] = _Pending(file, begun)
                 keep = True
         finally:
@@ -106,8 +121,7 @@ class Commits:
             except (DedupdError, OSError) as error:
                 results.append(_failure(error))
             finally:
-                self._pending.pop(ino, None)
-                self._files.release(pending.file, write=True)
+                self._let_go(pending)
                 _forget_attributes(ino)
             await trio.lowlevel.checkpoint()
         return results
@@ -151,11 +165,16 @@ class Commits:
     async def abandon(self, inodes: Sequence[int]) -> None:
         """Take back commits whose job has gone away."""
         for ino in inodes:
-            pending = self._pending.pop(ino, None)
+            pending = self._pending.get(ino)
             if pending is not None:
                 async with pending.file.lock.alone():
                     await self._take_back(pending)
-                self._files.release(pending.file, write=True)
+                self._let_go(pending)
+
+    def _let_go(self, pending: _Pending) -> None:
+        del self._pending[pending.file.ino]
+        self._transitions.end()
+        self._files.release(pending.file, write=True)
 
     async def abandon_all(self) -> None:
         await self.abandon(list(self._pending))
@@ -171,14 +190,16 @@ class Commits:
                 stub = file.stub
                 if stub is None:
                     return False
-                await trio.to_thread.run_sync(self._restore, file.fd, stub)
+                with self._transitions.under_way([path]):
+                    await trio.to_thread.run_sync(self._restore, file.fd, stub)
                 file.stub = None
             _forget_attributes(file.ino)
         return True
 
     def _restore(self, fd: int, stub: SparseStub) -> None:
-        volume = self._volume
-        restore(fd, stub.attribute, stub.content, volume.space, volume.disk, volume.block_bytes)
+        volume, attribute = self._volume, stub.attribute
+        content = stub.content if is_missing_any(fd, attribute) else RecipeBytes()
+        restore(fd, attribute, content, volume.space, volume.disk, volume.block_bytes)
 
 
 def _failure(error: DedupdError | OSError) -> Result:

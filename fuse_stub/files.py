@@ -14,6 +14,7 @@ from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import opened, show_path
 from dedupd.sparse import SparseStub
 from dedupd.stub import needs_settling, settle
+from dedupd.transitions import Transitions
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from fuse_stub.cache import ChunkCache
@@ -84,17 +85,24 @@ class Handle:
         self.touched = False
 
 
-def where(fd: int) -> str:
+def path_of(fd: int) -> bytes:
     """The path that a descriptor has now, within the volume's tree."""
-    path = os.readlink(b"/proc/self/fd/%d" % fd)
-    return show_path(path.rpartition(b"/.dedupd/data/")[2])
+    return os.readlink(b"/proc/self/fd/%d" % fd).rpartition(b"/.dedupd/data/")[2]
+
+
+def where(fd: int) -> str:
+    """The same for messages."""
+    return show_path(path_of(fd))
 
 
 class OpenFiles:
     """All open files of a mount."""
 
-    def __init__(self, volume: Volume, inodes: Inodes, cache: ChunkCache) -> None:
+    def __init__(
+        self, volume: Volume, transitions: Transitions, inodes: Inodes, cache: ChunkCache
+    ) -> None:
         self._volume = volume
+        self._transitions = transitions
         self._inodes = inodes
         self._cache = cache
         self._files: dict[int, OpenFile] = {}
@@ -201,7 +209,8 @@ class OpenFiles:
         stub = file.stub
         assert stub is not None
         try:
-            settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
+            with self._transitions.under_way([path_of(file.fd)]):
+                settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
             file.stub = self.sparse(file, settled)
             file.settled = None
         finally:

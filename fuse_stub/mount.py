@@ -19,8 +19,10 @@ import trio
 
 import dedupd.errors
 from dedupd import mounts, native
+from dedupd.commit import settle_noted
 from dedupd.control import ControlClient, socket_path
 from dedupd.errors import Busy, DedupdError, ServiceUnreachable, UsageError
+from dedupd.transitions import Transitions
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from fuse_stub.control import ControlServer
@@ -60,9 +62,11 @@ def serve(
     base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with (
         Volume(volume.root, f"/proc/self/fd/{base_fd}", base_fd, volume.disk) as own,
-        _mount_lock(own),
+        _mount_lock(own) as transitions,
     ):
-        served = Served(own, mountpoint, cache_bytes, threads=len(os.sched_getaffinity(0)))
+        settle_noted(own, transitions)
+        threads = len(os.sched_getaffinity(0))
+        served = Served(own, transitions, mountpoint, cache_bytes, threads)
         try:
             _open_session(StubOperations(served), mountpoint, _options(own, debug))
             try:
@@ -75,7 +79,7 @@ def serve(
 
 
 @contextmanager
-def _mount_lock(volume: Volume) -> Iterator[None]:
+def _mount_lock(volume: Volume) -> Iterator[Transitions]:
     """Hold the volume for this mount. Raises Busy where another mount serves it.
 
     A job that found no mount holds the lock while it commits a batch: that is waited for.
@@ -84,7 +88,7 @@ def _mount_lock(volume: Volume) -> Iterator[None]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(volume.mount_lock())
+                transitions = stack.enter_context(volume.mount_lock())
                 break
             except Busy:
                 client = volume.mount_client()
@@ -93,7 +97,7 @@ def _mount_lock(volume: Volume) -> Iterator[None]:
                 if client is not None or time.monotonic() > end:
                     raise
                 time.sleep(LOCK_POLL_S)
-        yield
+        yield transitions
 
 
 def _options(volume: Volume, debug: bool) -> set[str]:

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import trio
 
+from dedupd.transitions import Transitions
 from dedupd.volume import Volume
 from fuse_stub.cache import ChunkCache
 from fuse_stub.commits import Commits
@@ -17,13 +18,20 @@ T = TypeVar("T")
 class Served:
     """One volume being served."""
 
-    def __init__(self, volume: Volume, mountpoint: str, cache_bytes: int, threads: int) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        transitions: Transitions,
+        mountpoint: str,
+        cache_bytes: int,
+        threads: int,
+    ) -> None:
         self.volume = volume
         self.mountpoint = mountpoint
         self.inodes = Inodes(volume.data_fd)
         self.cache = ChunkCache(volume.read_chunk, cache_bytes, threads)
-        self.files = OpenFiles(volume, self.inodes, self.cache)
-        self.commits = Commits(volume, self.files)
+        self.files = OpenFiles(volume, transitions, self.inodes, self.cache)
+        self.commits = Commits(volume, transitions, self.files)
 
     async def in_thread(self, function: Callable[..., T], *args: object) -> T:
         """Run what may block where it does not hold up everybody else."""

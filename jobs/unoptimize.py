@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 
+from dedupd.commit import settle_noted
 from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
-from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.ranges import missing_ranges
-from dedupd.stub import RecipeBytes, local_ranges, restore, settle
+from dedupd.stub import RecipeBytes, is_missing_any, local_ranges, restore, settle
 from dedupd.units import MIB, format_size
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -117,8 +117,10 @@ def restore_one(volume: Volume, path: bytes) -> bool:
     ServiceUnreachable, OSError.
     """
     try:
-        with volume.mount_lock():
-            return _restore_here(volume, path)
+        with volume.mount_lock() as transitions:
+            settle_noted(volume, transitions)
+            with transitions.under_way([path]):
+                return _restore_here(volume, path)
     except Busy:
         pass
     client = volume.mount_client()
@@ -142,13 +144,6 @@ def _restore_here(volume: Volume, path: bytes) -> bool:
             return False
         load = partial(volume.content, stub, where)
         stub = settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
-        content = load() if _is_missing_any(fd, stub) else RecipeBytes()
+        content = load() if is_missing_any(fd, stub) else RecipeBytes()
         restore(fd, stub, content, volume.space, volume.disk, volume.block_bytes)
         return True
-
-
-def _is_missing_any(fd: int, stub: StubAttribute) -> bool:
-    """Whether a stub needs the store to be made plain: not where it has all its blocks."""
-    size = os.fstat(fd).st_size
-    local = local_ranges(fd, stub, size)
-    return next(missing_ranges(local, 0, min(stub.covered, size)), None) is not None

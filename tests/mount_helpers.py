@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -113,6 +114,7 @@ class Nursery:
 def _serve(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
     answer_fd = os.dup(answer.fileno())
     answer.close()
+    logging.basicConfig(filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s")
     mount.serve_for_parent(path, mountpoint, cache_bytes, answer_fd)
 
 

@@ -212,7 +212,8 @@ MAKES_BYTES_DURABLE = "dedupd.disk"
 ALLOWED = {
     # Derived state, and LMDB does the rest.
     "dedupd.catalog": {"os.makedirs", "shutil.rmtree", "os.posix_fallocate", "O_CREAT"},
-    "dedupd.volume": {"O_CREAT"},  # lock files, which carry nothing
+    "dedupd.volume": {"O_CREAT"},  # lock files
+    "dedupd.transitions": {"os.pwrite", "os.ftruncate"},  # a hint in a lock file, never synced
     "dedupd.enable": {"O_CREAT", "os.setxattr"},  # lock files; a probe of the file system
 }
 """Effects outside of ``disk.py``, each for a reason."""

@@ -28,7 +28,6 @@ from hypothesis.stateful import (
 )
 
 from dedupd.enable import enable
-from dedupd.errors import DedupdError
 from tests.conftest import MakeFileSystem
 from tests.helpers import noise
 from tests.mount_helpers import MountedLab, Nursery
@@ -287,10 +286,7 @@ class MountMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.open)
     @rule()
     def remount(self) -> None:
-        try:
-            self.lab.unmount()
-        except DedupdError:
-            return
+        self.lab.unmount()
         self.lab.mount()
         self.compare_all()
 
