@@ -150,6 +150,41 @@ def seal(
     ValueError where the columns differ in length.
     """
 
+class CheckedRecords:
+    """Result of :func:`check_records`: parallel arrays, one element per record."""
+
+    @property
+    def consumed(self) -> int:
+        """Bytes of whole records, from the start of the data."""
+    @property
+    def is_lost(self) -> bool:
+        """Whether what follows them is no valid record header, and not just too few bytes."""
+    @property
+    def ordinals(self) -> bytes:
+        """u32 ordinal of each record."""
+    @property
+    def kinds(self) -> bytes:
+        """u8 kind of each record."""
+    @property
+    def statuses(self) -> bytes:
+        """u8: 0 intact, 1 its payload is damaged, 2 its bytes have another fingerprint."""
+    @property
+    def entries(self) -> bytes:
+        """64 bytes each: the entries for the redirection table that the records imply."""
+    @property
+    def raw_bytes(self) -> int:
+        """Sum of the raw lengths."""
+
+def check_records(
+    data: Buffer, *, seed: int, offset: int, algorithm: str, threads: int
+) -> CheckedRecords:
+    """Check the records that ``data`` begins with: headers, checksums, payloads, fingerprints.
+
+    ``offset`` is where the data lies in the container, ``seed`` the container's. Every payload is
+    decompressed and its fingerprint computed anew. Ends at the first header that is not valid, or
+    the first record that the data does not hold whole.
+    """
+
 def scan_directory(
     fd: int, attribute: bytes
 ) -> tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]]:

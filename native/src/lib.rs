@@ -1,6 +1,7 @@
 //! Native kernel of dedupd: chunking, fingerprints, payload encoding, the fingerprint map, and
 //! system calls. Everything but `python` is plain Rust.
 
+pub mod check;
 pub mod chunker;
 pub mod encode;
 pub mod files;

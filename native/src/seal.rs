@@ -6,10 +6,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::fingerprint::Fingerprint;
 
-const RECORD_MAGIC: u32 = 0x4352_4444;
-const RECORD_HEADER_BYTES: usize = 80;
+pub const RECORD_MAGIC: u32 = 0x4352_4444;
+pub const RECORD_HEADER_BYTES: usize = 80;
 const KIND_DATA: u8 = 0;
-const ENTRY_BYTES: usize = 64;
+pub const ENTRY_BYTES: usize = 64;
 const STATE_LIVE: u8 = 1;
 
 /// What `encode` says about each record, and what the caller knows; all of one length.

@@ -1,5 +1,6 @@
 //! The Python module `dedupd.native`; its contract is `dedupd/native.pyi`.
 
+mod check;
 mod chunker;
 mod codec;
 mod files;
@@ -16,6 +17,7 @@ use pyo3::prelude::*;
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("HASH_BYTES", crate::fingerprint::HASH_BYTES)?;
     module.add("CorruptPayload", module.py().get_type::<codec::CorruptPayload>())?;
+    module.add_class::<check::CheckedRecords>()?;
     module.add_class::<chunker::Chunker>()?;
     module.add_class::<chunker::Chunks>()?;
     module.add_class::<codec::Encoded>()?;
@@ -29,6 +31,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::encode, module)?)?;
     module.add_function(wrap_pyfunction!(codec::decode, module)?)?;
     module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
+    module.add_function(wrap_pyfunction!(check::check_records, module)?)?;
     module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
