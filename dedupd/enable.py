@@ -25,6 +25,11 @@ _BASE = BASE_NAME.encode()
 _LEFT_IN_PLACE = frozenset((_BASE, b"lost+found"))
 """``lost+found`` belongs to the file system's own checker."""
 
+_STORE_DIRS = (
+    *(b"store/chunks", b"store/streams", b"store/merge"),
+    *(b"store/copies", b"store/copies/chunks", b"store/copies/streams"),
+)
+
 _PREPARED = define("enable.prepared", "the empty .dedupd is complete, nothing has moved yet")
 _MOVED = define("enable.moved", "one entry has moved into data/")
 _ALL_MOVED = define("enable.all-moved", "all entries have moved, the volume file is not yet there")
@@ -95,10 +100,11 @@ def _prepare(
     disk: Disk,
 ) -> None:
     """Fill ``.dedupd``; it is complete once the marker is there, with the directory's times."""
-    for name in (b"data", b"store", b"store/chunks", b"store/streams", b"store/merge", b"catalog"):
+    for name in (b"data", b"store", *_STORE_DIRS, b"catalog"):
         _ensure_dir(base_fd, name, disk)
-    with opened(_open_dir(base_fd, b"store")) as store_fd:
-        disk.sync_dir(store_fd)
+    for name in (b"store/copies", b"store"):
+        with opened(_open_dir(base_fd, name)) as store_fd:
+            disk.sync_dir(store_fd)
     disk.replace_file(base_fd, POLICY_FILE, policy.encode())
     with opened(_open_dir(base_fd, b"data")) as data_fd:
         _copy_directory_metadata(root_fd, data_fd, disk)

@@ -163,6 +163,9 @@ class CheckedRecords:
     def ordinals(self) -> bytes:
         """u32 ordinal of each record."""
     @property
+    def next_ordinals(self) -> bytes:
+        """u32 ordinal behind each record: one more, except after a run of tombstones."""
+    @property
     def kinds(self) -> bytes:
         """u8 kind of each record."""
     @property

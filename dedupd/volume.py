@@ -3,18 +3,20 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 
 from dedupd import mounts
 from dedupd.content import ReadChunk, StoreContent, chunk_reader, open_content
 from dedupd.control import ControlClient, fetch_base, socket_path
 from dedupd.disk import Disk
 from dedupd.errors import NotAVolume, ServiceUnreachable
-from dedupd.format.container import Kind
+from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import locked, opened, read_at
 from dedupd.parameters import Parameters
 from dedupd.policy import Policy, parse_policy
+from dedupd.repairs import RepairNotes
+from dedupd.store.copies import CopyReader
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipes import RecipeReader
 from dedupd.stub import AttributeSpace
@@ -23,7 +25,12 @@ from dedupd.transitions import Transitions
 BASE_NAME = ".dedupd"
 VOLUME_FILE = b"volume.json"
 POLICY_FILE = b"policy.toml"
-STORE_DIRS = {Kind.CHUNKS: "store/chunks", Kind.STREAMS: "store/streams"}
+STORE_DIRS = {
+    Kind.CHUNKS: "store/chunks",
+    Kind.STREAMS: "store/streams",
+    Kind.CHUNK_COPIES: "store/copies/chunks",
+    Kind.STREAM_COPIES: "store/copies/streams",
+}
 
 
 class Volume:
@@ -136,13 +143,45 @@ class Volume:
         except FileNotFoundError:
             return Policy()
 
+    def open_directory(self, kind: Kind) -> int:
+        """A descriptor of that directory, which is made where an older version did not have it."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return os.open(self.directory(kind), flags)
+        except FileNotFoundError:
+            for name in _parents(STORE_DIRS[kind]):
+                try:
+                    self.disk.make_dir(self.base_fd, name.encode())
+                except FileExistsError:
+                    pass
+            return os.open(self.directory(kind), flags)
+
+    @cached_property
+    def repairs(self) -> RepairNotes:
+        """Notes of damage that readers met."""
+        return RepairNotes(os.path.join(self.base, "catalog"))
+
     @cached_property
     def chunk_records(self) -> RecordReader:
-        return RecordReader(self.directory(Kind.CHUNKS), Kind.CHUNKS, self.space.volume)
+        return self._records(Kind.CHUNKS)
 
     @cached_property
     def stream_records(self) -> RecordReader:
-        return RecordReader(self.directory(Kind.STREAMS), Kind.STREAMS, self.space.volume)
+        return self._records(Kind.STREAMS)
+
+    def _records(self, kind: Kind) -> RecordReader:
+        return RecordReader(
+            self.directory(kind),
+            kind,
+            self.space.volume,
+            self.copies(kind),
+            partial(self.repairs.add, kind),
+        )
+
+    def copies(self, kind: Kind) -> CopyReader:
+        """The second copies of the records of a kind."""
+        of = COPIES_OF[kind]
+        return CopyReader(self.directory(of), of, self.space.volume)
 
     @cached_property
     def recipes(self) -> RecipeReader:
@@ -195,6 +234,12 @@ class Volume:
             return ControlClient(socket_path(self.parameters.uuid))
         except ServiceUnreachable:
             return None
+
+
+def _parents(path: str) -> list[str]:
+    """A relative path and the directories above it, the uppermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
 
 def block_bytes_of(fd: int) -> int:

@@ -9,9 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dedupd.commit import Committer, Request, Result
-from dedupd.store.writer import SyncPoint
 from jobs.checkpoint import Checkpoint
-from jobs.ingest import Store
+from jobs.ingest import Store, StoreSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,8 @@ class GroupCommit:
         Raises NoSpace, and whatever went wrong with the group before.
         """
         self.wait()
-        points = self._store.begin_sync()
-        self._pending = self._thread.submit(self._commit, points, requests, checkpoint)
+        noted = self._store.begin_sync()
+        self._pending = self._thread.submit(self._commit, noted, requests, checkpoint)
 
     def wait(self) -> None:
         """Wait for the group on its way. Raises what went wrong with it."""
@@ -66,12 +65,12 @@ class GroupCommit:
 
     def _commit(
         self,
-        points: tuple[SyncPoint, SyncPoint],
+        noted: StoreSync,
         requests: Sequence[Request],
         checkpoint: Checkpoint | None,
     ) -> GroupResult:
         began = time.perf_counter()
-        self._store.finish_sync(points)
+        self._store.finish_sync(noted)
         synced = time.perf_counter()
         results = self._committer.commit(requests) if requests else []
         done = time.perf_counter()

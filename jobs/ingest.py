@@ -4,10 +4,11 @@ Reading (one thread), chunking and fingerprinting (native threads), look-up (her
 (a pool) and appending (here) overlap; a fixed set of buffers bounds the memory.
 """
 
+import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from mmap import mmap
@@ -15,18 +16,22 @@ from mmap import mmap
 from dedupd import native
 from dedupd.disk import Disk
 from dedupd.format import container as fmt
-from dedupd.format.container import Kind
+from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
+from dedupd.format.table import Entry
 from dedupd.index.memory import MemoryIndex
 from dedupd.policy import Policy
+from dedupd.store.copies import append_copies
 from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder, RecipeWriter
+from dedupd.store.recovery import Recovered
 from dedupd.store.writer import ContainerWriter, NewRecord, SyncPoint
 from dedupd.uncached import BufferPool
 from dedupd.volume import Volume
 from jobs import checkpoint
 from jobs.buffers import Batch, FileTask, Piece
 from jobs.checkpoint import Checkpoint
+from jobs.wanted import Wanted
 
 
 @dataclass(slots=True)
@@ -72,6 +77,17 @@ class _InFlight:
     finished: list[FileTask] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class StoreSync:
+    """What was appended to a store up to a moment, and the lost records that it makes up for."""
+
+    chunks: SyncPoint
+    streams: SyncPoint
+    copies: list[tuple[fmt.Record, bytes]]
+    chunks_met: dict[int, Entry]
+    streams_met: dict[int, Entry]
+
+
 class Store:
     """The volume's store opened for writing, with its index loaded. Needs the job lock."""
 
@@ -79,25 +95,47 @@ class Store:
         uuid = volume.parameters.uuid_bytes
         self.chunks = ContainerWriter(volume.directory(Kind.CHUNKS), Kind.CHUNKS, uuid, disk)
         self.streams = ContainerWriter(volume.directory(Kind.STREAMS), Kind.STREAMS, uuid, disk)
-        self.index = MemoryIndex()
-        self.chunks.recover(self.index.load)
-        recipe_index = MemoryIndex()
-        self.streams.recover(recipe_index.load)
-        self.recipes = RecipeWriter(self.streams, recipe_index, volume.parameters.fingerprint)
+        self.index, self._recipe_index = MemoryIndex(), MemoryIndex()
+        self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
+        self.chunks.recover(self._load(self.index, self._wanted[0]))
+        self.streams.recover(self._load(self._recipe_index, self._wanted[1]))
+        copies_kind = COPIES_OF[Kind.STREAMS]
+        os.close(volume.open_directory(copies_kind))
+        self.copies = ContainerWriter(volume.directory(copies_kind), copies_kind, uuid, disk)
+        self.copies.recover(lambda _: None)
+        self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
 
-    def begin_sync(self) -> tuple[SyncPoint, SyncPoint]:
+    @staticmethod
+    def _load(index: MemoryIndex, wanted: Wanted) -> Callable[[Recovered], None]:
+        def visit(container: Recovered) -> None:
+            index.load(container)
+            wanted.load(container)
+
+        return visit
+
+    def begin_sync(self) -> StoreSync:
         """Note what is appended now, recipes included. Raises NoSpace."""
         self.recipes.flush()
-        return self.chunks.begin_sync(), self.streams.begin_sync()
+        return StoreSync(
+            self.chunks.begin_sync(),
+            self.streams.begin_sync(),
+            self.recipes.take_copies(),
+            self._wanted[0].met(self.index, self.chunks),
+            self._wanted[1].met(self._recipe_index, self.streams),
+        )
 
-    def finish_sync(self, points: tuple[SyncPoint, SyncPoint]) -> None:
+    def finish_sync(self, noted: StoreSync) -> None:
         """Make durable what was noted: chunks before the recipes that name them."""
-        self.chunks.finish_sync(points[0])
-        self.streams.finish_sync(points[1])
+        self.chunks.finish_sync(noted.chunks)
+        self._wanted[0].settle(noted.chunks_met)
+        self.streams.finish_sync(noted.streams)
+        self._wanted[1].settle(noted.streams_met)
+        append_copies(self.copies, noted.copies)
 
     def close(self) -> None:
         self.chunks.close()
         self.streams.close()
+        self.copies.close()
 
 
 class Ingest:

@@ -1,53 +1,25 @@
-"""The verify job: reads everything and checks every invariant, each stated once, with a name."""
+"""The verify job: reads everything and checks every invariant (``jobs/invariants.py``)."""
 
 import os
-from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from dedupd import native
 from dedupd.errors import Damaged, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.ids import HOLE, container_of, make_id, ordinal_of, show_id
-from dedupd.format.recipe import check_of
-from dedupd.fsutil import open_beneath, opened, read_at, show_path
-from dedupd.ranges import missing_ranges
-from dedupd.store.container import Found, Gap, data_name, payload_is_intact, scan
-from dedupd.store.recipes import Recipe, Span
-from dedupd.store.recovery import (
-    container_numbers,
-    entry_of,
-    is_unfinished,
-    load_table,
-)
-from dedupd.stub import local_ranges
+from dedupd.format.ids import make_id, show_id
+from dedupd.fsutil import opened, read_at
+from dedupd.store.container import Gap, data_name, payload_is_intact, scan
+from dedupd.store.recovery import container_numbers, is_unfinished, load_table, table_numbers
 from dedupd.volume import Volume
 from jobs.frame import JobRun
-from jobs.scan import walk
-
-INVARIANTS = {
-    "container-header": "every container begins with a valid header of this volume",
-    "container-records": "records follow one another without gaps, with consecutive ordinals",
-    "record-payload": "every payload matches its checksum and decodes to its raw length",
-    "record-fingerprint": "every payload's raw bytes have the fingerprint in the header",
-    "table-agrees": "the redirection table says what the records say",
-    "stub-attribute": "every stub attribute decodes and belongs to this volume",
-    "stub-recipe": "every stub's recipe is there, is the one that it names, and long enough",
-    "recipe-chunks": "every chunk of a recipe is there, with the length and the check it states",
-    "tree-readable": "every directory of the tree can be read",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A violated invariant: its name, and where."""
-
-    invariant: str
-    where: str
-    detail: str
+from jobs.invariants import OF_FILES, Finding, Invariant
+from jobs.known import KnownRecords
+from jobs.losses import losses
+from jobs.records import Problem, RecordCheck, rows
+from jobs.references import ReferenceWalk
+from jobs.windows import Window, WindowReader, cores
 
 
 @dataclass(slots=True)
@@ -56,6 +28,7 @@ class VerifyReport:
 
     ``unsettled`` are stubs in the middle of a transition, and ``unsynced_bytes`` the ends of
     containers that never became durable: what an interrupted job leaves, and the next one clears.
+    ``quarantined`` are records known to be damaged. ``files_hit`` have lost bytes for good.
     """
 
     job: str = "verify"
@@ -63,12 +36,15 @@ class VerifyReport:
     containers: int = 0
     records: int = 0
     stored_bytes: int = 0
+    copies: int = 0
     stubs: int = 0
     plain_files: int = 0
     logical_bytes: int = 0
     unreferenced_chunks: int = 0
+    quarantined: int = 0
     unsettled: int = 0
     unsynced_bytes: int = 0
+    files_hit: int = 0
     findings: list[Finding] = field(default_factory=list)
     by_invariant: dict[str, int] = field(default_factory=dict)
     resources: dict[str, float] = field(default_factory=dict)
@@ -82,53 +58,76 @@ class Verify:
         self._volume = volume
         self._run = run
         self._report = VerifyReport(started_s=run.started_s)
-        self._chunks = _IntactChunks()
+        self._known = {kind: KnownRecords() for kind in fmt.COPIES_OF}
+        self._copied: dict[fmt.Kind, dict[int, set[bytes]]] = {kind: {} for kind in fmt.COPIES_OF}
 
     def run(self) -> VerifyReport:
         """Check everything. Raises Cancelled."""
         report = self._report
-        for kind in (fmt.Kind.CHUNKS, fmt.Kind.STREAMS):
-            self._check_containers(kind)
-        self._run.update(phase="stubs", done=0, total=0)
-        unreadable: list[str] = []
-        for found in walk(self._volume, errors=unreadable):
-            self._run.check()
-            if found.is_stub:
-                report.stubs += 1
-                report.logical_bytes += found.identity.size
-                self._check_stub(found.path)
-            else:
-                report.plain_files += 1
-            self._run.update(files=report.stubs + report.plain_files)
-        for message in unreadable:
-            where, _, detail = message.partition(": ")
-            self._find("tree-readable", where, detail)
-        report.unreferenced_chunks = self._chunks.unreferenced
+        algorithm = self._volume.parameters.fingerprint
+        windows = WindowReader(algorithm, cores(), lambda _: self._run.check())
+        try:
+            for of, kind in fmt.COPIES_OF.items():
+                # The copies first: each is compared when what it repeats comes along.
+                self._check_containers(kind, of, windows)
+                self._check_containers(of, of, windows)
+                for record_id in self._known[of].wrong_merges():
+                    detail = "leads to a record with another fingerprint"
+                    self._find(Invariant.MERGED_TARGET, show_id(record_id), detail)
+        finally:
+            windows.close()
+        self._check_tree()
+        report.quarantined = sum(len(known.lost) for known in self._known.values())
+        report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced
         report.by_invariant = dict(Counter(f.invariant for f in report.findings))
+        report.files_hit = len({f.where for f in report.findings if f.invariant in OF_FILES})
         report.outcome = "damaged" if report.findings else "clean"
         report.resources = self._run.resources()
         return report
 
-    def _find(self, invariant: str, where: str, detail: str) -> None:
-        assert invariant in INVARIANTS
+    def _find(self, invariant: Invariant, where: str, detail: str) -> None:
         self._report.findings.append(Finding(invariant, where, detail))
 
-    def _check_containers(self, kind: fmt.Kind) -> None:
-        directory = os.open(self._volume.directory(kind), os.O_RDONLY | os.O_DIRECTORY)
+    def _check_containers(self, kind: fmt.Kind, of: fmt.Kind, windows: WindowReader) -> None:
+        try:
+            directory = os.open(self._volume.directory(kind), os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return  # a volume from before there were second copies
         with opened(directory):
             numbers = container_numbers(directory)
             self._run.update(phase=f"{kind.name.lower()} containers", total=len(numbers))
+            for number in sorted(set(table_numbers(directory)) - set(numbers)):
+                where = f"{kind.name.lower()}/{data_name(number).decode()}"
+                self._find(Invariant.CONTAINER_HEADER, where, "the container is missing")
             for done, number in enumerate(numbers):
+                where = f"{kind.name.lower()}/{data_name(number).decode()}"
                 try:
-                    self._check_container(directory, kind, number)
+                    for record_id, entry in self._check_container(
+                        directory, kind, number, windows, where
+                    ):
+                        self._take_in(kind, of, record_id, entry)
                 except OSError as error:
-                    where = f"{kind.name.lower()}/{data_name(number).decode()}"
-                    self._find("container-records", where, f"cannot be read: {error.strerror}")
+                    detail = f"cannot be read: {error.strerror}"
+                    self._find(Invariant.CONTAINER_RECORDS, where, detail)
                 self._run.update(done=done + 1)
                 self._run.check()
 
-    def _check_container(self, directory: int, kind: fmt.Kind, number: int) -> None:
-        where = f"{kind.name.lower()}/{data_name(number).decode()}"
+    def _take_in(self, kind: fmt.Kind, of: fmt.Kind, record_id: int, entry: tbl.Entry) -> None:
+        if kind is not of:
+            if entry.state == tbl.State.LIVE:
+                self._copied[of].setdefault(entry.target, set()).add(entry.fingerprint)
+                self._known[of].add_copy(entry)
+                self._report.copies += 1
+            return
+        self._known[of].add(record_id, entry)
+        copied = self._copied[of].get(record_id, set())
+        if entry.state in tbl.USABLE and copied - {entry.fingerprint}:
+            self._find(Invariant.COPY_AGREES, show_id(record_id), "its second copy has other bytes")
+
+    def _check_container(
+        self, directory: int, kind: fmt.Kind, number: int, windows: WindowReader, where: str
+    ) -> Iterator[tuple[int, tbl.Entry]]:
+        """Check one container; gives what its records are, as far as they are there."""
         if is_unfinished(directory, number):
             return
         self._report.containers += 1
@@ -137,167 +136,95 @@ class Verify:
             try:
                 header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), where)
             except Damaged as error:
-                self._find("container-header", where, str(error))
+                self._find(Invariant.CONTAINER_HEADER, where, str(error))
                 return
             if (header.kind, header.container, header.volume) != (kind, number, uuid):
-                self._find("container-header", where, "the header is of another container")
+                detail = "the header is of another container"
+                self._find(Invariant.CONTAINER_HEADER, where, detail)
                 return
-            mark, table = self._load_table(directory, header, where)
-            entries = self._records(fd, header, mark, where)
-        self._check_table(mark, table, entries, where)
+            end = size = os.fstat(fd).st_size
+            entries: list[tbl.Entry | None] = []
+            try:
+                mark, table = load_table(directory, header)
+                entries = (table + [None] * mark.synced_count)[: mark.synced_count]
+                end = min(size, mark.synced_bytes)
+                self._check_end(fd, header, mark, size, where)
+            except DamagedTable as error:
+                self._find(Invariant.TABLE_AGREES, where, str(error))
+            found = self._check_records(fd, header, entries, end, windows, where)
+        for ordinal, entry in sorted(found.items()):
+            yield make_id(number, ordinal), entry
 
-    def _load_table(
-        self, directory: int, header: fmt.FileHeader, where: str
-    ) -> tuple[tbl.TableHeader | None, list[tbl.Entry | None]]:
-        try:
-            return load_table(directory, header)
-        except DamagedTable as error:
-            self._find("table-agrees", where, str(error))
-            return None, []
-
-    def _records(
-        self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader | None, where: str
-    ) -> dict[int, tbl.Entry]:
-        """The entries that the records imply. What lies beyond the mark may be a torn tail."""
-        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
-        entries: dict[int, tbl.Entry] = {}
-        expected = 0
-        size = os.fstat(fd).st_size
-        if mark is not None and size < mark.synced_bytes:
-            self._find(
-                "container-records",
-                where,
-                f"{mark.synced_bytes - size} bytes are missing at its end",
-            )
-        for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size):
-            beyond = mark is not None and item.offset >= mark.synced_bytes
-            if beyond and (isinstance(item, Gap) or not payload_is_intact(fd, item)):
-                self._report.unsynced_bytes += size - item.offset
-                break
-            if isinstance(item, Gap):
-                self._find(
-                    "container-records", where, f"bytes {item.offset} to {item.end} hold no record"
-                )
-                continue
-            if item.record.ordinal != expected:
-                self._find(
-                    "container-records",
-                    where,
-                    f"ordinal {item.record.ordinal} at {item.offset}; expected {expected}",
-                )
-            expected = item.record.next_ordinal
-            entries.update(dict.fromkeys(item.ordinals(), entry_of(item)))
-            self._report.records += 1
-            self._report.stored_bytes += fmt.record_size(item.record.stored_length)
-            self._check_payload(fd, item, header, where)
-        return entries
-
-    def _check_payload(self, fd: int, found: Found, header: fmt.FileHeader, where: str) -> None:
-        record = found.record
-        if record.kind in (fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE):
-            return
-        name = f"{where} record {record.ordinal}"
-        stored = read_at(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
-        try:
-            raw = native.decode(stored, record.codec, record.raw_length, record.checksum)
-        except native.CorruptPayload as error:
-            self._find("record-payload", name, str(error))
-            return
-        algorithm = self._volume.parameters.fingerprint
-        if native.fingerprint(raw, algorithm) != record.fingerprint:
-            self._find("record-fingerprint", name, "the raw bytes have another fingerprint")
-            return
-        if header.kind is fmt.Kind.CHUNKS:
-            chunk_id = make_id(header.container, record.ordinal)
-            self._chunks.add(chunk_id, record.raw_length, check_of(record.fingerprint))
-
-    def _check_table(
-        self,
-        mark: tbl.TableHeader | None,
-        table: list[tbl.Entry | None],
-        entries: dict[int, tbl.Entry],
-        where: str,
+    def _check_end(
+        self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader, size: int, where: str
     ) -> None:
-        """Beyond the mark a table may lag behind, or run ahead, after a crash."""
-        if mark is None:
+        """What lies behind the mark may be torn; before it, nothing may be missing."""
+        if size < mark.synced_bytes:
+            detail = f"{mark.synced_bytes - size} bytes are missing at its end"
+            self._find(Invariant.CONTAINER_RECORDS, where, detail)
+        end = mark.synced_bytes
+        for item in scan(fd, _seed(header), end, size):
+            if isinstance(item, Gap) or not payload_is_intact(fd, item):
+                break
+            end = item.offset + fmt.record_size(item.record.stored_length)
+        self._report.unsynced_bytes += max(0, size - end)
+
+    def _check_records(
+        self,
+        fd: int,
+        header: fmt.FileHeader,
+        entries: list[tbl.Entry | None],
+        end: int,
+        windows: WindowReader,
+        where: str,
+    ) -> dict[int, tbl.Entry]:
+        """The entries of the records that are there, taken from them where the table has none."""
+        check = RecordCheck(entries, _seed(header))
+        found = {ordinal: entry for ordinal, entry in enumerate(entries) if entry is not None}
+        for item in windows.read(fd, _seed(header), fmt.FILE_HEADER_BYTES, end):
+            if not entries and isinstance(item, Window):
+                for row in rows(item.records, _seed(header)):
+                    found.update(dict.fromkeys(row.ordinals, row.entry))
+            for problem in check.take(item):
+                self._problem(problem, where, found)
+        for problem in check.finish():
+            self._problem(problem, where, found)
+        self._report.records += check.records
+        self._report.stored_bytes += end - fmt.FILE_HEADER_BYTES
+        return found
+
+    def _problem(self, problem: Problem, where: str, found: dict[int, tbl.Entry]) -> None:
+        is_of_record = problem.invariant in (
+            Invariant.RECORD_PAYLOAD,
+            Invariant.RECORD_FINGERPRINT,
+        )
+        name = f"{where} record {problem.ordinal}" if is_of_record else where
+        self._find(problem.invariant, name, problem.detail)
+        if problem.ordinal < 0:
             return
-        for ordinal in range(mark.synced_count):
-            said = table[ordinal] if ordinal < len(table) else None
-            entry = entries.get(ordinal)
-            if said is None or entry is None or _place(said) != _place(entry):
-                self._find("table-agrees", where, f"entry {ordinal} is not what the record says")
+        if problem.entry is not None and not is_of_record:
+            found[problem.ordinal] = problem.entry  # a wrong entry costs a scan, and no bytes
+        else:
+            found.pop(problem.ordinal, None)
 
-    def _check_stub(self, path: bytes) -> None:
-        where = show_path(path)
-        try:
-            flags = os.O_RDONLY | os.O_NONBLOCK
-            with opened(open_beneath(self._volume.data_fd, path, flags)) as fd:
-                size = os.fstat(fd).st_size
-                try:
-                    stub = self._volume.space.read(fd, where)
-                except Damaged as error:
-                    self._find("stub-attribute", where, str(error))
-                    return
-                if stub is None:
-                    return
-                local = local_ranges(fd, stub, size)
-        except OSError as error:
-            self._find("stub-attribute", where, f"cannot be read: {error.strerror}")
-            return
-        if stub.flags.transient:
-            self._report.unsettled += 1
-        missing = list(missing_ranges(local, 0, min(stub.covered, size)))
-        if not missing:
-            return
-        try:
-            content = self._volume.content(stub, where)
-        except Damaged as error:
-            self._find("stub-recipe", where, str(error))
-            return
-        for start, end in missing:
-            for problem in self._broken(content.recipe, start, end):
-                self._find("recipe-chunks", where, problem)
-
-    def _broken(self, recipe: Recipe, start: int, end: int) -> Iterator[str]:
-        try:
-            for span in recipe.spans(start, end):
-                if span.chunk != HOLE and not self._chunks.refer(span):
-                    yield (
-                        f"bytes {span.offset} to {span.offset + span.length}: chunk"
-                        f" {show_id(span.chunk)} is missing, damaged or another one"
-                    )
-        except Damaged as error:
-            yield str(error)
+    def _check_tree(self) -> None:
+        report, chunks = self._report, self._known[fmt.Kind.CHUNKS]
+        self._run.update(phase="stubs", done=0, total=0)
+        tree = ReferenceWalk(self._volume, self._run, chunks, self._known[fmt.Kind.STREAMS]).walk()
+        report.stubs, report.plain_files = tree.stubs, tree.plain_files
+        report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled
+        report.findings += tree.findings
+        for path in tree.suspects:
+            self._run.check()
+            for loss in losses(self._volume, path, chunks):
+                invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
+                detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
+                self._find(invariant, loss.path, detail)
+        for known in self._known.values():
+            for record_id in sorted(known.relied_on):
+                detail = "only its second copy is there"
+                self._find(Invariant.PRIMARY_THERE, show_id(record_id), detail)
 
 
-class _IntactChunks:
-    """Which chunks are there and intact, in 9 bytes each: length and check, and if referred to."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, array[int]] = {}
-        self._referred: dict[int, bytearray] = {}
-
-    def add(self, chunk_id: int, length: int, check: int) -> None:
-        known = self._known.setdefault(container_of(chunk_id), array("Q"))
-        ordinal = ordinal_of(chunk_id)
-        known.extend([0] * (ordinal + 1 - len(known)))
-        known[ordinal] = length << 32 | check
-
-    def refer(self, span: Span) -> bool:
-        """Note that a recipe names a chunk; whether it is there, and the one that is meant."""
-        container, ordinal = container_of(span.chunk), ordinal_of(span.chunk)
-        known = self._known.get(container, ())
-        if ordinal >= len(known) or known[ordinal] != span.length << 32 | span.check:
-            return False
-        self._referred.setdefault(container, bytearray(len(known)))[ordinal] = 1
-        return True
-
-    @property
-    def unreferenced(self) -> int:
-        """How many chunks no recipe has named."""
-        known = sum(len(chunks) - chunks.count(0) for chunks in self._known.values())
-        return known - sum(sum(referred) for referred in self._referred.values())
-
-
-def _place(entry: tbl.Entry) -> tuple[Any, ...]:
-    return entry.fingerprint, entry.offset, entry.stored_length, entry.raw_length, entry.codec
+def _seed(header: fmt.FileHeader) -> int:
+    return fmt.checksum_seed(header.volume, header.container, header.generation)

@@ -14,7 +14,7 @@ from dedupd import failpoint
 from dedupd.content import open_content, read_stub
 from dedupd.disk import Disk
 from dedupd.enable import enable
-from dedupd.format.container import Kind
+from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import open_beneath, opened, read_at
 from dedupd.store.container import data_name, table_name
@@ -121,6 +121,12 @@ class Lab:
 
     def table(self, kind: Kind, number: int = 1) -> Path:
         return self.base / STORE_DIRS[kind] / table_name(number).decode()
+
+    def lose(self, kind: Kind) -> None:
+        """Lose the containers of a kind, with all second copies of what is in them."""
+        for one in (kind, COPIES_OF[kind]):
+            for path in (self.base / STORE_DIRS[one]).glob("*.dat"):
+                path.unlink()
 
     def set_policy(self, text: str) -> None:
         (self.base / "policy.toml").write_text(text)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.format import recipe
-from dedupd.format.container import Kind
+from dedupd.format.container import COPIES_OF, Kind
 from dedupd.units import KIB, MIB
 from jobs import batches, checkpoint, optimize
 from jobs.frame import Cancelled, JobRun
@@ -74,10 +74,10 @@ def test_without_the_catalogue_the_file_is_read_from_its_start(interrupted: Lab)
     assert bytes_read(interrupted) == SIZE
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(COPIES_OF))
 def test_what_is_lost_meanwhile_is_read_and_stored_again(interrupted: Lab, kind: Kind) -> None:
     """The file is still plain, and whole: it must not come to depend on chunks that are gone."""
-    interrupted.container(kind).unlink()
+    interrupted.lose(kind)
     interrupted.table(kind).unlink()
     content = (interrupted.data / "large").read_bytes()
     interrupted.optimise()

@@ -21,7 +21,7 @@ from dedupd.format import recipe, stub
 from dedupd.format import table as tbl
 from dedupd.parameters import FORMAT
 from dedupd.volume import POLICY_FILE, STORE_DIRS, VOLUME_FILE
-from jobs.verify import INVARIANTS
+from jobs.invariants import INVARIANTS
 from tests.helpers import lab_in
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs/format.md").read_text(encoding="utf-8")

@@ -134,8 +134,8 @@ def test_a_file_larger_than_a_buffer_is_cut_as_if_it_were_read_at_once(tmp_path:
         lab.optimise()
         with lab.opened() as volume:
             ends = memoryview(volume.parameters.chunker().cut(content)).cast("I").tolist()
-        records = lab.verify_clean().records
-        assert records == len(ends) + 1
+        report = lab.verify_clean()
+        assert report.records - report.copies == len(ends) + 1
         assert lab.read("file") == content
 
 

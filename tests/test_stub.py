@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dedupd.content import open_content
 from dedupd.errors import Damaged, FileChanged
-from dedupd.format.container import Kind
+from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, encode_stub
 from dedupd.fsutil import open_beneath
@@ -201,12 +201,12 @@ def settle_file(lab: Lab, name: str) -> StubAttribute:
             os.close(fd)
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(COPIES_OF))
 def test_no_block_goes_that_the_store_cannot_give_back(tmp_path: Path, kind: Kind) -> None:
     lab = new_lab(tmp_path / "volume")
     content = prose(50 * BLOCK)
     committing(lab, "file", content)
-    lab.container(kind).unlink()
+    lab.lose(kind)
     settle_file(lab, "file")
     assert (lab.data / "file").read_bytes() == content
 
@@ -215,8 +215,8 @@ def test_a_stub_with_all_its_blocks_is_made_plain_without_the_store(tmp_path: Pa
     lab = new_lab(tmp_path / "volume")
     content = prose(50 * BLOCK + 7)
     committing(lab, "file", content)
-    for kind in Kind:
-        lab.container(kind).unlink()
+    for kind in COPIES_OF:
+        lab.lose(kind)
     assert lab.unoptimise().errors == 0
     assert lab.stub("file") is None
     assert (lab.data / "file").read_bytes() == content

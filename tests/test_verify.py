@@ -1,8 +1,8 @@
 """Verify finds every class of damage, names the files that are hit, and changes nothing."""
 
 import os
-import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
 from dedupd.format.stub import StubAttribute, encode_stub
 from dedupd.units import KIB
-from jobs.verify import INVARIANTS
+from jobs.invariants import INVARIANTS
+from jobs.stores import Directory
 from tests.helpers import (
     Lab,
     as_user,
@@ -47,7 +48,8 @@ def lab(tmp_path: Path) -> Lab:
 def test_a_sound_volume_has_no_findings_and_is_counted(lab: Lab) -> None:
     report = lab.verify()
     assert report.outcome == "clean"
-    assert (report.stubs, report.plain_files, report.containers) == (6, 0, 2)
+    assert (report.stubs, report.plain_files, report.containers) == (6, 0, 3)
+    assert report.copies == 4
     assert report.logical_bytes == sum(path.stat().st_size for path in lab.data.iterdir())
     assert report.unreferenced_chunks == 0
 
@@ -63,17 +65,7 @@ def other_fingerprint(lab: Lab) -> None:
         seed = fmt.checksum_seed(volume.space.volume, 1, 1)
     record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
     assert record is not None
-    forged = fmt.Record(
-        record.ordinal,
-        record.kind,
-        record.codec,
-        record.raw_length,
-        record.stored_length,
-        record.hint,
-        native.fingerprint(b"other bytes"),
-        record.target,
-        record.checksum,
-    )
+    forged = replace(record, fingerprint=native.fingerprint(b"other bytes"))
     fmt.pack_record_into(memoryview(data), FIRST_RECORD, forged, seed)
     path.write_bytes(data)
 
@@ -85,6 +77,34 @@ def set_attribute(lab: Lab, name: str, **changes: object) -> None:
         fields = {key: getattr(stub, key) for key in StubAttribute.__slots__}
         value = encode_stub(StubAttribute(**{**fields, **changes}), volume.space.volume)
         os.setxattr(lab.data / name, volume.space.name, value)
+
+
+def set_entry(lab: Lab, kind: Kind, ordinal: int, **changes: object) -> None:
+    """Change what a table says of a record, with all its checksums."""
+    with lab.opened() as volume:
+        directory = Directory(volume, kind)
+        entry = directory.entries(1)[ordinal]
+        assert entry is not None
+        directory.set_states({make_id(1, ordinal): entry._replace(**changes)})  # type: ignore
+        directory.close()
+
+
+def copy_of_another(lab: Lab) -> None:
+    """A second copy that says to be of another recipe than it is."""
+    path = lab.container(Kind.STREAM_COPIES)
+    data = bytearray(path.read_bytes())
+    with lab.opened() as volume:
+        seed = fmt.checksum_seed(volume.space.volume, 1, 1)
+    record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
+    assert record is not None
+    forged = replace(record, target=make_id(1, 1))
+    fmt.pack_record_into(memoryview(data), FIRST_RECORD, forged, seed)
+    path.write_bytes(data)
+    set_entry(lab, Kind.STREAM_COPIES, 0, target=make_id(1, 1))
+
+
+def merged_into_another(lab: Lab) -> None:
+    set_entry(lab, Kind.CHUNKS, 0, state=tbl.State.MERGED, target=make_id(1, 1))
 
 
 def garbage_attribute(lab: Lab) -> None:
@@ -107,7 +127,11 @@ DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
     ("table-agrees", "", lambda lab: flip_bit(lab.table(Kind.CHUNKS), 10)),
     ("table-agrees", "", lambda lab: flip_bit(lab.table(Kind.STREAMS), tbl.HEADER_BYTES + 33)),
     ("stub-attribute", "prose", garbage_attribute),
-    ("stub-recipe", "prose", lambda lab: lab.container(Kind.STREAMS).unlink()),
+    ("container-header", "", lambda lab: lab.container(Kind.STREAMS).unlink()),
+    ("primary-there", "", lambda lab: lab.container(Kind.STREAMS).unlink()),
+    ("copy-agrees", "", copy_of_another),
+    ("merged-target", "", merged_into_another),
+    ("stub-recipe", "prose", lambda lab: lab.lose(Kind.STREAMS)),
     ("stub-recipe", "prose", lambda lab: set_attribute(lab, "prose", digest=bytes(16))),
     ("stub-recipe", "prose", lambda lab: set_attribute(lab, "prose", recipe=make_id(9, 9))),
     ("stub-recipe", "prose", longer_than_its_recipe),
@@ -166,7 +190,7 @@ def test_a_damaged_chunk_names_every_file_that_it_hits_and_no_other(lab: Lab) ->
 
 def test_any_flipped_bit_of_the_store_is_found(lab: Lab) -> None:
     """Every 997th: all of them would take hours, and the formats' tests go through each."""
-    for kind in Kind:
+    for kind in (Kind.CHUNKS, Kind.STREAMS, Kind.STREAM_COPIES):
         for path in (lab.container(kind), lab.table(kind)):
             for bit in range(0, path.stat().st_size * 8, 99_991 if "chunks" in str(path) else 997):
                 flip_bit(path, bit // 8, bit % 8)
@@ -210,8 +234,7 @@ def test_what_an_interrupted_job_leaves_is_told_from_damage(tmp_path: Path, poin
 
 def test_a_stub_with_all_its_blocks_needs_no_store(lab: Lab) -> None:
     (lab.data / "prose").write_bytes(prose(200 * KIB))
-    shutil.rmtree(lab.base / "store/streams")
-    (lab.base / "store/streams").mkdir()
+    lab.lose(Kind.STREAMS)
     hit = {finding.where for finding in lab.verify().findings}
     assert "prose" not in hit and "base" in hit
 

@@ -102,7 +102,7 @@ def verify_command(path: str, as_json: bool) -> None:
         print_json(asdict(report))
     else:
         _show_verify(report)
-    sys.exit(EXIT_DAMAGED if report.findings else EXIT_DONE)
+    sys.exit(EXIT_DAMAGED if report.files_hit else EXIT_FINDINGS if report.findings else EXIT_DONE)
 
 
 def _finish(report: dict[str, Any], errors: int, as_json: bool, show: Any) -> None:

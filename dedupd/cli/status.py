@@ -9,7 +9,7 @@ from rich.table import Table
 
 from dedupd import mounts
 from dedupd.cli.common import console, exits, json_option, print_json
-from dedupd.format.container import Kind
+from dedupd.format.container import COPIES_OF, Kind
 from dedupd.units import format_duration, format_size
 from dedupd.volume import Volume
 from jobs.frame import history
@@ -64,6 +64,7 @@ def measure(volume: Volume) -> dict[str, Any]:
         "optimised_bytes": stub_bytes,
         "occupied_bytes": occupied,
         "store_bytes": store,
+        "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
         "saved_bytes": logical - occupied,
         "saved_fraction": (logical - occupied) / logical if logical else 0.0,
         "free_bytes": space.f_bavail * space.f_frsize,
@@ -74,8 +75,11 @@ def measure(volume: Volume) -> dict[str, Any]:
 
 
 def _directory_bytes(path: str) -> int:
-    with os.scandir(path) as entries:
-        return sum(entry.stat().st_blocks * 512 for entry in entries)
+    try:
+        with os.scandir(path) as entries:
+            return sum(entry.stat().st_blocks * 512 for entry in entries)
+    except FileNotFoundError:
+        return 0  # a volume from before there were second copies
 
 
 def _show(row: dict[str, Any]) -> None:
@@ -88,6 +92,7 @@ def _show(row: dict[str, Any]) -> None:
     table.add_row("occupied", format_size(row["occupied_bytes"]))
     table.add_row("saved", f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%})")
     table.add_row("store", format_size(sum(row["store_bytes"].values())))
+    table.add_row("of it second copies", format_size(row["redundancy_bytes"]))
     table.add_row("free", format_size(row["free_bytes"]))
     run = row["last_run"]
     if run:

@@ -33,9 +33,16 @@ class Kind(enum.IntEnum):
 
     CHUNKS = 1
     STREAMS = 2
+    CHUNK_COPIES = 3
+    """Second copies of records of ``CHUNKS``; each is a ``COPY`` of its ``target``."""
+    STREAM_COPIES = 4
+    """The same of ``STREAMS``."""
 
 
 _KINDS = frozenset(Kind)
+
+COPIES_OF = {Kind.CHUNKS: Kind.CHUNK_COPIES, Kind.STREAMS: Kind.STREAM_COPIES}
+"""The kind that holds the second copies of a kind."""
 
 
 class RecordKind(enum.IntEnum):

@@ -129,6 +129,18 @@ def _is_right(record: fmt.Record, raw: bytes) -> bool:
     return record.fingerprint in (native.fingerprint(raw, algorithm) for algorithm in FINGERPRINTS)
 
 
+def _is_another(fd: int | None, dir_fd: int, name: bytes) -> bool:
+    """Whether a name leads to another file than the open one; None is one that was not there."""
+    try:
+        status = os.stat(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return fd is not None
+    if fd is None:
+        return True
+    own = os.fstat(fd)
+    return (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino)
+
+
 class Container:
     """A container file and its table. Safe to use from several threads."""
 
@@ -176,12 +188,14 @@ class Container:
 
     def is_replaced(self, dir_fd: int) -> bool:
         """Whether a compaction has put another file in the place of this one, or removed it."""
-        try:
-            status = os.stat(data_name(self.number), dir_fd=dir_fd)
-        except FileNotFoundError:
-            return True
-        own = os.fstat(self.fd)
-        return (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino)
+        return _is_another(self.fd, dir_fd, data_name(self.number))
+
+    def is_stale(self, dir_fd: int) -> bool:
+        """Whether there may be more to know by now than when this was opened: the container was
+        replaced, or a recovery or a scrub has written a new table."""
+        return self.is_replaced(dir_fd) or _is_another(
+            self._table_fd, dir_fd, table_name(self.number)
+        )
 
     def _open_table(self, dir_fd: int) -> int | None:
         """The table's descriptor, or None where there is no usable one.
@@ -291,6 +305,25 @@ class Container:
         except native.CorruptPayload:
             return None
         return record, raw
+
+    def read_stored(self, ordinal: int) -> tuple[fmt.Record, bytes]:
+        """The record ``ordinal`` and its payload as it is stored, verified with its fingerprint.
+
+        Raises DamagedChunk, also where the record has no payload.
+        """
+        record, _ = self.read_own(ordinal)
+        entry = self.entry(ordinal)
+        offset = entry.offset if entry is not None else -1
+        if offset < 0 or self._header_at(offset) != record:
+            found = self._find(ordinal)
+            offset = found.offset if found is not None else -1
+        stored = read_at(self.fd, record.stored_length, offset + fmt.RECORD_HEADER_BYTES)
+        if record.kind in _WITHOUT_BYTES or native.xxh3_64(stored) != record.checksum:
+            raise self._damaged(ordinal, "its bytes are not there")
+        return record, stored
+
+    def _header_at(self, offset: int) -> fmt.Record | None:
+        return fmt.unpack_record(read_at(self.fd, fmt.RECORD_HEADER_BYTES, offset), 0, self.seed)
 
     def _find(self, ordinal: int) -> Found | None:
         """Look for a record in the container itself; what a scan learns is kept."""

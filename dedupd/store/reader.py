@@ -12,6 +12,7 @@ from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.recipe import check_of
 from dedupd.format.table import State
 from dedupd.store.container import Container
+from dedupd.store.copies import CopyReader
 
 CONTAINERS_OPEN_MAX = 256
 """Two descriptors each: well below the usual limit of 1,024."""
@@ -24,14 +25,27 @@ T = TypeVar("T")
 
 
 class RecordReader:
-    """Reads records of one kind of container. Safe to use from several threads."""
+    """Reads records of one kind of container. Safe to use from several threads.
 
-    def __init__(self, directory: str, kind: Kind, volume: bytes) -> None:
+    What cannot be read is read from its second copy, if it has one in ``copies``; either way
+    ``on_damage`` is told its id.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        kind: Kind,
+        volume: bytes,
+        copies: CopyReader | None = None,
+        on_damage: Callable[[int], None] | None = None,
+    ) -> None:
         self._dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._kind = kind
         self._volume = volume
         self._open: OrderedDict[int, Container] = OrderedDict()
         self._lock = threading.Lock()
+        self._copies = copies
+        self._on_damage = on_damage
 
     def close(self) -> None:
         with self._lock:
@@ -43,13 +57,21 @@ class RecordReader:
     def read(self, record_id: int) -> tuple[Record, bytes]:
         """The record and its raw bytes, verified and forwarded. Raises DamagedContainer."""
         return self._forwarded(
-            record_id, Container.read, Container.read_own, lambda found: found[0]
+            record_id,
+            Container.read,
+            Container.read_own,
+            CopyReader.read,
+            lambda found: found[0],
         )
 
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
         return self._forwarded(
-            record_id, Container.describe, Container.describe_own, lambda found: found
+            record_id,
+            Container.describe,
+            Container.describe_own,
+            CopyReader.describe,
+            lambda found: found,
         )
 
     def offers(self, record_id: int, length: int, check: int) -> bool:
@@ -70,6 +92,7 @@ class RecordReader:
         record_id: int,
         get: Callable[[Container, int], T],
         get_own: Callable[[Container, int], T],
+        get_copy: Callable[[CopyReader, int], T | None],
         record_of: Callable[[T], Record],
     ) -> T:
         """What ``get`` finds at the end of a chain of forwards.
@@ -78,7 +101,7 @@ class RecordReader:
         keeps its bytes until it is compacted, and an entry may be wrong.
         """
         try:
-            return self._follow(record_id, get, record_of)
+            return self._follow(record_id, get, get_copy, record_of)
         except DamagedContainer:
             if not self._is_merged(record_id):
                 raise
@@ -101,13 +124,19 @@ class RecordReader:
         self,
         record_id: int,
         get: Callable[[Container, int], T],
+        get_copy: Callable[[CopyReader, int], T | None],
         record_of: Callable[[T], Record],
     ) -> T:
         target = record_id
         for _ in range(FORWARDS_MAX):
             try:
                 found = self._get(target, get)
-            except OSError as error:
+            except (DamagedContainer, OSError) as error:
+                copy = self._second(target, get_copy)
+                if copy is not None:
+                    return copy
+                if isinstance(error, DamagedContainer):
+                    raise
                 raise DamagedChunk(
                     f"record {show_id(target)}: the disk reports {error.strerror}", record_id
                 ) from error
@@ -119,18 +148,24 @@ class RecordReader:
             target = record.target
         raise DamagedChunk(f"record {show_id(record_id)} is forwarded in a circle", record_id)
 
+    def _second(self, record_id: int, get_copy: Callable[[CopyReader, int], T | None]) -> T | None:
+        """What the second copy of a record that cannot be read gives, if there is one."""
+        if self._on_damage is not None:
+            self._on_damage(record_id)
+        return None if self._copies is None else get_copy(self._copies, record_id)
+
     def _get(self, record_id: int, get: Callable[[Container, int], T]) -> T:
         """What ``get`` finds in the container as it is now.
 
         An open container stays readable as it was when a compaction has put another in its place;
-        only what was appended since is missing there.
+        only what was appended since is missing there. So is what a new table says.
         """
         number, ordinal = container_of(record_id), ordinal_of(record_id)
         container = self._acquire(number)
         try:
             return get(container, ordinal)
         except DamagedChunk:
-            if not container.is_replaced(self._dir_fd):
+            if not container.is_stale(self._dir_fd):
                 raise
         self.drop([number])
         return get(self._acquire(number), ordinal)

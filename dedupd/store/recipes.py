@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from dedupd import native
-from dedupd.errors import DamagedRecipe
+from dedupd.errors import Damaged, DamagedRecipe
 from dedupd.format import container as fmt
 from dedupd.format import recipe
 from dedupd.format.ids import HOLE, show_id
@@ -47,6 +47,23 @@ class Span(NamedTuple):
     check: int
 
 
+class Leaf(NamedTuple):
+    """A leaf of a recipe, ``node`` its id (0 where the recipe has no record), and its place."""
+
+    offset: int
+    node: int
+    content: recipe.Node
+
+
+class Broken(NamedTuple):
+    """A part of a recipe that cannot be read: [offset, offset + length), below a node."""
+
+    offset: int
+    length: int
+    node: int
+    reason: str
+
+
 @dataclass(slots=True)
 class _Run:
     """Nodes with consecutive ids, all in one container, that are not appended yet."""
@@ -61,10 +78,15 @@ class _Run:
 
 
 class RecipeWriter:
-    """Stores recipe nodes; equal nodes are stored once."""
+    """Stores recipe nodes; equal nodes are stored once.
+
+    A lost recipe is a lost file, and recipes are small, about a thousandth of what they stand for:
+    so each is to be stored twice. :meth:`take_copies` gives what the second copies are to be.
+    """
 
     def __init__(self, writer: ContainerWriter, index: ChunkIndex, fingerprint: str) -> None:
         self._writer = writer
+        self._copies: list[tuple[fmt.Record, bytes]] = []
         self._index = index
         self._algorithm = fingerprint
         self._runs: list[_Run] = []
@@ -111,6 +133,31 @@ class RecipeWriter:
             b"".join(record.fingerprint for record in run.records),
             range(run.first_id, run.next_id),
         )
+        self._note_copies(run, encoded)
+
+    def _note_copies(self, run: "_Run", encoded: native.Encoded) -> None:
+        view = memoryview(encoded)
+        columns = zip(
+            run.records,
+            memoryview(encoded.starts).cast("I"),
+            memoryview(encoded.stored_lengths).cast("I"),
+            encoded.codecs,
+            memoryview(encoded.checksums).cast("Q"),
+            strict=True,
+        )
+        for at, (new, start, stored, codec, checksum) in enumerate(columns):
+            payload = view[start + fmt.RECORD_HEADER_BYTES :][:stored]
+            record = fmt.Record(
+                *(0, fmt.RecordKind.COPY, codec, new.raw_length, stored, new.hint),
+                *(new.fingerprint, run.first_id + at, checksum),
+            )
+            self._copies.append((record, bytes(payload)))
+
+    def take_copies(self) -> list[tuple[fmt.Record, bytes]]:
+        """The records that were appended since the last call, each to be repeated once it is
+        durable: until then a crash may give its id to another one."""
+        taken, self._copies = self._copies, []
+        return taken
 
 
 class Growth(NamedTuple):
@@ -201,9 +248,10 @@ class RecipeBuilder:
 class Recipe:
     """One file's recipe, read as far as it is asked for."""
 
-    def __init__(self, nodes: "RecipeReader", root: recipe.Node) -> None:
+    def __init__(self, nodes: "RecipeReader", root: recipe.Node, root_id: int = 0) -> None:
         self._nodes = nodes
         self._root = root
+        self._root_id = root_id
         self.length = root.length
 
     @property
@@ -228,6 +276,23 @@ class Recipe:
                 child = self._nodes.child(node, at)
                 yield from self._spans(child, span.offset, max(start, span.offset), end)
             at += 1
+
+    def leaves(self) -> Iterator[Leaf | Broken]:
+        """Every leaf, in order; what cannot be read stops nothing, and is told instead."""
+        yield from self._leaves(self._root, self._root_id, 0)
+
+    def _leaves(self, node: recipe.Node, node_id: int, base: int) -> Iterator[Leaf | Broken]:
+        if node.level == 0:
+            yield Leaf(base, node_id, node)
+            return
+        for at, child_id in enumerate(node.ids):
+            offset = base + node.offsets[at]
+            try:
+                child = self._nodes.child(node, at)
+            except Damaged as error:
+                yield Broken(offset, node.lengths[at], child_id, str(error))
+                continue
+            yield from self._leaves(child, child_id, offset)
 
     def node_ids(self) -> Iterator[int]:
         """Ids of all nodes below the root."""
@@ -258,7 +323,7 @@ class RecipeReader:
             raise DamagedRecipe(
                 f"{where}: recipe {show_id(ref.recipe)} is not the one that the stub names"
             )
-        return Recipe(self, node)
+        return Recipe(self, node, ref.recipe)
 
     def _open_direct(self, ref: RecipeRef, where: str) -> Recipe:
         """The recipe of one entry that a chunk's id alone stands for."""

@@ -54,6 +54,11 @@ def container_numbers(dir_fd: int) -> list[int]:
     return sorted(number for number, suffix in _files(dir_fd) if suffix == "dat")
 
 
+def table_numbers(dir_fd: int) -> list[int]:
+    """Numbers of all redirection tables in a directory, ascending."""
+    return sorted(number for number, suffix in _files(dir_fd) if suffix == "dir")
+
+
 def last_number(dir_fd: int) -> int:
     """The highest number that a container has or had, as far as files tell; 0 where there is none.
 
@@ -250,7 +255,7 @@ def _recover_tail(
         disk.sync_file(fd)
     reach(_CUT)
     mark = replace(table, synced_bytes=end, synced_count=len(kept))
-    _write_table(dir_fd, header, mark, kept, disk)
+    write_table(dir_fd, header, mark, kept, disk)
     return Recovered(header, end, kept, _may_grow(kept, end), size - end)
 
 
@@ -281,7 +286,7 @@ def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recove
         size,
         len(entries),
     )
-    _write_table(dir_fd, header, mark, entries, disk)
+    write_table(dir_fd, header, mark, entries, disk)
     return Recovered(header, size, entries, _may_grow(entries, size), 0)
 
 
@@ -336,7 +341,7 @@ def _seed(header: fmt.FileHeader) -> int:
     return fmt.checksum_seed(header.volume, header.container, header.generation)
 
 
-def _write_table(
+def write_table(
     dir_fd: int,
     header: fmt.FileHeader,
     mark: tbl.TableHeader,

@@ -5,7 +5,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dedupd import native
@@ -14,12 +14,13 @@ from dedupd.errors import DamagedContainer, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.ids import make_id, ordinal_of
-from dedupd.store.container import data_name, table_name
+from dedupd.format.ids import container_of, make_id, ordinal_of
+from dedupd.store.container import Found, data_name, table_name
 from dedupd.store.recovery import (
     Recovered,
     container_numbers,
     discard_unfinished,
+    entry_of,
     last_number,
     recover,
 )
@@ -140,6 +141,21 @@ class ContainerWriter:
         current.reserved_bytes += need
         return first
 
+    def cancel(self, first_id: int) -> None:
+        """Give the last reservation back, which was not appended for want of space."""
+        target = self._reserved(first_id)
+        assert target is self._current
+        target.reserved_count, target.reserved_bytes = target.count, target.end
+
+    def has(self, record_id: int) -> bool:
+        """Whether a record that an index names was appended, and not only reserved."""
+        return all(
+            target is None
+            or target.number != container_of(record_id)
+            or ordinal_of(record_id) < target.count
+            for target in (*self._unsynced, self._current)
+        )
+
     def _start_container(self) -> _Open:
         number = self._last_number + 1
         header = fmt.FileHeader(
@@ -176,6 +192,7 @@ class ContainerWriter:
         """
         target = self._reserved(first_id)
         raw_lengths = array("I", (new.raw_length for new in records))
+        stored_lengths = memoryview(encoded.stored_lengths).cast("I")
         entries = native.seal(
             encoded,
             b"".join(new.fingerprint for new in records),
@@ -185,9 +202,40 @@ class ContainerWriter:
             ordinal=target.count,
             offset=target.end,
         )
+        return self._put(
+            target,
+            len(records),
+            memoryview(encoded),
+            entries,
+            sum(raw_lengths) - sum(stored_lengths),
+        )
+
+    def append_copies(self, first_id: int, records: Sequence[tuple[fmt.Record, bytes]]) -> int:
+        """Write reserved records that repeat others: each one's ``target``, with its payload.
+
+        Of the records given, kind and ordinal do not matter. For the rest as :meth:`append`.
+        """
+        target = self._reserved(first_id)
+        buffer = bytearray(sum(fmt.record_size(len(payload)) for _, payload in records))
+        view, entries, at, saved = memoryview(buffer), bytearray(), 0, 0
+        for number, (given, payload) in enumerate(records):
+            record = replace(given, kind=fmt.RecordKind.COPY, ordinal=target.count + number)
+            fmt.pack_record_into(view, at, record, target.seed)
+            start = at + fmt.RECORD_HEADER_BYTES
+            view[start : start + len(payload)] = payload
+            entry = entry_of(Found(target.end + at, record))
+            entries += tbl.encode_entry(entry, target.seed)
+            at += fmt.record_size(len(payload))
+            saved += record.raw_length - record.stored_length
+        return self._put(target, len(records), view, bytes(entries), saved)
+
+    def _put(
+        self, target: _Open, count: int, data: memoryview, entries: bytes, saved_bytes: int
+    ) -> int:
+        """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
         try:
-            size = self._disk.write_at(target.data_fd, [memoryview(encoded)], target.end)
+            size = self._disk.write_at(target.data_fd, [data], target.end)
             reach(_APPENDED)
             self._disk.write_at(target.table_fd, [entries], table_offset)
             reach(_ENTERED)
@@ -197,9 +245,8 @@ class ContainerWriter:
             raise
         self._disk.start_writing(target.data_fd, target.end, size)
         target.end += size
-        target.count += len(records)
-        stored = memoryview(encoded.stored_lengths).cast("I")
-        target.reserved_bytes -= sum(raw_lengths) - sum(stored)
+        target.count += count
+        target.reserved_bytes -= saved_bytes
         self.appended_bytes += size
         if target not in self._unsynced:
             self._unsynced.append(target)

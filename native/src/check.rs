@@ -39,6 +39,8 @@ pub struct Checked {
     /// Whether what follows them is no valid header (and not just the end of the data).
     pub is_lost: bool,
     pub ordinals: Vec<u32>,
+    /// The ordinal behind each record: one more, except after a run of tombstones.
+    pub next_ordinals: Vec<u32>,
     pub kinds: Vec<u8>,
     pub statuses: Vec<u8>,
     /// The entries of the redirection table that the records imply, 64 bytes each.
@@ -88,7 +90,10 @@ pub fn check(data: &[u8], place: &Place) -> Checked {
         if end > data.len() {
             break;
         }
-        out.ordinals.push(u32_at(body, 4));
+        let ordinal = u32_at(body, 4);
+        let run = if body[8] == KIND_TOMBSTONE { u64_at(body, 56).max(1) } else { 1 };
+        out.ordinals.push(ordinal);
+        out.next_ordinals.push(ordinal.saturating_add(u32::try_from(run).unwrap_or(u32::MAX)));
         out.kinds.push(body[8]);
         write_entry(&mut out.entries, body, place.offset + out.consumed as u64, place.seed);
         found.push(Found {
@@ -152,7 +157,9 @@ fn write_entry(entries: &mut Vec<u8>, body: &[u8], offset: u64, seed: u64) {
     };
     entries.extend_from_slice(&body[24..56]);
     entries.extend_from_slice(&offset.to_le_bytes());
-    entries.extend_from_slice(&body[56..64]);
+    // A tombstone's target is the length of its run, which is nothing that an entry says.
+    let target = if body[8] == KIND_TOMBSTONE { &[0; 8] } else { &body[56..64] };
+    entries.extend_from_slice(target);
     entries.extend_from_slice(&body[16..20]);
     entries.extend_from_slice(&body[12..16]);
     entries.extend_from_slice(&body[20..24]);

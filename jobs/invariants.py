@@ -1,0 +1,57 @@
+"""What must hold in every volume, each stated once, and how a violation is reported."""
+
+import enum
+from dataclasses import dataclass
+
+
+class Invariant(enum.StrEnum):
+    """The names that findings carry; :data:`INVARIANTS` says what each means."""
+
+    CONTAINER_HEADER = "container-header"
+    CONTAINER_RECORDS = "container-records"
+    RECORD_PAYLOAD = "record-payload"
+    RECORD_FINGERPRINT = "record-fingerprint"
+    TABLE_AGREES = "table-agrees"
+    MERGED_TARGET = "merged-target"
+    COPY_AGREES = "copy-agrees"
+    PRIMARY_THERE = "primary-there"
+    STUB_ATTRIBUTE = "stub-attribute"
+    STUB_RECIPE = "stub-recipe"
+    RECIPE_CHUNKS = "recipe-chunks"
+    TREE_READABLE = "tree-readable"
+
+
+INVARIANTS = {
+    Invariant.CONTAINER_HEADER: (
+        "every container is there, and begins with a valid header of this volume"
+    ),
+    Invariant.CONTAINER_RECORDS: (
+        "records follow one another without gaps, with consecutive ordinals"
+    ),
+    Invariant.RECORD_PAYLOAD: "every payload matches its checksum and decodes to its raw length",
+    Invariant.RECORD_FINGERPRINT: "every payload's raw bytes have the fingerprint in the header",
+    Invariant.TABLE_AGREES: "the redirection table says what the records say",
+    Invariant.MERGED_TARGET: "every merged entry leads to a chunk of the same fingerprint",
+    Invariant.COPY_AGREES: "every second copy has the fingerprint of what it repeats",
+    Invariant.PRIMARY_THERE: "no file relies on a second copy alone",
+    Invariant.STUB_ATTRIBUTE: "every stub attribute decodes and belongs to this volume",
+    Invariant.STUB_RECIPE: (
+        "every stub's recipe is there, is the one that it names, and long enough"
+    ),
+    Invariant.RECIPE_CHUNKS: (
+        "every chunk of a recipe is there, with the length and the check it states"
+    ),
+    Invariant.TREE_READABLE: "every directory of the tree can be read",
+}
+
+OF_FILES = frozenset((Invariant.STUB_ATTRIBUTE, Invariant.STUB_RECIPE, Invariant.RECIPE_CHUNKS))
+"""Where one of these is violated, bytes of a user's file are lost; ``where`` is the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A violated invariant: its name, and where."""
+
+    invariant: str
+    where: str
+    detail: str

@@ -1,0 +1,134 @@
+"""Containers read from one end to the other, window by window, and every record checked.
+
+While one window is being checked, by all cores, the next one is being read. Nothing is left behind
+in the page cache, and the memory is that of two windows.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.format import container as fmt
+from dedupd.fsutil import read_at
+from dedupd.store.container import Found, Gap, scan
+from dedupd.uncached import read_uncached
+from dedupd.units import MIB
+
+WINDOW_BYTES = 8 * MIB
+"""Some 100 records: enough to keep all cores busy, little enough to stop at once."""
+
+HEADROOM_BYTES = 1 * MIB
+"""In front of a window, for the record that the one before ends in: more than any that we write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive records of a container, from ``offset`` on, and what they turned out to be."""
+
+    offset: int
+    records: native.CheckedRecords
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.records.consumed
+
+
+class WindowReader:
+    """Reads and checks records. ``pace`` is told the bytes of each read before it is made.
+
+    It may wait, or raise to stop.
+    """
+
+    def __init__(self, algorithm: str, threads: int, pace: Callable[[int], None]) -> None:
+        self._algorithm = algorithm
+        self._threads = threads
+        self._pace = pace
+        self._buffers = [mmap.mmap(-1, HEADROOM_BYTES + WINDOW_BYTES) for _ in range(2)]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def read(self, fd: int, seed: int, start: int, end: int) -> Iterator[Window | Gap]:
+        """The records between two offsets, in order, and the gaps between them. Raises OSError."""
+        position = start
+        while position < end:
+            for window in self._run(fd, seed, position, end):
+                position = window.end
+                if window.records.consumed:
+                    yield window
+            if position >= end:
+                return
+            found = self._next_record(fd, seed, position, end)
+            if found.offset == position and found.record is not None:
+                # Longer than a window: no record of ours is, but its header says so.
+                yield self._single(fd, seed, found)
+                position += fmt.record_size(found.record.stored_length)
+                continue
+            yield Gap(position, found.offset)
+            position = found.offset
+
+    def _run(self, fd: int, seed: int, start: int, end: int) -> Iterator[Window]:
+        """Windows up to the first place without a valid header, or the end."""
+        pending: Future[int] | None = self._submit(fd, 0, start, end)
+        offset, carried, turn = start, 0, 0
+        while pending is not None:
+            count = pending.result()
+            read_to = offset + carried + count
+            pending = self._submit(fd, 1 - turn, read_to, end) if read_to < end and count else None
+            view = memoryview(self._buffers[turn])[
+                HEADROOM_BYTES - carried : HEADROOM_BYTES + count
+            ]
+            records = self._check(view, seed, offset)
+            left = len(view) - records.consumed
+            yield Window(offset, records)
+            offset += records.consumed
+            if records.is_lost or left > HEADROOM_BYTES:
+                if pending is not None:
+                    pending.result()
+                return
+            self._buffers[1 - turn][HEADROOM_BYTES - left : HEADROOM_BYTES] = view[
+                records.consumed :
+            ]
+            carried, turn = left, 1 - turn
+
+    def _submit(self, fd: int, turn: int, offset: int, end: int) -> "Future[int]":
+        length = min(WINDOW_BYTES, end - offset)
+        self._pace(length)
+        view = memoryview(self._buffers[turn])[HEADROOM_BYTES : HEADROOM_BYTES + length]
+        return self._thread.submit(read_uncached, fd, view, offset)
+
+    def _check(self, data: "memoryview | bytes", seed: int, offset: int) -> native.CheckedRecords:
+        return native.check_records(
+            data, seed=seed, offset=offset, algorithm=self._algorithm, threads=self._threads
+        )
+
+    def _single(self, fd: int, seed: int, found: "_Next") -> Window:
+        assert found.record is not None
+        size = fmt.record_size(found.record.stored_length)
+        return Window(
+            found.offset, self._check(read_at(fd, size, found.offset), seed, found.offset)
+        )
+
+    @staticmethod
+    def _next_record(fd: int, seed: int, start: int, end: int) -> "_Next":
+        for item in scan(fd, seed, start, end):
+            if isinstance(item, Found):
+                return _Next(item.offset, item.record)
+        return _Next(end, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """Where the next valid record begins, or the end."""
+
+    offset: int
+    record: fmt.Record | None
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
