@@ -9,17 +9,28 @@ import enum
 import errno
 import os
 import resource
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from itertools import compress
+from typing import Any, NamedTuple, Protocol, Self
 
+from dedupd import native
 from dedupd.control import ControlClient
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
-from dedupd.failpoint import define, reach
+from dedupd.failpoint import define, is_armed, reach
 from dedupd.format.recipe import RecipeRef
+from dedupd.format.stub import checksum_seed
 from dedupd.fsutil import DirectoryOpener, lease_exclusively, open_beneath, opened, show_path
-from dedupd.stub import Begun, FileIdentity, begin_commit, finish_commit, revert_commit, settle
+from dedupd.stub import (
+    Begun,
+    FileIdentity,
+    begin_commit,
+    committing,
+    finish_commit,
+    revert_commit,
+    settle,
+)
 from dedupd.transitions import Transitions
 from dedupd.volume import Volume
 
@@ -62,6 +73,9 @@ class Result(NamedTuple):
 
     outcome: Outcome
     reason: str = ""
+
+
+_DONE = Result(Outcome.DONE)
 
 
 class Committer(Protocol):
@@ -115,47 +129,130 @@ def descriptors_to_spare() -> int:
 
 
 def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
-    results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
-    begun: dict[int, tuple[int, Begun]] = {}
-    with ExitStack() as files:
-        directories = DirectoryOpener(volume.data_fd)
-        files.callback(directories.close)
+    commits = None if is_armed() else _commits(volume)
+    with _Batch(volume, requests, commits) as batch:
+        batch.begin()
+        reach(_BEGUN)
         try:
-            for at, request in enumerate(requests):
-                try:
-                    fd = directories.open_file(request.path, os.O_RDWR | os.O_NONBLOCK)
-                except OSError as error:
-                    results[at] = open_failure(error)
-                    continue
-                files.callback(os.close, fd)
-                try:
-                    begun[at] = fd, _begin(volume, fd, request)
-                except (Busy, FileChanged, OSError) as error:
-                    results[at] = step_failure(error)
-            reach(_BEGUN)
             volume.disk.sync_file_system(volume.data_fd)
         except BaseException:
-            for fd, started in begun.values():
-                revert_commit(fd, started, volume.space, volume.disk)
+            batch.revert()
             raise
         reach(_DURABLE)
-        for at, (fd, started) in begun.items():
-            try:
-                finish_commit(fd, started, volume.space, volume.disk, volume.block_bytes)
-                results[at] = Result(Outcome.DONE)
-            except (FileChanged, OSError) as error:
-                results[at] = step_failure(error)
+        batch.finish()
         reach(_FINISHED)
-    return results
+        return batch.results
 
 
-def _begin(volume: Volume, fd: int, request: Request) -> Begun:
-    """Begin the commit of a file that nobody else has open. Raises Busy, FileChanged."""
-    if not lease_exclusively(fd):
-        raise Busy("it is open in another process")
-    return begin_commit(
-        fd, request.identity, request.recipe, volume.space, volume.disk, request.previous
-    )
+def _commits(volume: Volume) -> native.Commits | None:
+    space = volume.space
+    seed = checksum_seed(space.volume)
+    return volume.disk.commits(volume.data_fd, space.name, seed, volume.block_bytes)
+
+
+class _Batch:
+    """Files that are committed together here.
+
+    Plain files go through ``commits`` in one call each way, where that may be. What it leaves, and
+    all else, goes one by one, which says what is wrong with it.
+    """
+
+    def __init__(
+        self, volume: Volume, requests: Sequence[Request], commits: native.Commits | None
+    ) -> None:
+        self._volume = volume
+        self._requests = requests
+        self._commits = commits
+        self._plain: list[int] = []
+        self._alone: dict[int, tuple[int, Begun]] = {}
+        self._files = ExitStack()
+        self.results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
+
+    def __enter__(self) -> Self:
+        if self._commits is not None:
+            self._files.callback(self._commits.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def begin(self) -> None:
+        """Set the attributes; those that cannot be set have a result afterwards."""
+        try:
+            left = self._begin_together()
+            with closing(DirectoryOpener(self._volume.data_fd)) as directories:
+                for at in left:
+                    self._begin_alone(at, directories)
+        except BaseException:
+            self.revert()
+            raise
+
+    def _begin_together(self) -> list[int]:
+        """Returns which requests are left to be begun one by one."""
+        everything = list(range(len(self._requests)))
+        if self._commits is None:
+            return everything
+        self._plain = [at for at in everything if self._requests[at].previous is None]
+        begun = self._commits.begin([self._requests[at][:3] for at in self._plain])
+        together = set(compress(self._plain, begun))
+        return [at for at in everything if at not in together]
+
+    def _begin_alone(self, at: int, directories: DirectoryOpener) -> None:
+        request, volume = self._requests[at], self._volume
+        try:
+            fd = directories.open_file(request.path, os.O_RDWR | os.O_NONBLOCK)
+        except OSError as error:
+            self.results[at] = open_failure(error)
+            return
+        self._files.callback(os.close, fd)
+        try:
+            if not lease_exclusively(fd):
+                raise Busy("it is open in another process")
+            self._alone[at] = (
+                fd,
+                begin_commit(
+                    fd,
+                    request.identity,
+                    request.recipe,
+                    volume.space,
+                    volume.disk,
+                    request.previous,
+                ),
+            )
+        except (Busy, FileChanged, OSError) as error:
+            self.results[at] = step_failure(error)
+
+    def finish(self) -> None:
+        """Punch what has begun, now that it is durable."""
+        done = b"" if self._commits is None else self._commits.finish()
+        for at in compress(self._plain, done):
+            self.results[at] = _DONE
+        for at, (fd, begun) in self._unfinished():
+            try:
+                finish_commit(
+                    fd, begun, self._volume.space, self._volume.disk, self._volume.block_bytes
+                )
+                self.results[at] = _DONE
+            except (FileChanged, OSError) as error:
+                self.results[at] = step_failure(error)
+
+    def revert(self) -> None:
+        """Take back what has begun."""
+        for _, (fd, begun) in self._unfinished():
+            revert_commit(fd, begun, self._volume.space, self._volume.disk)
+
+    def _unfinished(self) -> Iterator[tuple[int, tuple[int, Begun]]]:
+        """What has begun and is not finished: position, descriptor, what is to be finished."""
+        yield from self._alone.items()
+        if self._commits is None:
+            return
+        for n, at in enumerate(self._plain):
+            left = self._commits.begun(n)
+            if left is not None:
+                fd, identity = left
+                request = self._requests[at]
+                stub = committing(request.identity, request.recipe)
+                yield at, (fd, Begun(FileIdentity._make(identity), stub, None))
 
 
 def settle_interrupted(volume: Volume, path: bytes) -> None:

@@ -109,6 +109,14 @@ class Disk:
         """:meth:`punch`, :meth:`set_times` and :meth:`set_attribute`, one after the other."""
         native.punch_and_settle(fd, length, atime_ns, mtime_ns, name, value)
 
+    def commits(
+        self, data_fd: int, name: bytes, seed: int, block_bytes: int
+    ) -> native.Commits | None:
+        """The commit of many files in two calls; None where each step is to be seen, as by tests:
+        then it is put together from the other methods.
+        """
+        return native.Commits(data_fd, name, seed, block_bytes)
+
     def remove_attribute(self, fd: int, name: bytes) -> None:
         os.removexattr(fd, name)
 

@@ -214,6 +214,48 @@ def read_unchanged(
     caller to find out why, and ``out`` may hold anything. Raises ValueError where ``out`` is short.
     """
 
+def read_files(
+    dir_fd: int,
+    requests: Sequence[tuple[bytes, tuple[int, int, int, int]]],
+    settle_ns: int,
+    out: Buffer,
+    offset: int,
+) -> bytes:
+    """:func:`read_unchanged` of many files (path, identity), one after the other in ``out``.
+
+    Each takes as many bytes of it as it had, read or not. Returns 1 for each that was read, else 0.
+    """
+
+class Commits:
+    """Commits of many plain files; see ``dedupd/stub.py`` for what the steps mean.
+
+    Whatever is out of the ordinary is left, or put back, as it was, for the caller to take those
+    files through the same steps one by one, which say what is wrong.
+    """
+
+    def __new__(cls, data_fd: int, attribute: bytes, seed: int, block_bytes: int) -> Commits:
+        """``seed`` is that of the attribute's checksum."""
+    def begin(
+        self,
+        requests: Sequence[
+            tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]
+        ],
+    ) -> bytes:
+        """Open each file and set its attribute: path, identity, recipe (id, digest, direct).
+
+        Returns 1 where that was done, else 0. Files stay open, and leased, until they are finished.
+        """
+    def finish(self) -> bytes:
+        """Punch what has begun and not changed since, and settle the attributes.
+
+        Returns 1 for each request of which all is done, else 0.
+        """
+    def begun(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
+        """Descriptor, and identity with the attribute set, of a file that has begun and is not
+        finished; None for others. The descriptor is good until :meth:`close`.
+        """
+    def close(self) -> None: ...
+
 def exchange_attribute(
     fd: int,
     identity: tuple[int, int, int, int],

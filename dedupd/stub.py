@@ -79,6 +79,12 @@ class AttributeSpace:
         disk.set_attribute(fd, self.name, encode_stub(stub, self.volume))
 
 
+def committing(identity: FileIdentity, ref: RecipeRef) -> StubAttribute:
+    """The stub of a whole file while it is being committed."""
+    flags = _COMMITTING_DIRECT if ref.direct else Flag.COMMITTING
+    return StubAttribute(ref.recipe, ref.digest, identity.size, identity.mtime_ns, flags)
+
+
 def begin_commit(
     fd: int,
     expected: FileIdentity,
@@ -94,8 +100,7 @@ def begin_commit(
     Returns what to hand to :func:`finish_commit` once the attribute is durable.
     Raises FileChanged where the file is not the one that was read; NoSpace.
     """
-    flags = _COMMITTING_DIRECT if ref.direct else Flag.COMMITTING
-    stub = StubAttribute(ref.recipe, ref.digest, expected.size, expected.mtime_ns, flags)
+    stub = committing(expected, ref)
     value = encode_stub(stub, space.volume)
     after = disk.exchange_attribute(fd, expected, space.name, previous, value)
     if after is None:

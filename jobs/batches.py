@@ -14,7 +14,7 @@ from dedupd.errors import Damaged, DamagedChunk, FileChanged
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import check_of
 from dedupd.format.stub import decode_stub
-from dedupd.fsutil import DirectoryOpener, data_ranges, has_writers, open_beneath, show_path
+from dedupd.fsutil import data_ranges, has_writers, open_beneath, show_path
 from dedupd.store.recipes import HOLE_FINGERPRINT, Growth
 from dedupd.stub import FileIdentity, local_ranges
 from dedupd.uncached import BufferPool, read_uncached
@@ -40,7 +40,7 @@ KEPT_PER_PIECE_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
 
 SMALL_BYTES_MAX = 1 * MIB
-"""Up to this a file is read as a whole, in one native call."""
+"""Up to this a file is read as a whole, many of them in one native call."""
 
 
 class BatchReader:
@@ -68,7 +68,8 @@ class BatchReader:
         self._stop = False
         self._batch: Batch | None = None
         self._fill = 0
-        self._directories = DirectoryOpener(volume.data_fd)
+        self._small: list[FileTask] = []
+        self._small_bytes = 0
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
@@ -95,20 +96,65 @@ class BatchReader:
                 if self._stop:
                     return
                 self._read_file(candidate, compress)
+            self._read_small()
             self._emit()
             self._out.put(None)
         except _Stopped:
             return
         except BaseException as error:
             self._out.put(error)
-        finally:
-            self._directories.close()
 
     def _read_file(self, candidate: Candidate, compress: bool) -> None:
         task = FileTask(candidate, candidate.identity, compress)
-        is_plain = candidate.attribute is None
-        if is_plain and candidate.identity.size <= SMALL_BYTES_MAX and self._read_small(task):
+        if candidate.attribute is None and candidate.identity.size <= SMALL_BYTES_MAX:
+            self._add_small(task)
+        else:
+            self._read_small()
+            self._read_alone(task)
+
+    def _add_small(self, task: FileTask) -> None:
+        """Note a file to be read together with others like it."""
+        if not self._has_room(task.identity.size):
+            self._read_small()
+            self._emit()
+        self._small.append(task)
+        self._small_bytes += task.identity.size
+
+    def _has_room(self, size: int) -> bool:
+        fill, count = self._headroom, len(self._small)
+        if self._batch is not None:
+            fill, count = self._fill, count + len(self._batch.pieces)
+        room = self._headroom + BATCH_BYTES - fill - self._small_bytes
+        return size <= room and count < FILES_PER_BATCH_MAX
+
+    def _read_small(self) -> None:
+        """Read the files noted in one call; those that are out of the ordinary one by one."""
+        tasks, self._small, self._small_bytes = self._small, [], 0
+        if not tasks:
             return
+        if self._batch is None:
+            self._begin()
+        batch = self._batch
+        assert batch is not None and batch.buffer is not None
+        files = [(task.candidate.path, task.identity) for task in tasks]
+        began = time.perf_counter()
+        data_fd, start = self._volume.data_fd, self._fill
+        read = native.read_files(data_fd, files, SETTLE_NS, batch.buffer, start)
+        batch.read_s += time.perf_counter() - began
+        left = []
+        for task, done in zip(tasks, read, strict=True):
+            end = start + task.identity.size
+            if done:
+                batch.pieces.append(Piece(task, start, end, final=True))
+            else:
+                left.append(task)
+            start = end
+        self._fill = start
+        for task in left:
+            self._read_alone(task)
+
+    def _read_alone(self, task: FileTask) -> None:
+        candidate = task.candidate
         try:
             fd = self._open(candidate.path)
         except OSError as error:
@@ -144,25 +190,6 @@ class BatchReader:
             self._add(task, self._fill, self._fill, True)
         finally:
             os.close(fd)
-
-    def _read_small(self, task: FileTask) -> bool:
-        """Read a file in one native call; False where anything about it is out of the ordinary."""
-        identity = task.identity
-        buffer = self._buffer_for(identity.size)
-        directory, _, name = task.candidate.path.rpartition(b"/")
-        began = time.perf_counter()
-        try:
-            dir_fd = self._directories.open(directory)
-        except OSError:
-            return False
-        start = self._fill
-        if not native.read_unchanged(dir_fd, name, identity, SETTLE_NS, buffer, start):
-            return False
-        assert self._batch is not None
-        self._batch.read_s += time.perf_counter() - began
-        self._fill += identity.size
-        self._add(task, start, self._fill, True)
-        return True
 
     def _open(self, path: bytes) -> int:
         flags = os.O_RDONLY | os.O_NONBLOCK

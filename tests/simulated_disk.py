@@ -285,6 +285,11 @@ class RecordingDisk(Disk):
                 self._add(fd, SetAttribute(name, bytes(value)))
             return after
 
+    def commits(
+        self, data_fd: int, name: bytes, seed: int, block_bytes: int
+    ) -> native.Commits | None:
+        return None
+
     def punch_and_settle(
         self, fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
     ) -> None:

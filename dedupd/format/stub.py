@@ -96,9 +96,10 @@ def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
 
 
 def _check(value: bytes, volume: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(value, seed=_seed(volume)) & 0xFFFF_FFFF
+    return xxhash.xxh3_64_intdigest(value, seed=checksum_seed(volume)) & 0xFFFF_FFFF
 
 
 @lru_cache(maxsize=16)
-def _seed(volume: bytes) -> int:
+def checksum_seed(volume: bytes) -> int:
+    """What the attribute's checksum begins with: an attribute of another volume fails it."""
     return xxhash.xxh3_64_intdigest(volume)

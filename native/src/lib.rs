@@ -3,6 +3,7 @@
 
 pub mod check;
 pub mod chunker;
+pub mod commits;
 pub mod encode;
 pub mod files;
 pub mod fingerprint;

@@ -26,6 +26,11 @@ pub fn syncfs(fd: RawFd) -> Result<()> {
     check(unsafe { libc::syncfs(fd) }.into()).map(drop)
 }
 
+pub fn remove_attribute(fd: RawFd, name: &CStr) -> Result<()> {
+    // SAFETY: `name` is NUL-terminated.
+    check(unsafe { libc::fremovexattr(fd, name.as_ptr()) }.into()).map(drop)
+}
+
 pub fn renameat2(old_dir: RawFd, old: &CStr, new_dir: RawFd, new: &CStr, flags: u32) -> Result<()> {
     // SAFETY: both names are NUL-terminated and live for the call.
     let result = unsafe {

@@ -1,12 +1,20 @@
-//! `scan_directory`, `read_unchanged`.
+//! `scan_directory`, `read_unchanged`, `read_files`.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::output::Output;
 use super::sys::{c_string, call};
 use crate::files::{self, Entry, Identity};
+
+/// Inode, size, mtime and ctime in nanoseconds, as Python has them.
+pub type Fields = (u64, i64, i64, i64);
+
+pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
+    Identity { inode, size, mtime_ns, ctime_ns }
+}
 
 #[pyfunction]
 pub fn scan_directory<'py>(
@@ -42,8 +50,8 @@ pub fn read_unchanged(
     offset: usize,
 ) -> PyResult<bool> {
     let name = c_string("name", name)?;
-    let (inode, size, mtime_ns, ctime_ns) = identity.extract()?;
-    let identity = Identity { inode, size, mtime_ns, ctime_ns };
+    let identity = identity_of(identity.extract()?);
+    let size = identity.size;
     py.detach(|| {
         let out = usize::try_from(size)
             .ok()
@@ -51,4 +59,27 @@ pub fn read_unchanged(
         Some(files::read_unchanged(dir_fd, &name, identity, settle_ns, out))
     })
     .ok_or_else(|| PyValueError::new_err(format!("out has no {size} bytes at {offset}")))
+}
+
+#[pyfunction]
+pub fn read_files<'py>(
+    py: Python<'py>,
+    dir_fd: i32,
+    requests: Vec<(PyBackedBytes, Fields)>,
+    settle_ns: i64,
+    mut out: Output,
+    offset: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let files = requests
+        .iter()
+        .map(|(path, fields)| Ok((c_string("path", path)?, identity_of(*fields))))
+        .collect::<PyResult<Vec<_>>>()?;
+    let read = py.detach(|| {
+        files::read_files(dir_fd, &files, settle_ns, out.bytes_mut().get_mut(offset..)?)
+    });
+    let Some(read) = read else {
+        return Err(PyValueError::new_err(format!("out is too short for the files at {offset}")));
+    };
+    let read: Vec<u8> = read.into_iter().map(u8::from).collect();
+    Ok(PyBytes::new(py, &read))
 }

@@ -3,6 +3,7 @@
 mod check;
 mod chunker;
 mod codec;
+mod commits;
 mod files;
 mod input;
 mod map;
@@ -21,6 +22,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<chunker::Chunker>()?;
     module.add_class::<chunker::Chunks>()?;
     module.add_class::<codec::Encoded>()?;
+    module.add_class::<commits::Commits>()?;
     module.add_class::<map::FingerprintMap>()?;
     module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprint, module)?)?;
@@ -36,6 +38,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_unchanged, module)?)?;
+    module.add_function(wrap_pyfunction!(files::read_files, module)?)?;
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
     module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;
     module.add_function(wrap_pyfunction!(sys::syncfs, module)?)?;

@@ -2,11 +2,9 @@
 
 use pyo3::prelude::*;
 
+use super::files::{Fields, identity_of};
 use super::sys::{c_string, call};
-use crate::files::Identity;
 use crate::stub;
-
-type Fields = (u64, i64, i64, i64);
 
 #[pyfunction]
 pub fn exchange_attribute(
@@ -18,8 +16,7 @@ pub fn exchange_attribute(
     value: &[u8],
 ) -> PyResult<Option<Fields>> {
     let name = c_string("name", name)?;
-    let (inode, size, mtime_ns, ctime_ns) = identity;
-    let expected = Identity { inode, size, mtime_ns, ctime_ns };
+    let expected = identity_of(identity);
     let after = call(py, || stub::exchange_attribute(fd, expected, &name, previous, value))?;
     Ok(after.map(|after| (after.inode, after.size, after.mtime_ns, after.ctime_ns)))
 }

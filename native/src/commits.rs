@@ -1,0 +1,96 @@
+//! Commits of many files in two calls, one before and one after the sync between them.
+//!
+//! The steps, their order and what they mean are those of `begin_commit` and `finish_commit` in
+//! `dedupd/stub.py`. Here is only the ordinary case: whatever else a file turns out to be, it is
+//! left, or put back, as it was, for the caller to take it through those and learn why.
+
+use std::ffi::CString;
+use std::io::Result;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::files::{Identity, lease_exclusively, open_beneath, status_of};
+use crate::stub::{exchange_attribute, punch_and_settle};
+use crate::sys::remove_attribute;
+
+const STUB_FORMAT: u8 = 1;
+const STUB_BYTES: usize = 48;
+const CHECK_AT: std::ops::Range<usize> = 4..8;
+const COMMITTING: u8 = 1;
+const DIRECT: u8 = 4;
+
+/// A plain file, as it was when it was read, and the recipe of its content.
+pub struct Request {
+    pub path: CString,
+    pub expected: Identity,
+    pub recipe: u64,
+    pub digest: [u8; 16],
+    pub direct: bool,
+}
+
+/// What a volume's files have in common. `seed` is that of the attribute's checksum.
+pub struct Volume {
+    pub data: RawFd,
+    pub attribute: CString,
+    pub seed: u64,
+    pub block_bytes: i64,
+}
+
+/// A file between the two calls: open, leased, with its attribute set. `identity` is as of then.
+pub struct Begun {
+    pub file: OwnedFd,
+    pub identity: Identity,
+}
+
+/// None where the file is left for the caller.
+pub fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
+    let file = open_beneath(volume.data, &request.path, libc::O_RDWR).ok()?;
+    let fd = file.as_raw_fd();
+    if !lease_exclusively(fd) {
+        return None;
+    }
+    let value = attribute(request, COMMITTING, volume.seed);
+    let name = &volume.attribute;
+    let identity = exchange_attribute(fd, request.expected, name, None, &value).ok()??;
+    if (identity.size, identity.mtime_ns) != (request.expected.size, request.expected.mtime_ns) {
+        // A writer's: setting the attribute moves the ctime only. If this fails, so does the
+        // caller, who finds a stub in the middle of a commit: no harm, its blocks are all there.
+        let _ = remove_attribute(fd, name);
+        return None;
+    }
+    Some(Begun { file, identity })
+}
+
+/// False where the file is left for the caller, as `begin` made it or partly punched.
+pub fn finish(volume: &Volume, request: &Request, begun: &Begun) -> bool {
+    try_finish(volume, request, begun).unwrap_or(false)
+}
+
+fn try_finish(volume: &Volume, request: &Request, begun: &Begun) -> Result<bool> {
+    let fd = begun.file.as_raw_fd();
+    let status = status_of(fd)?;
+    if Identity::of(&status) != begun.identity {
+        return Ok(false);
+    }
+    let length = (status.st_size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
+    let atime_ns = status.st_atime * 1_000_000_000 + status.st_atime_nsec;
+    let value = attribute(request, 0, volume.seed);
+    let mtime_ns = request.expected.mtime_ns;
+    punch_and_settle(fd, length, atime_ns, mtime_ns, &volume.attribute, &value)?;
+    Ok(true)
+}
+
+/// The stub attribute (docs/format.md, "Stub"); `dedupd/format/stub.py` says the same in Python.
+fn attribute(request: &Request, state: u8, seed: u64) -> [u8; STUB_BYTES] {
+    let mut value = [0; STUB_BYTES];
+    value[0] = STUB_FORMAT;
+    value[1] = state | if request.direct { DIRECT } else { 0 };
+    value[8..16].copy_from_slice(&request.recipe.to_le_bytes());
+    value[16..32].copy_from_slice(&request.digest);
+    value[32..40].copy_from_slice(&request.expected.size.to_le_bytes());
+    value[40..48].copy_from_slice(&request.expected.mtime_ns.to_le_bytes());
+    let check = xxh3_64_with_seed(&value, seed) as u32;
+    value[CHECK_AT].copy_from_slice(&check.to_le_bytes());
+    value
+}

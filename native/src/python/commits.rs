@@ -1,0 +1,100 @@
+//! `Commits`.
+
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyBytes;
+
+use super::files::{Fields, identity_of};
+use super::sys::c_string;
+use crate::commits::{self, Begun, Request, Volume};
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct Commits {
+    volume: Volume,
+    /// Only ever locked with the GIL released, or for a moment in which no Python code runs.
+    files: Mutex<Vec<(Request, Option<Begun>)>>,
+}
+
+/// Id, digest, whether it names a chunk.
+type Recipe = (u64, PyBackedBytes, bool);
+
+impl Commits {
+    fn files(&self) -> MutexGuard<'_, Vec<(Request, Option<Begun>)>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Commits {
+    #[new]
+    fn new(data_fd: i32, attribute: &[u8], seed: u64, block_bytes: i64) -> PyResult<Commits> {
+        if block_bytes < 1 {
+            return Err(PyValueError::new_err(format!("block_bytes must not be {block_bytes}")));
+        }
+        let attribute = c_string("attribute", attribute)?;
+        let volume = Volume { data: data_fd, attribute, seed, block_bytes };
+        Ok(Commits { volume, files: Mutex::default() })
+    }
+
+    fn begin<'py>(
+        &self,
+        py: Python<'py>,
+        requests: Vec<(PyBackedBytes, Fields, Recipe)>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let requests = requests
+            .into_iter()
+            .map(|(path, identity, (recipe, digest, direct))| {
+                let digest = <[u8; 16]>::try_from(&*digest)
+                    .map_err(|_| PyValueError::new_err("a digest has not 16 bytes"))?;
+                let (path, expected) = (c_string("path", &path)?, identity_of(identity));
+                Ok(Request { path, expected, recipe, digest, direct })
+            })
+            .collect::<PyResult<Vec<_>>>()?;
+        let begun: Vec<u8> = py.detach(|| {
+            let mut files = self.files();
+            let first = files.len();
+            files.extend(requests.into_iter().map(|request| {
+                let begun = commits::begin(&self.volume, &request);
+                (request, begun)
+            }));
+            files[first..].iter().map(|(_, begun)| begun.is_some().into()).collect()
+        });
+        Ok(PyBytes::new(py, &begun))
+    }
+
+    fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let done: Vec<u8> = py.detach(|| {
+            let mut files = self.files();
+            let finish = |(request, slot): &mut (Request, Option<Begun>)| {
+                let done = slot
+                    .as_ref()
+                    .is_some_and(|begun| commits::finish(&self.volume, request, begun));
+                if done {
+                    *slot = None;
+                }
+                done.into()
+            };
+            files.iter_mut().map(finish).collect()
+        });
+        PyBytes::new(py, &done)
+    }
+
+    fn begun(&self, at: usize) -> PyResult<Option<(i32, Fields)>> {
+        match self.files().get(at) {
+            Some((_, begun)) => Ok(begun.as_ref().map(|Begun { file, identity }| {
+                let fields =
+                    (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
+                (file.as_raw_fd(), fields)
+            })),
+            None => Err(PyIndexError::new_err(format!("there is no request {at}"))),
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.files().clear());
+    }
+}
