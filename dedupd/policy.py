@@ -43,6 +43,8 @@ class Policy:
         A pattern with a slash is matched against the whole path, and excludes what lies below;
         one without is matched against each name on the path.
         """
+        if not self.exclude and not self.exclude_types:
+            return False
         text = path.decode("utf-8", "surrogateescape")
         name = text.rpartition("/")[2]
         if self.exclude_types and _extension(name) in self.exclude_types:

@@ -15,7 +15,10 @@ from dedupd.policy import Policy
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
 
-_NativeFile = tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]
+_Identity = tuple[int, int, int, int]
+_NativeFile = tuple[bytes, _Identity, int, int, bytes | None]
+_File = tuple[bytes, _Identity, int, bytes | None]
+"""What :class:`Found` has, in its order."""
 
 
 class Found(NamedTuple):
@@ -71,6 +74,12 @@ def walk(volume: Volume, below: bytes = b"", errors: list[str] | None = None) ->
     Follows no link. What vanishes meanwhile is passed over; what cannot be read is added to
     ``errors``.
     """
+    for path, identity, allocated, attribute in _files(volume, below, errors):
+        yield Found(path, FileIdentity._make(identity), allocated, attribute)
+
+
+def _files(volume: Volume, below: bytes, errors: list[str] | None) -> Iterator[_File]:
+    """As :func:`walk`, in plain tuples: most files of a run are looked at, and left."""
     device = os.fstat(volume.data_fd).st_dev
     seen: set[int] = set()
     pending = [below]
@@ -99,7 +108,7 @@ def walk(volume: Volume, below: bytes = b"", errors: list[str] | None = None) ->
             elif stat.S_ISREG(status.st_mode):
                 allocated = status.st_blocks * 512
                 value = native.fgetxattr(fd, volume.space.name)
-                yield Found(directory, FileIdentity.of(status), allocated, value)
+                yield directory, FileIdentity.of(status), allocated, value
 
 
 def _in_directory(
@@ -107,16 +116,17 @@ def _in_directory(
     entries: tuple[list[bytes], list[_NativeFile]],
     seen: set[int],
     pending: list[bytes],
-) -> Iterator[Found]:
+) -> Iterator[_File]:
     prefix = directory + b"/" if directory else b""
     directories, files = entries
     # In the order of inodes, which on a disk is near that of their blocks.
-    for name, identity, links, allocated, value in sorted(files, key=_inode):
+    files.sort(key=_inode)
+    for name, identity, links, allocated, value in files:
         if links > 1:
             if identity[0] in seen:
                 continue
             seen.add(identity[0])
-        yield Found(prefix + name, FileIdentity(*identity), allocated, value)
+        yield prefix + name, identity, allocated, value
     pending.extend(prefix + name for name in sorted(directories, reverse=True))
 
 
@@ -128,30 +138,32 @@ def candidates(
     volume: Volume, policy: Policy, below: bytes, skipped: Skipped, errors: list[str]
 ) -> Iterator[Candidate]:
     """The files that the policy wants optimised and that are not yet."""
-    newest_ns = time.time_ns() - int(policy.age_s_min * 1e9)
-    for found in walk(volume, below, errors):
-        is_young = policy.age_s_min > 0 and found.identity.changed_ns > newest_ns
-        if found.attribute is None:
-            reason = _plain_file(found, policy, is_young)
-            work_bytes = found.identity.size
+    newest_ns = time.time_ns() - int(policy.age_s_min * 1e9) if policy.age_s_min > 0 else None
+    for path, identity, allocated, attribute in _files(volume, below, errors):
+        _, size, mtime_ns, ctime_ns = identity
+        is_young = newest_ns is not None and (mtime_ns > newest_ns or ctime_ns > newest_ns)
+        if attribute is None:
+            reason = _plain_file(path, size, policy, is_young)
+            work_bytes = size
         else:
+            found = Found(path, FileIdentity._make(identity), allocated, attribute)
             reason = _stub(volume, found, policy, is_young, skipped, errors)
-            work_bytes = found.allocated_bytes
+            work_bytes = allocated
         if reason:
-            skipped.add(reason, found.identity.size)
+            skipped.add(reason, size)
         else:
-            yield Candidate(found.path, found.identity, found.attribute, work_bytes)
+            yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)
 
 
-def _plain_file(found: Found, policy: Policy, is_young: bool) -> str:
+def _plain_file(path: bytes, size: int, policy: Policy, is_young: bool) -> str:
     """Why a plain file is no candidate, or nothing."""
-    if found.identity.size == 0:
+    if size == 0:
         return "empty"
-    if found.identity.size < policy.size_bytes_min:
+    if size < policy.size_bytes_min:
         return "below the minimum size"
     if is_young:
         return "too young"
-    return "excluded" if policy.excludes(found.path) else ""
+    return "excluded" if policy.excludes(path) else ""
 
 
 def _stub(
