@@ -237,9 +237,7 @@ class Commits:
         """``seed`` is that of the attribute's checksum."""
     def begin(
         self,
-        requests: Sequence[
-            tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]
-        ],
+        requests: Sequence[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]],
     ) -> bytes:
         """Open each file and set its attribute: path, identity, recipe (id, digest, direct).
 

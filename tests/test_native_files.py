@@ -165,6 +165,38 @@ def test_a_buffer_without_room_is_refused(tmp_path: Path, directory: int) -> Non
         native.read_unchanged(directory, b"file", identity, 0, bytes(100), 0)
 
 
+# --- read_files -------------------------------------------------------------------------------
+
+
+def test_each_file_takes_its_own_room_whether_it_was_read_or_not(
+    tmp_path: Path, directory: int
+) -> None:
+    (tmp_path / "below").mkdir()
+    contents = {b"first": b"1" * 5000, b"below/second": b"2" * 7, b"third": b"3" * 100}
+    files = [(name, make(tmp_path / os.fsdecode(name), contents[name])) for name in contents]
+    (tmp_path / "below/second").write_bytes(b"changed")
+    buffer = bytearray(6000)
+    assert native.read_files(directory, files, 0, buffer, 10) == b"\1\0\1"
+    assert buffer[10:5010] == contents[b"first"]
+    assert buffer[5017:5117] == contents[b"third"]
+    assert buffer[5117:] == bytes(6000 - 5117)
+
+
+def test_files_are_not_read_over_a_link(tmp_path: Path, directory: int) -> None:
+    (tmp_path / "real").mkdir()
+    identity = make(tmp_path / "real/file", b"content")
+    (tmp_path / "way").symlink_to("real")
+    files = [(b"way/file", identity), (b"real/../real/file", identity), (b"real/file", identity)]
+    assert native.read_files(directory, files, 0, bytearray(100), 0) == b"\0\1\1"
+    assert native.read_files(directory, [(b"../file", identity)], 0, bytearray(100), 0) == b"\0"
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, directory: int) -> None:
+    identity = make(tmp_path / "file", b"content")
+    with pytest.raises(ValueError, match="too short"):
+        native.read_files(directory, [(b"file", identity)] * 2, 0, bytearray(20), 7)
+
+
 # --- the steps of a commit --------------------------------------------------------------------
 
 

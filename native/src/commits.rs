@@ -73,7 +73,8 @@ fn try_finish(volume: &Volume, request: &Request, begun: &Begun) -> Result<bool>
     if Identity::of(&status) != begun.identity {
         return Ok(false);
     }
-    let length = (status.st_size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
+    let length =
+        (status.st_size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
     let atime_ns = status.st_atime * 1_000_000_000 + status.st_atime_nsec;
     let value = attribute(request, 0, volume.seed);
     let mtime_ns = request.expected.mtime_ns;

@@ -86,8 +86,7 @@ impl Commits {
     fn begun(&self, at: usize) -> PyResult<Option<(i32, Fields)>> {
         match self.files().get(at) {
             Some((_, begun)) => Ok(begun.as_ref().map(|Begun { file, identity }| {
-                let fields =
-                    (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
+                let fields = (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
                 (file.as_raw_fd(), fields)
             })),
             None => Err(PyIndexError::new_err(format!("there is no request {at}"))),
