@@ -16,6 +16,10 @@ TIMEOUT_S = 120.0
 """A commit waits for a sync of the file system; longer than this means a hung disk."""
 
 
+FDS_MAX = 64
+"""Descriptors that one reply may bring."""
+
+
 def runtime_dir() -> str:
     """The directory of sockets: ``/run/dedupd`` for root, the user's own otherwise."""
     if os.geteuid() == 0:
@@ -69,12 +73,16 @@ class ControlClient:
             raise ServiceUnreachable(f"{self._path}: no descriptor came with the reply")
         return reply, fds[0]
 
+    def call_for_fds(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
+        """The reply to a request, and the descriptors that came with it, any number."""
+        return self._call(operation, arguments)
+
     def _call(self, operation: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         fds: list[int] = []
         try:
             self._socket.sendall(json.dumps({"op": operation, **arguments}).encode() + b"\n")
             while b"\n" not in self._buffer:
-                data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, 4)
+                data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, FDS_MAX)
                 fds += new
                 if not data:
                     raise ServiceUnreachable(f"{self._path}: the connection was closed")

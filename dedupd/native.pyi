@@ -194,7 +194,7 @@ def scan_directory(
     """Names of directories, and regular files on the same file system, in no order.
 
     Of each file: name; inode, size, mtime and ctime in ns; links; allocated bytes; value of the
-    attribute.
+    attribute, None where it has none, empty where that cannot be told.
 
     No link is followed; what vanishes meanwhile is passed over. Raises OSError.
     """

@@ -34,6 +34,7 @@ class Policy:
     compression_saving_min: float = 0.05
     partial_files: bool = True
     partial_local_max: float = 0.5
+    compaction_dead_min: float = 0.05
     memory_bytes_max: int = 256 << 20
     cores_max: int = 0
 
@@ -191,6 +192,13 @@ KEYS = {
             _fraction,
             float,
             "a file in use whose own blocks make up more of it becomes plain",
+        ),
+        Key(
+            "compaction_min_dead",
+            "compaction_dead_min",
+            _fraction,
+            float,
+            "a container is rewritten where at least this part of it is garbage",
         ),
         Key("memory", "memory_bytes_max", _size, exact_size, "what the buffers of a job may take"),
         Key("cores", "cores_max", _whole(0, 1024), int, "cores that a job may use; 0 is all"),

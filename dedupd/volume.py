@@ -1,6 +1,7 @@
 """One volume, opened: its directories, parameters, policy and locks."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
@@ -217,6 +218,17 @@ class Volume:
         ):
             self._require_enabled()
             yield Transitions(fd)
+
+    def note_mount(self) -> None:
+        """Say that a mount begins. Needs the mount lock."""
+        now_ns = time.time_ns()
+        with opened(self._open_lock("mount.lock")) as fd:
+            self.disk.set_times(fd, now_ns, now_ns)
+
+    def mount_mark(self) -> int:
+        """A number that is another one after each beginning of a mount."""
+        with opened(self._open_lock("mount.lock")) as fd:
+            return os.fstat(fd).st_mtime_ns
 
     def _require_enabled(self) -> None:
         """Disabling may have begun between the opening of the volume and that of the lock."""

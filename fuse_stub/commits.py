@@ -7,13 +7,14 @@ commit back first.
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyfuse3
 import trio
 
 from dedupd.commit import Outcome, Request, Result, open_failure, step_failure
 from dedupd.errors import Busy, DedupdError, FileChanged
+from dedupd.format.stub import StubAttribute, decode_stub
 from dedupd.fsutil import open_beneath
 from dedupd.sparse import SparseStub
 from dedupd.stub import (
@@ -38,24 +39,34 @@ _CHANGED = "it changed while it was being committed"
 
 
 class _Pending:
-    """A commit that has begun. ``begun`` is None once it was taken back."""
+    """A commit that has begun as ``initial``. ``begun`` is None once it was taken back."""
 
-    __slots__ = ("begun", "changes", "file")
+    __slots__ = ("begun", "changes", "file", "initial")
 
     def __init__(self, file: OpenFile, begun: Begun) -> None:
         self.file = file
+        self.initial = begun
         self.begun: Begun | None = begun
         self.changes = file.changes
 
 
 class Commits:
-    """The commits that have begun and not finished."""
+    """The commits that have begun and not finished. None begins while they ``are_refused``."""
 
     def __init__(self, volume: Volume, transitions: Transitions, files: OpenFiles) -> None:
         self._volume = volume
         self._transitions = transitions
         self._files = files
         self._pending: dict[int, _Pending] = {}
+        self.are_refused = False
+
+    def attributes(self) -> Iterator[StubAttribute]:
+        """What the files named, or will if their commit is taken back, and what if it is not."""
+        for pending in self._pending.values():
+            yield pending.initial.stub
+            if pending.initial.previous is not None:
+                space = self._volume.space
+                yield decode_stub(pending.initial.previous, space.volume, pending.file.where)
 
     async def begin(self, requests: Sequence[Request]) -> list[Result]:
         """The first step: files become stubs (of a new recipe) that still have all their blocks."""
@@ -86,6 +97,8 @@ class Commits:
             async with file.lock.alone():
                 if file.writers:
                     raise Busy("it is open for writing")
+                if self.are_refused:
+                    raise Busy("garbage is being collected")
                 self._transitions.begin([request.path])
                 try:
                     begun = begin_commit(

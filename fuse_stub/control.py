@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -13,6 +15,8 @@ import trio
 from dedupd.commit import request_from_json, result_to_json
 from dedupd.control import socket_path
 from dedupd.errors import Damaged, DedupdError, NoSpace
+from dedupd.format.container import Kind
+from fuse_stub.marking import MarkLog
 from fuse_stub.served import Served
 
 log = logging.getLogger("dedupd.mount")
@@ -58,7 +62,7 @@ class ControlServer:
 
     async def _converse(self, connection: trio.socket.SocketType) -> None:
         """Answer one client until it hangs up; commits that it leaves open are taken back."""
-        begun: set[int] = set()
+        talk = _Conversation()
         try:
             buffer = bytearray()
             while True:
@@ -71,34 +75,79 @@ class ControlServer:
                     continue
                 line = bytes(buffer[:at])
                 del buffer[: at + 1]
-                reply, fd = await self._answer(line, begun)
-                await _send(connection, json.dumps(reply).encode() + b"\n", fd)
+                reply, fds = await self._answer(line, talk)
+                try:
+                    await _send(connection, json.dumps(reply).encode() + b"\n", fds)
+                finally:
+                    for fd in talk.sending:
+                        os.close(fd)
+                    talk.sending.clear()
         except OSError:
             # The client has gone; what it began is taken back below.
             pass
         finally:
             connection.close()
+            if talk.marks is not None:
+                self._served.marking.end(talk.marks)
             with trio.CancelScope(shield=True):
-                await self._served.commits.abandon(list(begun))
+                await self._served.commits.abandon(list(talk.begun))
 
-    async def _answer(self, line: bytes, begun: set[int]) -> tuple[dict[str, Any], int | None]:
+    async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
         try:
             request = json.loads(line)
             operation = request["op"]
             if operation == "volume":
-                return {}, self._served.volume.base_fd
+                return {}, [self._served.volume.base_fd]
             if operation == "commit_begin":
-                return await self._commit_begin(request, begun), None
+                return await self._commit_begin(request, talk.begun), []
             if operation == "commit_finish":
-                return await self._commit_finish(request, begun), None
+                return await self._commit_finish(request, talk.begun), []
             if operation == "restore":
-                return await self._restore(request), None
+                return await self._restore(request), []
+            if operation == "mark_begin":
+                return await self._mark_begin(talk), []
+            if operation == "mark_drain":
+                return self._mark_drain(talk), talk.sending
+            if operation == "reopen":
+                return self._reopen(request), []
             if operation == "status":
-                return self._status(), None
-            return {"error": f"unknown operation {operation!r}", "kind": "UsageError"}, None
+                return self._status(), []
+            return {"error": f"unknown operation {operation!r}", "kind": "UsageError"}, []
         except Exception as error:
             log.exception("a request on the control socket failed")
-            return {"error": str(error), "kind": type(error).__name__}, None
+            return {"error": str(error), "kind": type(error).__name__}, []
+
+    async def _mark_begin(self, talk: "_Conversation") -> dict[str, Any]:
+        if talk.marks is not None:
+            self._served.marking.end(talk.marks)
+        talk.marks = await self._served.marking.begin()
+        return {}
+
+    def _mark_drain(self, talk: "_Conversation") -> dict[str, Any]:
+        """What was noted since the last time; directories as descriptors."""
+        log = talk.marks
+        if log is None:
+            return {"error": "no session of marking is open", "kind": "UsageError"}
+        chunks, recipes, damaged = list(log.chunks), list(log.recipes), list(log.damaged)
+        log.chunks.clear()
+        log.recipes.clear()
+        log.damaged.clear()
+        talk.sending += log.take_directories()
+        return {
+            "chunks": chunks,
+            "recipes": recipes,
+            "damaged": damaged,
+            "directories": len(talk.sending),
+            "overflowed": log.overflowed,
+            "more": log.has_directories,
+        }
+
+    def _reopen(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Let go of containers that a compaction has replaced."""
+        volume = self._served.volume
+        readers = {Kind.CHUNKS: volume.chunk_records, Kind.STREAMS: volume.stream_records}
+        readers[Kind(request["kind"])].drop(request["containers"])
+        return {}
 
     async def _commit_begin(self, request: dict[str, Any], begun: set[int]) -> dict[str, Any]:
         requests = [request_from_json(row) for row in request["files"]]
@@ -142,10 +191,22 @@ class ControlServer:
         }
 
 
-async def _send(connection: trio.socket.SocketType, data: bytes, fd: int | None) -> None:
+@dataclass(slots=True)
+class _Conversation:
+    """What a client has left open here: it ends when the client hangs up.
+
+    ``sending`` are descriptors to be closed once they are sent.
+    """
+
+    begun: set[int] = field(default_factory=set)
+    marks: MarkLog | None = None
+    sending: list[int] = field(default_factory=list)
+
+
+async def _send(connection: trio.socket.SocketType, data: bytes, fds: Sequence[int]) -> None:
     view = memoryview(data)
-    if fd is not None:
-        rights = array.array("i", [fd])
+    if fds:
+        rights = array.array("i", fds)
         sent = await connection.sendmsg([view], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         view = view[sent:]
     while view:

@@ -113,6 +113,10 @@ class OpenFiles:
     def get(self, ino: int) -> OpenFile | None:
         return self._files.get(ino)
 
+    def stubs(self) -> list[StubAttribute]:
+        """What the open stubs name."""
+        return [file.stub.attribute for file in self._files.values() if file.stub is not None]
+
     async def acquire(self, ino: int, *, write: bool, trunc: bool = False) -> OpenFile:
         """The open file of an inode, with one user more. Raises OSError, Damaged.
 

@@ -131,6 +131,10 @@ class Inodes:
         self._drop_fd(ino, node)
         node.fd, node.pinned = fd, True
 
+    def pinned(self) -> list[int]:
+        """Inodes that are held by a descriptor: among them all known ones without a name."""
+        return [ino for ino, node in self._nodes.items() if node.pinned]
+
     def knows(self, ino: int) -> bool:
         """Whether the kernel may still refer to the inode."""
         return ino in self._nodes

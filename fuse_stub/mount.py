@@ -89,6 +89,7 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
         while True:
             try:
                 transitions = stack.enter_context(volume.mount_lock())
+                volume.note_mount()
                 break
             except Busy:
                 client = volume.mount_client()

@@ -51,6 +51,7 @@ class NamespaceOperations(pyfuse3.Operations):
         self._inodes = served.inodes
         self._files = served.files
         self._commits = served.commits
+        self._marking = served.marking
         self._reserved = served.volume.space.name
         self._is_root = os.geteuid() == 0
         self._streams: dict[int, DirectoryStream] = {}
@@ -208,7 +209,10 @@ class NamespaceOperations(pyfuse3.Operations):
         if (status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)) and self._inodes.knows(
             status.st_ino
         ):
-            self._inodes.keep_open(status.st_ino, os.open(name, PATH_FLAGS, dir_fd=parent_fd))
+            fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
+            if self._marking.is_open and stat.S_ISREG(status.st_mode):
+                self._marking.changed(fd)
+            self._inodes.keep_open(status.st_ino, fd)
 
     @answers
     async def rename(
@@ -226,6 +230,10 @@ class NamespaceOperations(pyfuse3.Operations):
         if not flags:
             self._keep_open(new_fd, name_new)
         native.renameat2(old_fd, name_old, new_fd, name_new, flags)
+        if self._marking.is_open:
+            self._marking.moved(new_fd, name_new)
+            if flags & pyfuse3.RENAME_EXCHANGE:
+                self._marking.moved(old_fd, name_old)
 
     @answers
     async def link(
@@ -233,7 +241,10 @@ class NamespaceOperations(pyfuse3.Operations):
     ) -> EntryAttributes:
         parent_fd = self._inodes.fd(new_parent_inode)
         os.link(self._inodes.path(inode), new_name, dst_dir_fd=parent_fd, follow_symlinks=True)
-        return self._known(os.open(new_name, PATH_FLAGS, dir_fd=parent_fd))
+        fd = os.open(new_name, PATH_FLAGS, dir_fd=parent_fd)
+        if self._marking.is_open:
+            self._marking.changed(fd)
+        return self._known(fd)
 
     # --- directories --------------------------------------------------------------------------
 

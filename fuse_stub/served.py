@@ -11,6 +11,7 @@ from fuse_stub.cache import ChunkCache
 from fuse_stub.commits import Commits
 from fuse_stub.files import OpenFiles
 from fuse_stub.inodes import Inodes
+from fuse_stub.marking import Marking
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class Served:
         self.cache = ChunkCache(volume.read_chunk, cache_bytes, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache)
         self.commits = Commits(volume, transitions, self.files)
+        self.marking = Marking(volume, self.inodes, self.files, self.commits)
 
     async def in_thread(self, function: Callable[..., T], *args: object) -> T:
         """Run what may block where it does not hold up everybody else."""

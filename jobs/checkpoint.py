@@ -75,7 +75,9 @@ class Checkpoints:
     def _is_whole(self, node: Piece, level: int) -> bool:
         """Whether every chunk below a node is still there: its file has no other copy soon."""
         part = self._volume.recipes.part(node, level)
-        chunks = self._volume.chunk_records
+        chunks, streams = self._volume.chunk_records, self._volume.stream_records
+        if not all(streams.is_live(one) for one in (node.chunk, *part.node_ids())):
+            return False
         return all(
             span.chunk == HOLE or chunks.offers(span.chunk, span.length, span.check)
             for span in part.spans(0, part.length)

@@ -79,13 +79,16 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class StoreSync:
-    """What was appended to a store up to a moment, and the lost records that it makes up for."""
+    """What was appended to a store up to a moment, the lost records that it makes up for, and the
+    orphans that were met again."""
 
     chunks: SyncPoint
     streams: SyncPoint
     copies: list[tuple[fmt.Record, bytes]]
     chunks_met: dict[int, Entry]
     streams_met: dict[int, Entry]
+    chunk_orphans: set[int]
+    stream_orphans: set[int]
 
 
 class Store:
@@ -122,12 +125,17 @@ class Store:
             self.recipes.take_copies(),
             self._wanted[0].met(self.index, self.chunks),
             self._wanted[1].met(self._recipe_index, self.streams),
+            self.index.take_found_orphans(),
+            self._recipe_index.take_found_orphans(),
         )
 
     def finish_sync(self, noted: StoreSync) -> None:
-        """Make durable what was noted: chunks before the recipes that name them."""
+        """Make durable what was noted: chunks before the recipes that name them, and orphans live
+        before anything names them."""
+        self.chunks.revive(noted.chunk_orphans)
         self.chunks.finish_sync(noted.chunks)
         self._wanted[0].settle(noted.chunks_met)
+        self.streams.revive(noted.stream_orphans)
         self.streams.finish_sync(noted.streams)
         self._wanted[1].settle(noted.streams_met)
         append_copies(self.copies, noted.copies)

@@ -21,7 +21,9 @@ from dedupd.store.container import data_name, table_name
 from dedupd.stub import local_ranges
 from dedupd.units import KIB
 from dedupd.volume import STORE_DIRS, Volume
+from jobs.compact import Compact, CompactReport
 from jobs.frame import JobRun
+from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
@@ -82,6 +84,14 @@ class Lab:
     def unoptimise(self, below: bytes = b"") -> UnoptimizeReport:
         with self.opened() as volume, volume.job_lock():
             return unoptimize(volume, JobRun("unoptimize"), below)
+
+    def collect(self) -> GcReport:
+        with self.opened() as volume, volume.job_lock():
+            return Gc(volume, JobRun("gc")).run()
+
+    def compact(self) -> CompactReport:
+        with self.opened() as volume, volume.job_lock():
+            return Compact(volume, JobRun("compact")).run()
 
     def verify(self) -> VerifyReport:
         with self.opened() as volume, volume.job_lock(), volume.mount_lock():

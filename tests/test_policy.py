@@ -39,6 +39,7 @@ def test_every_key_can_be_set() -> None:
         no_compress_types = ["zip"]
         compression_level = 7
         compression_min_saving = 0.1
+        compaction_min_dead = 0.2
         partial_files = false
         partial_local_max = 0.25
         memory = "1 GiB"
@@ -54,6 +55,7 @@ def test_every_key_can_be_set() -> None:
         no_compress_types=("zip",),
         compression_level=7,
         compression_saving_min=0.1,
+        compaction_dead_min=0.2,
         partial_files=False,
         partial_local_max=0.25,
         memory_bytes_max=1 << 30,
@@ -81,6 +83,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("compression_min_saving", "nan", "write a fraction"),
     ("compression_min_saving", 10**400, "write a fraction"),
     ("compression_min_saving", [], "write a fraction"),
+    ("compaction_min_dead", 1, "write a fraction"),
     ("partial_files", "yes", "write true or false"),
     ("partial_files", 1, "write true or false"),
     ("partial_local_max", 2, "write a fraction"),

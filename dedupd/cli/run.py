@@ -12,7 +12,9 @@ from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, U
 from dedupd.priority import give_way
 from dedupd.units import format_duration, format_size
 from dedupd.volume import Volume
+from jobs.compact import Compact, CompactReport
 from jobs.frame import record_run
+from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
@@ -86,6 +88,34 @@ def unoptimize_command(path: str, as_json: bool) -> None:
     _finish(asdict(report), report.errors, as_json, lambda: _show_unoptimize(report))
 
 
+@command.command("gc")
+@click.argument("path", type=click.Path())
+@click.option("--dry-run", is_flag=True, help="Only say what would become an orphan.")
+@json_option
+@exits
+def gc_command(path: str, dry_run: bool, as_json: bool) -> None:
+    """Find chunks that no file needs any more. Users keep working meanwhile."""
+    with Volume.open(path) as volume, volume.job_lock(), job_run("gc", unit="items") as run:
+        report = Gc(volume, run, dry_run=dry_run).run()
+        if not dry_run:
+            record_run(volume, run, asdict(report))
+    _finish(asdict(report), report.errors, as_json, lambda: _show_gc(report))
+
+
+@command.command("compact")
+@click.argument("path", type=click.Path())
+@click.option("--dry-run", is_flag=True, help="Only say how much there is to be freed.")
+@json_option
+@exits
+def compact_command(path: str, dry_run: bool, as_json: bool) -> None:
+    """Give the space of collected chunks back. Users keep working meanwhile."""
+    with Volume.open(path) as volume, volume.job_lock(), job_run("compact") as run:
+        report = Compact(volume, run, dry_run=dry_run).run()
+        if not dry_run:
+            record_run(volume, run, asdict(report))
+    _finish(asdict(report), report.errors, as_json, lambda: _show_compact(report))
+
+
 @command.command("verify")
 @click.argument("path", type=click.Path())
 @json_option
@@ -142,6 +172,26 @@ def _show_optimize(report: OptimizeReport) -> None:
 def _show_unoptimize(report: UnoptimizeReport) -> None:
     click.echo(
         f"{report.files_restored} files are plain again, {format_size(report.logical_bytes)}"
+    )
+    _show_messages(report.errors, report.messages)
+
+
+def _show_gc(report: GcReport) -> None:
+    click.echo(
+        f"{report.stubs} stubs need {report.chunks_needed} of {report.chunks} chunks;"
+        f" {report.orphaned_chunks} chunks and {report.orphaned_recipes} recipes"
+        f" ({format_size(report.orphaned_bytes)}) are garbage now,"
+        f" {report.orphans_before} were before: {report.outcome}"
+    )
+    _show_messages(report.errors, report.messages)
+
+
+def _show_compact(report: CompactReport) -> None:
+    click.echo(
+        f"{format_size(report.dead_bytes)} of {format_size(report.stored_bytes)} in"
+        f" {report.containers} containers were garbage; {format_size(report.freed_bytes)} freed:"
+        f" {report.rewritten} containers rewritten, {report.removed} removed,"
+        f" {report.below_threshold} left below the threshold"
     )
     _show_messages(report.errors, report.messages)
 

@@ -18,8 +18,8 @@ ALIGN_BYTES = 8
 
 CONTAINER_BYTES_MAX = 1 << 30
 
-ORDINALS_MAX = CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
-"""In one container, whatever became of them: no more records than these ever fit into it."""
+ORDINALS_MAX = 2 * CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
+"""In one container: as many records as fit into it, once before a compaction and once after it."""
 
 _FILE = struct.Struct("<8sHBxIII16sQ")
 _RECORD = struct.Struct("<IIBBHIII32sQQ")

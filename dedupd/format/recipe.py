@@ -93,6 +93,19 @@ def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, by
     )
 
 
+def named_by(payload: bytes, where: str) -> tuple[int, list[int]]:
+    """The level of a node and all ids in it, holes included; far cheaper than :func:`decode_node`.
+
+    Raises DamagedRecipe.
+    """
+    if len(payload) < HEADER_BYTES:
+        raise DamagedRecipe(f"{where}: the recipe is too short to be one")
+    magic, version, level, _, count, _, _, _ = _HEADER.unpack_from(payload)
+    if (magic, version, len(payload)) != (MAGIC, FORMAT, HEADER_BYTES + count * ENTRY_BYTES):
+        raise DamagedRecipe(f"{where}: not a recipe of format {FORMAT}")
+    return level, memoryview(payload)[HEADER_BYTES:].cast("Q")[0::2].tolist()
+
+
 def decode_node(payload: bytes, where: str) -> Node:
     """Raises DamagedRecipe."""
     if len(payload) < HEADER_BYTES:

@@ -74,6 +74,11 @@ class RecordReader:
             lambda found: found,
         )
 
+    def is_live(self, record_id: int) -> bool:
+        """Whether the table says that a record is there and needed. Raises DamagedContainer."""
+        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        return entry is not None and entry.state == State.LIVE
+
     def offers(self, record_id: int, length: int, check: int) -> bool:
         """Whether the table offers a record, of this length and check, to more files.
 

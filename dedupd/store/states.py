@@ -1,7 +1,7 @@
 """Changing what a redirection table says of records that stay where they are."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dedupd.disk import Disk
 from dedupd.errors import DamagedTable
@@ -9,7 +9,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.fsutil import opened, read_at
-from dedupd.store.container import table_name
+from dedupd.store.container import Container, table_name
 
 _WRITTEN = define("states.written", "entries of a table are changed, not yet synced")
 _DURABLE = define("states.durable", "changed entries of a table are durable")
@@ -45,6 +45,34 @@ def set_states(
         reach(_WRITTEN)
         disk.sync_data(fd)
     reach(_DURABLE)
+
+
+def revive(
+    dir_fd: int,
+    number: int,
+    kind: fmt.Kind,
+    volume: bytes,
+    ordinals: Sequence[int],
+    disk: Disk,
+) -> None:
+    """Make orphans of a container live again, durably, so that files may name them.
+
+    Needs the job lock. Raises Damaged where an entry cannot be read, or is of no orphan.
+    """
+    container = Container(dir_fd, kind, number, volume)
+    try:
+        changes: dict[int, tbl.Entry] = {}
+        for ordinal in ordinals:
+            entry = container.entry(ordinal)
+            if entry is None or entry.state not in tbl.USABLE:
+                raise DamagedTable(
+                    f"{table_name(number).decode()}: entry {ordinal} is not what it was when the"
+                    " job began; run it again"
+                )
+            changes[ordinal] = entry._replace(state=tbl.State.LIVE, target=0)
+        set_states(disk, dir_fd, container.header, changes)
+    finally:
+        container.close()
 
 
 def _runs(entries: Mapping[int, tbl.Entry]) -> Iterator[tuple[int, list[tbl.Entry]]]:

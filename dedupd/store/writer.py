@@ -3,7 +3,7 @@
 import os
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from dedupd.store.recovery import (
     last_number,
     recover,
 )
+from dedupd.store.states import revive
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
 _READY = define("writer.container-ready", "a new container and its table are durable, and empty")
@@ -31,6 +32,11 @@ _APPENDED = define("writer.appended", "records are written, not yet their table 
 _ENTERED = define("writer.entered", "records and table entries are written, not synced")
 _SYNCED = define("writer.synced", "records are durable, the mark in the table is not yet moved")
 _MARKED = define("writer.marked", "records are durable and the mark says so")
+
+
+REOPEN_ORDINALS_MAX = 1 << 16
+"""A container that was compacted and has more does not grow on: its table keeps an entry for each
+that was ever in it, 64 bytes, while what is collected comes back."""
 
 
 class NewRecord(NamedTuple):
@@ -114,6 +120,8 @@ class ContainerWriter:
     def _reopen(self, state: Recovered) -> None:
         header = state.header
         if state.end >= self._bytes_max or header.partition != self._partition:
+            return
+        if header.generation > 1 and len(state.entries) > REOPEN_ORDINALS_MAX:
             return
         number = header.container
         self._current = _Open(
@@ -287,6 +295,17 @@ class ContainerWriter:
             os.close(target.data_fd)
             os.close(target.table_fd)
         reach(_MARKED)
+
+    def revive(self, ids: Iterable[int]) -> None:
+        """Make orphans live again, durably. May run while another thread appends.
+
+        Raises Damaged where one of them is not an orphan any more.
+        """
+        by_container: dict[int, list[int]] = {}
+        for one in ids:
+            by_container.setdefault(container_of(one), []).append(ordinal_of(one))
+        for number, ordinals in by_container.items():
+            revive(self._dir_fd, number, self._kind, self._volume, ordinals, self._disk)
 
     def _mark(self, target: _Open) -> tbl.TableHeader:
         return tbl.TableHeader(

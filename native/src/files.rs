@@ -159,12 +159,13 @@ fn names(fd: RawFd) -> Result<Vec<(CString, u8)>> {
     }
 }
 
-/// None where there is none, and where it cannot be read.
+/// None where there is none. Empty where it cannot be read, so that no file passes for plain that
+/// may not be.
 fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
     const USUAL: usize = 256;
     let mut path = format!("/proc/self/fd/{dir}/").into_bytes();
     path.extend_from_slice(name.to_bytes());
-    let path = CString::new(path).ok()?;
+    let path = CString::new(path).ok()?; // no name holds a NUL
     let get = |value: &mut [u8]| {
         // SAFETY: both strings are NUL-terminated, `value` is writable for its length.
         unsafe {
@@ -182,7 +183,13 @@ fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
         value = vec![0u8; 64 << 10];
         length = get(&mut value);
     }
-    value.truncate(usize::try_from(length).ok()?);
+    if length < 0 {
+        return match Error::last_os_error().raw_os_error() {
+            Some(libc::ENODATA | libc::ENOENT | libc::EOPNOTSUPP) => None,
+            _ => Some(Vec::new()),
+        };
+    }
+    value.truncate(length.unsigned_abs());
     Some(value)
 }
 

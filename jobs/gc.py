@@ -1,0 +1,323 @@
+"""The gc job: what no stub and no open file needs becomes an orphan (docs/upkeep.md).
+
+It only ever marks from the truth: the stubs of the tree, what is open without a name, and the
+recipes that these name. Nothing is counted from one run to the next that could be counted wrong.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from dedupd import native
+from dedupd.errors import Damaged, DamagedContainer
+from dedupd.failpoint import define, reach
+from dedupd.format import table as tbl
+from dedupd.format.container import COPIES_OF, FileHeader, Kind, checksum_seed
+from dedupd.format.ids import make_id, ordinal_of, show_id
+from dedupd.format.recipe import named_by
+from dedupd.format.table import State
+from dedupd.fsutil import opened, read_at
+from dedupd.store.container import data_name, table_name
+from dedupd.store.marks import Marks, ordinals, without
+from dedupd.store.recovery import container_numbers, discard_unfinished, recover
+from dedupd.store.sequential import SequentialReader
+from dedupd.store.states import set_states
+from dedupd.volume import Volume
+from jobs.checkpoint import Checkpoints
+from jobs.frame import JobRun
+from jobs.marking import TreeMarker
+
+_MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
+_SYNCED = define("gc.synced", "the tree is durable as it was walked, nothing is changed")
+_SWEPT = define("gc.swept", "the orphans of one container are durable")
+
+BLOCK_ENTRIES = 1 << 16
+"""Entries of a table that are looked at together: 4 MiB, however long the table is."""
+
+_ENTRY_WORDS = tbl.ENTRY_BYTES // 8
+_TARGET_WORD = 5
+_STATE_BYTE = 60
+_UNNEEDED = frozenset((State.ORPHANED, State.TOMBSTONE))
+
+
+@dataclass(slots=True)
+class GcReport:
+    """What a run found and did; the JSON form of the report. Bytes are those of payloads."""
+
+    job: str = "gc"
+    outcome: str = "done"
+    files: int = 0
+    stubs: int = 0
+    recipes: int = 0
+    recipe_entries: int = 0
+    chunks: int = 0
+    chunks_needed: int = 0
+    orphaned_chunks: int = 0
+    orphaned_recipes: int = 0
+    orphaned_copies: int = 0
+    orphaned_bytes: int = 0
+    orphans_before: int = 0
+    revived: int = 0
+    epoch: int = 0
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """One container in order: its header, and how many entries its table has."""
+
+    header: FileHeader
+    count: int
+
+
+class Gc:
+    """One collection over one volume. Needs the volume's job lock; the volume may be mounted."""
+
+    def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool = False) -> None:
+        self._volume = volume
+        self._run = run
+        self._dry_run = dry_run
+        self._report = GcReport(started_s=run.started_s)
+        self._shapes: dict[Kind, dict[int, _Shape]] = {}
+        self._epoch = 1
+
+    def run(self) -> GcReport:
+        """Mark, then sweep. Raises Cancelled, Busy, NoSpace.
+
+        Where anything could not be read that may name a chunk, nothing is swept: the report says
+        what it was.
+        """
+        # Chunks that only a checkpoint names are garbage from here on.
+        if not self._dry_run:
+            Checkpoints(self._volume).clear()
+        for kind in Kind:
+            self._shapes[kind] = self._in_order(kind)
+        marks = {kind: self._marks(kind) for kind in Kind}
+        chunks, recipes = marks[Kind.CHUNKS], marks[Kind.STREAMS]
+        self._run.update(phase="walking the tree")
+        roots = TreeMarker(self._volume, self._run, chunks, recipes).mark()
+        report = self._report
+        report.files, report.stubs = roots.files, roots.stubs
+        for problem in roots.problems:
+            self._run.findings.add(problem)
+        self._mark_recipes(recipes, chunks)
+        self._follow(Kind.CHUNKS, chunks)
+        self._follow(Kind.STREAMS, recipes)
+        for kind, copies in COPIES_OF.items():
+            self._mark_copies(copies, marks[kind], marks[copies])
+        report.chunks_needed = chunks.count()
+        report.chunks = sum(shape.count for shape in self._shapes[Kind.CHUNKS].values())
+        reach(_MARKED)
+        if self._run.findings.count:
+            report.outcome = "nothing collected: see the messages"
+        else:
+            self._sweep(marks)
+        return self.report()
+
+    def report(self) -> GcReport:
+        """The report, as far as the run got."""
+        report = self._report
+        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
+        report.resources = self._run.resources()
+        return report
+
+    # --- before -------------------------------------------------------------------------------
+
+    def _in_order(self, kind: Kind) -> dict[int, _Shape]:
+        """Bring every container into a known state. Those that can't be are scrub's: they stay."""
+        shapes: dict[int, _Shape] = {}
+        uuid, disk = self._volume.space.volume, self._volume.disk
+        with self._directory(kind) as dir_fd:
+            numbers = container_numbers(dir_fd)
+            self._run.update(phase=f"{kind.name.lower()} tables", done=0, total=len(numbers))
+            for done, number in enumerate(numbers):
+                self._run.check()
+                try:
+                    state = recover(dir_fd, number, kind, uuid, disk)
+                except DamagedContainer:
+                    discard_unfinished(dir_fd, number, disk)
+                    continue
+                shapes[number] = _Shape(state.header, len(state.entries))
+                self._run.update(done=done + 1)
+        return shapes
+
+    def _directory(self, kind: Kind) -> AbstractContextManager[int]:
+        return opened(self._volume.open_directory(kind))
+
+    def _marks(self, kind: Kind) -> Marks:
+        return Marks({number: shape.count for number, shape in self._shapes[kind].items()})
+
+    def _blocks(self, dir_fd: int, shape: _Shape) -> Iterator[tuple[int, memoryview]]:
+        """The table of a container in pieces, each with the ordinal that it begins with."""
+        name = table_name(shape.header.container)
+        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+            for first in range(0, shape.count, BLOCK_ENTRIES):
+                count = min(BLOCK_ENTRIES, shape.count - first)
+                offset = tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES
+                yield first, memoryview(read_at(fd, count * tbl.ENTRY_BYTES, offset))
+
+    # --- marking ------------------------------------------------------------------------------
+
+    def _mark_recipes(self, recipes: Marks, chunks: Marks) -> None:
+        """Mark what every marked recipe names, and what the nodes below it name.
+
+        Containers are read front to back. Nodes lie behind those that they name, so only files of
+        more than one node need another round.
+        """
+        shapes = self._shapes[Kind.STREAMS]
+        done = {number: bytes(len(recipes.bits(number))) for number in shapes}
+        total = recipes.count()
+        self._run.update(phase="reading recipes", done=0, total=total)
+        found_any = True
+        while found_any:
+            found_any = False
+            for number, shape in shapes.items():
+                marked = recipes.bits(number)
+                fresh = without(marked, done[number])
+                if any(fresh):
+                    found_any = True
+                    done[number] = marked
+                    self._mark_container(shape, fresh, recipes, chunks)
+        for stray in recipes.strays:
+            self._run.findings.add(
+                f"recipe {show_id(stray)} is missing; what it names stays; run scrub"
+            )
+
+    def _mark_container(self, shape: _Shape, fresh: bytes, recipes: Marks, chunks: Marks) -> None:
+        header, report = shape.header, self._report
+        number = header.container
+        with (
+            self._directory(Kind.STREAMS) as dir_fd,
+            opened(os.open(data_name(number), os.O_RDONLY, dir_fd=dir_fd)) as fd,
+            SequentialReader(fd, _seed(header)) as reader,
+        ):
+            for first, block in self._blocks(dir_fd, shape):
+                length = len(block) // tbl.ENTRY_BYTES
+                for at in ordinals(fresh[first // 8 : -(-(first + length) // 8)]):
+                    entry = tbl.decode_entry(block[at * tbl.ENTRY_BYTES :], _seed(header))
+                    if entry is not None and entry.state == State.MERGED:
+                        recipes.add([entry.target])
+                        continue
+                    named = self._named(reader, make_id(number, first + at), entry)
+                    if named is not None:
+                        report.recipes += 1
+                        report.recipe_entries += len(named[1])
+                        (recipes if named[0] else chunks).add(named[1])
+                self._run.check()
+                self._run.update(done=report.recipes, files=report.files)
+
+    def _named(
+        self, reader: SequentialReader, recipe: int, entry: tbl.Entry | None
+    ) -> tuple[int, list[int]] | None:
+        """Level and ids of a recipe node; None, with a finding, where it cannot be read."""
+        where = f"recipe {show_id(recipe)}"
+        try:
+            found = None
+            if entry is not None and entry.state in tbl.USABLE:
+                found = reader.read(ordinal_of(recipe), entry)
+            if found is None:
+                return named_by(self._volume.stream_records.read(recipe)[1], where)
+            record, payload = found
+            raw = native.decode(payload, record.codec, record.raw_length, record.checksum)
+            return named_by(raw, where)
+        except (Damaged, native.CorruptPayload) as error:
+            self._run.findings.add(f"{where}: {error}; what it names stays; run scrub")
+            return None
+
+    def _follow(self, kind: Kind, marks: Marks) -> None:
+        """Mark what marked records were merged into."""
+        found_any = True
+        while found_any:
+            found_any = False
+            with self._directory(kind) as dir_fd:
+                for number, shape in self._shapes[kind].items():
+                    for first, block in self._blocks(dir_fd, shape):
+                        found_any |= self._follow_block(make_id(number, first), block, marks)
+
+    def _follow_block(self, first_id: int, block: memoryview, marks: Marks) -> bool:
+        targets = block.cast("Q")[_TARGET_WORD::_ENTRY_WORDS].tolist()
+        found_any = False
+        for at in (at for at, target in enumerate(targets) if target):
+            own, target, state = (
+                first_id + at,
+                targets[at],
+                block[at * tbl.ENTRY_BYTES + _STATE_BYTE],
+            )
+            if state == State.ORPHANED:
+                self._epoch = max(self._epoch, target + 1)
+            elif state == State.MERGED and own in marks and target not in marks:
+                marks.add([target])
+                found_any = target in marks
+        return found_any
+
+    def _mark_copies(self, kind: Kind, marks: Marks, copies: Marks) -> None:
+        """Mark the second copies of marked records, and those of records that are lost: nobody can
+        tell whether these are needed, and the copy may be all that there is."""
+        with self._directory(kind) as dir_fd:
+            for number, shape in self._shapes[kind].items():
+                for first, block in self._blocks(dir_fd, shape):
+                    targets = block.cast("Q")[_TARGET_WORD::_ENTRY_WORDS].tolist()
+                    for at, target in enumerate(targets):
+                        state = block[at * tbl.ENTRY_BYTES + _STATE_BYTE]
+                        if state == State.ORPHANED:
+                            self._epoch = max(self._epoch, target + 1)
+                        elif target in marks or not marks.knows(target):
+                            copies.add([make_id(number, first + at)])
+
+    # --- sweeping -----------------------------------------------------------------------------
+
+    def _sweep(self, marks: dict[Kind, Marks]) -> None:
+        self._report.epoch = self._epoch
+        if not self._dry_run:
+            # What the walk did not find must not come back after a power cut, once it is gone.
+            self._volume.disk.sync_file_system(self._volume.data_fd)
+            reach(_SYNCED)
+        for kind in Kind:
+            shapes = self._shapes[kind]
+            self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=len(shapes))
+            with self._directory(kind) as dir_fd:
+                for done, shape in enumerate(shapes.values()):
+                    self._run.check()
+                    self._sweep_container(dir_fd, shape, marks[kind].bits(shape.header.container))
+                    self._run.update(done=done + 1)
+
+    def _sweep_container(self, dir_fd: int, shape: _Shape, bits: bytes) -> None:
+        header = shape.header
+        for first, block in self._blocks(dir_fd, shape):
+            states = bytes(block[_STATE_BYTE :: tbl.ENTRY_BYTES])
+            needed = bits[first // 8 :]
+            changes: dict[int, tbl.Entry] = {}
+            for at, state in enumerate(states):
+                is_needed = bool(needed[at >> 3] >> (at & 7) & 1)
+                self._report.orphans_before += state == State.ORPHANED
+                if state == State.TOMBSTONE or is_needed != (state in _UNNEEDED):
+                    continue
+                entry = tbl.decode_entry(block[at * tbl.ENTRY_BYTES :], _seed(header))
+                if entry is not None:
+                    changes[first + at] = self._swept(entry, header.kind)
+            if changes and not self._dry_run:
+                set_states(self._volume.disk, dir_fd, header, changes)
+        reach(_SWEPT)
+
+    def _swept(self, entry: tbl.Entry, kind: Kind) -> tbl.Entry:
+        """What becomes of an entry whose state is not what it should be."""
+        report = self._report
+        if entry.state == State.ORPHANED:
+            report.revived += 1
+            return entry._replace(state=State.LIVE, target=0)
+        if entry.state == State.LIVE:
+            report.orphaned_chunks += kind is Kind.CHUNKS
+            report.orphaned_recipes += kind is Kind.STREAMS
+            report.orphaned_copies += kind not in COPIES_OF
+            report.orphaned_bytes += entry.stored_length
+            return entry._replace(state=State.ORPHANED, target=self._epoch)
+        # Nobody will ask for what it was merged into, or for bytes that failed a check.
+        return entry._replace(state=State.TOMBSTONE, target=0)
+
+
+def _seed(header: FileHeader) -> int:
+    return checksum_seed(header.volume, header.container, header.generation)

@@ -1,0 +1,205 @@
+"""Collecting garbage: nothing that is needed goes, and everything else does."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dedupd.format.container import Kind
+from dedupd.format.table import State
+from dedupd.fsutil import opened
+from dedupd.store.recovery import container_numbers, recover
+from dedupd.units import KIB
+from jobs.frame import JobRun
+from jobs.gc import Gc
+from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise, stop_at
+
+
+def states(lab: Lab, kind: Kind = Kind.CHUNKS) -> dict[int, int]:
+    """How many records of each state a store has."""
+    counts: dict[int, int] = {}
+    with (
+        lab.opened() as volume,
+        opened(os.open(volume.directory(kind), os.O_RDONLY)) as dir_fd,
+    ):
+        for number in container_numbers(dir_fd):
+            for entry in recover(dir_fd, number, kind, volume.space.volume, lab.disk).entries:
+                counts[entry.state] = counts.get(entry.state, 0) + 1
+    return counts
+
+
+def test_what_stubs_name_stays_live(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        lab.optimise()
+        report = lab.collect()
+        assert (report.outcome, report.orphaned_chunks, report.orphaned_recipes) == ("done", 0, 0)
+        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.LIVE}
+        assert report.chunks_needed == report.chunks
+        for name, content in contents.items():
+            assert lab.read(name) == content
+
+
+def test_chunks_of_a_removed_file_become_orphans_and_shared_ones_stay(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        shared = noise(400 * KIB)
+        lab.put("both", shared)
+        lab.put("gone", shared + noise(400 * KIB, 1))
+        lab.put("gone-too", noise(20 * KIB, 2))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        (lab.data / "gone-too").unlink()
+        report = lab.collect()
+        assert report.orphaned_chunks >= 4
+        assert report.orphaned_recipes == 1
+        assert 400 * KIB <= report.orphaned_bytes <= 600 * KIB
+        assert lab.read("both") == shared
+
+
+def test_epochs_grow_and_a_second_run_finds_nothing_new(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        for seed in range(2):
+            lab.put(f"f{seed}", noise(200 * KIB, seed))
+        lab.optimise()
+        for epoch in (1, 2):
+            (lab.data / f"f{epoch - 1}").unlink()
+            assert lab.collect().epoch == epoch
+            again = lab.collect()
+            assert again.orphaned_chunks == 0
+            orphans = sum(states(lab, kind).get(State.ORPHANED, 0) for kind in Kind)
+            assert again.orphans_before == orphans > 2
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("gone", noise(200 * KIB))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        with lab.opened() as volume, volume.job_lock():
+            report = Gc(volume, JobRun("gc"), dry_run=True).run()
+        assert report.orphaned_chunks > 0
+        assert states(lab).keys() == {State.LIVE}
+
+
+def test_nodes_and_chunks_of_a_file_of_several_nodes_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dedupd.format.recipe.FANOUT_MAX", 4)
+    with lab_in(tmp_path, chunk_size="4k") as lab:
+        large = noise(600 * KIB)
+        lab.put("large", large)
+        lab.put("gone", noise(600 * KIB, 1))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        assert lab.collect().orphaned_recipes > 4
+        lab.compact()
+        assert lab.read("large") == large
+
+
+def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(400 * KIB)
+        lab.put("first", content)
+        lab.optimise()
+        (lab.data / "first").unlink()
+        lab.collect()
+        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.ORPHANED}
+        lab.put("second", content)
+        report = lab.optimise()
+        assert report.sums["new_chunks"] == 0
+        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.LIVE}
+        lab.compact()
+        assert lab.read("second") == content
+
+
+@pytest.mark.parametrize("point", ["states.durable", "commit.begun", "commit.durable"])
+def test_a_death_while_orphans_come_back_loses_nothing(tmp_path: Path, point: str) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(400 * KIB)
+        lab.put("first", content)
+        lab.optimise()
+        (lab.data / "first").unlink()
+        lab.collect()
+        lab.put("second", content)
+        with stop_at(point):
+            lab.optimise()
+        lab.collect()
+        lab.compact()
+        assert lab.read("second") == content
+
+
+def test_a_table_that_is_lost_makes_orphans_live_and_the_next_run_finds_them(
+    tmp_path: Path,
+) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("kept", noise(200 * KIB))
+        lab.put("gone", noise(200 * KIB, 1))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        first = lab.collect().orphaned_chunks
+        lab.table(Kind.CHUNKS).unlink()
+        assert lab.collect().orphaned_chunks == first
+
+
+@pytest.mark.parametrize("damage", ["attribute", "recipe", "stream container"])
+def test_where_anything_cannot_be_read_nothing_is_collected(tmp_path: Path, damage: str) -> None:
+    lab = new_lab(tmp_path / "volume")
+    lab.put("hurt", noise(400 * KIB))
+    lab.put("gone", noise(400 * KIB, 1))
+    lab.optimise()
+    (lab.data / "gone").unlink()
+    if damage == "attribute":
+        value = os.getxattr(lab.data / "hurt", "trusted.dedupd")
+        os.setxattr(lab.data / "hurt", "trusted.dedupd", value[:-1] + b"\xff")
+    elif damage == "recipe":
+        for kind in (Kind.STREAMS, Kind.STREAM_COPIES):
+            flip_bit(lab.container(kind), 128 + 80 + 4)
+    else:
+        os.truncate(lab.container(Kind.STREAMS), 100)
+    report = lab.collect()
+    assert report.errors > 0
+    assert report.orphaned_chunks == 0
+    assert states(lab).keys() == {State.LIVE}
+
+
+def test_a_damaged_recipe_is_read_from_its_second_copy(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    content = noise(400 * KIB)
+    lab.put("hurt", content)
+    lab.put("gone", noise(400 * KIB, 1))
+    lab.optimise()
+    (lab.data / "gone").unlink()
+    flip_bit(lab.container(Kind.STREAMS), 128 + 80 + 4)
+    report = lab.collect()
+    assert (report.errors, report.orphaned_recipes, report.orphaned_copies) == (0, 1, 1)
+    lab.compact()
+    assert lab.read("hurt") == content
+
+
+def test_the_copy_of_a_lost_record_is_kept(tmp_path: Path) -> None:
+    """Nobody can tell any more whether it is needed, and it is all that there is."""
+    lab = new_lab(tmp_path / "volume")
+    lab.put("file", noise(400 * KIB))
+    lab.optimise()
+    (lab.data / "file").unlink()
+    lab.container(Kind.STREAMS).unlink()
+    lab.collect()
+    assert states(lab, Kind.STREAM_COPIES).keys() == {State.LIVE}
+
+
+@pytest.mark.parametrize(
+    "point", ["gc.marked", "gc.synced", "states.written", "states.durable", "gc.swept"]
+)
+def test_an_interrupted_sweep_is_finished_by_the_next_run(tmp_path: Path, point: str) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("kept", noise(200 * KIB))
+        lab.put("gone", noise(200 * KIB, 1))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        with stop_at(point):
+            lab.collect()
+        assert lab.read("kept") == noise(200 * KIB)
+        lab.collect()
+        assert states(lab)[State.ORPHANED] > 1
+        lab.compact()
+        assert lab.read("kept") == noise(200 * KIB)
