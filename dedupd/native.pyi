@@ -199,6 +199,19 @@ def scan_directory(
     No link is followed; what vanishes meanwhile is passed over. Raises OSError.
     """
 
+def scan_unsettled(
+    fd: int, attribute: bytes, seed: int
+) -> tuple[
+    tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]],
+    int,
+    int,
+]:
+    """:func:`scan_directory` without the stubs that an optimise job has nothing to do with.
+
+    That is those of one name, with a sound attribute (``seed`` is that of its checksum), whose
+    content is all in the store, and in the midst of no transition: their number and their bytes.
+    """
+
 def read_unchanged(
     dir_fd: int,
     name: bytes,

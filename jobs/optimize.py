@@ -97,11 +97,13 @@ class Optimize:
 
         The report is also valid, as far as it got, when an error is raised: see ``report``.
         """
-        self._count_candidates()
+        has_work = self._count_candidates()
         # Few of the objects that stream through here are in cycles; looking for them all the time
         # took 3 % of a run.
         gc.set_threshold(GARBAGE_THRESHOLD)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if not has_work:
+            return self.report()
         disk = self._volume.disk
         self._run.update(phase="loading the index")
         store = Store(self._volume, disk)
@@ -122,16 +124,23 @@ class Optimize:
         report.resources = self._run.resources()
         return report
 
-    def _count_candidates(self) -> None:
+    def _count_candidates(self) -> bool:
+        """Whether there is anything to do; a quiet volume needs neither store nor index."""
         self._run.update(phase="scanning")
         total = 0
-        skipped = Skipped()
-        for candidate in candidates(self._volume, self._policy, self._below, skipped, []):
+        skipped, errors = Skipped(), list[str]()
+        for candidate in candidates(self._volume, self._policy, self._below, skipped, errors):
             total += candidate.work_bytes
             self._run.update(total=total)
             self._run.check()
         self._unsettled = skipped.unsettled
         self._mostly_local = skipped.mostly_local
+        if total or skipped.unsettled or skipped.mostly_local:
+            return True
+        self._skipped = skipped
+        for message in errors:
+            self._run.findings.add(message)
+        return False
 
     def _settle(self) -> None:
         """Finish what an interrupted job left half done."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import DamagedStub
-from dedupd.format.stub import decode_stub
+from dedupd.format.stub import checksum_seed, decode_stub
 from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.policy import Policy
 from dedupd.stub import FileIdentity
@@ -17,8 +17,12 @@ from dedupd.volume import Volume
 
 _Identity = tuple[int, int, int, int]
 _NativeFile = tuple[bytes, _Identity, int, int, bytes | None]
+_Entries = tuple[list[bytes], list[_NativeFile]]
 _File = tuple[bytes, _Identity, int, bytes | None]
 """What :class:`Found` has, in its order."""
+
+
+OPTIMISED = "already optimised"
 
 
 class Found(NamedTuple):
@@ -50,8 +54,8 @@ class Skipped:
     unsettled: list[bytes] = field(default_factory=list)
     mostly_local: list[bytes] = field(default_factory=list)
 
-    def add(self, reason: str, size_bytes: int) -> None:
-        self.files[reason] = self.files.get(reason, 0) + 1
+    def add(self, reason: str, size_bytes: int, count: int = 1) -> None:
+        self.files[reason] = self.files.get(reason, 0) + count
         self.size_bytes[reason] = self.size_bytes.get(reason, 0) + size_bytes
 
 
@@ -74,12 +78,17 @@ def walk(volume: Volume, below: bytes = b"", errors: list[str] | None = None) ->
     Follows no link. What vanishes meanwhile is passed over; what cannot be read is added to
     ``errors``.
     """
-    for path, identity, allocated, attribute in _files(volume, below, errors):
+    for path, identity, allocated, attribute in _files(volume, below, errors, None):
         yield Found(path, FileIdentity._make(identity), allocated, attribute)
 
 
-def _files(volume: Volume, below: bytes, errors: list[str] | None) -> Iterator[_File]:
-    """As :func:`walk`, in plain tuples: most files of a run are looked at, and left."""
+def _files(
+    volume: Volume, below: bytes, errors: list[str] | None, skipped: Skipped | None
+) -> Iterator[_File]:
+    """As :func:`walk`, in plain tuples: most files of a run are looked at, and left.
+
+    With ``skipped``, stubs that are optimised as they are are counted there, and not brought.
+    """
     device = os.fstat(volume.data_fd).st_dev
     seen: set[int] = set()
     pending = [below]
@@ -99,7 +108,7 @@ def _files(volume: Volume, below: bytes, errors: list[str] | None) -> Iterator[_
                 continue
             if stat.S_ISDIR(status.st_mode):
                 try:
-                    entries = native.scan_directory(fd, volume.space.name)
+                    entries = _scan(volume, fd, skipped)
                 except OSError as error:
                     if errors is not None:
                         errors.append(f"{show_path(directory) or '.'}: {error.strerror}")
@@ -111,9 +120,19 @@ def _files(volume: Volume, below: bytes, errors: list[str] | None) -> Iterator[_
                 yield directory, FileIdentity.of(status), allocated, value
 
 
+def _scan(volume: Volume, fd: int, skipped: Skipped | None) -> _Entries:
+    if skipped is None:
+        return native.scan_directory(fd, volume.space.name)
+    seed = checksum_seed(volume.space.volume)
+    entries, count, size_bytes = native.scan_unsettled(fd, volume.space.name, seed)
+    if count:
+        skipped.add(OPTIMISED, size_bytes, count)
+    return entries
+
+
 def _in_directory(
     directory: bytes,
-    entries: tuple[list[bytes], list[_NativeFile]],
+    entries: _Entries,
     seen: set[int],
     pending: list[bytes],
 ) -> Iterator[_File]:
@@ -139,7 +158,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """The files that the policy wants optimised and that are not yet."""
     newest_ns = time.time_ns() - int(policy.age_s_min * 1e9) if policy.age_s_min > 0 else None
-    for path, identity, allocated, attribute in _files(volume, below, errors):
+    for path, identity, allocated, attribute in _files(volume, below, errors, skipped):
         _, size, mtime_ns, ctime_ns = identity
         is_young = newest_ns is not None and (mtime_ns > newest_ns or ctime_ns > newest_ns)
         if attribute is None:
@@ -183,10 +202,10 @@ def _stub(
         return "has a damaged attribute"
     if stub.flags.transient:
         skipped.unsettled.append(found.path)
-        return "already optimised"
+        return OPTIMISED
     size = found.identity.size
     if found.allocated_bytes == 0 and stub.covered >= size:
-        return "already optimised"
+        return OPTIMISED
     if is_young and found.allocated_bytes > policy.partial_local_max * size:
         skipped.mostly_local.append(found.path)
         return "mostly its own blocks again"

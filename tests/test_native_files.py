@@ -4,11 +4,13 @@ import mmap
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dedupd import native
+from dedupd.format.stub import Flag, StubAttribute, checksum_seed, encode_stub
 from dedupd.stub import FileIdentity
 
 NAME = b"user.dedupd-test"
@@ -81,6 +83,47 @@ def test_what_is_no_directory_cannot_be_scanned(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError):
         native.scan_directory(fd, NAME)
     os.close(fd)
+
+
+# --- scan_unsettled ---------------------------------------------------------------------------
+
+VOLUME = b"v" * 16
+STUB = StubAttribute(7 << 32, bytes(16), 5000, OLD_NS)
+
+
+def stub(directory: Path, name: str, attribute: StubAttribute, volume: bytes = VOLUME) -> None:
+    with open(directory / name, "wb") as file:
+        file.truncate(5000)
+    os.setxattr(directory / name, NAME, encode_stub(attribute, volume))
+
+
+def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
+    tmp_path: Path, directory: int
+) -> None:
+    stub(tmp_path, "whole", STUB)
+    stub(tmp_path, "one chunk", replace(STUB, flags=Flag.DIRECT))
+    stub(tmp_path, "truncated", replace(STUB, covered=6000))
+    stub(tmp_path, "committing", replace(STUB, flags=Flag.COMMITTING))
+    stub(tmp_path, "restoring", replace(STUB, flags=Flag.RESTORING | Flag.DIRECT))
+    stub(tmp_path, "longer", replace(STUB, covered=4999))
+    stub(tmp_path, "of another volume", STUB, b"o" * 16)
+    stub(tmp_path, "with a map", replace(STUB, local=((0, 4096),)))
+    stub(tmp_path, "written", STUB)
+    with open(tmp_path / "written", "r+b") as file:
+        file.write(b"new")
+    stub(tmp_path, "linked", STUB)
+    os.link(tmp_path / "linked", tmp_path / "link")
+    stub(tmp_path, "damaged", STUB)
+    value = bytearray(encode_stub(STUB, VOLUME))
+    value[20] ^= 1
+    os.setxattr(tmp_path / "damaged", NAME, bytes(value))
+    make(tmp_path / "plain", b"content")
+    everything = {file[0] for file in native.scan_directory(directory, NAME)[1]}
+    (directories, files), count, size = native.scan_unsettled(
+        directory, NAME, checksum_seed(VOLUME)
+    )
+    assert everything - {file[0] for file in files} == {b"whole", b"one chunk", b"truncated"}
+    assert (directories, count, size) == ([], 3, 15_000)
 
 
 # --- read_unchanged ---------------------------------------------------------------------------

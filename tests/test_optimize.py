@@ -149,6 +149,18 @@ def test_a_run_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
         assert report.files_skipped == {"already optimised": 6}
 
 
+def test_a_run_over_a_quiet_volume_does_not_open_the_store(tmp_path: Path) -> None:
+    """So that it costs a look at the tree and nothing else, however large the store is."""
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        lab.optimise()
+        (lab.base / "store").rename(lab.base / "away")
+        quiet = lab.optimise()
+        (lab.base / "away").rename(lab.base / "store")
+        assert quiet.files_skipped == {"already optimised": len(contents)}
+        assert quiet.bytes_skipped == {"already optimised": sum(map(len, contents.values()))}
+
+
 def test_a_part_of_the_tree_can_be_optimised_and_restored(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("a/file", noise(50 * KIB))

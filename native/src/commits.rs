@@ -17,6 +17,8 @@ use crate::sys::remove_attribute;
 const STUB_FORMAT: u8 = 1;
 const STUB_BYTES: usize = 48;
 const CHECK_AT: std::ops::Range<usize> = 4..8;
+const FLAGS_AT: usize = 1;
+const COVERED_AT: usize = 32;
 const COMMITTING: u8 = 1;
 const DIRECT: u8 = 4;
 
@@ -86,12 +88,27 @@ fn try_finish(volume: &Volume, request: &Request, begun: &Begun) -> Result<bool>
 fn attribute(request: &Request, state: u8, seed: u64) -> [u8; STUB_BYTES] {
     let mut value = [0; STUB_BYTES];
     value[0] = STUB_FORMAT;
-    value[1] = state | if request.direct { DIRECT } else { 0 };
+    value[FLAGS_AT] = state | if request.direct { DIRECT } else { 0 };
     value[8..16].copy_from_slice(&request.recipe.to_le_bytes());
     value[16..32].copy_from_slice(&request.digest);
-    value[32..40].copy_from_slice(&request.expected.size.to_le_bytes());
+    value[COVERED_AT..COVERED_AT + 8].copy_from_slice(&request.expected.size.to_le_bytes());
     value[40..48].copy_from_slice(&request.expected.mtime_ns.to_le_bytes());
     let check = xxh3_64_with_seed(&value, seed) as u32;
     value[CHECK_AT].copy_from_slice(&check.to_le_bytes());
     value
+}
+
+/// Whether `value` is the sound attribute of a stub of `size` bytes in the store, all of them, and
+/// in the midst of nothing.
+pub fn is_settled_stub(value: &[u8], size: i64, seed: u64) -> bool {
+    let Ok(mut value) = <[u8; STUB_BYTES]>::try_from(value) else { return false };
+    let mut stated = [0; 4];
+    stated.copy_from_slice(&value[CHECK_AT]);
+    value[CHECK_AT].fill(0);
+    let mut covered = [0; 8];
+    covered.copy_from_slice(&value[COVERED_AT..COVERED_AT + 8]);
+    value[0] == STUB_FORMAT
+        && value[FLAGS_AT] & !DIRECT == 0
+        && i64::from_le_bytes(covered) >= size
+        && u32::from_le_bytes(stated) == xxh3_64_with_seed(&value, seed) as u32
 }

@@ -163,25 +163,11 @@ fn names(fd: RawFd) -> Result<Vec<(CString, u8)>> {
 /// may not be.
 fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
     const USUAL: usize = 256;
-    let mut path = format!("/proc/self/fd/{dir}/").into_bytes();
-    path.extend_from_slice(name.to_bytes());
-    let path = CString::new(path).ok()?; // no name holds a NUL
-    let get = |value: &mut [u8]| {
-        // SAFETY: both strings are NUL-terminated, `value` is writable for its length.
-        unsafe {
-            libc::lgetxattr(
-                path.as_ptr(),
-                attribute.as_ptr(),
-                value.as_mut_ptr().cast(),
-                value.len(),
-            )
-        }
-    };
     let mut value = vec![0u8; USUAL];
-    let mut length = get(&mut value);
+    let mut length = getxattr_at(dir, name, attribute, &mut value);
     if length < 0 && Error::last_os_error().raw_os_error() == Some(libc::ERANGE) {
         value = vec![0u8; 64 << 10];
-        length = get(&mut value);
+        length = getxattr_at(dir, name, attribute, &mut value);
     }
     if length < 0 {
         return match Error::last_os_error().raw_os_error() {
@@ -191,6 +177,56 @@ fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
     }
     value.truncate(length.unsigned_abs());
     Some(value)
+}
+
+/// The kernel's `struct xattr_args`.
+#[repr(C)]
+struct XattrArgs {
+    value: u64,
+    size: u32,
+    flags: u32,
+}
+
+/// Since Linux 6.13; the same number on every architecture.
+const SYS_GETXATTRAT: libc::c_long = 464;
+/// Cleared by a kernel that does not know the call, and by a filter that does not.
+static GETXATTRAT: AtomicBool = AtomicBool::new(true);
+
+/// Negative where it fails, with the reason in errno. Follows no link.
+fn getxattr_at(dir: RawFd, name: &CStr, attribute: &CStr, value: &mut [u8]) -> isize {
+    if GETXATTRAT.load(Ordering::Relaxed) {
+        let size = u32::try_from(value.len()).unwrap_or(u32::MAX);
+        let args = XattrArgs { value: value.as_mut_ptr() as u64, size, flags: 0 };
+        // SAFETY: both strings are NUL-terminated; `args` names a buffer writable for its size.
+        let length = unsafe {
+            libc::syscall(
+                SYS_GETXATTRAT,
+                dir,
+                name.as_ptr(),
+                libc::AT_SYMLINK_NOFOLLOW,
+                attribute.as_ptr(),
+                &raw const args,
+                size_of::<XattrArgs>(),
+            )
+        };
+        match Error::last_os_error().raw_os_error() {
+            Some(libc::ENOSYS | libc::EPERM) if length < 0 => {
+                GETXATTRAT.store(false, Ordering::Relaxed);
+            }
+            _ => return length as isize,
+        }
+    }
+    let mut path = format!("/proc/self/fd/{dir}/").into_bytes();
+    path.extend_from_slice(name.to_bytes_with_nul());
+    // SAFETY: both strings are NUL-terminated, `value` is writable for its length.
+    unsafe {
+        libc::lgetxattr(
+            path.as_ptr().cast(),
+            attribute.as_ptr(),
+            value.as_mut_ptr().cast(),
+            value.len(),
+        )
+    }
 }
 
 /// Cleared by the first kernel or file system that does not know `RWF_DONTCACHE`.

@@ -1,4 +1,4 @@
-//! `scan_directory`, `read_unchanged`, `read_files`.
+//! `scan_directory`, `scan_unsettled`, `read_unchanged`, `read_files`.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::output::Output;
 use super::sys::{c_string, call};
+use crate::commits::is_settled_stub;
 use crate::files::{self, Entry, Identity};
 
 /// Inode, size, mtime and ctime in nanoseconds, as Python has them.
@@ -16,15 +17,43 @@ pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
     Identity { inode, size, mtime_ns, ctime_ns }
 }
 
+type Found<'py> = (Bound<'py, PyList>, Bound<'py, PyList>);
+
 #[pyfunction]
-pub fn scan_directory<'py>(
+pub fn scan_directory<'py>(py: Python<'py>, fd: i32, attribute: &[u8]) -> PyResult<Found<'py>> {
+    let attribute = c_string("attribute", attribute)?;
+    found(py, call(py, || files::scan_directory(fd, &attribute))?)
+}
+
+#[pyfunction]
+pub fn scan_unsettled<'py>(
     py: Python<'py>,
     fd: i32,
     attribute: &[u8],
-) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyList>)> {
+    seed: u64,
+) -> PyResult<(Found<'py>, u64, i64)> {
     let attribute = c_string("attribute", attribute)?;
+    let (left, count, size) = call(py, || {
+        let mut entries = files::scan_directory(fd, &attribute)?;
+        let (mut count, mut bytes) = (0, 0);
+        entries.retain(|entry| match entry {
+            Entry::File { identity, links: 1, allocated: 0, attribute: Some(value), .. }
+                if is_settled_stub(value, identity.size, seed) =>
+            {
+                count += 1;
+                bytes += identity.size;
+                false
+            }
+            _ => true,
+        });
+        Ok((entries, count, bytes))
+    })?;
+    Ok((found(py, left)?, count, size))
+}
+
+fn found(py: Python<'_>, entries: Vec<Entry>) -> PyResult<Found<'_>> {
     let (directories, found) = (PyList::empty(py), PyList::empty(py));
-    for entry in call(py, || files::scan_directory(fd, &attribute))? {
+    for entry in entries {
         match entry {
             Entry::Directory { name } => directories.append(PyBytes::new(py, name.to_bytes()))?,
             Entry::File { name, identity, links, allocated, attribute } => {

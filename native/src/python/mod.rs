@@ -37,6 +37,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
+    module.add_function(wrap_pyfunction!(files::scan_unsettled, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_unchanged, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_files, module)?)?;
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
