@@ -4,6 +4,9 @@ import mmap
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from analysis.scan import Failure
 from dedupd.units import KIB, MIB
 
@@ -31,6 +34,40 @@ class Piece(NamedTuple):
     failed: bool = False
 
 
+Pieces = NDArray[np.void]
+"""Many pieces: a structured array with the fields of ``Piece``."""
+
+_PIECE = np.dtype(
+    [
+        ("dataset", np.uint16),
+        ("file", np.uint32),
+        ("start", np.int64),
+        ("end", np.int64),
+        ("position", np.int64),
+        ("first", np.bool_),
+        ("final", np.bool_),
+        ("hole", np.int64),
+        ("failed", np.bool_),
+    ]
+)
+
+
+def one_piece(piece: Piece) -> Pieces:
+    return np.array([piece], _PIECE)
+
+
+def whole_files(
+    dataset: int, files: NDArray[np.uint32], sizes: NDArray[np.int64], start: int
+) -> Pieces:
+    """Pieces of files that lie in a batch completely, one behind the other from ``start`` on."""
+    pieces = np.zeros(len(files), _PIECE)
+    ends = start + np.cumsum(sizes)
+    pieces["dataset"], pieces["file"] = dataset, files
+    pieces["start"], pieces["end"] = ends - sizes, ends
+    pieces["first"] = pieces["final"] = True
+    return pieces
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """A place in the list of files: everything before ``position`` of ``file``."""
@@ -49,10 +86,19 @@ class Batch:
     """
 
     buffer: mmap.mmap
-    pieces: list[Piece] = field(default_factory=list)
+    parts: list[Pieces] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     after: Cursor = Cursor(0, 0)
     done_bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def pieces(self) -> Pieces:
+        """All parts, in order."""
+        return np.concatenate([np.empty(0, _PIECE), *self.parts])
 
 
 def new_buffer() -> mmap.mmap:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from analysis.chunkings import BASIC_SUFFIX, DEFAULT
 from analysis.connection import connect
-from analysis.log import HOLE_MARK, Log, Spec, quoted
+from analysis.log import HOLE_MARK, NOT_MEASURED, Log, Spec, logged_share, quoted
 from dedupd.errors import UsageError
 
 EVERYTHING = "all datasets"
@@ -40,7 +40,8 @@ class Database:
         )
         self._connection.execute("SET preserve_insertion_order = false")
         self.set(
-            sample=self.spec.sample,
+            sample=logged_share(self.spec.sample),
+            measured=self.spec.sample,
             saving_min=saving_min,
             everything=EVERYTHING,
             chunkings=list(names),
@@ -130,7 +131,8 @@ class Database:
         """Rows of files that could not be read to the end, if there are any, do not count."""
         selects = [
             f"{_keys(self, at)}, '{quoted(chunking)}' AS chunking, offset_bytes, length_bytes,"
-            f" compressed_bytes, fp_high, fp_low FROM {_parquet(parts)}"
+            f" nullif(compressed_bytes, {NOT_MEASURED}) AS compressed_bytes, fp_high, fp_low"
+            f" FROM {_parquet(parts)}"
             f" WHERE {'' if blank else 'NOT'} (fp_high = 0 AND fp_low <= {HOLE_MARK})"
             + (
                 f" AND (file + {at << 32}) IN (SELECT file FROM files)"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.batches import Batch, Piece
+from analysis.batches import Batch, Piece, Pieces
 from analysis.chunkings import Cuts, Cutter, cutter
 from analysis.compressed import CompressedSizes
-from analysis.log import HOLE_MARK, Timing
+from analysis.log import HOLE_MARK, NOT_MEASURED, Timing, logged_share
 
 _WORD = (1 << 64) - 1
 
@@ -31,7 +31,7 @@ def _factor(salt: int) -> np.uint64:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which distinct chunks are logged: the fraction ``sample`` of them, by content.
+    """Which distinct chunks are logged, and which of those are compressed, by content.
 
     A chunk is in or out wherever it occurs, so duplicates stay duplicates.
     """
@@ -39,15 +39,19 @@ class Selection:
     sample: float
     salt: int
 
-    @property
-    def everything(self) -> bool:
-        return self.sample >= 1
+    def logged(self, low: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Whether chunks are logged, by the second word of their fingerprints."""
+        return self._chosen(low, logged_share(self.sample))
 
-    def of(self, low: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether the chunk is logged, by the second word of its fingerprint."""
-        chosen: NDArray[np.bool_] = (low * _factor(self.salt)) >> np.uint64(32) < np.uint64(
-            round(self.sample * (1 << 32))
-        )
+    def measured(self, low: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Whether chunks are compressed; all of these are logged."""
+        return self._chosen(low, self.sample)
+
+    def _chosen(self, low: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
+        if share >= 1:
+            return np.ones(len(low), np.bool_)
+        place = (low * _factor(self.salt)) >> np.uint64(32)
+        chosen: NDArray[np.bool_] = place < np.uint64(round(share * (1 << 32)))
         return chosen
 
 
@@ -73,6 +77,7 @@ class WholeFiles:
         self._zero_bytes = int(state.get("zero_bytes", 0))
         self._hole_bytes = int(state.get("hole_bytes", 0))
         self._rows: list[tuple[int, int, int, int, int, bytes]] = []
+        self._single: list[dict[str, NDArray[Any]]] = []
 
     def state(self) -> dict[str, Any]:
         """The file that is unfinished, for a checkpoint."""
@@ -124,21 +129,45 @@ class WholeFiles:
         self._rows.append((dataset, file, *sizes, self._digest))
         self.drop()
 
+    def add_single(self, pieces: Pieces, fingerprints: NDArray[np.uint64]) -> None:
+        """Complete files of one chunk each, which are no zeros: their rows."""
+        nothing = np.zeros(len(pieces), np.uint64)
+        self._single.append(
+            {
+                "dataset": pieces["dataset"],
+                "file": pieces["file"],
+                "length_bytes": (pieces["end"] - pieces["start"]).astype(np.uint64),
+                "zero_bytes": nothing,
+                "hole_bytes": nothing,
+                "fp_high": fingerprints[:, 0],
+                "fp_low": fingerprints[:, 1],
+            }
+        )
+
     def take_rows(self) -> Rows | None:
+        parts, self._single = self._single, []
         rows, self._rows = self._rows, []
-        if not rows:
-            return None
-        digests = np.frombuffer(b"".join(row[5] for row in rows), np.uint64).reshape(-1, 2)
-        columns: dict[str, NDArray[Any]] = {
-            "dataset": np.array([row[0] for row in rows], np.uint16),
-            "file": np.array([row[1] for row in rows], np.uint32),
-            "length_bytes": np.array([row[2] for row in rows], np.uint64),
-            "zero_bytes": np.array([row[3] for row in rows], np.uint64),
-            "hole_bytes": np.array([row[4] for row in rows], np.uint64),
-            "fp_high": np.ascontiguousarray(digests[:, 0]),
-            "fp_low": np.ascontiguousarray(digests[:, 1]),
-        }
-        return Rows(columns, len(rows))
+        if rows:
+            digests = np.frombuffer(b"".join(row[5] for row in rows), np.uint64).reshape(-1, 2)
+            parts.append(
+                {
+                    "dataset": np.array([row[0] for row in rows], np.uint16),
+                    "file": np.array([row[1] for row in rows], np.uint32),
+                    "length_bytes": np.array([row[2] for row in rows], np.uint64),
+                    "zero_bytes": np.array([row[3] for row in rows], np.uint64),
+                    "hole_bytes": np.array([row[4] for row in rows], np.uint64),
+                    "fp_high": digests[:, 0],
+                    "fp_low": digests[:, 1],
+                }
+            )
+        return _joined(parts)
+
+
+def _joined(parts: list[dict[str, NDArray[Any]]]) -> Rows | None:
+    if not parts:
+        return None
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return Rows(columns, len(columns["file"]))
 
 
 @dataclass(slots=True)
@@ -154,11 +183,8 @@ class Stream:
 
     def take_rows(self) -> Rows | None:
         parts, self.parts = self.parts, []
-        count, self.rows = self.rows, 0
-        if not parts:
-            return None
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return Rows(joined, count)
+        self.rows = 0
+        return _joined(parts)
 
 
 class Lane:
@@ -175,22 +201,23 @@ class Lane:
     def feed(self, batch: Batch) -> None:
         """Take in the next batch."""
         data = memoryview(batch.buffer)
+        pieces = batch.pieces
         for stream, cut in zip(self.streams, self._cutters, strict=True):
-            self._feed(stream, cut, data, batch.pieces)
+            self._feed(stream, cut, data, pieces)
 
-    def _feed(self, stream: Stream, cut: Cutter, data: memoryview, pieces: Sequence[Piece]) -> None:
-        whole = [piece for piece in pieces if not piece.failed]
-        segments = []
-        for piece in whole:
-            start = piece.start - (0 if piece.first else stream.pending)
-            segments.append((start, piece.end, piece.final and not piece.hole))
-        if segments:
+    def _feed(self, stream: Stream, cut: Cutter, data: memoryview, pieces: Pieces) -> None:
+        whole = pieces[~pieces["failed"]]
+        if len(whole):
+            begins = whole["start"] - np.where(whole["first"], 0, stream.pending)
+            ends = whole["end"]
+            final = whole["final"] & (whole["hole"] == 0)
+            segments = list(zip(begins.tolist(), ends.tolist(), final.tolist(), strict=True))
             began = time.thread_time()
             cuts = cut.process(data, segments)
             stream.timing.chunk_s += time.thread_time() - began
-            stream.timing.chunk_bytes += sum(piece.end - piece.start for piece in whole)
-            self._log_chunks(stream, data, whole, segments, cuts)
-            self._after(stream, cut.max_bytes, whole[-1], segments[-1][0], cuts)
+            stream.timing.chunk_bytes += int((ends - whole["start"]).sum())
+            self._log_chunks(stream, data, whole, begins, cuts)
+            self._after(stream, cut.max_bytes, Piece(*whole[-1].item()), segments[-1][0], cuts)
         if len(whole) < len(pieces):
             stream.pending = 0
             if stream.whole is not None:
@@ -216,23 +243,23 @@ class Lane:
         self,
         stream: Stream,
         data: memoryview,
-        pieces: Sequence[Piece],
-        segments: Sequence[tuple[int, int, bool]],
+        pieces: Pieces,
+        begins: NDArray[np.int64],
         cuts: Cuts,
     ) -> None:
         counts = cuts.counts
         ends = cuts.ends
         heads = np.cumsum(counts, dtype=np.int64) - counts
-        begins = np.array([segment[0] for segment in segments], np.uint32)
         starts = np.empty_like(ends)
         starts[1:] = ends[:-1]
         cut_at_all = counts > 0
         starts[heads[cut_at_all]] = begins[cut_at_all]
         lengths = ends - starts
         if stream.whole is not None:
-            _whole_files(stream.whole, pieces, cuts, lengths)
-        shift = np.array([piece.position - piece.start for piece in pieces], np.int64)
-        offsets = (starts + np.repeat(shift, counts)).astype(np.uint64)
+            _whole_files(stream.whole, pieces, cuts, lengths, heads)
+        offsets = (starts + np.repeat(pieces["position"] - pieces["start"], counts)).astype(
+            np.uint64
+        )
         segment = np.repeat(np.arange(len(pieces)), counts)
         keep, logged = self._choose(cuts, lengths, segment)
         if not len(keep):
@@ -240,21 +267,19 @@ class Lane:
         zero = cuts.zero[keep]
         high = np.where(zero, np.uint64(0), cuts.fingerprints[keep, 0])
         low = np.where(zero, np.uint64(0), cuts.fingerprints[keep, 1])
-        compressed = logged.copy()
-        compressed[zero] = 0
-        if self._sizes is not None and not zero.all():
-            some = ~zero
-            compressed[some] = self._sizes.of(
+        compressed = np.where(zero, np.uint32(0), logged)
+        if self._sizes is not None:
+            measured = ~zero & self._selection.measured(low)
+            compressed[~zero & ~measured] = NOT_MEASURED
+            compressed[measured] = self._sizes.of(
                 data,
-                starts[keep][some],
-                lengths[keep][some],
-                (high[some], low[some]),
+                starts[keep][measured],
+                lengths[keep][measured],
+                (high[measured], low[measured]),
                 stream.timing,
             )
-        datasets = np.array([piece.dataset for piece in pieces], np.uint16)
-        files = np.array([piece.file for piece in pieces], np.uint32)
-        of = segment[keep]
-        _append(stream, datasets[of], files[of], offsets[keep], logged, compressed, high, low)
+        of = pieces[segment[keep]]
+        _append(stream, of["dataset"], of["file"], offsets[keep], logged, compressed, high, low)
 
     def _choose(
         self, cuts: Cuts, lengths: NDArray[np.uint32], segment: NDArray[np.intp]
@@ -268,24 +293,28 @@ class Lane:
             lengths = np.add.reduceat(lengths, keep)
         else:
             keep = np.arange(len(zero))
-        if self._selection.everything:
-            return keep, lengths
-        chosen = self._selection.of(cuts.fingerprints[keep, 1]) | zero[keep]
+        chosen = self._selection.logged(cuts.fingerprints[keep, 1]) | zero[keep]
         return keep[chosen], lengths[chosen]
 
 
 def _whole_files(
-    whole: WholeFiles, pieces: Sequence[Piece], cuts: Cuts, lengths: NDArray[np.uint32]
+    whole: WholeFiles,
+    pieces: Pieces,
+    cuts: Cuts,
+    lengths: NDArray[np.uint32],
+    heads: NDArray[np.int64],
 ) -> None:
-    packed = np.ascontiguousarray(cuts.fingerprints[:, :2]).tobytes()
-    zero = cuts.zero.tolist()
-    sizes = lengths.tolist()
-    at = 0
-    for piece, count in zip(pieces, cuts.counts.tolist(), strict=True):
-        stop = at + count
-        fingerprints = [packed[16 * i : 16 * i + 16] for i in range(at, stop)]
-        whole.add(fingerprints, zero[at:stop], sizes[at:stop])
-        at = stop
+    """Tell ``whole`` of the chunks found in each piece, the first of which is at ``heads``."""
+    single = pieces["first"] & pieces["final"] & (pieces["hole"] == 0) & (cuts.counts == 1)
+    single[single] = ~cuts.zero[heads[single]]
+    whole.add_single(pieces[single], cuts.fingerprints[heads[single], :2])
+    for at in np.flatnonzero(~single).tolist():
+        piece = Piece(*pieces[at].item())
+        some = slice(int(heads[at]), int(heads[at]) + int(cuts.counts[at]))
+        words = np.ascontiguousarray(cuts.fingerprints[some, :2])
+        whole.add(
+            [row.tobytes() for row in words], cuts.zero[some].tolist(), lengths[some].tolist()
+        )
         if piece.final and not piece.hole:
             whole.finish(piece.dataset, piece.file)
 

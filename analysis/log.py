@@ -32,6 +32,13 @@ CHECKPOINT_FILE = "checkpoint.json"
 HOLE_MARK = 1
 """``fp_low`` of a hole's row; ``fp_high`` is 0."""
 
+NOT_MEASURED = (1 << 32) - 1
+"""``compressed_bytes`` of a chunk that was left out of the sample for compression."""
+
+_LOGGED_PER_MEASURED = 10
+"""In a sample, chunks are logged for each whose compressed size is measured. A row costs next to
+nothing beside the compression, and how often chunks occur varies more than how they compress."""
+
 _WRITER_MEMORY_MB = 96
 
 Columns = Mapping[str, NDArray[Any]]
@@ -49,7 +56,8 @@ class Dataset:
 class Spec:
     """What a collection was asked for.
 
-    ``sample`` is the fraction of distinct chunks that are logged, and ``salt`` says which.
+    ``sample`` is the fraction of distinct chunks that are compressed, and ``salt`` says which; of
+    the rows of the log, the fraction is ``logged_share(sample)``.
     ``compression_level`` 0 means that compressed sizes were not asked for.
     """
 
@@ -208,6 +216,11 @@ class PartWriter:
             f"COPY (SELECT * FROM part) TO '{quoted(target)}' (FORMAT parquet, COMPRESSION zstd)"
         )
         self._database.unregister("part")
+
+
+def logged_share(sample: float) -> float:
+    """The fraction of distinct chunks that are in the log of a sampled collection."""
+    return min(1.0, _LOGGED_PER_MEASURED * sample)
 
 
 def quoted(text: str) -> str:

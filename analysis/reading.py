@@ -7,9 +7,22 @@ import queue
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from analysis.batches import BATCH_BYTES, HEADROOM_BYTES, Batch, Cursor, Piece
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.batches import (
+    BATCH_BYTES,
+    HEADROOM_BYTES,
+    Batch,
+    Cursor,
+    Piece,
+    Pieces,
+    one_piece,
+    whole_files,
+)
 from analysis.connection import connect
 from analysis.log import Dataset, Log
 from analysis.scan import Failure
@@ -27,10 +40,16 @@ HOLE_BYTES_MIN = 1 * MIB
 
 PIECES_PER_BATCH_MAX = 4096
 
-SMALL_BYTES_MAX = 1 * MIB
-"""Up to this size, the calls for each file cost more than its bytes."""
+SMALL_BYTES_MAX = HOLE_BYTES_MIN
+"""Smaller files have no holes that count, and what Python does for each would cost more than their
+bytes: they are read many at a time."""
 
-_FILES_FETCHED = 2048
+_THREADS = 2
+"""For small files, most of whose time is the file system's."""
+
+_FILES_FETCHED = 50_000
+"""At once; 10 MB."""
+
 _MEMORY_MB = 64
 
 
@@ -59,18 +78,22 @@ class Reader:
         self._thread.join()
 
     def _run(self) -> None:
+        filler = _Filler(self._log.spec.datasets, self._begin, self._take, self._out.put)
         try:
-            filler = _Filler(self._log.spec.datasets, self._begin, self._take, self._out.put)
-            for found in _files_from(self._log, self._begin.file):
+            for files in _files_from(self._log, self._begin.file):
+                at = 0
+                while at < len(files.file) and not self._stop:
+                    at = filler.read_some(files, at)
                 if self._stop:
                     return
-                filler.read(found)
             filler.finish()
             self._out.put(None)
         except _Stopped:
             return
         except BaseException as error:
             self._out.put(error)
+        finally:
+            filler.close()
 
     def _take(self) -> mmap.mmap:
         buffer = self._pool.take()
@@ -93,28 +116,51 @@ class _Found(NamedTuple):
     file: int
     dataset: int
     path: bytes
-    inode: int
     size_bytes: int
-    modified_ns: int
-    changed_ns: int
-    allocated_bytes: int
-
-    @property
-    def identity(self) -> tuple[int, int, int, int]:
-        return self.inode, self.size_bytes, self.modified_ns, self.changed_ns
 
 
-def _files_from(log: Log, first: int) -> Iterator[_Found]:
-    """The files with content, in order, streamed."""
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Files in the order of reading, as the scan found them: parallel columns."""
+
+    file: NDArray[np.uint32]
+    dataset: NDArray[np.uint16]
+    path: NDArray[np.object_]
+    inode: NDArray[np.uint64]
+    size_bytes: NDArray[np.uint64]
+    modified_ns: NDArray[np.int64]
+    changed_ns: NDArray[np.int64]
+
+    def __getitem__(self, at: int) -> _Found:
+        return _Found(
+            int(self.file[at]),
+            int(self.dataset[at]),
+            bytes(self.path[at]),
+            int(self.size_bytes[at]),
+        )
+
+    def identities(self, first: int, stop: int) -> bytes:
+        """Of some of the files, as ``native.read_packed`` takes them."""
+        times = self.modified_ns.view(np.uint64), self.changed_ns.view(np.uint64)
+        columns = [column[first:stop] for column in (self.inode, self.size_bytes, *times)]
+        return np.stack(columns, axis=1).tobytes()
+
+
+def _files_from(log: Log, first: int) -> Iterator[_Files]:
+    """The files with content, in order, some at a time: a part of the table may have them all."""
+    columns = ", ".join(field.name for field in fields(_Files))
     with connect(_MEMORY_MB, threads=1) as database:
         for part in log.file_parts():
-            rows = database.execute(
-                f"SELECT {', '.join(_Found._fields)} FROM read_parquet(?)"
-                " WHERE size_bytes > 0 AND file >= ?",
-                [part, first],
-            )
-            while found := rows.fetchmany(_FILES_FETCHED):
-                yield from map(_Found._make, found)
+            ((begin, last),) = database.execute(
+                "SELECT coalesce(min(file), 0), coalesce(max(file), 0) FROM read_parquet(?)", [part]
+            ).fetchall()
+            for number in range(max(begin, first), last + 1, _FILES_FETCHED):
+                found = database.execute(
+                    f"SELECT {columns} FROM read_parquet(?)"
+                    " WHERE file >= ? AND file < ? AND size_bytes > 0",
+                    [part, number, number + _FILES_FETCHED],
+                ).fetchnumpy()
+                yield _Files(**found)
 
 
 class _Filler:
@@ -127,7 +173,8 @@ class _Filler:
         take: Callable[[], mmap.mmap],
         emit: Callable[[Batch], None],
     ) -> None:
-        self._roots = [_directory_of(os.fsencode(dataset.path)) for dataset in datasets]
+        self._datasets = datasets
+        self._roots: dict[int, int] = {}
         self._resume_at: Cursor | None = begin if begin.position else None
         self._after = begin
         self._take = take
@@ -135,21 +182,62 @@ class _Filler:
         self._batch: Batch | None = None
         self._fill = 0
         self._tail = b""
-        self._directory: tuple[int, bytes] | None = None
-        self._directory_fd = -1
 
     def finish(self) -> None:
         """Hand over what is left."""
         self._emit()
-        if self._directory_fd >= 0:
-            os.close(self._directory_fd)
 
-    def read(self, found: _Found) -> None:
-        """Read one file; what goes wrong with it is noted in the batch."""
+    def close(self) -> None:
+        for fd in self._roots.values():
+            os.close(fd)
+
+    def read_some(self, files: _Files, at: int) -> int:
+        """Read on from the file at ``at``; returns where the next one is."""
+        if read := self._read_small(files, at):
+            return at + read
+        self._read_one(files[at])
+        return at + 1
+
+    def _read_small(self, files: _Files, at: int) -> int:
+        """Read small files that follow each other in one call, as many as there is room for.
+
+        Returns their number, 0 where the first one is not small or cannot be read this way.
+        """
+        if files.size_bytes[at] >= SMALL_BYTES_MAX or self._resume_at is not None:
+            return 0
+        if HEADROOM_BYTES + BATCH_BYTES - self._fill < files.size_bytes[at]:
+            self._emit_if_filled()
+        batch = self._current()
+        stop = self._small_until(files, at, PIECES_PER_BATCH_MAX - batch.count)
+        dataset = int(files.dataset[at])
+        try:
+            root = self._root(dataset)
+        except OSError:
+            return 0
+        paths = b"".join(path + b"\0" for path in files.path[at:stop])
+        identities = files.identities(at, stop)
+        read = native.read_packed(root, paths, identities, batch.buffer, self._fill, _THREADS)
+        if read:
+            numbers, sizes = files.file[at : at + read], files.size_bytes[at : at + read]
+            self._add(whole_files(dataset, numbers, sizes.astype(np.int64), self._fill))
+            self._emit_if_full()
+        return read
+
+    def _small_until(self, files: _Files, at: int, count_max: int) -> int:
+        """Where the files from ``at`` on stop to be small, of one dataset, or to fit."""
+        sizes = files.size_bytes[at : at + count_max].astype(np.int64)
+        room = HEADROOM_BYTES + BATCH_BYTES - self._fill
+        wrong = (
+            (sizes >= SMALL_BYTES_MAX)
+            | (files.dataset[at : at + count_max] != files.dataset[at])
+            | (np.cumsum(sizes) > room)
+        )
+        return at + (int(wrong.argmax()) if wrong.any() else len(wrong))
+
+    def _read_one(self, found: _Found) -> None:
+        """Read one file of any size; what goes wrong with it is noted in the batch."""
         dataset, file, path = found.dataset, found.file, found.path
         try:
-            if self._read_small(found):
-                return
             fd = self._open(dataset, path)
         except OSError as error:
             batch = self._current()
@@ -166,49 +254,28 @@ class _Filler:
         finally:
             os.close(fd)
 
-    def _read_small(self, found: _Found) -> bool:
-        """Read a small file in one call, if it is as it was found; False where it was not read."""
-        size = found.size_bytes
-        if size > SMALL_BYTES_MAX or found.allocated_bytes < size or self._resume_at is not None:
-            return False
-        directory_fd = self._enter(found.dataset, found.path)
-        if HEADROOM_BYTES + BATCH_BYTES - self._fill < size:
-            self._emit_if_filled()
-        buffer, start = self._current().buffer, self._fill
-        name = found.path.rpartition(b"/")[2]
-        if not native.read_unchanged(directory_fd, name, found.identity, 0, buffer, start):
-            return False
-        self._add(Piece(found.dataset, found.file, start, start + size, 0, True, True))
-        return True
-
-    def _enter(self, dataset: int, path: bytes) -> int:
-        """The directory of a file; it stays open for the files that follow in it."""
-        directory = path.rpartition(b"/")[0]
-        if self._directory != (dataset, directory):
-            if self._directory_fd >= 0:
-                os.close(self._directory_fd)
-                self._directory, self._directory_fd = None, -1
-            place = os.path.join(self._roots[dataset], directory)
-            self._directory_fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._directory = dataset, directory
-        return self._directory_fd
-
     def _open(self, dataset: int, path: bytes) -> int:
-        directory_fd = self._enter(dataset, path)
-        name = path.rpartition(b"/")[2]
+        root = self._root(dataset)
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(name, flags | os.O_NOATIME, dir_fd=directory_fd)
+            return os.open(path, flags | os.O_NOATIME, dir_fd=root)
         except PermissionError:
             # Only the owner may leave the access time alone.
-            return os.open(name, flags, dir_fd=directory_fd)
+            return os.open(path, flags, dir_fd=root)
+
+    def _root(self, dataset: int) -> int:
+        """What paths in a dataset are relative to; stays open. Raises OSError."""
+        if dataset not in self._roots:
+            directory = _directory_of(os.fsencode(self._datasets[dataset].path))
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+            self._roots[dataset] = os.open(directory, flags)
+        return self._roots[dataset]
 
     def _give_up(self, dataset: int, file: int, path: bytes, reason: str) -> None:
         batch = self._current()
         batch.failures.append(Failure(dataset, path, reason))
-        batch.pieces.append(
-            Piece(dataset, file, self._fill, self._fill, 0, False, True, failed=True)
-        )
+        gap = Piece(dataset, file, self._fill, self._fill, 0, False, True, failed=True)
+        batch.parts.append(one_piece(gap))
         batch.after = Cursor(file + 1, 0)
         self._emit()
 
@@ -255,7 +322,7 @@ class _Filler:
         view = memoryview(batch.buffer)[start:end]
         if read_uncached(fd, view, position) < len(view):
             raise _Shrank
-        self._add(
+        self._add_piece(
             Piece(
                 dataset, file, start, end, position, position == 0, position + end - start == size
             )
@@ -270,24 +337,35 @@ class _Filler:
         start, end = self._fill, self._fill + HOLE_LEAD_BYTES
         batch.buffer[start:end] = bytes(HOLE_LEAD_BYTES)
         hole = stop - begin - HOLE_LEAD_BYTES
-        self._add(Piece(dataset, file, start, end, begin, begin == 0, stop == size, hole))
+        self._add_piece(Piece(dataset, file, start, end, begin, begin == 0, stop == size, hole))
 
-    def _add(self, piece: Piece) -> None:
-        batch = self._current()
-        batch.pieces.append(piece)
-        batch.done_bytes += piece.end - piece.start + piece.hole
-        self._fill = piece.end
+    def _add_piece(self, piece: Piece) -> None:
+        batch = self._add(one_piece(piece))
         if piece.final:
-            batch.after = Cursor(piece.file + 1, 0)
-            full = self._fill == len(batch.buffer) or len(batch.pieces) >= PIECES_PER_BATCH_MAX
-            if full or piece.hole:
+            if piece.hole:
                 self._emit()
+            else:
+                self._emit_if_full()
             return
         batch.after = Cursor(piece.file, piece.position + piece.end - piece.start + piece.hole)
         keep = min(HEADROOM_BYTES, piece.position + piece.end - piece.start)
         before = batch.buffer[piece.end - keep : piece.end]
         self._tail = bytes(HEADROOM_BYTES) if piece.hole else before
         self._emit()
+
+    def _add(self, pieces: Pieces) -> Batch:
+        """Append pieces; the next one lies behind them, of another file."""
+        batch = self._current()
+        batch.parts.append(pieces)
+        batch.done_bytes += int((pieces["end"] - pieces["start"] + pieces["hole"]).sum())
+        self._fill = int(pieces["end"][-1])
+        batch.after = Cursor(int(pieces["file"][-1]) + 1, 0)
+        return batch
+
+    def _emit_if_full(self) -> None:
+        batch = self._current()
+        if self._fill == len(batch.buffer) or batch.count >= PIECES_PER_BATCH_MAX:
+            self._emit()
 
     def _current(self) -> Batch:
         if self._batch is None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from analysis.connection import connect
 from analysis.lanes import Selection
-from analysis.log import HOLE_MARK, Log, PartWriter
+from analysis.log import HOLE_MARK, NOT_MEASURED, Log, PartWriter
 
 _MEMORY_MB = 512
 
@@ -45,5 +45,8 @@ def _sample_chunks(log: Log, writer: PartWriter, chunking: str, selection: Selec
                 "SELECT * FROM read_parquet(?, hive_partitioning = false)", [part]
             ).fetchnumpy()
         blank = (columns["fp_high"] == 0) & (columns["fp_low"] <= HOLE_MARK)
-        keep = selection.of(columns["fp_low"]) | blank
+        keep = selection.logged(columns["fp_low"]) | blank
+        measured = selection.measured(columns["fp_low"]) | blank
+        if log.spec.compression_level:
+            columns["compressed_bytes"][~measured] = NOT_MEASURED
         writer.write(table, number, {name: values[keep] for name, values in columns.items()})

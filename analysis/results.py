@@ -56,7 +56,10 @@ class DuplicateShareRow:
 
 @dataclass(frozen=True, slots=True)
 class SavingsRow:
-    """Figure 2. ``unique_bytes`` are stored without compression, ``stored_bytes`` with it."""
+    """Figure 2. ``unique_bytes`` are stored without compression, ``stored_bytes`` with it.
+
+    ``sampled_chunks`` are those whose compressed size was measured.
+    """
 
     chunking: str
     dataset: str

@@ -3,25 +3,22 @@
 import os
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.connection import connect
 from analysis.log import Dataset, Log, PartWriter, objects, quoted
 from dedupd import native
 from dedupd.errors import UsageError
-from dedupd.fsutil import opened
 
-ENTRIES_PER_PART = 50_000
-_NO_ATTRIBUTE = b"user.dedupd-analyze"
-"""The listing brings an extended attribute along; the study wants none."""
+ENTRIES_PER_PART = 20_000
+"""Listed while those before them are written."""
 
 _MEMORY_MB = 160
-
-
-Listed = tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]
-"""A file as the kernel module lists it: name; inode, size, mtime, ctime; links; allocated bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +39,20 @@ class ScanSums:
 
 
 def file_type(path: bytes) -> str:
-    """The type of a file, as the policy has it: its extension in small letters, or ``''``."""
-    name = path.rpartition(b"/")[2].decode("utf-8", "backslashreplace")
-    stem, dot, extension = name.rpartition(".")
-    return extension.lower() if dot and stem else ""
+    """The type of a file: its extension in small letters, or ``''``.
+
+    Numbers at the end are those of a version, and no type: ``libc.so.6`` is an ``so``.
+    """
+    name = path.rpartition(b"/")[2]
+    stem, dot, extension = name.rpartition(b".")
+    while extension.isdigit() and dot and stem:
+        stem, dot, extension = stem.rpartition(b".")
+    return _shown_type(extension) if dot and stem else ""
+
+
+@lru_cache(maxsize=4096)
+def _shown_type(extension: bytes) -> str:
+    return extension.decode("utf-8", "backslashreplace").lower()
 
 
 def check_datasets(datasets: tuple[Dataset, ...]) -> None:
@@ -79,11 +86,13 @@ def scan(
     try:
         for dataset, tree in enumerate(log.spec.datasets):
             root = os.path.realpath(os.fsencode(tree.path))
-            for directory, files in walk(dataset, root, (own.st_dev, own.st_ino), failures):
-                if entries.add(dataset, directory, files):
-                    check()
-                    found(entries.number)
-        entries.flush()
+            for portion in _walk(dataset, root, (own.st_dev, own.st_ino), failures):
+                if portion.paths:
+                    entries.add(dataset, portion)
+                check()
+                found(entries.number)
+        if not entries.number:
+            entries.add(0, _NOTHING)
         if failures:
             write_failures(entries.writer, 1, failures)
     finally:
@@ -104,7 +113,7 @@ def write_failures(writer: PartWriter, number: int, failures: list[Failure]) -> 
 
 
 class _Entries:
-    """Files found, on their way to the disk."""
+    """Files found, on their way to the disk, one portion of a walk after the other."""
 
     def __init__(self, log: Log) -> None:
         self.writer = PartWriter(log.path)
@@ -112,53 +121,35 @@ class _Entries:
         self.linked = False
         self.sums = ScanSums(0, 0)
         self._part = 0
-        self._datasets: list[int] = []
-        self._directories: list[bytes] = []
-        self._files: list[Listed] = []
 
-    def add(self, dataset: int, directory: bytes, files: list[Listed]) -> bool:
-        """Take in files of a directory; True where that made a part."""
-        self._datasets += [dataset] * len(files)
-        self._directories += [directory] * len(files)
-        self._files += files
-        if len(self._files) < ENTRIES_PER_PART:
-            return False
-        self.flush()
-        return True
-
-    def flush(self) -> None:
-        files = self._files
-        first = self.number
-        paths = [
-            directory + b"/" + file[0] if directory else file[0]
-            for directory, file in zip(self._directories, files, strict=True)
-        ]
-        shown = {name: name.decode("utf-8", "backslashreplace") for name in set(self._directories)}
-        sizes = [file[1][1] for file in files]
+    def add(self, dataset: int, portion: "_Portion") -> None:
+        """Write a part of the table."""
+        inodes, sizes, modified, changed, links, allocated = portion.statuses.T
+        count = len(sizes)
+        shown = [name.decode("utf-8", "backslashreplace") for name in portion.directories]
         self._part += 1
         self.writer.write(
             ("files",),
             self._part,
             {
-                "dataset": np.array(self._datasets, np.uint16),
-                "file": np.arange(first, first + len(files), dtype=np.uint32),
-                "path": objects(paths),
-                "directory": objects([shown[name] for name in self._directories]),
-                "type": objects([file_type(file[0]) for file in files]),
-                "inode": np.array([file[1][0] for file in files], np.uint64),
-                "size_bytes": np.array(sizes, np.uint64),
-                "modified_ns": np.array([file[1][2] for file in files], np.int64),
-                "changed_ns": np.array([file[1][3] for file in files], np.int64),
-                "links": np.array([file[2] for file in files], np.uint32),
-                "allocated_bytes": np.array([file[3] for file in files], np.uint64),
+                "dataset": np.full(count, dataset, np.uint16),
+                "file": np.arange(self.number, self.number + count, dtype=np.uint32),
+                "path": objects(portion.paths),
+                "directory": np.repeat(objects(shown), portion.counts),
+                "type": objects([file_type(path) for path in portion.paths]),
+                "inode": inodes.view(np.uint64),
+                "size_bytes": sizes.astype(np.uint64),
+                "modified_ns": modified,
+                "changed_ns": changed,
+                "links": links.astype(np.uint32),
+                "allocated_bytes": allocated.astype(np.uint64),
             },
         )
-        self.number += len(files)
-        self.linked = self.linked or any(file[2] > 1 for file in files)
+        self.number += count
+        self.linked = self.linked or bool((links > 1).any())
         self.sums = ScanSums(
-            self.sums.files + sum(size > 0 for size in sizes), self.sums.size_bytes + sum(sizes)
+            self.sums.files + int(np.count_nonzero(sizes)), self.sums.size_bytes + int(sizes.sum())
         )
-        self._datasets, self._directories, self._files = [], [], []
 
 
 def _without_second_names(log: Log) -> ScanSums:
@@ -191,48 +182,59 @@ def _without_second_names(log: Log) -> ScanSums:
     return ScanSums(int(row[0]), int(row[1]))
 
 
-def walk(
+@dataclass(frozen=True, slots=True)
+class _Portion:
+    """Files that a walk came upon: their paths, what ``stat`` says, and how many in a row are in
+    which directory.
+
+    Columns of ``statuses``: inode, size, mtime and ctime in ns, links, allocated bytes.
+    """
+
+    paths: list[bytes]
+    statuses: NDArray[np.int64]
+    directories: list[bytes]
+    counts: NDArray[np.uint32]
+
+
+_NOTHING = _Portion([], np.empty((0, 6), np.int64), [], np.empty(0, np.uint32))
+
+
+def _walk(
     dataset: int, root: bytes, left_out: tuple[int, int], failures: list[Failure]
-) -> Iterator[tuple[bytes, list[Listed]]]:
-    """Every regular file below ``root``, or ``root`` itself, as (directory, files in it).
+) -> Iterator[_Portion]:
+    """Every regular file below ``root``, or ``root`` itself.
 
     Never enters other file systems, and follows no link. The directory ``left_out`` (device,
     inode) is passed over, and so is what vanishes meanwhile; what cannot be read is added to
-    ``failures``. Files of a directory are in the order of their inodes: that of the disk, mostly.
+    ``failures``.
     """
     try:
         status = os.stat(root)
+        if stat.S_ISREG(status.st_mode):
+            yield _single_file(root, status)
+            return
+        tree = native.TreeWalk(root, left_out)
     except OSError as error:
         failures.append(Failure(dataset, b"", error.strerror or "cannot be read"))
         return
-    if stat.S_ISREG(status.st_mode):
-        identity = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        yield b"", [(os.path.basename(root), identity, 1, status.st_blocks * 512, None)]
-        return
-    pending = [b""]
-    while pending:
-        directory = pending.pop()
-        try:
-            names, files = _list(os.path.join(root, directory), left_out)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            failures.append(Failure(dataset, directory, error.strerror or "cannot be read"))
-            continue
-        files.sort(key=_inode)
-        yield directory, files
-        prefix = directory + b"/" if directory else b""
-        pending.extend(prefix + name for name in sorted(names, reverse=True))
+    with ThreadPoolExecutor(1) as ahead:
+        next_one = ahead.submit(tree.next, ENTRIES_PER_PART)
+        while (found := next_one.result()) is not None:
+            next_one = ahead.submit(tree.next, ENTRIES_PER_PART)
+            failures += [
+                Failure(dataset, path, os.strerror(errno)) for path, errno in found.failures
+            ]
+            yield _Portion(
+                found.paths.split(b"\0")[:-1],
+                np.frombuffer(found.statuses, np.int64).reshape(-1, 6),
+                found.directories.split(b"\0")[:-1],
+                np.frombuffer(found.counts, np.uint32),
+            )
 
 
-def _list(directory: bytes, left_out: tuple[int, int]) -> tuple[list[bytes], list[Listed]]:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with opened(os.open(directory, flags)) as fd:
-        status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) == left_out:
-            return [], []
-        return native.scan_directory(fd, _NO_ATTRIBUTE)
-
-
-def _inode(file: Listed) -> int:
-    return file[1][0]
+def _single_file(path: bytes, status: os.stat_result) -> _Portion:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    fields = [status.st_ino, status.st_size, *times, status.st_nlink, status.st_blocks * 512]
+    return _Portion(
+        [os.path.basename(path)], np.array([fields], np.int64), [b""], np.ones(1, np.uint32)
+    )

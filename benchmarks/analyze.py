@@ -1,6 +1,6 @@
 """What the study costs, and how good its samples are: the figures in docs/analyze.md.
 
-python -m benchmarks.analyze speed DIR        collection against the bare kernel, one core
+python -m benchmarks.analyze speed DIR        collection against the bare kernel
 python -m benchmarks.analyze rows [COUNT]     all queries over a made-up log of COUNT chunks
 python -m benchmarks.analyze coverage DIR     samples of the log in DIR (an --out)
 """
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from dedupd import native
 from dedupd.parameters import PRESETS
 from dedupd.units import MIB
 
-_ALIGNED = 8 * MIB
+_BATCH = 8 * MIB
 _COMPRESSED_SHARE = 0.55
 
 
@@ -47,26 +48,31 @@ def main(context: click.Context, work: str | None) -> None:
 def speed(work: str | None, directory: str) -> None:
     """Collection of one chunking without compression, against chunking and fingerprints alone.
 
-    Both on one core, in processes of their own, one after the other, with the files in the page
-    cache; the best of three.
+    The kernel runs on one core, once over the files one by one, as a collection cuts them, and once
+    as if they were one large file. Collection runs on all cores by the clock, and on one core in
+    seconds of CPU. Each in a process of its own, one after the other, with the files in the page
+    cache; the best of five.
     """
     for path in Path(directory).rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.read_bytes()
-    core = str(min(os.sched_getaffinity(0)))
-    results: dict[str, list[float]] = {"kernel": [], "collect": []}
-    peak = 0
-    for _ in range(3):
-        for step, speeds in results.items():
+    best: dict[str, float] = dict.fromkeys(("kernel", "joined", "collect", "one-core"), 0.0)
+    peak = 0.0
+    for _ in range(5):
+        for step in best:
             with tempfile.TemporaryDirectory(dir=work) as out:
-                command = ["taskset", "-c", core, sys.executable, "-m", __spec__.name, "once", step]
-                done = subprocess.run([*command, directory, out], capture_output=True, check=True)
+                command = [sys.executable, "-m", __spec__.name, "once", step, directory, out]
+                done = subprocess.run(command, capture_output=True, check=True)
             found = json.loads(done.stdout)
-            speeds.append(found["mb_per_s"])
+            best[step] = max(best[step], found["mb_per_s"])
             if step == "collect":
                 peak = max(peak, found["memory_mb_peak"])
-    kernel, whole = max(results["kernel"]), max(results["collect"])
-    print(f"kernel {kernel:.0f} MB/s, collection {whole:.0f} MB/s: {whole / kernel:.2f} of it")
+    for kernel in ("kernel", "joined"):
+        print(
+            f"{kernel} {best[kernel]:.0f} MB/s;"
+            f" collection {best['collect']:.0f} MB/s, {best['collect'] / best[kernel]:.2f} of it;"
+            f" on one core {best['one-core']:.0f} MB/s, {best['one-core'] / best[kernel]:.2f}"
+        )
     print(f"peak memory {peak:.0f} MB")
 
 
@@ -75,38 +81,43 @@ def speed(work: str | None, directory: str) -> None:
 @click.argument("directory")
 @click.argument("out")
 def once(step: str, directory: str, out: str) -> None:
-    """One measurement, in seconds of CPU: other work on the core does not count."""
-    began = time.process_time()
-    size = _kernel(directory) if step == "kernel" else _collect(directory, out)
-    seconds = time.process_time() - began - _not_counted
+    """One measurement: by the clock on all cores, or in seconds of CPU on one."""
+    clock = time.monotonic if step == "collect" else time.process_time
+    if step != "collect":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if step in ("kernel", "joined"):
+        size, seconds = _kernel(directory, clock, joined=step == "joined")
+    else:
+        began = clock()
+        size = _collect(directory, out, threads=0 if step == "collect" else 1)
+        seconds = clock() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     print(json.dumps({"mb_per_s": size / seconds / 1e6, "memory_mb_peak": memory}))
 
 
-def _kernel(directory: str) -> int:
-    """The chunker's process() on content already in memory; loading it is not counted."""
-    global _not_counted
-    began = time.process_time()
+def _kernel(directory: str, clock: Callable[[], float], *, joined: bool) -> tuple[int, float]:
+    """The chunker's process() on content that is in memory already: bytes, and seconds."""
     data = bytearray()
+    segments = []
     for path in sorted(Path(directory).rglob("*")):
         if path.is_file() and not path.is_symlink() and len(data) < 512 * MIB:
+            start = len(data)
             data += path.read_bytes()
+            segments.append((start, len(data), True))
+    if joined:
+        ends = [*range(_BATCH, len(data), _BATCH), len(data)]
+        segments = [(start, end, True) for start, end in zip([0, *ends], ends, strict=False)]
     view = memoryview(data)
     chunker = native.Chunker(**asdict(PRESETS[DEFAULT]))
-    _not_counted = time.process_time() - began
-    for start in range(0, len(data), _ALIGNED):
-        part = view[start : start + _ALIGNED]
-        chunker.process(part, [(0, len(part), True)])
-    return len(data)
+    began = clock()
+    chunker.process(view, segments)
+    return len(data), clock() - began
 
 
-_not_counted = 0.0
-
-
-def _collect(directory: str, out: str) -> int:
+def _collect(directory: str, out: str, threads: int) -> int:
     spec = Spec((Dataset("x", directory),), (DEFAULT,), compression_level=0)
     log = Log.create(os.path.join(out, "log"), spec)
-    collect(log, out, threads=1)
+    collect(log, out, threads=threads)
     return log.checkpoint.done_bytes
 
 

@@ -267,6 +267,47 @@ class Commits:
         """
     def close(self) -> None: ...
 
+class FoundFiles:
+    """Regular files that a :class:`TreeWalk` found: parallel arrays, one element per file."""
+
+    @property
+    def paths(self) -> bytes:
+        """Relative to the root, each with a NUL byte behind it."""
+    @property
+    def statuses(self) -> bytes:
+        """i64 inode, size, mtime and ctime in ns, links, allocated bytes of each file."""
+    @property
+    def directories(self) -> bytes:
+        """The directories they are in, in the order of the files, each with a NUL byte behind it."""
+    @property
+    def counts(self) -> bytes:
+        """u32 number of files in a row that are in each of ``directories``."""
+    @property
+    def failures(self) -> list[tuple[bytes, int]]:
+        """Paths of directories that could not be listed, and the error's number."""
+    def __len__(self) -> int: ...
+
+class TreeWalk:
+    """All regular files of a tree: no link is followed, no other file system entered.
+
+    Depth first; the files of a directory mostly in the order of their inodes.
+    """
+
+    def __new__(cls, root: bytes, left_out: tuple[int, int]) -> TreeWalk:
+        """``left_out`` is a directory to pass over (device, inode). Raises OSError."""
+    def next(self, files_min: int) -> FoundFiles | None:
+        """At least so many more files, less only before the end; None there."""
+
+def read_packed(
+    root_fd: int, paths: Buffer, identities: Buffer, out: Buffer, offset: int, threads: int
+) -> int:
+    """Read whole files into ``out``, one behind the other from ``offset`` on, past the page cache.
+
+    ``paths`` are relative, each with a NUL byte behind it; ``identities`` u64 inode, size, mtime and
+    ctime in ns of each. Stops at the first file that is another one or cannot be read, and returns
+    the number of those before it. Raises ValueError where ``out`` is short.
+    """
+
 def exchange_attribute(
     fd: int,
     identity: tuple[int, int, int, int],

@@ -29,6 +29,7 @@ from dedupd.policy import Policy
 from dedupd.units import MIB
 from tests.analysis_helpers import collected, spec_of, study_of
 from tests.analysis_oracle import cut
+from tests.conftest import MakeFileSystem
 
 Row = tuple[bytes, int, int, int, int, int]
 
@@ -212,18 +213,20 @@ def test_a_chunk_in_a_small_sample_is_in_every_larger_one(
     low: list[int], sample: float, salt: int
 ) -> None:
     words = np.array(low, np.uint64)
-    small, large = Selection(sample, salt).of(words), Selection(min(1, 2 * sample), salt).of(words)
-    assert (large | ~small).all()
-    assert Selection(1.0, salt).of(words).all()
+    small, large = Selection(sample, salt), Selection(min(1, 2 * sample), salt)
+    assert (large.logged(words) | ~small.logged(words)).all()
+    assert (large.measured(words) | ~small.measured(words)).all()
+    assert (small.logged(words) | ~small.measured(words)).all()
+    assert Selection(1.0, salt).measured(words).all()
 
 
 def test_a_sample_has_the_chosen_chunks_wherever_they_occur(
     tree: Path, complete: Log, tmp_path: Path
 ) -> None:
-    log = collected(tmp_path, spec_of({"x": tree}, ("4k",), sample=0.1, salt=7, level=0))
+    log = collected(tmp_path, spec_of({"x": tree}, ("4k",), sample=0.01, salt=7, level=0))
     full = rows_of(complete, "4k")
     low = np.array([row[5] for row in full], np.uint64)
-    chosen = Selection(0.1, 7).of(low)
+    chosen = Selection(0.01, 7).logged(low)
     blank = [row[4] == 0 and row[5] <= HOLE_MARK for row in full]
     expected = [row for row, yes, no in zip(full, chosen, blank, strict=True) if yes or no]
     assert rows_of(log, "4k") == expected
@@ -239,7 +242,8 @@ def test_files_that_vanish_or_change_are_reported_and_do_not_count(tmp_path: Pat
     out.mkdir()
     log = Log.create(str(out / "log"), spec_of({"x": tree}))
     with pytest.raises(StopAt.Stopped):
-        collect(log, str(out), StopAt(0))
+        collect(log, str(out), StopAt(1))
+    assert log.checkpoint.scanned
     for name in ("gone", "now a directory", "now a pipe"):
         (tree / "sub" / name).unlink()
     (tree / "sub/now a directory").mkdir()
@@ -355,6 +359,32 @@ def test_the_study_does_not_read_its_own_output(tmp_path: Path) -> None:
     assert [path for path, *_ in whole_of(log)] == [b"file"]
 
 
+@pytest.mark.root
+def test_other_file_systems_are_not_entered(loop_fs: MakeFileSystem, tmp_path: Path) -> None:
+    volume = loop_fs("ext4", "40M")
+    (volume / "mine").write_bytes(b"x" * 1000)
+    (volume / "other").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "other", volume / "other"], check=True)
+    try:
+        (volume / "other/theirs").write_bytes(b"x" * 1000)
+        log = collected(tmp_path / "out", spec_of({"x": volume}))
+    finally:
+        subprocess.run(["umount", volume / "other"], check=True)
+    assert [path for path, *_ in whole_of(log)] == [b"mine"]
+
+
+def test_a_directory_of_many_files_is_read_completely(tmp_path: Path) -> None:
+    """More than the kernel lists in one go, in a directory between others."""
+    tree = tmp_path / "tree"
+    names = [b"%s/%s-%d" % (d, b"n" * 200, i) for d in (b"a", b"b", b"b/c") for i in range(700)]
+    for name in names:
+        path = tree / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name)
+    log = collected(tmp_path / "out", spec_of({"x": tree}, level=0))
+    assert [row[:2] for row in whole_of(log)] == sorted((name, len(name)) for name in names)
+
+
 def test_links_are_not_followed_and_hard_links_count_once(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -407,6 +437,27 @@ def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> Non
     Path(log.path, "checkpoint.json").write_text('{"parts": []')
     with pytest.raises(Damaged):
         Log.open(log.path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (b"lib/libfoo.so.1.2.3", "so"),
+        (b"libpython3.12.so.1.0", "so"),
+        (b"foo.1.2", ""),
+        (b"kubectl.1.31", ""),
+        (b"ls.1", ""),
+        (b"disk.7z.001", "7z"),
+        (b"song.mp3", "mp3"),
+        (b"PHOTO.JPG.2", "jpg"),
+        (b"v1.2/README", ""),
+        (b".so.6", ""),
+        (b"1.2.3", ""),
+        (b"foo.", ""),
+    ],
+)
+def test_version_numbers_are_no_type(name: bytes, kind: str) -> None:
+    assert file_type(name) == kind
 
 
 @given(name=st.text(alphabet="ab.Z/é", max_size=12).map(str.encode))

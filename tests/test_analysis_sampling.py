@@ -46,14 +46,14 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Log:
 
 def test_a_sample_of_the_log_is_what_a_sampled_collection_logs(full: Log, tmp_path: Path) -> None:
     tree = Path(full.spec.datasets[0].path)
-    sampled = collected(tmp_path, spec_of({"x": tree}, (DEFAULT,), sample=0.2, salt=3))
-    again = resample(full, str(tmp_path / "again/log"), 0.2, 3)
+    sampled = collected(tmp_path, spec_of({"x": tree}, (DEFAULT,), sample=0.05, salt=3))
+    again = resample(full, str(tmp_path / "again/log"), 0.05, 3)
     assert savings_of(sampled) == savings_of(again)
 
 
 def test_estimates_lie_around_the_truth(full: Log, tmp_path: Path) -> None:
     truth = savings_of(full)
-    found = estimates(full, tmp_path, 0.2, 12)
+    found = estimates(full, tmp_path, 0.05, 12)
     for row in found:
         assert abs(row.saved - truth.saved) < 4 * row.unique_deviation / row.data_bytes
     mean = sum(row.saved for row in found) / len(found)
@@ -71,7 +71,7 @@ def test_without_duplicates_the_estimate_is_exact(tmp_path: Path) -> None:
     tree.mkdir()
     for number in range(30):
         (tree / f"{number}").write_bytes(random.Random(number).randbytes(400_000))
-    row = savings_of(collected(tmp_path / "out", spec_of({"x": tree}, (DEFAULT,), sample=0.3)))
+    row = savings_of(collected(tmp_path / "out", spec_of({"x": tree}, (DEFAULT,), sample=0.03)))
     assert row.saved == pytest.approx(0, abs=1e-9)
     assert row.saved_margin == pytest.approx(0, abs=1e-9)
 
@@ -84,7 +84,7 @@ def test_copies_of_whole_files_are_known_without_sampling_error(tmp_path: Path) 
     for number in range(40):
         content = random.Random(number // 2).randbytes(300_000)
         (tree / f"{number}").write_bytes(content)
-    row = savings_of(collected(tmp_path / "out", spec_of({"x": tree}, (DEFAULT,), sample=0.3)))
+    row = savings_of(collected(tmp_path / "out", spec_of({"x": tree}, (DEFAULT,), sample=0.03)))
     assert row.saved == pytest.approx(0.5, abs=1e-9)
 
 
@@ -103,7 +103,7 @@ def test_intervals_cover_the_truth_in_at_least_90_of_100_seeds(tmp_path: Path) -
     generate(str(tmp_path / "tree"), 600 * MIB, seed=2)
     full = collected(tmp_path / "out", spec_of({"x": tmp_path / "tree"}, (DEFAULT,)))
     truth = savings_of(full)
-    found = estimates(full, tmp_path / "samples", 0.05, 100)
+    found = estimates(full, tmp_path / "samples", 0.01, 100)
     for name in ("unique", "stored"):
         exact = getattr(truth, f"{name}_bytes")
         covered = sum(

@@ -1,6 +1,8 @@
 -- What all queries of the study start from. The views raw_files, raw_whole and raw_chunks over the
 -- Parquet logs, and the table datasets (dataset, label), exist already; so do the variables
 --   sample      the fraction of distinct chunks that the log has (1 = all)
+--   measured    the fraction of distinct chunks whose compressed size it has: some of those; the
+--               others have NULL
 --   saving_min  a chunk whose compression saves less than this fraction is stored raw
 
 -- Files that were read. Bytes without holes, which occupy nothing on the disk in the first place;
@@ -18,7 +20,9 @@ FROM raw_files AS f JOIN raw_whole AS w USING (file);
 
 -- What a chunk takes in the store, without the record's header.
 CREATE MACRO stored(length, compressed) AS
-    CASE WHEN compressed <= length * (1 - getvariable('saving_min')) THEN compressed ELSE length END;
+    CASE WHEN compressed IS NULL THEN NULL
+         WHEN compressed <= length * (1 - getvariable('saving_min')) THEN compressed
+         ELSE length END;
 
 -- Sums over distinct chunks from which a total and its uncertainty follow. x is what is asked for
 -- (bytes to store, say), a an auxiliary whose exact total is known: the bytes of the chunk's
@@ -41,6 +45,32 @@ CREATE MACRO deviation(m) AS
          ELSE sqrt((1 - getvariable('sample')) * greatest(0, coalesce(
               m.xx - 2 * slope(m) * m.xa + slope(m) * slope(m) * m.aa, 0)))
               / getvariable('sample') END;
+
+-- The same for what depends on the compressed size. x is known for the chunks that were measured
+-- alone; their length and a are in the sums too.
+CREATE MACRO moments_measured(x, length, a) AS {
+    'n': count(x), 'x': sum(x), 'l': sum(length) FILTER (x IS NOT NULL),
+    'xx': sum(x::DOUBLE * x), 'xl': sum(x::DOUBLE * length),
+    'll': sum(length::DOUBLE * length) FILTER (x IS NOT NULL),
+    'xa': sum(x::DOUBLE * a), 'la': sum(length::DOUBLE * a) FILTER (x IS NOT NULL)};
+
+-- The total of x: the total length, times what x is for each byte of a measured chunk. u are the
+-- moments of the length over all chunks of the log.
+CREATE MACRO ratio(m) AS CASE WHEN m.l > 0 THEN m.x / m.l ELSE 1 END;
+CREATE MACRO estimate_measured(m, u, a_total) AS
+    CASE WHEN getvariable('measured') >= 1 THEN coalesce(m.x, 0)::DOUBLE
+         ELSE ratio(m) * estimate(u, a_total) END;
+
+-- Its standard deviation: that of the length, that of the ratio, and twice their covariance.
+CREATE MACRO deviation_measured(m, u) AS
+    CASE WHEN getvariable('measured') >= 1 THEN 0::DOUBLE
+         ELSE sqrt(greatest(0, coalesce(
+              (ratio(m) * deviation(u)) ** 2
+              + (1 - getvariable('measured')) / getvariable('measured') ** 2
+                * greatest(0, m.xx - 2 * ratio(m) * m.xl + ratio(m) ** 2 * m.ll)
+              + 2 * ratio(m) * (1 - getvariable('sample'))
+                / (getvariable('sample') * getvariable('measured'))
+                * (m.xl - ratio(m) * m.ll - slope(u) * (m.xa - ratio(m) * m.la)), 0))) END;
 
 -- A plain count or sum over chunks, scaled up.
 CREATE MACRO scaled(x) AS x / getvariable('sample');

@@ -16,10 +16,10 @@ WITH eligible AS (
     GROUP BY c.fp_high, c.fp_low
 ), sums AS (
     SELECT moments(length, length * firsts) AS u,
-           moments(payload, length * firsts) AS payloads,
-           moments(getvariable('align_bytes') * ceil(
+           moments_measured(payload, length, length * firsts) AS payloads,
+           moments_measured(getvariable('align_bytes') * ceil(
                (payload + getvariable('header_bytes')) / getvariable('align_bytes')),
-               length * firsts) AS records
+               length, length * firsts) AS records
     FROM per_chunk
 ), recipes AS (
     SELECT count(*) AS recipes, coalesce(sum(chunks), 0) AS entries
@@ -38,9 +38,9 @@ WITH eligible AS (
 SELECT files, data_bytes::DOUBLE AS data_bytes,
        scaled(u.n) AS distinct_chunks,
        estimate(u, firsts) AS unique_bytes,
-       estimate(payloads, firsts) AS payload_bytes,
-       estimate(records, firsts) AS record_bytes,
-       deviation(records) AS record_deviation,
+       estimate_measured(payloads, u, firsts) AS payload_bytes,
+       estimate_measured(records, u, firsts) AS record_bytes,
+       deviation_measured(records, u) AS record_deviation,
        scaled(u.n) * getvariable('entry_bytes') AS table_bytes,
        recipes * (getvariable('header_bytes') + getvariable('recipe_header_bytes'))
            + entries * getvariable('recipe_entry_bytes') AS recipe_bytes

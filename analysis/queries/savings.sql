@@ -32,24 +32,24 @@ WITH per_dataset AS (
 ), sums AS (
     SELECT dataset, sum(copies) AS copies,
            moments(length, length * first_in_dataset) AS u,
-           moments(stored, length * first_in_dataset) AS s
+           moments_measured(stored, length, length * first_in_dataset) AS s
     FROM per_dataset GROUP BY dataset
 ), sums_overall AS (
     SELECT sum(copies) AS copies,
            moments(length, length * first_overall) AS u,
-           moments(stored, length * first_overall) AS s
+           moments_measured(stored, length, length * first_overall) AS s
     FROM overall
 )
 SELECT getvariable('chunking'), label, data_bytes,
        coalesce(scaled(copies), 0), coalesce(scaled(u.n), 0),
        estimate(u, first_in_dataset), deviation(u),
-       estimate(s, first_in_dataset), deviation(s), coalesce(u.n, 0)
+       estimate_measured(s, u, first_in_dataset), deviation_measured(s, u), coalesce(s.n, 0)
 FROM totals JOIN datasets USING (dataset) LEFT JOIN sums USING (dataset)
 UNION ALL
 SELECT getvariable('chunking'), getvariable('everything'), t.data_bytes,
        coalesce(scaled(copies), 0), coalesce(scaled(u.n), 0),
        estimate(u, t.first_overall), deviation(u),
-       estimate(s, t.first_overall), deviation(s), coalesce(u.n, 0)
+       estimate_measured(s, u, t.first_overall), deviation_measured(s, u), coalesce(s.n, 0)
 FROM sums_overall,
      (SELECT sum(data_bytes) AS data_bytes, sum(first_overall) AS first_overall FROM totals) AS t
 WHERE t.data_bytes IS NOT NULL;

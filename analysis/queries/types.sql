@@ -7,7 +7,8 @@ WITH per_chunk AS (
     FROM chunks AS c JOIN (SELECT file, type, first_overall FROM files) AS f USING (file)
     GROUP BY f.type, c.fp_high, c.fp_low
 ), sums AS (
-    SELECT type, moments(length, length * firsts) AS u, moments(stored, length * firsts) AS s
+    SELECT type, moments(length, length * firsts) AS u,
+           moments_measured(stored, length, length * firsts) AS s
     FROM per_chunk GROUP BY type
 ), totals AS (
     SELECT f.type, count(*) AS files, sum(length_bytes) AS data_bytes,
@@ -19,8 +20,8 @@ WITH per_chunk AS (
     GROUP BY f.type
 )
 SELECT t.type, files, data_bytes::DOUBLE AS data_bytes,
-       estimate(u, firsts) AS unique_bytes, estimate(s, firsts) AS stored_bytes,
-       coalesce(u.n, 0) AS sampled_chunks
+       estimate(u, firsts) AS unique_bytes, estimate_measured(s, u, firsts) AS stored_bytes,
+       coalesce(s.n, 0) AS sampled_chunks
 FROM totals AS t LEFT JOIN sums USING (type)
 WHERE data_bytes > 0
 ORDER BY data_bytes DESC, t.type;

@@ -59,7 +59,7 @@ pub fn open_beneath(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
     owned(fd as c_int)
 }
 
-fn owned(fd: c_int) -> Result<OwnedFd> {
+pub fn owned(fd: c_int) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::last_os_error());
     }
@@ -77,7 +77,7 @@ pub fn status_of(fd: RawFd) -> Result<libc::stat64> {
     }
 }
 
-fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
+pub fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
     // SAFETY: as above.
     let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
     let flags = libc::AT_SYMLINK_NOFOLLOW;
@@ -127,7 +127,7 @@ pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-const DIRENT_BYTES: usize = 64 << 10;
+pub const DIRENT_BYTES: usize = 64 << 10;
 /// Of `struct linux_dirent64`: inode, offset, record length, type, name.
 const RECORD_LENGTH_AT: usize = 16;
 const KIND_AT: usize = 18;
@@ -137,6 +137,19 @@ fn names(fd: RawFd) -> Result<Vec<(CString, u8)>> {
     let mut buffer = vec![0u8; DIRENT_BYTES];
     let mut found = Vec::new();
     loop {
+        let next = next_names(fd, &mut buffer)?;
+        if next.is_empty() {
+            return Ok(found);
+        }
+        found.extend(next);
+    }
+}
+
+/// Names and kinds (`DT_*`) of the next entries of a directory, as many as `buffer` holds records
+/// of; none at its end.
+pub fn next_names(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<(CString, u8)>> {
+    let mut found = Vec::new();
+    while found.is_empty() {
         // SAFETY: the kernel writes at most the buffer's length.
         let count =
             unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.as_mut_ptr(), buffer.len()) };
@@ -145,7 +158,7 @@ fn names(fd: RawFd) -> Result<Vec<(CString, u8)>> {
         }
         let mut rest = &buffer[..count as usize];
         if rest.is_empty() {
-            return Ok(found);
+            break;
         }
         while rest.len() > NAME_AT {
             let length = u16::from_le_bytes([rest[RECORD_LENGTH_AT], rest[RECORD_LENGTH_AT + 1]]);
@@ -157,6 +170,7 @@ fn names(fd: RawFd) -> Result<Vec<(CString, u8)>> {
             }
         }
     }
+    Ok(found)
 }
 
 /// None where there is none. Empty where it cannot be read, so that no file passes for plain that
@@ -316,7 +330,9 @@ fn has_no_hole(fd: RawFd, size: i64) -> bool {
     }
 }
 
-fn fill(fd: RawFd, out: &mut [u8]) -> bool {
+/// Reads from the start of a file, past the page cache where the kernel can do that; false where it
+/// has less, or cannot be read.
+pub fn fill(fd: RawFd, out: &mut [u8]) -> bool {
     let mut have = 0;
     while have < out.len() {
         let rest = &mut out[have..];

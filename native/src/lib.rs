@@ -11,6 +11,7 @@ pub mod map;
 pub mod process;
 pub mod seal;
 pub mod stub;
+pub mod study;
 pub mod sys;
 
 mod parallel;

@@ -10,6 +10,7 @@ mod map;
 mod output;
 mod seal;
 mod stub;
+mod study;
 mod sys;
 
 use pyo3::prelude::*;
@@ -40,6 +41,9 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(files::scan_unsettled, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_unchanged, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_files, module)?)?;
+    module.add_class::<study::TreeWalk>()?;
+    module.add_class::<study::FoundFiles>()?;
+    module.add_function(wrap_pyfunction!(study::read_packed, module)?)?;
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
     module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;
     module.add_function(wrap_pyfunction!(sys::syncfs, module)?)?;

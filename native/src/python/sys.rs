@@ -21,7 +21,7 @@ pub fn call<T: Send>(py: Python<'_>, attempt: impl Fn() -> io::Result<T> + Sync)
 }
 
 /// OSError from (errno, text) picks its subclass itself.
-fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
+pub fn os_error(py: Python<'_>, error: &io::Error) -> PyErr {
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     let text = py
         .import("os")
