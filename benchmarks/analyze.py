@@ -56,10 +56,11 @@ def speed(work: str | None, directory: str) -> None:
     for path in Path(directory).rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.read_bytes()
-    best: dict[str, float] = dict.fromkeys(("kernel", "joined", "collect", "one-core"), 0.0)
+    steps = ("kernel", "joined", "collect", "one-core")
+    best = dict.fromkeys(steps, 0.0)
     peak = 0.0
     for _ in range(5):
-        for step in best:
+        for step in steps:
             with tempfile.TemporaryDirectory(dir=work) as out:
                 command = [sys.executable, "-m", __spec__.name, "once", step, directory, out]
                 done = subprocess.run(command, capture_output=True, check=True)

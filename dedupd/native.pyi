@@ -278,7 +278,7 @@ class FoundFiles:
         """i64 inode, size, mtime and ctime in ns, links, allocated bytes of each file."""
     @property
     def directories(self) -> bytes:
-        """The directories they are in, in the order of the files, each with a NUL byte behind it."""
+        """The directories of the files, in their order, each with a NUL byte behind it."""
     @property
     def counts(self) -> bytes:
         """u32 number of files in a row that are in each of ``directories``."""
@@ -303,9 +303,9 @@ def read_packed(
 ) -> int:
     """Read whole files into ``out``, one behind the other from ``offset`` on, past the page cache.
 
-    ``paths`` are relative, each with a NUL byte behind it; ``identities`` u64 inode, size, mtime and
-    ctime in ns of each. Stops at the first file that is another one or cannot be read, and returns
-    the number of those before it. Raises ValueError where ``out`` is short.
+    ``paths`` are relative, each with a NUL byte behind it; ``identities`` u64 inode, size, mtime
+    and ctime in ns of each. Stops at the first file that is another one or cannot be read, and
+    returns the number of those before it. Raises ValueError where ``out`` is short.
     """
 
 def exchange_attribute(
