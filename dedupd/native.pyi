@@ -120,6 +120,22 @@ def encode(
 def decode(stored: Buffer, codec: int, raw_length: int, checksum: int) -> bytes:
     """Verify XXH3-64 of ``stored`` and decompress. Raises CorruptPayload."""
 
+def read_chunks(
+    data_fd: int,
+    table_fd: int,
+    seed: int,
+    wanted: Sequence[tuple[int, int, int]],
+    cached_only: bool,
+) -> list[bytes | None]:
+    """Raw bytes of records of a container, verified: what ``Container.read`` gives, many at once.
+
+    ``wanted`` has ordinals, raw lengths and the first 4 bytes of fingerprints (little endian);
+    ``seed`` is the container's (``format.container.checksum_seed``). None where anything about a
+    record is not as expected, or its entry does not say that it is live; with ``cached_only`` also
+    where the page cache does not have it all. Never waits for the disk then. Raises nothing else
+    than MemoryError.
+    """
+
 class FingerprintMap:
     """Exact map fingerprint → chunk id held in RAM (about 48 bytes an entry)."""
 

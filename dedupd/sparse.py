@@ -23,9 +23,11 @@ from dataclasses import replace
 from dedupd.content import StoreContent
 from dedupd.disk import Disk
 from dedupd.errors import NoSpace
+from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import data_ranges, read_at, read_into
 from dedupd.ranges import missing_ranges
+from dedupd.store.recipes import Span
 from dedupd.stub import AttributeSpace
 from dedupd.units import GIB, align_down, align_up
 
@@ -77,6 +79,22 @@ class SparseStub:
         if not self._may_be_local and not self.attribute.local:
             return [(start, end)]
         return list(missing_ranges(self._local(start, end), start, end))
+
+    def chunk_of(self, start: int, end: int) -> Span | None:
+        """The chunk that has all of [start, end); None where that lies in several, or is local.
+
+        Most small reads are this. Raises Damaged.
+        """
+        attribute = self.attribute
+        if self._may_be_local or attribute.local or end > attribute.covered:
+            return None
+        span = self.content.recipe.span_of(start, end)
+        return None if span is None or span.chunk == HOLE else span
+
+    def chunks(self, start: int, end: int) -> list[Span]:
+        """The chunks that a read of [start, end) needs, in order. Raises Damaged."""
+        content = self.content
+        return [span for part in self.missing(start, end) for span in content.spans(*part)]
 
     def _local(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         ranges = data_ranges(self.fd, start, end)

@@ -24,7 +24,7 @@ from fuse_stub.locks import SharedLock
 log = logging.getLogger("dedupd.mount")
 
 READ_AHEAD_BYTES = 2 * MIB
-"""Read ahead of a sequential reader: some 25 chunks, enough to keep two cores decompressing."""
+"""Read ahead of a sequential reader whom the disk keeps waiting: some 25 chunks."""
 
 INLINE_WRITE_BYTES_MAX = 128 << 10
 """Up to here a write to the page cache costs less than handing it to a thread (some 60 µs)."""
@@ -74,7 +74,7 @@ class OpenFile:
 class Handle:
     """What an ``open`` of a user got: the file, and how far it was read in sequence."""
 
-    __slots__ = ("ahead", "file", "keeps_privileges", "next", "touched", "writes")
+    __slots__ = ("ahead", "file", "keeps_privileges", "next", "touched", "waits", "writes")
 
     def __init__(self, file: OpenFile, writes: bool, keeps_privileges: bool) -> None:
         self.file = file
@@ -82,6 +82,7 @@ class Handle:
         self.keeps_privileges = keeps_privileges
         self.next = 0
         self.ahead = 0
+        self.waits = 0
         self.touched = False
 
 

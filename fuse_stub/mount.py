@@ -1,5 +1,6 @@
 """Mounting a volume, serving it, and unmounting it."""
 
+import ctypes
 import errno
 import json
 import logging
@@ -37,6 +38,12 @@ READ_AHEAD_KIB = 1024
 """The kernel reads ahead this much, in requests of this size; its default is 128 KiB, and a
 request costs some 30 µs whatever its size."""
 
+_MALLOC_OPTIONS = {
+    -8: 1,  # M_ARENA_MAX
+    -3: 8 * MIB,  # M_MMAP_THRESHOLD: no mapping of its own for a request's bytes
+    -1: 128 * MIB,  # M_TRIM_THRESHOLD: more than the chunks of all threads
+}
+
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
 
@@ -57,6 +64,7 @@ def serve(
     ``ready`` is called once the mount answers. Raises Busy where it is mounted already, OSError.
     """
     _allow_descriptors()
+    _keep_memory()
     os.umask(0)
     # Once it is covered by its own mount, the volume is reachable through this descriptor only.
     base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -136,6 +144,18 @@ def _allow_descriptors() -> None:
     """Open files cost a descriptor here too, so the limit is raised as far as it may be."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _keep_memory() -> None:
+    """Have chunks take the memory that chunks left, in all threads.
+
+    glibc would give it back to the kernel, and fault it in again page by page: reading a chunk of
+    88 KiB from the page cache took 61 µs then, and 30 without.
+    """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # another C library
+        for option, value in _MALLOC_OPTIONS.items():
+            libc.mallopt(option, value)
 
 
 async def _run(served: Served, ready: Callable[[], None] | None) -> None:

@@ -15,12 +15,17 @@ from pyfuse3 import (
     SetattrFields,
 )
 
+from dedupd.sparse import SparseStub
 from dedupd.units import MIB
 from fuse_stub.errors import answers
 from fuse_stub.files import INLINE_WRITE_BYTES_MAX, READ_AHEAD_BYTES, Handle, OpenFile
 from fuse_stub.inodes import PATH_FLAGS
 from fuse_stub.namespace import NamespaceOperations
 from fuse_stub.served import Served
+
+WAITS_MIN = 3
+"""Reading ahead begins with this wait of a sequential reader: the kernel sends two requests at
+once, and the first ones may wait for the recipe and the container to be opened."""
 
 REQUEST_BYTES_MAX = 1 * MIB
 """The largest read that the kernel asks for (256 pages)."""
@@ -141,32 +146,49 @@ class StubOperations(NamespaceOperations):
             # Moves the access time as the file system below is mounted to do, and reads nothing.
             os.pread(file.fd, 1, os.fstat(file.fd).st_size)
             handle.touched = True
-        if stub.is_loaded:
-            missing = stub.missing(off, off + size)
-            wanted = [span for start, end in missing for span in stub.content.spans(start, end)]
-            if all(span in self._served.cache for span in wanted):
-                data = stub.read(off, size)
-                self._read_ahead(handle, off, len(data))
-                return data
-        data = await self._served.in_thread(stub.read, off, size)
+        data = self._read_at_once(stub, off, size) if stub.is_loaded else None
+        if data is None:
+            handle.waits += 1
+            data = await self._served.in_thread(self._load_and_read, stub, off, size)
         self._read_ahead(handle, off, len(data))
         return data
 
+    def _read_at_once(self, stub: SparseStub, off: int, size: int) -> "bytes | bytearray | None":
+        """What is in memory, or nearly; None where a thread has to see to it."""
+        cache = self._served.cache
+        span = stub.chunk_of(off, off + size)
+        if span is None:
+            spans = stub.chunks(off, off + size)
+            return stub.read(off, size) if cache.load_at_once(spans) else None
+        raw = cache.find(span)
+        if raw is None and cache.load_at_once((span,)):
+            raw = cache.find(span)
+        return None if raw is None else raw[off - span.offset : off - span.offset + size]
+
+    def _load_and_read(self, stub: SparseStub, off: int, size: int) -> "bytes | bytearray":
+        self._served.cache.load(stub.chunks(off, off + size))
+        return stub.read(off, size)
+
     def _read_ahead(self, handle: Handle, off: int, length: int) -> None:
-        """Begin to load what a sequential reader asks for next."""
+        """Begin to load what a sequential reader asks for next, if the disk keeps him waiting."""
         end = off + length
         sequential = handle.next - length <= off <= handle.next + length
         handle.next = max(end, handle.next) if sequential else end
         if not sequential:
             handle.ahead = end
+            handle.waits = 0
             return
         stub = handle.file.stub
-        if stub is None or not stub.is_loaded or handle.ahead - end > READ_AHEAD_BYTES // 2:
+        if (
+            handle.waits < WAITS_MIN
+            or stub is None
+            or not stub.is_loaded
+            or handle.ahead - end > READ_AHEAD_BYTES // 2
+        ):
             return
         start = max(handle.ahead, end)
         handle.ahead = end + READ_AHEAD_BYTES
-        for begin, stop in stub.missing(start, handle.ahead):
-            self._served.cache.read_ahead(stub.content.spans(begin, stop))
+        self._served.cache.read_ahead(stub.chunks(start, handle.ahead))
 
     # --- writing ------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class Served:
         self.volume = volume
         self.mountpoint = mountpoint
         self.inodes = Inodes(volume.data_fd)
-        self.cache = ChunkCache(volume.read_chunk, cache_bytes, threads)
+        self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache)
         self.commits = Commits(volume, transitions, self.files)
         self.marking = Marking(volume, self.inodes, self.files, self.commits)

@@ -6,7 +6,7 @@ missing, short or wrong, the container itself is scanned.
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dedupd import native
@@ -239,6 +239,18 @@ class Container:
         if entry is not None and entry.state == tbl.State.QUARANTINED:
             return self.read_own(ordinal)
         return self._read(ordinal, entry)
+
+    def read_chunks(
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool
+    ) -> list[bytes | None]:
+        """Raw bytes of chunks, verified: (ordinal, length, check of the fingerprint) of each.
+
+        None where anything is out of the ordinary, for :meth:`read` to look into; with
+        ``cached_only`` also where the disk would have to be waited for.
+        """
+        if self._table_fd is None:
+            return [None] * len(wanted)
+        return native.read_chunks(self.fd, self._table_fd, self.seed, wanted, cached_only)
 
     def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """As :meth:`read`, but whatever the table says became of the record, and with its

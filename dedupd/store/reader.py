@@ -3,7 +3,8 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 from dedupd.errors import DamagedChunk, DamagedContainer
@@ -63,6 +64,24 @@ class RecordReader:
             CopyReader.read,
             lambda found: found[0],
         )
+
+    def read_chunks(
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool
+    ) -> list[bytes | None]:
+        """Raw bytes of chunks, verified: (id, length, check of the fingerprint) of each.
+
+        None where anything is out of the ordinary, for :meth:`read` to look into; with
+        ``cached_only`` also where the disk would have to be waited for.
+        """
+        chunks: list[bytes | None] = []
+        for number, group in groupby(wanted, lambda one: container_of(one[0])):
+            parts = [(ordinal_of(one), length, check) for one, length, check in group]
+            container = self._open.get(number) if cached_only else self._try_acquire(number)
+            if container is None:
+                chunks += [None] * len(parts)
+            else:
+                chunks += container.read_chunks(parts, cached_only=cached_only)
+        return chunks
 
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""
@@ -183,6 +202,12 @@ class RecordReader:
         with self._lock:
             for number in numbers:
                 self._open.pop(number, None)
+
+    def _try_acquire(self, number: int) -> Container | None:
+        try:
+            return self._acquire(number)
+        except (DamagedContainer, OSError):
+            return None
 
     def _acquire(self, number: int) -> Container:
         with self._lock:

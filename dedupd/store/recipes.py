@@ -294,6 +294,22 @@ class Recipe:
                 continue
             yield from self._leaves(child, child_id, offset)
 
+    def span_of(self, start: int, end: int) -> Span | None:
+        """The one chunk or hole that all of [start, end), which the recipe covers, lies in.
+
+        None where it lies in several. Raises DamagedRecipe.
+        """
+        node, base = self._root, 0
+        while True:
+            at = bisect_right(node.offsets, start - base) - 1
+            base += node.offsets[at]
+            length = node.lengths[at]
+            if end > base + length:
+                return None
+            if node.level == 0:
+                return Span(base, length, node.ids[at], node.checks[at])
+            node = self._nodes.child(node, at)
+
     def node_ids(self) -> Iterator[int]:
         """Ids of all nodes below the root."""
         yield from self._node_ids(self._root)

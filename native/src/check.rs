@@ -65,11 +65,11 @@ struct Found<'a> {
     payload: &'a [u8],
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4].try_into().map_or(0, u32::from_le_bytes)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
 }
 

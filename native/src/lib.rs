@@ -9,6 +9,7 @@ pub mod files;
 pub mod fingerprint;
 pub mod map;
 pub mod process;
+pub mod records;
 pub mod seal;
 pub mod stub;
 pub mod study;

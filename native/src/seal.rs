@@ -8,9 +8,10 @@ use crate::fingerprint::Fingerprint;
 
 pub const RECORD_MAGIC: u32 = 0x4352_4444;
 pub const RECORD_HEADER_BYTES: usize = 80;
-const KIND_DATA: u8 = 0;
+pub const KIND_DATA: u8 = 0;
+pub const TABLE_HEADER_BYTES: u64 = 64;
 pub const ENTRY_BYTES: usize = 64;
-const STATE_LIVE: u8 = 1;
+pub const STATE_LIVE: u8 = 1;
 
 /// What `encode` says about each record, and what the caller knows; all of one length.
 pub struct Columns<'a> {

@@ -8,6 +8,7 @@ mod files;
 mod input;
 mod map;
 mod output;
+mod records;
 mod seal;
 mod stub;
 mod study;
@@ -33,6 +34,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::incompressible, module)?)?;
     module.add_function(wrap_pyfunction!(codec::encode, module)?)?;
     module.add_function(wrap_pyfunction!(codec::decode, module)?)?;
+    module.add_function(wrap_pyfunction!(records::read_chunks, module)?)?;
     module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
     module.add_function(wrap_pyfunction!(check::check_records, module)?)?;
     module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;

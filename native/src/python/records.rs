@@ -1,0 +1,49 @@
+//! `read_chunks`.
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::records::{Files, Wanted};
+
+#[pyfunction]
+pub fn read_chunks(
+    py: Python<'_>,
+    data_fd: i32,
+    table_fd: i32,
+    seed: u64,
+    wanted: Vec<(u32, usize, u32)>,
+    cached_only: bool,
+) -> PyResult<Vec<Option<Py<PyBytes>>>> {
+    let files = Files { data: data_fd, table: table_fd, seed, cached_only };
+    let results = wanted
+        .iter()
+        .map(|&(_, length, _)| uninitialised(py, length))
+        .collect::<PyResult<Vec<_>>>()?;
+    let mut chunks: Vec<Wanted<'_>> = wanted
+        .iter()
+        .zip(&results)
+        .map(|(&(ordinal, length, check), result)| {
+            let start = result.bind(py).as_bytes().as_ptr().cast_mut();
+            // SAFETY: the object is new, and nobody else has it before this function returns.
+            Wanted { ordinal, check, out: unsafe { std::slice::from_raw_parts_mut(start, length) } }
+        })
+        .collect();
+    let found: Vec<bool> = py.detach(|| {
+        let mut scratch = Vec::new();
+        chunks.iter_mut().map(|chunk| files.read(chunk, &mut scratch)).collect()
+    });
+    Ok(results.into_iter().zip(found).map(|(bytes, found)| found.then_some(bytes)).collect())
+}
+
+/// A bytes object to be filled; clearing it first would cost as much as reading does.
+fn uninitialised(py: Python<'_>, length: usize) -> PyResult<Py<PyBytes>> {
+    let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyMemoryError::new_err(()))?;
+    // SAFETY: without a source it gives a new object of that length, or null with an error set.
+    let object = unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), length);
+        Bound::from_owned_ptr_or_err(py, object)?
+    };
+    Ok(object.cast_into::<PyBytes>()?.unbind())
+}
