@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dedupd.errors import DamagedContainer, NoSpace, ServiceUnreachable
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.fsutil import opened
-from dedupd.store.compaction import Weight, compact, remove, weigh
+from dedupd.store.compaction import Weight, compact, remove, remove_remains, weigh
 from dedupd.store.container import data_name
 from dedupd.store.recovery import (
     Recovered,
@@ -105,6 +105,8 @@ class Compact:
         """Bring every container of a kind into a known state, and weigh it."""
         found, report = [], self._report
         with self._directory(kind) as dir_fd:
+            if not self._dry_run:
+                remove_remains(dir_fd, self._volume.disk)
             numbers = container_numbers(dir_fd)
             self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=len(numbers))
             for done, number in enumerate(numbers):
@@ -116,7 +118,8 @@ class Compact:
                 report.containers += 1
                 report.stored_bytes += weight.size_bytes
                 report.dead_bytes += max(0, weight.gain_bytes)
-                if self._is_worth_it(kind, number, weight):
+                is_removable = weight.is_dead and number < last_number(dir_fd)
+                if is_removable or self._is_worth_it(kind, number, weight):
                     found.append(_Candidate(kind, number, weight))
                 self._run.update(done=done + 1)
         return found
@@ -172,7 +175,7 @@ class Compact:
                 return
             try:
                 if weight.is_dead and number < last_number(dir_fd):
-                    remove(dir_fd, number, volume.disk)
+                    remove(dir_fd, state, volume.disk)
                     report.removed += 1
                     size = 0
                 else:

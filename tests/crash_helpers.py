@@ -18,11 +18,15 @@ from pathlib import Path
 from dedupd.content import open_content, read_stub
 from dedupd.disk import Disk
 from dedupd.enable import disable, enable
+from dedupd.format.container import Kind
 from dedupd.format.stub import Flag
 from dedupd.fsutil import open_beneath, opened, read_at
+from dedupd.store.writer import ContainerWriter
 from dedupd.stub import local_ranges
 from dedupd.volume import Volume
+from jobs.compact import Compact, CompactReport
 from jobs.frame import JobRun
+from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
@@ -211,6 +215,49 @@ def enable_volume(root: Path, disk: Disk | None = None) -> None:
 def optimize_volume(root: Path, disk: Disk | None = None) -> OptimizeReport:
     with Volume.open(str(root), disk) as volume, volume.job_lock():
         return Optimize(volume, JobRun("optimize")).run()
+
+
+TREE_STORED_BYTES_MAX = 2 << 20
+"""What the store of :func:`make_tree` stays below; with the garbage it is twice as much."""
+
+
+def optimize_with_garbage(root: Path) -> None:
+    """Optimise, and remove files again: a container is all garbage, another one partly."""
+    data = root / ".dedupd/data"
+    (data / "junk").mkdir()
+    for name, part in (("first", "junk"), ("second", "")):
+        for seed in range(5):
+            content = random.Random(f"{name}{seed}").randbytes(200 * KIB)
+            (data / "junk" / f"{name}{seed}").write_bytes(content)
+        with Volume.open(str(root)) as volume, volume.job_lock():
+            Optimize(volume, JobRun("optimize"), part.encode()).run()
+            for kind in Kind if part else ():
+                writer = ContainerWriter(
+                    volume.directory(kind),
+                    kind,
+                    volume.space.volume,
+                    Disk(),
+                    container_bytes_max=1,
+                )
+                writer.recover(lambda _: None)
+                writer.reserve(1, 1)  # the containers so far are full: this begins new ones
+                writer.close()
+    shutil.rmtree(data / "junk")
+
+
+def collect_garbage(root: Path, disk: Disk | None = None) -> GcReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Gc(volume, JobRun("gc")).run()
+
+
+def compact_volume(root: Path, disk: Disk | None = None) -> CompactReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Compact(volume, JobRun("compact")).run()
+
+
+def stored_bytes(root: Path) -> int:
+    """What the containers of a volume occupy."""
+    return sum(path.stat().st_size for path in (root / ".dedupd/store").rglob("*.dat"))
 
 
 def unoptimize_volume(root: Path, disk: Disk | None = None) -> UnoptimizeReport:

@@ -13,8 +13,14 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import ordinal_of
 from dedupd.format.table import State
 from dedupd.fsutil import opened
-from dedupd.store.compaction import compact, remove, weigh
-from dedupd.store.recovery import Recovered, recover
+from dedupd.store.compaction import compact, remove, remove_remains, weigh
+from dedupd.store.recovery import (
+    Recovered,
+    container_numbers,
+    recover,
+    remains,
+    table_numbers,
+)
 from dedupd.store.states import set_states
 from dedupd.units import KIB, MIB
 from tests.helpers import flip_bit, lab_in, noise, prose, stop_at
@@ -291,7 +297,7 @@ def test_the_last_container_shrinks_to_nothing_and_keeps_its_number(tmp_path: Pa
 
 
 def test_removing_a_dead_container_survives_a_death_at_each_step(tmp_path: Path) -> None:
-    for point in ("compact.table-removed", "compact.removed"):
+    for point in (*STEPS, "compact.data-removed", "compact.removed"):
         store = Records(tmp_path / point, container_bytes_max=4000)
         ids = [*store.append(noise(3000)), *store.append(noise(3000, 1))]
         store.writer.sync()
@@ -300,11 +306,15 @@ def test_removing_a_dead_container_survives_a_death_at_each_step(tmp_path: Path)
             opened(os.open(store.directory, os.O_RDONLY)) as dir_fd,
             stop_at(point),
         ):
-            remove(dir_fd, 1, store.disk)
+            remove(dir_fd, store.recover_one(1), store.disk)
         assert store.read([ids[1]]) == [noise(3000, 1)]
         store.reopen()
         (new,) = store.append(noise(100, 2))
-        assert new >> 32 > 1
+        assert new >> 32 >= 2
+        with opened(os.open(store.directory, os.O_RDONLY)) as dir_fd:
+            remove_remains(dir_fd, store.disk)
+            assert remains(dir_fd) == []
+            assert table_numbers(dir_fd) == container_numbers(dir_fd)
         store.writer.close()
 
 

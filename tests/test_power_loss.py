@@ -58,11 +58,17 @@ Contents = dict[str, bytes]
 class History:
     """What users wrote, by position in the disk's log.
 
-    ``synced`` are contents that were durable from then on; ``written`` are those that were begun.
+    ``synced`` are contents that were durable from then on; ``written`` are those that were begun,
+    and ``removed`` the removals.
     """
 
     synced: list[tuple[int, str, bytes]] = field(default_factory=list)
     written: list[tuple[int, str, bytes]] = field(default_factory=list)
+    removed: list[tuple[int, str]] = field(default_factory=list)
+
+    def may_be_gone(self, length: int) -> set[str]:
+        """The files that may not be there any more after ``length`` entries of the log."""
+        return {path for at, path in self.removed if at < length}
 
     def allowed(self, length: int) -> dict[str, list[bytes]]:
         """The contents that each file may have after ``length`` entries of the log."""
@@ -155,9 +161,11 @@ def contents(root: Path) -> Contents:
     return found
 
 
-def assert_allowed(found: Contents, allowed: dict[str, list[bytes]], where: str) -> None:
+def assert_allowed(
+    found: Contents, allowed: dict[str, list[bytes]], gone: set[str], where: str
+) -> None:
     """Each file is one of its versions, or a mixture of them sector by sector."""
-    assert found.keys() == allowed.keys(), where
+    assert found.keys() | gone == allowed.keys(), where
     for path, content in found.items():
         versions = allowed[path]
         if content in versions:
@@ -329,6 +337,25 @@ def write_during_commit_of_stubs(scene: Scene) -> None:
                 scene.synced("base", content)
 
 
+def collect(scene: Scene) -> None:
+    crash.collect_garbage(scene.root, scene.disk)
+
+
+def compact(scene: Scene) -> None:
+    crash.compact_volume(scene.root, scene.disk)
+
+
+def remove_collect_compact(scene: Scene) -> None:
+    """A user's removals are in memory only when their garbage is collected."""
+    for path in ("base", "dir/copy", "edited"):
+        name = scene.root / ".dedupd/data" / path
+        with opened(os.open(name.parent, os.O_RDONLY)) as dir_fd:
+            scene.history.removed.append((len(scene.disk.log), path))
+            scene.disk.unlink(dir_fd, os.fsencode(name.name))
+    crash.collect_garbage(scene.root, scene.disk)
+    crash.compact_volume(scene.root, scene.disk)
+
+
 # --- how each begins and ends -----------------------------------------------------------------
 
 
@@ -381,6 +408,27 @@ def volume_with_twins(root: Path, seed: int) -> None:
         os.utime(data / path, ns=(crash.MTIME_NS, crash.MTIME_NS))
 
 
+def volume_with_garbage(root: Path, seed: int) -> None:
+    """An optimised volume, some files of which were removed."""
+    volume_with_more(root, seed)
+    crash.optimize_volume(root)
+    for path in (root / ".dedupd/data/more").iterdir():
+        if path.is_file():
+            path.unlink()
+    os.sync()
+
+
+def volume_with_orphans(root: Path, seed: int) -> None:
+    volume_with_garbage(root, seed)
+    crash.collect_garbage(root)
+
+
+def volume_that_meets_orphans(root: Path, seed: int) -> None:
+    """Plain files whose chunks are all there, as orphans."""
+    volume_with_orphans(root, seed)
+    make_small_tree(root / ".dedupd/data/again", seed + 100)
+
+
 def volume_cut_off(fail_point: str) -> Callable[[Path, int], None]:
     def make(root: Path, seed: int) -> None:
         volume_with_more(root, seed)
@@ -395,6 +443,16 @@ def optimize_to_the_end(root: Path) -> None:
     report = crash.verify_volume(root)
     assert report.findings == []
     assert report.unsettled == report.unsynced_bytes == 0
+    assert crash.half_done(root) == []
+
+
+def upkeep_to_the_end(root: Path) -> None:
+    crash.optimize_volume(root)
+    assert crash.compact_volume(root).messages == []
+    assert crash.collect_garbage(root).messages == []
+    assert crash.compact_volume(root).messages == []
+    report = crash.verify_volume(root)
+    assert report.findings == []
     assert crash.half_done(root) == []
 
 
@@ -452,6 +510,14 @@ SCENARIOS = {
     "write during the commit of a stub": Scenario(
         stub_and_twin, write_during_commit_of_stubs, optimize_to_the_end
     ),
+    "collect garbage": Scenario(volume_with_garbage, collect, upkeep_to_the_end),
+    "compact": Scenario(volume_with_orphans, compact, upkeep_to_the_end),
+    "remove, collect and compact": Scenario(
+        optimised_volume, remove_collect_compact, upkeep_to_the_end
+    ),
+    "optimise what orphans hold": Scenario(
+        volume_that_meets_orphans, optimize_more, upkeep_to_the_end
+    ),
 }
 
 
@@ -497,10 +563,10 @@ def explore(fast: Path, scenario: Scenario, states_max: int, seed: int = 1) -> i
         seen.add(key)
         where = f"after {length} of {len(scene.disk.log)} steps, {choice}"
         materialise(state, top, crashed)
-        allowed = scene.history.allowed(length)
-        assert_allowed(contents(crashed), allowed, where)
+        allowed, gone = scene.history.allowed(length), scene.history.may_be_gone(length)
+        assert_allowed(contents(crashed), allowed, gone, where)
         scenario.end(crashed)
-        assert_allowed(contents(crashed), allowed, f"{where}, recovered")
+        assert_allowed(contents(crashed), allowed, gone, f"{where}, recovered")
         crash.remove(crashed)
     crash.remove(root)
     return len(seen)
@@ -578,6 +644,8 @@ class Forgetful(RecordingDisk):
         ("optimise", ["sync_data"]),
         ("unoptimise", ["sync_file"]),
         ("enable", ["sync_dir"]),
+        ("remove, collect and compact", ["sync_file_system"]),
+        ("compact", ["sync_file"]),
     ],
 )
 def test_a_forgotten_sync_is_found(

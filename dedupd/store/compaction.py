@@ -19,15 +19,15 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.fsutil import opened
 from dedupd.store.container import NEW, Found, data_name, table_name
-from dedupd.store.recovery import Recovered, entry_of
+from dedupd.store.recovery import Recovered, entry_of, remains
 from dedupd.store.sequential import WINDOW_BYTES, SequentialReader
 
 _COPIED = define("compact.copied", "the new container is durable, its table not written")
 _WRITTEN = define("compact.written", "the new container and its table are durable")
 _DATA_SWITCHED = define("compact.data-switched", "the new container has its name, its table not")
 _SWITCHED = define("compact.switched", "the new container and its table have their names")
-_TABLE_REMOVED = define("compact.table-removed", "the table of a dead container is gone")
-_REMOVED = define("compact.removed", "a dead container is gone")
+_DATA_REMOVED = define("compact.data-removed", "a dead container is gone, its table is not")
+_REMOVED = define("compact.removed", "a dead container and its table are gone")
 
 _EMPTY_CHECKSUM = native.xxh3_64(b"")
 _DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
@@ -113,18 +113,28 @@ def compact(
     return copy.end
 
 
-def remove(dir_fd: int, number: int, disk: Disk) -> None:
+def remove(dir_fd: int, state: Recovered, disk: Disk) -> None:
     """Remove a container in which nothing is needed. It must not be the one of the highest number,
     which would be given out again.
 
-    The table goes first: without the container it would tell of a loss.
+    It is compacted first, which takes next to nothing: then its table says of every record that it
+    was collected, and does not tell of a loss where it is found alone.
     """
-    disk.unlink(dir_fd, table_name(number))
+    compact(dir_fd, state, disk)
+    disk.unlink(dir_fd, data_name(state.header.container))
     disk.sync_dir(dir_fd)
-    reach(_TABLE_REMOVED)
-    disk.unlink(dir_fd, data_name(number))
-    disk.sync_dir(dir_fd)
+    reach(_DATA_REMOVED)
+    remove_remains(dir_fd, disk)
     reach(_REMOVED)
+
+
+def remove_remains(dir_fd: int, disk: Disk) -> None:
+    """Remove the tables of containers that were removed."""
+    numbers = remains(dir_fd)
+    for number in numbers:
+        disk.unlink(dir_fd, table_name(number))
+    if numbers:
+        disk.sync_dir(dir_fd)
 
 
 def _kept(fd: int, state: Recovered) -> Iterator[tuple[fmt.Record, memoryview]]:

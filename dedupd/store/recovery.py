@@ -55,8 +55,38 @@ def container_numbers(dir_fd: int) -> list[int]:
 
 
 def table_numbers(dir_fd: int) -> list[int]:
-    """Numbers of all redirection tables in a directory, ascending."""
-    return sorted(number for number, suffix in _files(dir_fd) if suffix == "dir")
+    """Numbers of all redirection tables in a directory that tell of records, ascending.
+
+    The others are :func:`remains`.
+    """
+    remaining = set(remains(dir_fd))
+    numbers = {number for number, suffix in _files(dir_fd) if suffix == "dir"}
+    return sorted(numbers - remaining)
+
+
+def remains(dir_fd: int) -> list[int]:
+    """Numbers of tables without a container in which nothing was needed any more: what an
+    interrupted removal leaves."""
+    tables = {number for number, suffix in _files(dir_fd) if suffix == "dir"}
+    alone = tables - set(container_numbers(dir_fd))
+    return sorted(number for number in alone if _is_all_collected(dir_fd, number))
+
+
+def _is_all_collected(dir_fd: int, number: int) -> bool:
+    name = table_name(number)
+    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+        data = read_at(fd, os.fstat(fd).st_size, 0)
+    try:
+        table = tbl.decode_header(data[: tbl.HEADER_BYTES], name.decode())
+    except DamagedTable:
+        return False
+    seed = fmt.checksum_seed(table.volume, table.container, table.generation)
+    view = memoryview(data)[tbl.HEADER_BYTES :]
+    entries = (
+        tbl.decode_entry(view[at : at + tbl.ENTRY_BYTES], seed)
+        for at in range(0, table.synced_count * tbl.ENTRY_BYTES, tbl.ENTRY_BYTES)
+    )
+    return all(entry is not None and entry.state == tbl.State.TOMBSTONE for entry in entries)
 
 
 def last_number(dir_fd: int) -> int:
