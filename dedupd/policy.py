@@ -35,6 +35,8 @@ class Policy:
     partial_files: bool = True
     partial_local_max: float = 0.5
     compaction_dead_min: float = 0.05
+    redundancy_references: int = 100
+    scrub_bytes_per_s: int = 0
     memory_bytes_max: int = 256 << 20
     cores_max: int = 0
 
@@ -200,10 +202,27 @@ KEYS = {
             float,
             "a container is rewritten where at least this part of it is garbage",
         ),
+        Key(
+            "redundancy_threshold",
+            "redundancy_references",
+            _whole(0, 250),
+            int,
+            "chunks with more references than this are kept twice; 0 keeps every chunk once",
+        ),
+        Key(
+            "scrub_rate",
+            "scrub_bytes_per_s",
+            _size,
+            exact_size,
+            "what scrub reads in a second; 0 is as fast as it goes",
+        ),
         Key("memory", "memory_bytes_max", _size, exact_size, "what the buffers of a job may take"),
         Key("cores", "cores_max", _whole(0, 1024), int, "cores that a job may use; 0 is all"),
     )
 }
+
+_WITH_UNITS = frozenset(("min_age", "min_size", "memory", "scrub_rate"))
+"""Keys whose values stay in the file as they were written, units included."""
 
 PROFILES: dict[str, dict[str, Any]] = {
     "general": {},
@@ -262,7 +281,7 @@ def set_in_text(text: str, name: str, value: str, where: str) -> str:
     written: Any = value
     if isinstance(parsed, tuple):
         written = list(parsed)
-    elif isinstance(parsed, (int, float)) and name not in ("min_age", "min_size", "memory"):
+    elif isinstance(parsed, (int, float)) and name not in _WITH_UNITS:
         written = parsed
     document[name] = written
     changed = tomlkit.dumps(document)

@@ -6,6 +6,7 @@ again by itself.
 
 import logging
 import threading
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dedupd.catalog import Catalog
@@ -59,15 +60,17 @@ class RepairNotes:
             return []
         return sorted(note for note in map(_decode, values) if note is not None)
 
-    def clear(self) -> None:
-        """Forget all: a scrub has seen to them."""
+    def clear(self, notes: Iterable[Note]) -> None:
+        """Forget these, and what was noted here: a scrub has seen to them."""
         with self._lock:
+            done = {*notes, *self._noted}
             self._noted.clear()
         try:
             with Catalog(self._directory) as catalog:
-                catalog.delete_all(PREFIX)
+                for note in done:
+                    catalog.delete(_key(note))
         except CatalogUnusable:
-            pass
+            pass  # the next scrub looks at them again
 
 
 def _key(note: Note) -> str:

@@ -80,6 +80,11 @@ class JobRun:
         if self._stop.is_set():
             raise Cancelled(f"{self.job}: stopped; what was committed stays, run it again to go on")
 
+    def wait(self, seconds: float) -> None:
+        """Do nothing for so long, but stop at once. Raises Cancelled."""
+        self._stop.wait(seconds)
+        self.check()
+
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
         """SIGINT and SIGTERM ask the job to stop at the next safe place."""

@@ -76,6 +76,11 @@ class KnownRecords:
         """Whether an id leads to any record that is there."""
         return self._word(self.resolve(record_id)) != 0
 
+    def is_primary(self, record_id: int) -> bool:
+        """Whether the record itself is there, not one that it leads to, nor a copy."""
+        known = self._known.get(container_of(record_id), ())
+        return ordinal_of(record_id) < len(known) and known[ordinal_of(record_id)] != 0
+
     def _word(self, record_id: int) -> int:
         known = self._known.get(container_of(record_id), ())
         ordinal = ordinal_of(record_id)
@@ -103,6 +108,16 @@ class KnownRecords:
         ordinal = ordinal_of(target)
         if counts is not None and ordinal < len(counts) and counts[ordinal] < REFERENCES_MAX:
             counts[ordinal] += 1
+
+    def numbers(self) -> list[int]:
+        """Numbers of the containers, ascending."""
+        return sorted(self._known)
+
+    def add_references(self, record_id: int, count: int) -> None:
+        """A record takes over the references of another one."""
+        counts = self._references[container_of(record_id)]
+        ordinal = ordinal_of(record_id)
+        counts[ordinal] = min(REFERENCES_MAX, counts[ordinal] + count)
 
     def references(self, record_id: int) -> int:
         """How often the record itself was referred to, 255 at most."""

@@ -51,7 +51,7 @@ class RecordCheck:
         self._entries = entries
         self._seed = seed
         self._packed = _packed(entries, seed)
-        self._gaps: list[Gap] = []
+        self.gaps: list[Gap] = []
         self._seen = bytearray(len(entries))
         self._seen[:expected] = b"\1" * min(expected, len(entries))
         self.expected = expected
@@ -62,7 +62,7 @@ class RecordCheck:
     def take(self, item: Window | Gap) -> Iterator[Problem]:
         """What is wrong with the next window, or gap."""
         if isinstance(item, Gap):
-            self._gaps.append(item)
+            self.gaps.append(item)
             return
         found = item.records
         self.records += len(found.kinds)
@@ -130,7 +130,7 @@ class RecordCheck:
                 ordinal,
             )
         if not excused:
-            for gap in self._gaps:
+            for gap in self.gaps:
                 yield Problem(
                     Invariant.CONTAINER_RECORDS, f"bytes {gap.offset} to {gap.end} hold no record"
                 )

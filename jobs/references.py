@@ -106,6 +106,8 @@ class ReferenceWalk:
                 whole = False
             else:
                 whole = self._leaf(part, stub.recipe) and whole
+        for node_id in recipe.inner_ids():
+            self._nodes.refer(node_id)
         return whole
 
     def _note_root(self, stub: StubAttribute, is_direct: bool) -> None:

@@ -1,8 +1,9 @@
 """All containers of a volume opened for a job that mends them: writers, tables, states."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from dedupd.errors import Damaged
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of
@@ -40,6 +41,15 @@ class Directory:
         """The table's entries, by ordinal. Raises Damaged, OSError."""
         return load_table(self.fd, self.header(number))[1]
 
+    def entry(self, record_id: int) -> tbl.Entry | None:
+        """The entry of one record; None where there is no valid one."""
+        try:
+            entries = self.entries(container_of(record_id))
+        except (Damaged, OSError):
+            return None
+        ordinal = ordinal_of(record_id)
+        return entries[ordinal] if ordinal < len(entries) else None
+
     def set_states(self, changes: Mapping[int, tbl.Entry]) -> None:
         """Put entries, by id, in place of those that the tables have, durably. Raises Damaged."""
         by_container: dict[int, dict[int, tbl.Entry]] = {}
@@ -47,16 +57,3 @@ class Directory:
             by_container.setdefault(container_of(record_id), {})[ordinal_of(record_id)] = entry
         for number, entries in sorted(by_container.items()):
             set_states(self._disk, self.fd, self.header(number), entries)
-
-    def of(self, ids: Iterable[int]) -> dict[int, tbl.Entry]:
-        """The entries of some records, by id; those that are not there are left out."""
-        found: dict[int, tbl.Entry] = {}
-        for number in sorted({container_of(one) for one in ids}):
-            wanted = [one for one in ids if container_of(one) == number]
-            entries = self.entries(number)
-            for one in wanted:
-                ordinal = ordinal_of(one)
-                entry = entries[ordinal] if ordinal < len(entries) else None
-                if entry is not None:
-                    found[one] = entry
-        return found

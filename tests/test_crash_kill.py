@@ -21,6 +21,7 @@ from dedupd.format.stub import decode_stub
 from dedupd.volume import Volume
 from jobs.scan import walk
 from tests import crash_helpers as crash
+from tests.upkeep_helpers import damage_with_second_sources, scrub
 
 pytestmark = pytest.mark.root
 
@@ -49,6 +50,11 @@ SCENARIO = {
     "gc": "gc",
     "compact": "compact",
     "disable": "disable",
+    "mend": "scrub",
+    "mend.header-written": "scrub a lost header",
+    "scrub": "scrub",
+    "repair": "scrub",
+    "redundancy": "scrub",
 }
 """Fail point, or the first part of its name → the command that passes it."""
 
@@ -61,6 +67,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compact": ("run", "compact"),
     "compact again": ("run", "compact"),
     "disable": ("disable", "--unoptimize"),
+    "scrub": ("run", "scrub", "--full"),
+    "scrub a lost header": ("run", "scrub"),
 }
 
 
@@ -117,6 +125,9 @@ def prepare(root: Path, command: str) -> None:
             assert crash.was_killed(killed), killed.stderr
     elif command in ("unoptimize", "disable"):
         crash.optimize_volume(root)
+    elif command.startswith("scrub"):
+        crash.optimize_volume(root)
+        damage_with_second_sources(root, header=command == "scrub a lost header")
 
 
 def finish(root: Path, command: str, disk: Disk | None = None) -> None:
@@ -138,6 +149,8 @@ def finish(root: Path, command: str, disk: Disk | None = None) -> None:
         # What a kill has made live again is garbage once more.
         crash.collect_garbage(root, disk)
         crash.compact_volume(root, disk)
+    elif command.startswith("scrub"):
+        scrub(root, disk=disk)
     else:
         crash.optimize_volume(root, disk)
 
@@ -177,7 +190,9 @@ def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
     assert crash.was_killed(killed), f"{point} was not reached: {killed.stderr}"
     assert crash.see(root) == before
     if (root / ".dedupd/volume.json").exists():
-        assert crash.verify_volume(root).findings == []
+        report = crash.verify_volume(root)
+        assert report.files_hit == 0
+        assert report.findings == [] or command.startswith("scrub")
 
     # And once more, on the way back.
     random_step = random.Random(point).randrange(6)
@@ -192,6 +207,10 @@ def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
 STEP_STRIDE = {"gc": 5}
 """Of all steps of a command, the default run takes every so-manieth, or every eleventh; the slow
 one takes all."""
+
+
+STEPPED = [command for command in COMMANDS if command != "scrub a lost header"]
+"""A lost header is written in one step, which its fail point is behind."""
 
 
 STEPS_MAX = 2000
@@ -232,14 +251,14 @@ def _killed_at_steps(start: Path, command: str, first: int, stride: int) -> int:
     return kills
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", STEPPED)
 def test_killed_between_durable_effects_loses_nothing(start: Path, command: str) -> None:
     stride = STEP_STRIDE.get(command, 11)
     assert _killed_at_steps(start, command, stride // 2, stride) >= 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", STEPPED)
 def test_killed_between_any_two_durable_effects_loses_nothing(start: Path, command: str) -> None:
     kills = _killed_at_steps(start, command, 0, 1)
     print(f"\n{command}: killed before each of its {kills} durable effects")

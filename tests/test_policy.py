@@ -42,6 +42,8 @@ def test_every_key_can_be_set() -> None:
         compaction_min_dead = 0.2
         partial_files = false
         partial_local_max = 0.25
+        redundancy_threshold = 20
+        scrub_rate = "50 MiB"
         memory = "1 GiB"
         cores = 2
         """,
@@ -58,6 +60,8 @@ def test_every_key_can_be_set() -> None:
         compaction_dead_min=0.2,
         partial_files=False,
         partial_local_max=0.25,
+        redundancy_references=20,
+        scrub_bytes_per_s=50 << 20,
         memory_bytes_max=1 << 30,
         cores_max=2,
     )
@@ -87,6 +91,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("partial_files", "yes", "write true or false"),
     ("partial_files", 1, "write true or false"),
     ("partial_local_max", 2, "write a fraction"),
+    ("redundancy_threshold", 251, "write a whole number from 0 to 250"),
+    ("scrub_rate", "fast", "'fast' is not a size"),
     ("memory", "much", "'much' is not a size"),
     ("cores", -1, "write a whole number from 0 to 1024"),
     ("cores", False, "write a whole number from 0 to 1024"),

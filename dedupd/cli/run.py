@@ -10,12 +10,13 @@ from rich.table import Table
 from dedupd.cli.common import console, exits, job_run, json_option, print_json
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
 from dedupd.priority import give_way
-from dedupd.units import format_duration, format_size
+from dedupd.units import format_duration, format_size, parse_size
 from dedupd.volume import Volume
 from jobs.compact import Compact, CompactReport
 from jobs.frame import record_run
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
+from jobs.scrub import Depth, Scrub, ScrubReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
 
@@ -116,6 +117,33 @@ def compact_command(path: str, dry_run: bool, as_json: bool) -> None:
     _finish(asdict(report), report.errors, as_json, lambda: _show_compact(report))
 
 
+@command.command("scrub")
+@click.argument("path", type=click.Path())
+@click.option("--full", is_flag=True, help="Read every byte; else headers and metadata only.")
+@click.option("--rate", metavar="SIZE", help="Bytes to read in a second, like 50M; 0 is no limit.")
+@json_option
+@exits
+def scrub_command(path: str, full: bool, rate: str | None, as_json: bool) -> None:
+    """Find damage and repair it. Users keep working meanwhile."""
+    depth = Depth.FULL if full else Depth.QUICK
+    bytes_per_s = None if rate is None else parse_size(rate)
+    with Volume.open(path) as volume, volume.job_lock(), job_run("scrub") as run:
+        job = Scrub(volume, run, depth, bytes_per_s)
+        try:
+            report = job.run()
+        except DedupdError as error:
+            report = job.report()
+            report.outcome = str(error)
+            record_run(volume, run, asdict(report))
+            raise
+        record_run(volume, run, asdict(report))
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _show_scrub(report)
+    sys.exit(EXIT_DAMAGED if report.losses else EXIT_FINDINGS if report.findings else EXIT_DONE)
+
+
 @command.command("verify")
 @click.argument("path", type=click.Path())
 @json_option
@@ -194,6 +222,32 @@ def _show_compact(report: CompactReport) -> None:
         f" {report.below_threshold} left below the threshold"
     )
     _show_messages(report.errors, report.messages)
+
+
+def _show_scrub(report: ScrubReport) -> None:
+    click.echo(
+        f"{report.depth}: {report.containers} containers, {report.records} records,"
+        f" {format_size(report.read_bytes)} read, {report.stubs} stubs: {report.outcome}"
+    )
+    for source, count in report.repaired.items():
+        if count:
+            click.echo(f"  {count} records repaired {source}")
+    if report.released:
+        click.echo(f"  {report.released} records that were quarantined are right after all")
+    if report.quarantined:
+        click.echo(
+            f"  {report.quarantined} records are lost; the next optimise that meets their bytes"
+            " brings them back"
+        )
+    if report.copies_written or report.copies_dropped:
+        click.echo(
+            f"  {report.copies_written} second copies written"
+            f" ({format_size(report.copies_written_bytes)}), {report.copies_dropped} given up"
+        )
+    for finding in report.findings:
+        click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
+    for message in report.messages:
+        click.echo(f"  {message}", err=True)
 
 
 def _show_verify(report: VerifyReport) -> None:

@@ -98,6 +98,13 @@ class RecordReader:
         entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
         return entry is not None and entry.state == State.LIVE
 
+    def read_stored(self, record_id: int) -> tuple[Record, bytes]:
+        """The record itself, as it is stored, verified with its fingerprint: see ``Container``.
+
+        Raises DamagedContainer, OSError.
+        """
+        return self._get(record_id, Container.read_stored)
+
     def offers(self, record_id: int, length: int, check: int) -> bool:
         """Whether the table offers a record, of this length and check, to more files.
 

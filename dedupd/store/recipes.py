@@ -310,6 +310,19 @@ class Recipe:
                 return Span(base, length, node.ids[at], node.checks[at])
             node = self._nodes.child(node, at)
 
+    def inner_ids(self) -> Iterator[int]:
+        """Ids of the nodes between root and leaves that can be read; most recipes have none."""
+        pending = [self._root] if self._root.level > 1 else []
+        while pending:
+            node = pending.pop()
+            for at, node_id in enumerate(node.ids):
+                yield node_id
+                if node.level > 2:
+                    try:
+                        pending.append(self._nodes.child(node, at))
+                    except Damaged:
+                        continue
+
     def node_ids(self) -> Iterator[int]:
         """Ids of all nodes below the root."""
         yield from self._node_ids(self._root)

@@ -271,7 +271,7 @@ def _recover_tail(
     if is_whole and size == table.synced_bytes and len(entries) == table.synced_count:
         return Recovered(header, size, known, _may_grow(known, size), 0)
     _settle_pages(fd, disk)
-    kept = known if is_whole else _completed(fd, header, table, entries)
+    kept = known if is_whole else completed(fd, header, table, entries)
     end = table.synced_bytes
     for item in scan(fd, _seed(header), end, size):
         if isinstance(item, Gap) or not payload_is_intact(fd, item):
@@ -289,7 +289,7 @@ def _recover_tail(
     return Recovered(header, end, kept, _may_grow(kept, end), size - end)
 
 
-def _completed(
+def completed(
     fd: int, header: fmt.FileHeader, table: tbl.TableHeader, entries: list[tbl.Entry | None]
 ) -> list[tbl.Entry]:
     """The entries below the mark, those that the table lacks from the container.

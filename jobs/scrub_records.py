@@ -1,0 +1,227 @@
+"""The part of a scrub that looks at records: headers or every byte, against the tables."""
+
+import os
+from collections.abc import Callable, Iterable
+
+from dedupd.errors import Damaged
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import container_of, make_id, ordinal_of
+from dedupd.fsutil import opened, read_at
+from dedupd.repairs import Note
+from dedupd.store.container import Container, data_name
+from dedupd.store.recovery import LOST
+from dedupd.volume import Volume
+from jobs.frame import JobRun
+from jobs.invariants import Invariant
+from jobs.known import KnownRecords
+from jobs.records import Problem, RecordCheck
+from jobs.scrub_progress import ScrubProgress
+from jobs.stores import Directory
+from jobs.throttle import Throttle
+from jobs.windows import WindowReader
+
+_QUARANTINED = define("scrub.quarantined", "what was found about records is in their table")
+
+_METADATA = frozenset((fmt.Kind.STREAMS, fmt.Kind.STREAM_COPIES))
+"""What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
+
+
+class RecordScrub:
+    """Looks at the records of all containers, and puts into the tables what is true of them.
+
+    ``find`` is told each violated invariant; ``known`` follows the tables.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        is_full: bool,
+        throttle: Throttle,
+        threads: int,
+        directories: dict[fmt.Kind, Directory],
+        known: dict[fmt.Kind, KnownRecords],
+        find: Callable[[Invariant, str, str], None],
+    ) -> None:
+        self._volume = volume
+        self._run = run
+        self._is_full = is_full
+        self._throttle = throttle
+        self._directories = directories
+        self._known = known
+        self._find = find
+        self._windows = WindowReader(volume.parameters.fingerprint, threads, self._pace)
+        self.progress = ScrubProgress(volume, is_full)
+        self.containers = 0
+        self.records = 0
+        self.read_bytes = 0
+        self.raw_bytes = 0
+        self.released = 0
+        self.resumed = False
+
+    def close(self) -> None:
+        self._windows.close()
+
+    def run(self) -> None:
+        """Go through all containers that were not done before an interruption. Raises Cancelled."""
+        sizes = {
+            (kind, number): self._size(directory, number)
+            for kind, directory in self._directories.items()
+            for number in self._known[kind].numbers()
+        }
+        self._run.update(total=sum(sizes.values()), done=0)
+        for (kind, number), size in sizes.items():
+            if self.progress.is_done(kind, number):
+                self.resumed = True
+                self._run.update(done=self._run.progress.done + size)
+                continue
+            self._check(kind, self._directories[kind], number)
+            self.progress.done(kind, number)
+
+    def look_at(self, notes: Iterable[Note]) -> None:
+        """Look at the records that readers could not read, however quick the run is."""
+        for kind, record_id in notes:
+            directory, number = self._directories[kind], container_of(record_id)
+            entry = directory.entry(record_id)
+            if entry is None or entry.state not in tbl.USABLE:
+                continue
+            try:
+                container = Container(directory.fd, kind, number, self._volume.space.volume)
+                container.read_own(ordinal_of(record_id))
+            except (Damaged, OSError) as error:
+                problem = Problem(
+                    Invariant.RECORD_PAYLOAD, str(error), ordinal_of(record_id), entry
+                )
+                self._settle(kind, directory, directory.header(number), {}, [problem])
+
+    @staticmethod
+    def _size(directory: Directory, number: int) -> int:
+        return os.stat(data_name(number), dir_fd=directory.fd).st_size
+
+    def _pace(self, count: int) -> None:
+        self._throttle.take(count)
+        self.read_bytes += count
+        self._run.update(done=self._run.progress.done + count)
+
+    def _check(self, kind: fmt.Kind, directory: Directory, number: int) -> None:
+        self.containers += 1
+        try:
+            header = directory.header(number)
+            entries = dict(enumerate(directory.entries(number)))
+            fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
+            with opened(fd):
+                is_deep = self._is_full or kind in _METADATA
+                if is_deep or not self._headers_agree(fd, header, entries):
+                    self._check_records(kind, directory, fd, header, entries)
+        except (Damaged, OSError) as error:
+            self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
+
+    def _check_records(
+        self,
+        kind: fmt.Kind,
+        directory: Directory,
+        fd: int,
+        header: fmt.FileHeader,
+        entries: dict[int, tbl.Entry | None],
+    ) -> None:
+        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        check = RecordCheck(list(entries.values()), seed)
+        start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
+        begun = self.progress.within(kind, header)
+        if begun is not None:
+            start, check = begun[0], RecordCheck(list(entries.values()), seed, begun[1])
+            self.resumed = True
+        for item in self._windows.read(fd, seed, start, end):
+            problems = list(check.take(item))
+            self._settle(kind, directory, header, entries, problems)
+            if not check.gaps:
+                self.progress.note(kind, header, item, check.expected)
+        self._settle(kind, directory, header, entries, list(check.finish()))
+        self._release(kind, directory, header, entries, check.quarantined_intact)
+        self.records += check.records
+        self.raw_bytes += check.raw_bytes
+
+    def _headers_agree(
+        self, fd: int, header: fmt.FileHeader, entries: dict[int, tbl.Entry | None]
+    ) -> bool:
+        """Whether every record is where its entry says; payloads are not read."""
+        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        self._pace(len(entries) * fmt.RECORD_HEADER_BYTES)
+        for ordinal, entry in entries.items():
+            if entry is None or entry.state not in tbl.USABLE:
+                continue
+            record = fmt.unpack_record(read_at(fd, fmt.RECORD_HEADER_BYTES, entry.offset), 0, seed)
+            if record is None or not _is_of(record, ordinal, entry):
+                return False
+        self.records += len(entries)
+        return True
+
+    def _settle(
+        self,
+        kind: fmt.Kind,
+        directory: Directory,
+        header: fmt.FileHeader,
+        entries: dict[int, tbl.Entry | None],
+        problems: list[Problem],
+    ) -> None:
+        """Tell problems, and put into the table what is true now: durably, before going on."""
+        changes: dict[int, tbl.Entry] = {}
+        for problem in problems:
+            where = directory.where(header.container)
+            name = where if problem.ordinal < 0 else f"{where} record {problem.ordinal}"
+            self._find(problem.invariant, name, problem.detail)
+            if problem.ordinal < 0:
+                continue
+            said = entries.get(problem.ordinal)
+            if problem.invariant is Invariant.TABLE_AGREES and problem.entry is not None:
+                state = said.state if said is not None else problem.entry.state
+                changes[problem.ordinal] = problem.entry._replace(state=state)
+            else:
+                lost = said or problem.entry or LOST
+                changes[problem.ordinal] = lost._replace(state=tbl.State.QUARANTINED)
+        entries.update(changes)
+        self._change(kind, directory, header, changes)
+
+    def _release(
+        self,
+        kind: fmt.Kind,
+        directory: Directory,
+        header: fmt.FileHeader,
+        entries: dict[int, tbl.Entry | None],
+        ordinals: list[int],
+    ) -> None:
+        """Records that were quarantined and are right after all: it was not the disk."""
+        changes = {
+            ordinal: entry._replace(state=tbl.State.LIVE)
+            for ordinal in ordinals
+            if (entry := entries[ordinal]) is not None
+        }
+        self.released += len(changes)
+        self._change(kind, directory, header, changes)
+
+    def _change(
+        self,
+        kind: fmt.Kind,
+        directory: Directory,
+        header: fmt.FileHeader,
+        changes: dict[int, tbl.Entry],
+    ) -> None:
+        if not changes:
+            return
+        by_id = {make_id(header.container, ordinal): e for ordinal, e in changes.items()}
+        directory.set_states(by_id)
+        reach(_QUARANTINED)
+        for record_id, entry in by_id.items():
+            self._known[kind].add(record_id, entry)
+
+
+def _is_of(record: fmt.Record, ordinal: int, entry: tbl.Entry) -> bool:
+    """Whether a header is the one that an entry says."""
+    return (record.ordinal, record.fingerprint, record.stored_length, record.raw_length) == (
+        ordinal,
+        entry.fingerprint,
+        entry.stored_length,
+        entry.raw_length,
+    )

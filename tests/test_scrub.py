@@ -1,0 +1,225 @@
+"""Scrub finds damage, repairs what has a second source, and names exactly what is lost."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.container import COPIES_OF, Kind
+from dedupd.units import KIB
+from jobs.scrub import Depth, ScrubReport
+from tests import upkeep_helpers
+from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise
+from tests.upkeep_helpers import chunks_of, damage_record, entry
+
+
+def scrub(lab: Lab, depth: Depth = Depth.FULL) -> ScrubReport:
+    return upkeep_helpers.scrub(lab.root, depth)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """An optimised volume: nothing is checked at the end, it is to be damaged."""
+    lab = new_lab(tmp_path / "volume")
+    fill(lab)
+    lab.optimise()
+    return lab
+
+
+@pytest.mark.parametrize("depth", list(Depth))
+def test_a_sound_volume_is_clean(lab: Lab, depth: Depth) -> None:
+    report = scrub(lab, depth)
+    assert (report.outcome, report.findings, report.losses) == ("clean", [], [])
+    assert (report.containers, report.stubs) == (3, 6)
+    lab.verify_clean()
+
+
+def test_a_full_run_reads_every_byte_of_the_store(lab: Lab) -> None:
+    size = sum(p.stat().st_size for p in (lab.base / "store").rglob("*.dat"))
+    assert scrub(lab).read_bytes == size - 3 * fmt.FILE_HEADER_BYTES
+
+
+def test_a_damaged_recipe_is_repaired_from_its_copy(lab: Lab) -> None:
+    contents = {path.name: lab.read(path.name) for path in lab.data.iterdir()}
+    stub = lab.stub("prose")
+    assert stub is not None
+    damage_record(lab, Kind.STREAMS, stub.recipe)
+    assert {name: lab.read(name) for name in contents} == contents
+    report = scrub(lab)
+    assert report.outcome == "repaired"
+    assert report.by_invariant == {"record-payload": 1}
+    assert report.repaired["from the second copy"] == 1
+    assert entry(lab, Kind.STREAMS, stub.recipe).state == tbl.State.MERGED
+    lab.verify_clean()
+    assert scrub(lab).outcome == "clean"
+    shutil.rmtree(lab.base / "store/copies")
+    assert {name: lab.read(name) for name in contents} == contents
+
+
+def test_a_chunk_that_nothing_else_holds_is_quarantined_and_the_ranges_are_named(lab: Lab) -> None:
+    chunk, start, end = chunks_of(lab, "base")[0]
+    damage_record(lab, Kind.CHUNKS, chunk)
+    report = scrub(lab)
+    assert report.outcome == "damaged"
+    assert {(loss.path, loss.start, loss.end) for loss in report.losses} == {
+        (name, start, end) for name in ("base", "copy", "edited")
+    }
+    assert report.quarantined == 1
+    assert entry(lab, Kind.CHUNKS, chunk).state == tbl.State.QUARANTINED
+    assert set(lab.verify().by_invariant) == {"recipe-chunks"}
+
+
+def test_the_next_arrival_of_the_same_bytes_brings_a_lost_chunk_back(lab: Lab) -> None:
+    content = lab.read("base")
+    chunk, _, _ = chunks_of(lab, "base")[0]
+    damage_record(lab, Kind.CHUNKS, chunk)
+    scrub(lab)
+    lab.put("again", content)
+    lab.optimise()
+    assert entry(lab, Kind.CHUNKS, chunk).state == tbl.State.MERGED
+    assert lab.read("base") == content
+    lab.verify_clean()
+    assert scrub(lab).outcome == "clean"
+
+
+def test_a_chunk_that_a_plain_file_still_holds_is_repaired_from_it(lab: Lab) -> None:
+    content = lab.read("base")
+    damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[0][0])
+    damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[2][0])
+    lab.put("plain", content + noise(9, 78))
+    report = scrub(lab)
+    assert report.outcome == "repaired"
+    assert report.repaired["from a file"] == 2
+    assert lab.read("base") == content
+    lab.verify_clean()
+
+
+def test_a_chunk_with_many_references_gets_a_copy_and_is_repaired_from_it(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        shared = noise(40 * KIB)
+        for number in range(12):
+            lab.put(f"{number}", shared)
+        lab.put("once", noise(40 * KIB, 1))
+        lab.set_policy('min_age = "0s"\nredundancy_threshold = 10\n')
+        lab.optimise()
+        report = scrub(lab, Depth.QUICK)
+        assert report.copies_written == 1
+        assert scrub(lab, Depth.QUICK).copies_written == 0
+        stub = lab.stub("0")
+        assert stub is not None
+        damage_record(lab, Kind.CHUNKS, stub.recipe)
+        assert lab.read("3") == shared
+        report = scrub(lab)
+        assert report.repaired["from the second copy"] == 1
+        assert report.copies_written == 1
+        assert lab.read("3") == shared
+
+
+def test_a_copy_is_given_up_when_nothing_refers_to_what_it_repeats(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("file", noise(500 * KIB))
+        lab.optimise()
+        (lab.data / "file").unlink()
+        assert scrub(lab, Depth.QUICK).copies_dropped == 1
+
+
+def test_a_damaged_copy_is_written_anew(lab: Lab) -> None:
+    damage_record(lab, Kind.STREAM_COPIES, 1 << 32)
+    report = scrub(lab)
+    assert (report.outcome, report.copies_written) == ("repaired", 1)
+    assert scrub(lab).outcome == "clean"
+    lab.verify_clean()
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("depth", list(Depth))
+def test_damaged_tables_cost_nothing(tmp_path: Path, kind: Kind, depth: Depth) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
+        lab.optimise()
+        scrub(lab)
+        for damage in (
+            lambda path: path.unlink(),
+            lambda path: flip_bit(path, 70),
+            lambda path: os.truncate(path, 100),
+        ):
+            damage(lab.table(kind))
+            report = scrub(lab, depth)
+            assert report.by_invariant.keys() == {"table-agrees"}
+            assert report.outcome == "repaired"
+            assert {name: lab.read(name) for name in contents} == contents
+            lab.verify_clean()
+
+
+@pytest.mark.parametrize("with_table", [True, False])
+def test_a_lost_container_of_recipes_is_written_anew_from_the_copies(
+    lab: Lab, with_table: bool
+) -> None:
+    contents = {path.name: lab.read(path.name) for path in lab.data.iterdir()}
+    lab.container(Kind.STREAMS).unlink()
+    if not with_table:
+        lab.table(Kind.STREAMS).unlink()
+    assert {name: lab.read(name) for name in contents} == contents
+    report = scrub(lab, Depth.QUICK)
+    assert report.outcome == "repaired"
+    shutil.rmtree(lab.base / "store/copies")
+    assert {name: lab.read(name) for name in contents} == contents
+    scrub(lab)
+    lab.verify_clean()
+
+
+def test_a_lost_header_and_a_lost_end_cost_no_more_than_what_lay_there(lab: Lab) -> None:
+    contents = {path.name: lab.read(path.name) for path in lab.data.iterdir()}
+    path = lab.container(Kind.CHUNKS)
+    with open(path, "r+b") as file:
+        file.write(bytes(fmt.FILE_HEADER_BYTES))
+    report = scrub(lab, Depth.QUICK)
+    assert report.by_invariant == {"container-header": 1}
+    assert {name: lab.read(name) for name in contents} == contents
+    lab.verify_clean()
+    os.truncate(path, path.stat().st_size - 100)
+    report = scrub(lab, Depth.QUICK)
+    assert report.quarantined == 1
+    hit = {loss.path for loss in report.losses}
+    assert hit and hit < contents.keys()
+    assert {name: lab.read(name) for name in contents if name not in hit} == {
+        name: content for name, content in contents.items() if name not in hit
+    }
+
+
+def test_what_a_reader_stumbles_over_is_seen_to_by_the_next_quick_run(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
+        contents = fill(lab)
+        lab.optimise()
+        scrub(lab)
+        damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[0][0])
+        assert scrub(lab, Depth.QUICK).outcome == "clean"
+        assert lab.read("base") == contents["base"]
+        with lab.opened() as volume:
+            assert len(volume.repairs.pending()) == 1
+        report = scrub(lab, Depth.QUICK)
+        assert report.repaired["from the second copy"] == 1
+        with lab.opened() as volume:
+            assert volume.repairs.pending() == []
+
+
+def test_a_record_that_is_right_after_all_is_released(lab: Lab) -> None:
+    chunk, _, _ = chunks_of(lab, "base")[0]
+    content = lab.read("base")
+    damage_record(lab, Kind.CHUNKS, chunk)
+    scrub(lab)
+    damage_record(lab, Kind.CHUNKS, chunk)
+    report = scrub(lab)
+    assert report.released == 1
+    assert entry(lab, Kind.CHUNKS, chunk).state == tbl.State.LIVE
+    assert lab.read("base") == content
+    lab.verify_clean()
+
+
+def test_kinds_have_copies_of_their_own() -> None:
+    assert set(COPIES_OF) | set(COPIES_OF.values()) == set(Kind)
