@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from dedupd import native
-from dedupd.errors import Damaged, DamagedContainer
+from dedupd.errors import Damaged, DamagedContainer, DamagedRecipe
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, FileHeader, Kind, checksum_seed
@@ -19,7 +19,7 @@ from dedupd.format.recipe import named_by
 from dedupd.format.table import State
 from dedupd.fsutil import opened, read_at
 from dedupd.store.container import data_name, table_name
-from dedupd.store.marks import Marks, ordinals, without
+from dedupd.store.marks import Marks, Needs, ordinals
 from dedupd.store.recovery import container_numbers, discard_unfinished, recover
 from dedupd.store.sequential import SequentialReader
 from dedupd.store.states import set_states
@@ -96,8 +96,9 @@ class Gc:
             Checkpoints(self._volume).clear()
         for kind in Kind:
             self._shapes[kind] = self._in_order(kind)
-        marks = {kind: self._marks(kind) for kind in Kind}
-        chunks, recipes = marks[Kind.CHUNKS], marks[Kind.STREAMS]
+        marks = {kind: Marks(self._counts(kind)) for kind in Kind}
+        marks[Kind.STREAMS] = recipes = Needs(self._counts(Kind.STREAMS))
+        chunks = marks[Kind.CHUNKS]
         self._run.update(phase="walking the tree")
         roots = TreeMarker(self._volume, self._run, chunks, recipes).mark()
         report = self._report
@@ -148,8 +149,8 @@ class Gc:
     def _directory(self, kind: Kind) -> AbstractContextManager[int]:
         return opened(self._volume.open_directory(kind))
 
-    def _marks(self, kind: Kind) -> Marks:
-        return Marks({number: shape.count for number, shape in self._shapes[kind].items()})
+    def _counts(self, kind: Kind) -> dict[int, int]:
+        return {number: shape.count for number, shape in self._shapes[kind].items()}
 
     def _blocks(self, dir_fd: int, shape: _Shape) -> Iterator[tuple[int, memoryview]]:
         """The table of a container in pieces, each with the ordinal that it begins with."""
@@ -162,32 +163,28 @@ class Gc:
 
     # --- marking ------------------------------------------------------------------------------
 
-    def _mark_recipes(self, recipes: Marks, chunks: Marks) -> None:
-        """Mark what every marked recipe names, and what the nodes below it name.
+    def _mark_recipes(self, recipes: Needs, chunks: Marks) -> None:
+        """Mark what the needed part of every recipe names, and what the nodes below it name.
 
         Containers are read front to back. Nodes lie behind those that they name, so only files of
         more than one node need another round.
         """
         shapes = self._shapes[Kind.STREAMS]
-        done = {number: bytes(len(recipes.bits(number))) for number in shapes}
-        total = recipes.count()
-        self._run.update(phase="reading recipes", done=0, total=total)
+        self._run.update(phase="reading recipes", done=0, total=recipes.count())
         found_any = True
         while found_any:
             found_any = False
             for number, shape in shapes.items():
-                marked = recipes.bits(number)
-                fresh = without(marked, done[number])
+                fresh = recipes.take_fresh(number)
                 if any(fresh):
                     found_any = True
-                    done[number] = marked
                     self._mark_container(shape, fresh, recipes, chunks)
         for stray in recipes.strays:
             self._run.findings.add(
                 f"recipe {show_id(stray)} is missing; what it names stays; run scrub"
             )
 
-    def _mark_container(self, shape: _Shape, fresh: bytes, recipes: Marks, chunks: Marks) -> None:
+    def _mark_container(self, shape: _Shape, fresh: bytes, recipes: Needs, chunks: Marks) -> None:
         header, report = shape.header, self._report
         number = header.container
         with (
@@ -199,31 +196,48 @@ class Gc:
                 length = len(block) // tbl.ENTRY_BYTES
                 for at in ordinals(fresh[first // 8 : -(-(first + length) // 8)]):
                     entry = tbl.decode_entry(block[at * tbl.ENTRY_BYTES :], _seed(header))
+                    own = make_id(number, first + at)
+                    end = recipes.needed(own)
                     if entry is not None and entry.state == State.MERGED:
-                        recipes.add([entry.target])
+                        recipes.need(entry.target, end)
                         continue
-                    named = self._named(reader, make_id(number, first + at), entry)
-                    if named is not None:
-                        report.recipes += 1
-                        report.recipe_entries += len(named[1])
-                        (recipes if named[0] else chunks).add(named[1])
+                    payload = self._payload(reader, own, entry)
+                    if payload is not None:
+                        self._mark_named(own, payload, end, recipes, chunks)
                 self._run.check()
                 self._run.update(done=report.recipes, files=report.files)
 
-    def _named(
+    def _mark_named(
+        self, recipe: int, payload: bytes, end: int, recipes: Needs, chunks: Marks
+    ) -> None:
+        where = f"recipe {show_id(recipe)}"
+        try:
+            level, ids, last_bytes = named_by(payload, end, where)
+        except DamagedRecipe as error:
+            self._run.findings.add(f"{error}; what it names stays; run scrub")
+            return
+        self._report.recipes += 1
+        self._report.recipe_entries += len(ids)
+        if level == 0:
+            chunks.add(ids)
+            return
+        for node in ids[:-1]:
+            recipes.need(node, Needs.WHOLE)
+        recipes.need(ids[-1], last_bytes)
+
+    def _payload(
         self, reader: SequentialReader, recipe: int, entry: tbl.Entry | None
-    ) -> tuple[int, list[int]] | None:
-        """Level and ids of a recipe node; None, with a finding, where it cannot be read."""
+    ) -> bytes | None:
+        """The bytes of a recipe node; None, with a finding, where it cannot be read."""
         where = f"recipe {show_id(recipe)}"
         try:
             found = None
             if entry is not None and entry.state in tbl.USABLE:
                 found = reader.read(ordinal_of(recipe), entry)
             if found is None:
-                return named_by(self._volume.stream_records.read(recipe)[1], where)
+                return self._volume.stream_records.read(recipe)[1]
             record, payload = found
-            raw = native.decode(payload, record.codec, record.raw_length, record.checksum)
-            return named_by(raw, where)
+            return native.decode(payload, record.codec, record.raw_length, record.checksum)
         except (Damaged, native.CorruptPayload) as error:
             self._run.findings.add(f"{where}: {error}; what it names stays; run scrub")
             return None

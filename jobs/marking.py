@@ -13,7 +13,7 @@ from dedupd.control import ControlClient
 from dedupd.errors import Busy, DamagedStub, ServiceUnreachable
 from dedupd.format.stub import Flag, decode_stub
 from dedupd.fsutil import show_path
-from dedupd.store.marks import Marks
+from dedupd.store.marks import Marks, Needs
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 
@@ -131,7 +131,7 @@ class Roots:
 class TreeMarker:
     """Marks what every stub names. Reads the tree only; holds one descriptor a level."""
 
-    def __init__(self, volume: Volume, run: JobRun, chunks: Marks, recipes: Marks) -> None:
+    def __init__(self, volume: Volume, run: JobRun, chunks: Marks, recipes: Needs) -> None:
         self._volume = volume
         self._run = run
         self._chunks = chunks
@@ -181,7 +181,8 @@ class TreeMarker:
         has been, and that is noted as well.
         """
         self._chunks.add(moved.chunks)
-        self._recipes.add(moved.recipes)
+        for recipe in moved.recipes:
+            self._recipes.need(recipe, Needs.WHOLE)
         self._roots.problems += moved.damaged
         for fd in moved.directories:
             ino = os.fstat(fd).st_ino
@@ -250,7 +251,7 @@ class TreeMarker:
                 self._problem(fd, b"", error.strerror)
             return []
         roots, volume = self._roots, self._volume.space.volume
-        chunks, recipes = list[int](), list[int]()
+        chunks = list[int]()
         for name, _, _, _, value in files:
             roots.files += 1
             if value is None:
@@ -261,9 +262,11 @@ class TreeMarker:
             except DamagedStub as error:
                 self._problem(fd, name, str(error).removeprefix(": "))
                 continue
-            (chunks if stub.flags & Flag.DIRECT else recipes).append(stub.recipe)
+            if stub.flags & Flag.DIRECT:
+                chunks.append(stub.recipe)
+            else:
+                self._recipes.need(stub.recipe, stub.covered)
         self._chunks.add(chunks)
-        self._recipes.add(recipes)
         return names
 
     def _problem(self, parent: int, name: bytes, reason: str | None) -> None:

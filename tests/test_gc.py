@@ -1,6 +1,7 @@
 """Collecting garbage: nothing that is needed goes, and everything else does."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from dedupd.format.container import Kind
 from dedupd.format.table import State
 from dedupd.fsutil import opened
+from dedupd.sparse import SparseStub
 from dedupd.store.recovery import container_numbers, recover
 from dedupd.units import KIB
 from jobs.frame import JobRun
@@ -94,6 +96,39 @@ def test_nodes_and_chunks_of_a_file_of_several_nodes_stay(
         assert lab.collect().orphaned_recipes > 4
         lab.compact()
         assert lab.read("large") == large
+
+
+@pytest.mark.parametrize("fanout", [4, 4096])
+def test_what_a_file_was_cut_by_is_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fanout: int
+) -> None:
+    """The recipe stays as it was: only its beginning is needed."""
+    monkeypatch.setattr("dedupd.format.recipe.FANOUT_MAX", fanout)
+    with lab_in(tmp_path, chunk_size="4k") as lab:
+        content = noise(400 * KIB)
+        for name in ("cut", "cut-more", "whole"):
+            lab.put(name, content if name != "whole" else content[:80_000] + noise(9000, 1))
+        lab.optimise()
+        for name, length in (("cut", 200_001), ("cut-more", 100_000)):
+            with lab.opened() as volume, opened(os.open(lab.data / name, os.O_RDWR)) as fd:
+                stub = volume.space.read(fd, name)
+                assert stub is not None
+                sparse = SparseStub(
+                    fd,
+                    stub,
+                    volume.space,
+                    lab.disk,
+                    volume.block_bytes,
+                    partial(volume.content, where=name),
+                )
+                sparse.truncate(length)
+        before = lab.container(Kind.CHUNKS).stat().st_size
+        assert lab.collect().orphaned_chunks > 0
+        lab.compact()
+        freed = before - lab.container(Kind.CHUNKS).stat().st_size
+        assert 200_000 < freed < 215_000
+        assert lab.read("cut") == content[:200_001]
+        assert lab.read("cut-more") == content[:100_000]
 
 
 def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Path) -> None:

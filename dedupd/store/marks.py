@@ -1,5 +1,6 @@
 """Sets of records of one kind, in a bit for each that there is."""
 
+from array import array
 from collections.abc import Iterable, Iterator
 
 from dedupd.format.ids import MAX_ORDINAL, container_of, make_id, ordinal_of
@@ -61,6 +62,40 @@ class Marks:
         return sum(int.from_bytes(own, "little").bit_count() for own in self._bits.values())
 
 
+class Needs(Marks):
+    """Marks of recipe nodes, each with how many bytes of what it stands for are needed.
+
+    A file that was cut needs the beginning of its recipe only. Eight bytes for each node.
+    """
+
+    WHOLE = (1 << 64) - 1
+
+    def __init__(self, counts: dict[int, int]) -> None:
+        super().__init__(counts)
+        self._lengths = {number: array("Q", bytes(8 * n)) for number, n in counts.items()}
+        self._fresh = {number: bytearray(-(-count // 8)) for number, count in counts.items()}
+
+    def need(self, record_id: int, length: int) -> None:
+        """Mark a node, of which the first ``length`` bytes, at least, are needed."""
+        self.add((record_id,))
+        if not self.knows(record_id):
+            return
+        number, ordinal = container_of(record_id), ordinal_of(record_id)
+        if length > self._lengths[number][ordinal]:
+            self._lengths[number][ordinal] = length
+            self._fresh[number][ordinal >> 3] |= 1 << (ordinal & 7)
+
+    def needed(self, record_id: int) -> int:
+        """How many bytes of a node are needed."""
+        return self._lengths[container_of(record_id)][ordinal_of(record_id)]
+
+    def take_fresh(self, container: int) -> bytes:
+        """The bits of those nodes of which more is needed since the last call."""
+        fresh = bytes(self._fresh[container])
+        self._fresh[container] = bytearray(len(fresh))
+        return fresh
+
+
 def ordinals(bits: bytes) -> Iterator[int]:
     """The positions of the bits that are set, ascending."""
     for at, byte in enumerate(bits):
@@ -68,9 +103,3 @@ def ordinals(bits: bytes) -> Iterator[int]:
             for bit in range(8):
                 if byte >> bit & 1:
                     yield at * 8 + bit
-
-
-def without(bits: bytes, others: bytes) -> bytes:
-    """The bits that are set in ``bits`` and not in ``others``, which is as long."""
-    both = int.from_bytes(bits, "little") & ~int.from_bytes(others, "little")
-    return both.to_bytes(len(bits), "little")
