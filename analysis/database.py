@@ -55,10 +55,6 @@ class Database:
         self._connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    @property
-    def sampled(self) -> bool:
-        return self.spec.sample < 1
-
     def set(self, **variables: Any) -> None:
         """Set variables that queries read with ``getvariable``."""
         for name, value in variables.items():

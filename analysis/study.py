@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from analysis.chunkings import BASIC_SUFFIX, DEFAULT, SIZES
 from analysis.database import EVERYTHING, Database
-from analysis.log import Log, Timing
+from analysis.log import Log, Timing, logged_share
 from analysis.partitions import assign_groups, assign_partitions
 from analysis.results import (
     AcrossRow,
@@ -64,6 +64,11 @@ class Collection:
     wall_s: float
     log_bytes: int
     timings: dict[str, Timing]
+
+    @property
+    def logged(self) -> float:
+        """The fraction of distinct chunks that the logs have."""
+        return logged_share(self.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ class _Queries:
         self._step("distinct chunks")
         database.run("distinct_chunks")
         both = default + BASIC_SUFFIX in names
-        full = not database.sampled
+        full = collection.logged >= 1
         return Study(
             collection,
             failures,

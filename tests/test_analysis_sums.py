@@ -288,7 +288,9 @@ def test_the_advice_leaves_out_what_gains_nothing(tmp_path: Path) -> None:
     generate(str(tmp_path / "tree"), 6 * MIB)
     for number in range(40):
         (tmp_path / f"tree/{number}.mp4").write_bytes(os.urandom(40_000))
-    advice = advise(study_of(collected(tmp_path / "out", spec_of({"x": tmp_path / "tree"}))))
+    advice = advise(
+        study_of(collected(tmp_path / "out", spec_of({"x": tmp_path / "tree"}, ("64k",))))
+    )
     settings = {setting.name: setting.value for setting in advice.settings}
     assert "mp4" in settings["exclude_types"].split(", ")
     assert not {"doc", "img", "c"} & set(settings["exclude_types"].split(", "))
