@@ -60,7 +60,7 @@ def test_a_sample_of_one_percent_knows_what_deduplication_saves(full: Log, tmp_p
 def test_estimates_of_deduplication_lie_around_the_truth(full: Log, tmp_path: Path) -> None:
     """With a fifth of the chunks in the log."""
     truth = savings_of(full)
-    found = estimates(full, tmp_path, 0.002, 6)
+    found = estimates(full, tmp_path, 0.002, 5)
     for row in found:
         assert abs(row.saved - truth.saved) < 4 * row.unique_deviation / row.data_bytes
     mean = sum(row.saved for row in found) / len(found)
@@ -70,9 +70,9 @@ def test_estimates_of_deduplication_lie_around_the_truth(full: Log, tmp_path: Pa
 
 def test_estimates_of_compression_lie_around_the_truth(full: Log, tmp_path: Path) -> None:
     truth = savings_of(full)
-    found = estimates(full, tmp_path, 0.1, 6)
+    found = estimates(full, tmp_path, 0.1, 5)
     covered = [covers(truth.stored_bytes, r.stored_bytes, r.stored_deviation) for r in found]
-    assert sum(covered) >= 5
+    assert sum(covered) >= 4
     assert all(row.saved_compressed_margin < 0.15 for row in found), "they say something"
 
 

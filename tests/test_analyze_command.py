@@ -127,6 +127,7 @@ def test_json_and_csv_have_the_numbers_of_the_page(report: Path) -> None:
         assert numbers[name], name
 
 
+@pytest.mark.slow
 def test_running_again_only_writes_the_report_again(tree: Path, tmp_path: Path) -> None:
     options = ("--out", tmp_path / "out", "--chunking", "64k", "--no-compression")
     first = json.loads(in_process("analyze", tree, *options, "--json"))
@@ -161,6 +162,7 @@ def test_nothing_to_analyse_is_no_error(tmp_path: Path) -> None:
     assert "nothing to analyse" in (tmp_path / "out/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
