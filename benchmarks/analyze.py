@@ -51,7 +51,7 @@ def speed(work: str | None, directory: str) -> None:
     The kernel runs on one core, once over the files one by one, as a collection cuts them, and once
     as if they were one large file. Collection runs on all cores by the clock, and on one core in
     seconds of CPU. Each in a process of its own, one after the other, with the files in the page
-    cache; the best of five.
+    cache; the best of three.
     """
     for path in Path(directory).rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -59,7 +59,7 @@ def speed(work: str | None, directory: str) -> None:
     steps = ("kernel", "joined", "collect", "one-core")
     best = dict.fromkeys(steps, 0.0)
     peak = 0.0
-    for _ in range(5):
+    for _ in range(3):
         for step in steps:
             with tempfile.TemporaryDirectory(dir=work) as out:
                 command = [sys.executable, "-m", __spec__.name, "once", step, directory, out]
