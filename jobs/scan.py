@@ -28,7 +28,8 @@ OPTIMISED = "already optimised"
 class Found(NamedTuple):
     """A regular file of the tree. ``path`` is relative to the tree.
 
-    ``attribute`` is the stub attribute as it was found, None for a plain file.
+    ``attribute`` is the stub attribute as it was found, None for a plain file, and empty where it
+    could not be read.
     """
 
     path: bytes
@@ -198,6 +199,8 @@ def _stub(
     try:
         stub = decode_stub(found.attribute, volume.space.volume, show_path(found.path))
     except DamagedStub as error:
+        if not found.attribute and not _is_readable(volume, found.path):
+            return ""  # so is its content, as whoever tries to read it will say
         errors.append(str(error))
         return "has a damaged attribute"
     if stub.flags.transient:
@@ -212,3 +215,12 @@ def _stub(
     if is_young or not policy.partial_files or policy.excludes(found.path):
         return "written to since"
     return ""
+
+
+def _is_readable(volume: Volume, path: bytes) -> bool:
+    """Whether a file can be opened, and so its attribute be read."""
+    try:
+        os.close(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK))
+    except PermissionError:
+        return False
+    return True

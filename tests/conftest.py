@@ -36,6 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _others_may_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests act as other users too, below directories that pytest makes for its own user."""
+    base = tmp_path_factory.getbasetemp()
+    for path in (base, *base.parents):
+        if path.owner() == base.owner() and not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o111)
+
+
 _MAKE = {
     "ext4": ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,lazy_journal_init=1"],
     "xfs": ["mkfs.xfs", "-q", "-f"],
