@@ -85,6 +85,11 @@ class Catalog:
                 valid = cursor.prev()
         return found
 
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it, as in one that was begun anew."""
+        with self._errors(), self._env.begin() as transaction:
+            return not transaction.stat()["entries"]
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:

@@ -240,8 +240,10 @@ class Drill:
     def must_be_found(self) -> bool:
         """Whether anything is damaged that a checksum covers."""
         return any(
-            self._is_table_hit(name) for name in self.targets() if name.endswith(".dir")
-        ) or (any(self._is_container_hit(name) for name in self.targets() if name.endswith(".dat")))
+            self._is_table_hit(name) if name.endswith(".dir") else self._is_container_hit(name)
+            for name in self.targets()
+            if name.endswith((".dir", ".dat"))
+        )
 
     def _is_table_hit(self, name: str) -> bool:
         return self.now(name) != self.model.files[name]

@@ -16,6 +16,7 @@ from jobs.compact import Compact, CompactReport
 from jobs.frame import record_run
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
+from jobs.rebuild import Rebuild
 from jobs.scrub import Depth, Scrub, ScrubReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
@@ -142,6 +143,27 @@ def scrub_command(path: str, full: bool, rate: str | None, as_json: bool) -> Non
     else:
         _show_scrub(report)
     sys.exit(EXIT_DAMAGED if report.losses else EXIT_FINDINGS if report.findings else EXIT_DONE)
+
+
+@command.command("rebuild")
+@click.argument("path", type=click.Path())
+@json_option
+@exits
+def rebuild_command(path: str, as_json: bool) -> None:
+    """Make catalogue and tables anew from the containers and the stubs alone."""
+    with Volume.open(path) as volume, volume.job_lock(), job_run("rebuild") as run:
+        report = Rebuild(volume, run).run()
+        record_run(volume, run, asdict(report))
+    if as_json:
+        print_json(asdict(report))
+    else:
+        click.echo(
+            f"{report.tables_rebuilt} of {report.tables} tables made anew; {report.records} records"
+            f" for {report.stubs} stubs: {report.outcome}"
+        )
+        for what in report.not_rebuilt:
+            click.echo(f"  not rebuilt: {what}")
+    sys.exit(EXIT_DAMAGED if report.losses else EXIT_DONE)
 
 
 @command.command("verify")

@@ -1,0 +1,92 @@
+"""The rebuild job: everything that is derived, made anew from containers and stubs alone."""
+
+import os
+from dataclasses import dataclass, field
+
+from dedupd.catalog import Catalog
+from dedupd.errors import CatalogUnusable, Damaged
+from dedupd.format.container import Kind
+from dedupd.store.recovery import container_numbers
+from dedupd.volume import Volume
+from jobs.frame import JobRun
+from jobs.losses import Loss
+from jobs.scrub import Depth, Scrub
+from jobs.stores import Directory
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """What a run did; the JSON form of the report.
+
+    ``not_rebuilt`` says what the truth does not tell, or what of the truth itself is gone.
+    """
+
+    job: str = "rebuild"
+    outcome: str = "done"
+    tables: int = 0
+    tables_rebuilt: int = 0
+    catalogue_is_new: bool = False
+    records: int = 0
+    stubs: int = 0
+    repaired: dict[str, int] = field(default_factory=dict)
+    not_rebuilt: list[str] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class Rebuild:
+    """One run over one volume. Needs the volume's job lock; the volume may be mounted.
+
+    The index needs no step of its own: every job loads it from the tables.
+    """
+
+    def __init__(self, volume: Volume, run: JobRun) -> None:
+        self._volume = volume
+        self._run = run
+        self._report = RebuildReport(started_s=run.started_s)
+
+    def run(self) -> RebuildReport:
+        """Make catalogue and tables anew where they are not whole. Raises Cancelled, NoSpace."""
+        report = self._report
+        self._rebuild_catalogue()
+        for kind in Kind:
+            self._count_tables(kind)
+        scrub = Scrub(self._volume, self._run, Depth.QUICK).run()
+        report.records, report.stubs = scrub.records, scrub.stubs
+        report.repaired, report.losses = scrub.repaired, scrub.losses
+        if report.catalogue_is_new:
+            report.not_rebuilt.append("the history of jobs, and how far interrupted ones were")
+        if report.tables_rebuilt:
+            report.not_rebuilt.append("which chunks were garbage: the next gc finds them")
+        report.not_rebuilt += [
+            f"{loss.path}: bytes {loss.start} to {loss.end}: {loss.reason}" for loss in scrub.losses
+        ]
+        if scrub.losses:
+            report.outcome = "done as far as the containers are there"
+        report.resources = self._run.resources()
+        return report
+
+    def _rebuild_catalogue(self) -> None:
+        """A catalogue that is damaged is begun anew when it is opened."""
+        self._run.update(phase="catalogue")
+        directory = os.path.join(self._volume.base, "catalog")
+        existed = os.path.exists(os.path.join(directory, "data.mdb"))
+        try:
+            with Catalog(directory) as catalog:
+                self._report.catalogue_is_new = not existed or catalog.is_empty()
+        except CatalogUnusable as error:
+            self._report.not_rebuilt.append(str(error))
+
+    def _count_tables(self, kind: Kind) -> None:
+        directory = Directory(self._volume, kind)
+        try:
+            for number in container_numbers(directory.fd):
+                self._report.tables += 1
+                try:
+                    is_whole = None not in directory.entries(number)
+                except (Damaged, OSError):
+                    is_whole = False
+                self._report.tables_rebuilt += not is_whole
+        finally:
+            directory.close()
