@@ -27,7 +27,7 @@ from jobs.buffers import FileTask
 from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
-from jobs.ingest import Ingest, Store
+from jobs.ingest import Ingest, Store, Sums
 from jobs.scan import Candidate, Skipped, candidates
 from jobs.unoptimize import restore_one
 
@@ -64,7 +64,7 @@ class OptimizeReport:
     files_left: dict[str, int] = field(default_factory=dict)
     files_skipped: dict[str, int] = field(default_factory=dict)
     bytes_skipped: dict[str, int] = field(default_factory=dict)
-    sums: dict[str, Any] = field(default_factory=dict)
+    sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
     recipe_bytes: int = 0
     index_entries: int = 0
     code_path: str = ""

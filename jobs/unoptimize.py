@@ -1,15 +1,18 @@
 """The unoptimize job: stubs become plain files again, one, a subtree or all."""
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from dedupd import native
 from dedupd.commit import settle_noted
+from dedupd.content import StoreContent
 from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
 from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.ranges import missing_ranges
 from dedupd.stub import RecipeBytes, is_missing_any, local_ranges, restore, settle
-from dedupd.units import MIB, format_size
+from dedupd.units import MIB, align_down, align_up, format_size
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.scan import walk
@@ -41,10 +44,15 @@ def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeRep
     """
     report = UnoptimizeReport(started_s=run.started_s)
     run.update(phase="counting")
-    files, need = _count(volume, run, below)
+    files, need = _count(volume, run, below, _missing_bytes)
     free = os.fstatvfs(volume.data_fd)
     have = free.f_bavail * free.f_frsize
     margin = min(FREE_BYTES_MARGIN, free.f_blocks * free.f_frsize // 50)
+    if need + margin > have:
+        # Chunks may hold blocks of zeros, which stay holes. Telling means to read everything, so
+        # it is done only where it may decide.
+        run.update(phase="counting exactly")
+        files, need = _count(volume, run, below, _missing_blocks)
     if need + margin > have:
         raise NoSpace(
             f"{volume.root}: making {files} files plain needs {format_size(need)}, and"
@@ -79,35 +87,61 @@ def _named(where: str, message: str) -> str:
     return message if message.startswith(f"{where}: ") else f"{where}: {message}"
 
 
-def _count(volume: Volume, run: JobRun, below: bytes) -> tuple[int, int]:
+def _count(
+    volume: Volume, run: JobRun, below: bytes, missing: Callable[[Volume, bytes], int]
+) -> tuple[int, int]:
     """Stubs below a path, and the bytes that they will occupy once they are plain."""
     files = need = 0
     for found in walk(volume, below):
         if found.is_stub:
             files += 1
-            need += _missing_bytes(volume, found.path)
+            need += missing(volume, found.path)
             run.check()
     return files, need
 
 
 def _missing_bytes(volume: Volume, path: bytes) -> int:
-    """What a stub needs beyond its own blocks; holes stay holes. Damage is for later to report."""
-    where = show_path(path)
+    """What a stub needs beyond its own blocks at most: all of every chunk, holes stay holes."""
     try:
-        with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
-            stub = volume.space.read(fd, where)
-            if stub is None:
-                return 0
-            size = os.fstat(fd).st_size
-            local = local_ranges(fd, stub, size)
-        content = volume.content(stub, where)
-        return sum(
-            stop - begin
-            for start, end in missing_ranges(local, 0, min(stub.covered, size))
-            for begin, stop in content.data_ranges(start, end)
-        )
+        return sum(stop - begin for _, begin, stop in _missing(volume, path))
     except (Damaged, OSError):
-        return 0
+        return 0  # for later to report
+
+
+def _missing_blocks(volume: Volume, path: bytes) -> int:
+    """What a stub needs beyond its own blocks, to the block: blocks of zeros stay holes, too."""
+    block, need, counted = volume.block_bytes, 0, 0
+    try:
+        for content, begin, stop in _missing(volume, path):
+            # Two chunks may share a block.
+            first, counted = max(align_down(begin, block), counted), align_up(stop, block)
+            data = content.read(first, counted)
+            need += sum(
+                block
+                for at in range(0, len(data), block)
+                if not native.is_zero(memoryview(data)[at : at + block])
+            )
+    except (Damaged, OSError):
+        pass  # for later to report
+    return need
+
+
+def _missing(volume: Volume, path: bytes) -> Iterator[tuple[StoreContent, int, int]]:
+    """The ranges of a stub that its recipe says are data and that are not in the file itself.
+
+    Raises Damaged, OSError.
+    """
+    where = show_path(path)
+    with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+        stub = volume.space.read(fd, where)
+        if stub is None:
+            return
+        size = os.fstat(fd).st_size
+        local = local_ranges(fd, stub, size)
+    content = volume.content(stub, where)
+    for start, end in missing_ranges(local, 0, min(stub.covered, size)):
+        for begin, stop in content.data_ranges(start, end):
+            yield content, begin, stop
 
 
 def restore_one(volume: Volume, path: bytes) -> bool:

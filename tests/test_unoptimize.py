@@ -1,6 +1,7 @@
 """Unoptimise: the way out, for one file, a part of the tree or all, as long as there is space."""
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from dedupd.format.container import Kind
 from dedupd.units import KIB, MIB
 from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
-from tests.helpers import OLD_NS, fill, free_bytes, lab_in, new_lab, noise
+from tests.helpers import OLD_NS, fill, free_bytes, lab_in, new_lab, noise, run_cli
+from tests.upkeep_helpers import chunks_of, damage_record, scrub
 
 
 def test_every_file_is_as_it_was_before(tmp_path: Path) -> None:
@@ -121,3 +123,34 @@ def test_islands_in_a_sparse_file_do_not_grow(tmp_path: Path) -> None:
         lab.unoptimise()
         assert path.read_bytes() == content
         assert os.stat(path).st_blocks <= before
+
+
+@pytest.mark.root
+def test_islands_in_a_sparse_file_need_no_more_space_than_they_did(
+    loop_fs: MakeFileSystem,
+) -> None:
+    """Their chunks are mostly zeros: taken for data, they would need thrice what there is."""
+    lab = new_lab(loop_fs(size="48M") / "volume")
+    rng = random.Random(1)
+    path = lab.data / "islands"
+    with open(path, "wb") as file:
+        for number in range(1200):
+            file.seek(number * 100_000)
+            file.write(rng.randbytes(4096))
+    content = path.read_bytes()
+    assert lab.optimise().files_optimised == 1
+    assert lab.unoptimise().files_restored == 1
+    assert path.read_bytes() == content
+    lab.verify_clean()
+
+
+def test_disable_leaves_nothing_of_copies_repairs_and_notes(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    contents = fill(lab)
+    lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
+    lab.optimise()
+    scrub(lab.root)
+    damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[0][0])
+    scrub(lab.root)
+    assert run_cli("disable", "--unoptimize", lab.root).returncode == 0
+    assert {path.name: path.read_bytes() for path in lab.root.iterdir()} == contents
