@@ -342,6 +342,23 @@ def punch_and_settle(
 ) -> None:
     """Punch the first ``length`` bytes, set the times, set an attribute. Raises OSError."""
 
+def look_up(
+    dir_fd: int, names: Sequence[bytes]
+) -> list[
+    tuple[
+        tuple[int, int, bytes],
+        tuple[int, int, int, int, int],
+        tuple[int, int, int],
+        tuple[int, int, int],
+    ]
+    | None
+]:
+    """What names of a directory are; None where there is no such name. No link is followed.
+
+    Inode, device, handle (as :func:`name_to_handle`, empty where there is none); mode, links, uid,
+    gid, device number; size, block size, blocks; atime, mtime, ctime in ns. Raises OSError.
+    """
+
 # System calls that Python's os module lacks. All raise OSError, release the GIL and retry EINTR.
 def punch_hole(fd: int, offset: int, length: int) -> None: ...
 def fallocate_keep_size(fd: int, offset: int, length: int) -> None: ...

@@ -128,6 +128,15 @@ class SparseStub:
             position = stop
         return data
 
+    def needs_chunks(self, start: int, end: int) -> bool:
+        """Whether a write of [start, end) has to fill up blocks from the store."""
+        size = os.fstat(self.fd).st_size
+        if start > size:
+            return True
+        first, last = align_down(start, self._block), align_up(end, self._block)
+        ends_within = end != last and end < size
+        return (start != first or ends_within) and bool(self.missing(first, last))
+
     def write(self, offset: int, data: bytes | memoryview) -> int:
         """Write at ``offset``; returns how many bytes, fewer only where the space ends.
 

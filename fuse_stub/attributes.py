@@ -35,6 +35,33 @@ def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.Entr
     return attributes
 
 
+Looked = tuple[
+    tuple[int, int, bytes],
+    tuple[int, int, int, int, int],
+    tuple[int, int, int],
+    tuple[int, int, int],
+]
+"""What :func:`dedupd.native.look_up` tells of a name."""
+
+
+def looked(found: Looked, generation: int) -> pyfuse3.EntryAttributes:
+    """The kernel's form of what was looked up."""
+    attributes = pyfuse3.EntryAttributes()
+    attributes.st_ino = found[0][0]
+    attributes.generation = generation
+    attributes.entry_timeout = attributes.attr_timeout = TIMEOUT_S
+    (
+        attributes.st_mode,
+        attributes.st_nlink,
+        attributes.st_uid,
+        attributes.st_gid,
+        attributes.st_rdev,
+    ) = found[1]
+    attributes.st_size, attributes.st_blksize, attributes.st_blocks = found[2]
+    attributes.st_atime_ns, attributes.st_mtime_ns, attributes.st_ctime_ns = found[3]
+    return attributes
+
+
 def absent() -> pyfuse3.EntryAttributes:
     """The answer that there is no such name, which the kernel may remember."""
     attributes = pyfuse3.EntryAttributes()

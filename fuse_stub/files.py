@@ -26,9 +26,6 @@ log = logging.getLogger("dedupd.mount")
 READ_AHEAD_BYTES = 2 * MIB
 """Read ahead of a sequential reader whom the disk keeps waiting: some 25 chunks."""
 
-INLINE_WRITE_BYTES_MAX = 128 << 10
-"""Up to here a write to the page cache costs less than handing it to a thread (some 60 µs)."""
-
 
 class OpenFile:
     """A regular file that is open, by one handle or more, or by a commit.
@@ -41,6 +38,7 @@ class OpenFile:
     __slots__ = (
         "changes",
         "fd",
+        "has_no_capability",
         "ino",
         "lock",
         "privileged",
@@ -64,6 +62,7 @@ class OpenFile:
         self.writers = 0
         self.changes = 0
         self.privileged = privileged
+        self.has_no_capability = False
 
     @property
     def where(self) -> str:

@@ -35,7 +35,10 @@ class _Node:
 
 
 class Inodes:
-    """What the kernel may ask for by number. ``root_fd`` stays the caller's."""
+    """What the kernel may ask for by number. ``root_fd`` stays the caller's.
+
+    ``by_handle``: inodes open by their handles, so that none has to be held open.
+    """
 
     def __init__(self, root_fd: int) -> None:
         self.root_fd = root_fd
@@ -44,7 +47,7 @@ class Inodes:
         self._root_ino = status.st_ino
         self._nodes: dict[int, _Node] = {}
         self._recent: OrderedDict[int, _Node] = OrderedDict()
-        self._by_handle = _can_open_by_handle(root_fd)
+        self.by_handle = _can_open_by_handle(root_fd)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -87,7 +90,7 @@ class Inodes:
         """An ``O_PATH`` descriptor, the caller's, of an inode that may not be known any more."""
         if ino == pyfuse3.ROOT_INODE or ino in self._nodes:
             return os.dup(self.fd(ino))
-        if not self._by_handle:
+        if not self.by_handle:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return open_number(self.root_fd, ino, PATH_FLAGS)
 
@@ -101,7 +104,7 @@ class Inodes:
         Returns its generation, which tells it from an earlier inode of the same number.
         """
         ino = status.st_ino
-        handle = native.name_to_handle(fd) if self._by_handle else None
+        handle = native.name_to_handle(fd) if self.by_handle else None
         node = self._nodes.get(ino)
         if node is None:
             node = self._nodes[ino] = _Node(fd, handle)
@@ -119,6 +122,17 @@ class Inodes:
             os.close(fd)
             if not node.pinned:
                 self._recent.move_to_end(ino)
+        node.lookups += 1
+        return generation_of(handle)
+
+    def remember_handle(self, ino: int, handle: bytes) -> int:
+        """As :meth:`remember`, of an inode that opens again by ``handle``; see ``by_handle``."""
+        node = self._nodes.get(ino)
+        if node is None:
+            node = self._nodes[ino] = _Node(-1, handle)
+        elif node.handle != handle:
+            self._drop_fd(ino, node)
+            node.handle, node.pinned = handle, False
         node.lookups += 1
         return generation_of(handle)
 

@@ -21,10 +21,13 @@ from pyfuse3 import (
 
 from dedupd import native
 from fuse_stub.attributes import (
+    CAPABILITY,
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
+    Looked,
     absent,
     entry,
+    looked,
     visible,
 )
 from fuse_stub.directories import DirectoryStream
@@ -259,29 +262,47 @@ class NamespaceOperations(pyfuse3.Operations):
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         stream = self._streams[fh]
-        for name, next_id in stream.names(start_id):
-            try:
-                fd = os.open(name, PATH_FLAGS, dir_fd=stream.fd)
-            except FileNotFoundError:
-                continue
-            if not self._list(token, name, fd, next_id):
-                return
+        for start, names in stream.names(start_id):
+            found = native.look_up(stream.fd, names)
+            for next_id, (name, one) in enumerate(zip(names, found, strict=True), start + 1):
+                if one is not None and not self._list(token, stream, name, one, next_id):
+                    return
 
-    def _list(self, token: ReaddirToken, name: FileNameT, fd: int, next_id: int) -> bool:
+    def _list(
+        self,
+        token: ReaddirToken,
+        stream: DirectoryStream,
+        name: FileNameT,
+        found: Looked,
+        next_id: int,
+    ) -> bool:
         """Put one entry into a listing; False where it is full."""
-        status = os.fstat(fd)
+        ino, device, handle = found[0]
         if name in (b".", b".."):
-            os.close(fd)
-            return pyfuse3.readdir_reply(token, name, entry(status, status.st_ino), next_id)
-        if status.st_dev != self._inodes.device:
+            return pyfuse3.readdir_reply(token, name, looked(found, 0), next_id)
+        if device != self._inodes.device:
             # Another file system is mounted here, or a subvolume: not a part of the volume.
-            os.close(fd)
             return True
-        generation = self._inodes.remember(fd, status)
-        if pyfuse3.readdir_reply(token, name, entry(status, status.st_ino, generation), next_id):
+        if self._inodes.by_handle:
+            generation = self._inodes.remember_handle(ino, handle)
+        else:
+            try:
+                generation = self._remember_open(stream.fd, name, ino)
+            except FileNotFoundError:
+                return True
+        if pyfuse3.readdir_reply(token, name, looked(found, generation), next_id):
             return True
-        self._inodes.forget([(status.st_ino, 1)])
+        self._inodes.forget([(ino, 1)])
         return False
+
+    def _remember_open(self, dir_fd: int, name: FileNameT, ino: int) -> int:
+        """Remember an inode that can only be reached again by a descriptor."""
+        fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
+        status = os.fstat(fd)
+        if status.st_ino != ino:
+            os.close(fd)
+            raise FileNotFoundError("its name is another file's by now")
+        return self._inodes.remember(fd, status)
 
     @answers
     async def releasedir(self, fh: FileHandleT) -> None:
@@ -297,7 +318,21 @@ class NamespaceOperations(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         if name == self._reserved:
             raise FUSEError(pyfuse3.ENOATTR)
+        if name == CAPABILITY:
+            return self._capability(inode)
         return os.getxattr(self._inodes.path(inode), name)
+
+    def _capability(self, inode: InodeT) -> bytes:
+        """What programs that run the file may do; the kernel asks before every single write."""
+        file = self._files.get(inode)
+        if file is not None and file.has_no_capability:
+            raise FUSEError(pyfuse3.ENOATTR)
+        try:
+            return os.getxattr(self._inodes.path(inode), CAPABILITY)
+        except OSError as error:
+            if file is not None and error.errno == pyfuse3.ENOATTR:
+                file.has_no_capability = True
+            raise
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[XAttrNameT]:
@@ -313,6 +348,9 @@ class NamespaceOperations(pyfuse3.Operations):
         await self._commits.touch(inode)
         path = self._inodes.path(inode)
         os.setxattr(path, name, value)
+        file = self._files.get(inode)
+        if file is not None and name == CAPABILITY:
+            file.has_no_capability = False
         if name == POSIX_ACL_ACCESS and ctx.uid != 0:
             self._drop_set_group(path, ctx)
 

@@ -18,7 +18,7 @@ from pyfuse3 import (
 from dedupd.sparse import SparseStub
 from dedupd.units import MIB
 from fuse_stub.errors import answers
-from fuse_stub.files import INLINE_WRITE_BYTES_MAX, READ_AHEAD_BYTES, Handle, OpenFile
+from fuse_stub.files import READ_AHEAD_BYTES, Handle, OpenFile
 from fuse_stub.inodes import PATH_FLAGS
 from fuse_stub.namespace import NamespaceOperations
 from fuse_stub.served import Served
@@ -205,9 +205,7 @@ class StubOperations(NamespaceOperations):
                     continue
             try:
                 if file.stub is None:
-                    if len(buf) <= INLINE_WRITE_BYTES_MAX:
-                        return os.pwrite(file.fd, buf, off)
-                    return await self._served.in_thread(os.pwrite, file.fd, buf, off)
+                    return await self._served.write(os.pwrite, file.fd, buf, off)
             finally:
                 file.lock.unshare()
         async with file.lock.alone():
@@ -218,9 +216,9 @@ class StubOperations(NamespaceOperations):
         if stub is None:
             # It was made plain, or emptied, while this waited.
             return os.pwrite(file.fd, buf, off)
-        if len(buf) <= INLINE_WRITE_BYTES_MAX and not stub.missing(off, off + len(buf)):
-            return stub.write(off, buf)
-        return await self._served.in_thread(stub.write, off, buf)
+        if stub.needs_chunks(off, off + len(buf)):
+            return await self._served.in_thread(stub.write, off, buf)
+        return await self._served.write(stub.write, off, buf)
 
     def _drop_privileges(self, file: OpenFile) -> None:
         """A write clears set-user-id, and set-group-id where the group may execute."""

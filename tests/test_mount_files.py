@@ -4,6 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -325,3 +326,14 @@ def test_posix_fallocate_makes_room(lab: MountedLab) -> None:
     finally:
         os.close(fd)
     assert path.read_bytes() == bytes(100_000)
+
+
+def test_a_write_takes_a_capability_away_that_came_after_the_first_write(lab: MountedLab) -> None:
+    path = lab.view / "f"
+    value = struct.pack("<IIIII", 0x0200_0001, 1 << 10, 0, 0, 0)
+    with open(path, "wb", buffering=0) as file:
+        file.write(b"one")
+        os.setxattr(path, "security.capability", value)
+        assert os.getxattr(path, "security.capability") == value
+        file.write(b"two")
+        assert "security.capability" not in os.listxattr(path)

@@ -5,6 +5,7 @@ pub mod check;
 pub mod chunker;
 pub mod commits;
 pub mod encode;
+pub mod entries;
 pub mod files;
 pub mod fingerprint;
 pub mod map;

@@ -4,6 +4,7 @@ mod check;
 mod chunker;
 mod codec;
 mod commits;
+mod entries;
 mod files;
 mod input;
 mod map;
@@ -39,6 +40,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(check::check_records, module)?)?;
     module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
+    module.add_function(wrap_pyfunction!(entries::look_up, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_unsettled, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_unchanged, module)?)?;
