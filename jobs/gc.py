@@ -24,6 +24,7 @@ from dedupd.store.recovery import container_numbers, discard_unfinished, recover
 from dedupd.store.sequential import SequentialReader
 from dedupd.store.states import set_states
 from dedupd.volume import Volume
+from jobs import gc_memory
 from jobs.checkpoint import Checkpoints
 from jobs.frame import JobRun
 from jobs.marking import TreeMarker
@@ -77,9 +78,13 @@ class _Shape:
 class Gc:
     """One collection over one volume. Needs the volume's job lock; the volume may be mounted."""
 
-    def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool = False) -> None:
+    def __init__(
+        self, volume: Volume, run: JobRun, *, full: bool = False, dry_run: bool = False
+    ) -> None:
+        """``full``: read all recipes even if nothing has changed since the last run."""
         self._volume = volume
         self._run = run
+        self._full = full
         self._dry_run = dry_run
         self._report = GcReport(started_s=run.started_s)
         self._shapes: dict[Kind, dict[int, _Shape]] = {}
@@ -105,6 +110,10 @@ class Gc:
         report.files, report.stubs = roots.files, roots.stubs
         for problem in roots.problems:
             self._run.findings.add(problem)
+        named = {kind: marks[kind].digest() for kind in (Kind.CHUNKS, Kind.STREAMS)}
+        if not self._full and gc_memory.is_as_left(self._volume, self._state(named)):
+            report.outcome = "nothing has changed since the last run"
+            return self.report()
         self._mark_recipes(recipes, chunks)
         self._follow(Kind.CHUNKS, chunks)
         self._follow(Kind.STREAMS, recipes)
@@ -117,7 +126,23 @@ class Gc:
             report.outcome = "nothing collected: see the messages"
         else:
             self._sweep(marks)
+            if not self._dry_run:
+                gc_memory.remember(self._volume, self._state(named))
         return self.report()
+
+    def _state(self, named: dict[Kind, bytes]) -> str:
+        return gc_memory.digest(named, {kind: self._live(kind) for kind in Kind})
+
+    def _live(self, kind: Kind) -> dict[int, int]:
+        """How many live records each container has."""
+        live: dict[int, int] = {}
+        with self._directory(kind) as dir_fd:
+            for number, shape in self._shapes[kind].items():
+                live[number] = sum(
+                    bytes(block[_STATE_BYTE :: tbl.ENTRY_BYTES]).count(State.LIVE)
+                    for _, block in self._blocks(dir_fd, shape)
+                )
+        return live
 
     def report(self) -> GcReport:
         """The report, as far as the run got."""

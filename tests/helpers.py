@@ -85,9 +85,9 @@ class Lab:
         with self.opened() as volume, volume.job_lock():
             return unoptimize(volume, JobRun("unoptimize"), below)
 
-    def collect(self) -> GcReport:
+    def collect(self, *, full: bool = False) -> GcReport:
         with self.opened() as volume, volume.job_lock():
-            return Gc(volume, JobRun("gc")).run()
+            return Gc(volume, JobRun("gc"), full=full).run()
 
     def compact(self) -> CompactReport:
         with self.opened() as volume, volume.job_lock():

@@ -66,10 +66,32 @@ def test_epochs_grow_and_a_second_run_finds_nothing_new(tmp_path: Path) -> None:
         for epoch in (1, 2):
             (lab.data / f"f{epoch - 1}").unlink()
             assert lab.collect().epoch == epoch
-            again = lab.collect()
+            again = lab.collect(full=True)
             assert again.orphaned_chunks == 0
             orphans = sum(states(lab, kind).get(State.ORPHANED, 0) for kind in Kind)
             assert again.orphans_before == orphans > 2
+
+
+def test_a_run_on_a_quiet_volume_reads_no_recipe(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        for seed, name in enumerate(("one", "two", "three")):
+            lab.put(name, noise(200 * KIB, seed))
+        lab.optimise()
+        assert lab.collect().recipes == 3
+        for _ in range(2):
+            report = lab.collect()
+            assert (report.recipes, report.outcome) == (
+                0,
+                "nothing has changed since the last run",
+            )
+            lab.compact()  # and a compaction is no change
+        assert lab.collect(full=True).recipes == 3
+        (lab.data / "two").unlink()
+        report = lab.collect()
+        assert (report.recipes, report.orphaned_recipes, report.outcome) == (2, 1, "done")
+        lab.put("four", noise(200 * KIB, 9))
+        lab.optimise()
+        assert lab.collect().recipes == 3
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:

@@ -92,13 +92,14 @@ def unoptimize_command(path: str, as_json: bool) -> None:
 
 @command.command("gc")
 @click.argument("path", type=click.Path())
+@click.option("--full", is_flag=True, help="Read all recipes, whatever has changed.")
 @click.option("--dry-run", is_flag=True, help="Only say what would become an orphan.")
 @json_option
 @exits
-def gc_command(path: str, dry_run: bool, as_json: bool) -> None:
+def gc_command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), job_run("gc", unit="items") as run:
-        report = Gc(volume, run, dry_run=dry_run).run()
+        report = Gc(volume, run, full=full, dry_run=dry_run).run()
         if not dry_run:
             record_run(volume, run, asdict(report))
     _finish(asdict(report), report.errors, as_json, lambda: _show_gc(report))

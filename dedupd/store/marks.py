@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterable, Iterator
 
+from dedupd import native
 from dedupd.format.ids import MAX_ORDINAL, container_of, make_id, ordinal_of
 
 STRAYS_MAX = 100
@@ -57,6 +58,11 @@ class Marks:
         """The bits of a container, the lowest ordinal in the lowest bit."""
         return bytes(self._bits[container])
 
+    def digest(self) -> bytes:
+        """The same for the same marks."""
+        parts = [b"%d:%s" % (number, self._bits[number]) for number in sorted(self._bits)]
+        return native.fingerprint(b"".join(parts))
+
     def count(self) -> int:
         """How many are marked."""
         return sum(int.from_bytes(own, "little").bit_count() for own in self._bits.values())
@@ -88,6 +94,10 @@ class Needs(Marks):
     def needed(self, record_id: int) -> int:
         """How many bytes of a node are needed."""
         return self._lengths[container_of(record_id)][ordinal_of(record_id)]
+
+    def digest(self) -> bytes:
+        parts = [b"%d:%s" % (n, self._lengths[n].tobytes()) for n in sorted(self._lengths)]
+        return native.fingerprint(super().digest() + b"".join(parts))
 
     def take_fresh(self, container: int) -> bytes:
         """The bits of those nodes of which more is needed since the last call."""

@@ -1,0 +1,254 @@
+"""Collecting garbage and compacting: how fast, and what readers notice of it.
+
+    python -m benchmarks.collection [--directory DIR] [--mib N] [--seconds N] [--json FILE]
+
+Makes volumes below DIR (a directory of a file system that can carry one) and prints a Markdown
+table. The sequential read that others are compared with is of the same container, in the same run:
+once with its pages in the cache, and once with them dropped.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.mount import fio, write_mixed
+from dedupd.disk import Disk
+from dedupd.enable import enable
+from dedupd.format.container import Kind
+from dedupd.units import MIB
+from dedupd.volume import Volume
+from fuse_stub.mount import mount_in_background, unmount
+from jobs.compact import Compact
+from jobs.frame import JobRun
+from jobs.gc import Gc
+from jobs.optimize import Optimize
+
+FILE_MIB = 64
+"""Each file of the set; every second one is deleted."""
+
+READ_BYTES = 8 * MIB
+
+
+class Row(NamedTuple):
+    """One figure."""
+
+    name: str
+    value: float
+    unit: str
+
+
+def new_volume(root: Path, chunk_size: str) -> Path:
+    """A volume that takes every file at once; returns its tree."""
+    root.mkdir()
+    policy = {"min_age": "0s", "min_size": "1"}
+    enable(
+        str(root), chunk_size=chunk_size, fingerprint="blake3", policy_values=policy, disk=Disk()
+    )
+    return root / ".dedupd/data"
+
+
+def optimise(root: Path) -> None:
+    with Volume.open(str(root)) as volume, volume.job_lock():
+        Optimize(volume, JobRun("optimize")).run()
+
+
+def collect(root: Path) -> dict[str, Any]:
+    with Volume.open(str(root)) as volume, volume.job_lock():
+        return asdict(Gc(volume, JobRun("gc"), full=True).run())
+
+
+def compact(root: Path) -> dict[str, Any]:
+    with Volume.open(str(root)) as volume, volume.job_lock():
+        return asdict(Compact(volume, JobRun("compact")).run())
+
+
+def containers(root: Path) -> list[Path]:
+    with Volume.open(str(root)) as volume:
+        return sorted(Path(volume.directory(Kind.CHUNKS)).glob("*.dat"))
+
+
+def read_mb_s(paths: list[Path], *, cached: bool) -> float:
+    """A sequential read of files, with their pages in the cache or dropped."""
+    buffer = bytearray(READ_BYTES)
+    total, took_s = 0, 0.0
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            if cached:
+                while os.readv(fd, [buffer]):
+                    pass
+                os.lseek(fd, 0, os.SEEK_SET)
+            else:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            while count := os.readv(fd, [buffer]):
+                total += count
+            took_s += time.perf_counter() - began
+        finally:
+            os.close(fd)
+    return total / took_s / 1e6
+
+
+def measure_gc(base: Path, mib: int) -> list[Row]:
+    """Recipes with very many entries: the same blocks in a different order in each file."""
+    root = base / "entries"
+    data = new_volume(root, "4k")
+    rng = random.Random(1)
+    blocks = [rng.randbytes(MIB) for _ in range(16)]
+    for number in range(max(1, mib // FILE_MIB)):
+        with open(data / f"file{number}", "wb") as file:
+            for _ in range(FILE_MIB):
+                file.write(rng.choice(blocks))
+    optimise(root)
+    report = min((collect(root) for _ in range(3)), key=lambda one: one["resources"]["wall_s"])
+    seconds, entries = report["resources"]["wall_s"], report["recipe_entries"]
+    shutil.rmtree(root)
+    return [
+        Row("gc, per million recipe entries", seconds / entries * 1e6, "s"),
+        Row("gc, recipe entries in this run", entries, ""),
+    ]
+
+
+def measure_walk(base: Path, files: int) -> list[Row]:
+    """Very many stubs of one chunk: what the walk costs."""
+    root = base / "files"
+    data = new_volume(root, "64k")
+    for number in range(files):
+        directory = data / f"d{number // 500}"
+        directory.mkdir(exist_ok=True)
+        (directory / f"f{number}").write_bytes(b"%d\n" % number * 300)
+    optimise(root)
+    seconds = min(collect(root)["resources"]["wall_s"] for _ in range(3))
+    shutil.rmtree(root)
+    return [Row("gc, per million stubs of one chunk", seconds / files * 1e6, "s")]
+
+
+def make_half_dead(base: Path, name: str, mib: int) -> Path:
+    """An optimised volume, half of whose bytes are garbage."""
+    root = base / name
+    data = new_volume(root, "64k")
+    for number in range(mib // FILE_MIB):
+        with open(data / f"file{number}", "wb") as file:
+            file.write(random.Random(number).randbytes(FILE_MIB * MIB))
+    write_mixed(data / "mixed", FILE_MIB * MIB)
+    optimise(root)
+    for number in range(0, mib // FILE_MIB, 2):
+        (data / f"file{number}").unlink()
+    collect(root)
+    return root
+
+
+def write_mb_s(path: Path, mib: int) -> float:
+    """A sequential write, synced."""
+    data = random.Random(0).randbytes(READ_BYTES)
+    began = time.perf_counter()
+    with open(path, "wb") as file:
+        for _ in range(mib * MIB // READ_BYTES):
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    took_s = time.perf_counter() - began
+    path.unlink()
+    return mib * MIB / took_s / 1e6
+
+
+def measure_compaction(base: Path, mib: int) -> list[Row]:
+    root = make_half_dead(base, "half", mib)
+    paths = containers(root)
+    written = write_mb_s(base / "written", mib // 2)
+    disk, cache = read_mb_s(paths, cached=False), read_mb_s(paths, cached=True)
+    for path in paths:
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    report = compact(root)
+    seconds = report["resources"]["wall_s"]
+    copied, freed = report["copied_bytes"], report["freed_bytes"]
+    shutil.rmtree(root)
+    return [
+        Row("sequential read of the container, pages dropped", disk, "MB/s"),
+        Row("sequential read of the container, pages cached", cache, "MB/s"),
+        Row("sequential write, synced", written, "MB/s"),
+        Row("compact: bytes copied, read and written, durable", copied / seconds / 1e6, "MB/s"),
+        Row("compact: bytes freed", freed / seconds / 1e6, "MB/s"),
+        Row("compact: copied / read from the disk", copied / seconds / 1e6 / disk, ""),
+        Row("compact: copied / written to the disk", copied / seconds / 1e6 / written, ""),
+    ]
+
+
+def measure_readers(base: Path, mib: int, seconds: int) -> list[Row]:
+    """Random reads of 4 KiB through the mount, alone and while the container is rewritten."""
+    rows = []
+    p99: dict[str, float] = {}
+    for name in ("alone", "beside a compaction"):
+        root = make_half_dead(base, name.split()[0], mib)
+        view = base / "view"
+        view.mkdir(exist_ok=True)
+        mount_in_background(str(root), str(view))
+        job = None
+        try:
+            drop_store(root)
+            if name != "alone":
+                job = subprocess.Popen(
+                    [sys.executable, "-m", "dedupd.cli.main", "run", "compact", "--json", root],
+                    stdout=subprocess.PIPE,
+                )
+            found = fio(
+                *(view / "file1", "randread", "4k", FILE_MIB * MIB),
+                *("--time_based", f"--runtime={seconds}", "--invalidate=1"),
+            )
+            if job is not None:
+                report = json.loads(job.communicate()[0])
+                assert report["rewritten"] and job.returncode == 0, report
+                took_s = report["resources"]["wall_s"]
+                rows.append(Row("the compaction beside fio took", took_s, "s"))
+        finally:
+            unmount(str(view))
+        p99[name] = found["clat_ns"]["percentile"]["99.000000"] / 1e3
+        rows.append(Row(f"fio, random 4 KiB, 99th percentile, {name}", p99[name], "µs"))
+        shutil.rmtree(root)
+    rows.append(Row("ratio of the two", p99["beside a compaction"] / p99["alone"], ""))
+    return rows
+
+
+def drop_store(root: Path) -> None:
+    for path in containers(root):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--directory", default="/var/tmp")
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--files", type=int, default=20_000)
+    parser.add_argument("--seconds", type=int, default=15, help="of fio")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="dedupd-bench-") as name:
+        base = Path(name)
+        rows = [
+            *measure_gc(base, arguments.mib),
+            *measure_walk(base, arguments.files),
+            *measure_compaction(base, arguments.mib),
+            *measure_readers(base, arguments.mib, arguments.seconds),
+        ]
+    print("| | |\n| --- | --- |")
+    for row in rows:
+        print(f"| {row.name} | {row.value:,.2f} {row.unit} |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([row._asdict() for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()
