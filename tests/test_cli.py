@@ -116,6 +116,32 @@ def test_the_same_for_people(lab: Lab) -> None:
         assert said in result.stdout
 
 
+def test_the_space_of_deleted_files_comes_back(lab: Lab) -> None:
+    lab.optimise()
+    (lab.data / "prose").unlink()
+    (lab.data / "one-chunk").unlink()
+    would = reported("run", "gc", "--dry-run", lab.root)
+    assert would["orphaned_chunks"] > 1
+    assert "are garbage now, 0 were before: done" in say("run", "gc", lab.root).stdout
+    assert reported("run", "gc", lab.root)["outcome"] == "nothing has changed since the last run"
+    assert reported("run", "gc", "--full", lab.root)["orphans_before"] > 1
+    dead = reported("run", "compact", "--dry-run", lab.root)
+    assert dead["dead_bytes"] > 20 * KIB and dead["freed_bytes"] == 0
+    assert "1 containers rewritten" in say("run", "compact", lab.root).stdout
+    assert reported("run", "compact", lab.root)["dead_bytes"] < 4 * KIB
+    assert [run["job"] for run in reported("jobs", lab.root)][:2] == ["compact", "compact"]
+    assert reported("run", "verify", lab.root)["outcome"] == "clean"
+
+
+def test_gc_that_cannot_read_something_is_1_and_says_what(lab: Lab) -> None:
+    lab.optimise()
+    with lab.opened() as volume:
+        os.setxattr(lab.data / "prose", volume.space.name, b"\1" * 48)
+    result = say("run", "gc", lab.root)
+    assert result.returncode == FINDINGS
+    assert "nothing collected" in result.stdout and "prose: " in result.stderr
+
+
 def test_disable_makes_plain_first_where_it_is_told_to(lab: Lab) -> None:
     lab.optimise()
     refused = say("disable", lab.root)
@@ -184,7 +210,7 @@ def test_what_the_parser_refuses_is_2(arguments: tuple[str, ...]) -> None:
 
 def test_a_held_volume_is_3(lab: Lab) -> None:
     with lab.opened() as volume, volume.job_lock():
-        for job in ("optimize", "unoptimize", "verify"):
+        for job in ("optimize", "unoptimize", "gc", "compact", "verify"):
             result = say("run", job, lab.root)
             assert result.returncode == BUSY
             assert "another job holds the volume" in result.stderr
