@@ -39,22 +39,42 @@ def collect_all(lab: MountedLab) -> int:
 
 @contextmanager
 def during_the_walk(
-    lab: MountedLab, monkeypatch: pytest.MonkeyPatch, name: str
-) -> Iterator[list[Callable[[], object]]]:
-    """Has users act right after the walk has seen the directory ``name`` and nothing below it."""
-    actions: list[Callable[[], object]] = []
+    monkeypatch: pytest.MonkeyPatch, action: Callable[[str], object]
+) -> Iterator[None]:
+    """Has users act, once, when the walk has seen one directory and none of the others.
+
+    ``action`` is told which: the order of directories is the kernel's.
+    """
+    seen: list[str] = []
     real = marking.TreeMarker._list
 
     def listing(self: marking.TreeMarker, fd: int) -> list[bytes]:
         names = real(self, fd)
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(name):
-            while actions:
-                actions.pop()()
+        path = os.readlink(f"/proc/self/fd/{fd}").rpartition("/.dedupd/data")[2]
+        if path and not seen:
+            seen.append(path[1:])
+            action(path[1:])
         return names
 
     monkeypatch.setattr(marking.TreeMarker, "_list", listing)
-    yield actions
-    assert not actions, f"the walk never came to {name}"
+    yield
+    assert seen, "the walk came to no directory"
+
+
+def make_stubs(lab: MountedLab, below: str = "file") -> dict[str, bytes]:
+    """A stub in each of three directories; returns their contents by directory."""
+    contents = {name: noise(600 * KIB, at) for at, name in enumerate("abc")}
+    for name, content in contents.items():
+        path = lab.view / name / below
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    lab.optimise()
+    assert all(lab.stub(f"{name}/{below}") for name in contents)
+    return contents
+
+
+def all_contents(lab: MountedLab) -> set[bytes]:
+    return {path.read_bytes() for path in lab.view.rglob("*") if path.is_file()}
 
 
 def test_a_file_that_is_open_and_has_no_name_is_kept(lab: MountedLab) -> None:
@@ -91,80 +111,66 @@ def test_once_it_is_closed_its_chunks_are_collected(lab: MountedLab) -> None:
 def test_a_file_that_moves_behind_the_walk_is_kept(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    content, other = noise(600 * KIB), noise(300 * KIB, 1)
-    (lab.view / "seen").mkdir()
-    (lab.view / "unseen").mkdir()
-    lab.make_stub("seen/other", other)
-    source = lab.make_stub("unseen/file", content)
-    target = lab.view / "seen/moved"
-    walked_first = "/seen"
+    contents = make_stubs(lab)
 
-    def move() -> None:
+    def move(seen: str) -> None:
+        target, others = lab.view / seen, [lab.view / n / "file" for n in contents if n != seen]
         if how == "rename":
-            source.rename(target)
+            for path in others:
+                path.rename(target / path.parent.name)
         elif how == "link":
-            os.link(source, target)
-            source.unlink()
+            for path in others:
+                os.link(path, target / path.parent.name)
+                path.unlink()
         elif how == "exchange":
-            rename_with(source, lab.view / "seen/other", RENAME_EXCHANGE)
+            rename_with(others[0], target / "file", RENAME_EXCHANGE)
         else:
-            source.rename(lab.view / "seen/other")
+            others[0].rename(target / "file")
+            del contents[seen]
 
-    # The walk takes the last directory of the list first; which that is is up to the kernel.
-    with during_the_walk(lab, monkeypatch, walked_first) as actions:
-        actions.append(move)
-        lab.collect()
-    lab.compact()
-    found = {p.name: p.read_bytes() for d in ("seen", "unseen") for p in (lab.view / d).iterdir()}
-    assert content in found.values()
-    if how != "over another":
-        assert other in found.values()
+    with during_the_walk(monkeypatch, move):
+        collect_all(lab)
+    assert all_contents(lab) == set(contents.values())
 
 
 def test_a_directory_that_moves_behind_the_walk_is_walked(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a", "b", "c"):
-        (lab.view / name).mkdir()
-    content = noise(600 * KIB)
-    lab.make_stub("a/deep/er/file", content)
-    lab.make_stub("c/deep/er/file", content[: 300 * KIB] + noise(300 * KIB, 2))
+    contents = make_stubs(lab, "deep/er/file")
 
-    def move() -> None:
-        for name in ("a", "c"):
-            (lab.view / name / "deep").rename(lab.view / "b" / name)
+    def move(seen: str) -> None:
+        for name in contents:
+            if name != seen:
+                (lab.view / name / "deep").rename(lab.view / seen / name)
 
-    with during_the_walk(lab, monkeypatch, "/b") as actions:
-        actions.append(move)
-        lab.collect()
-    lab.compact()
-    assert (lab.view / "b/a/er/file").read_bytes() == content
-    assert (lab.view / "b/c/er/file").read_bytes()[: 300 * KIB] == content[: 300 * KIB]
+    with during_the_walk(monkeypatch, move):
+        assert collect_all(lab) == 0
+    assert all_contents(lab) == set(contents.values())
 
 
 def test_a_file_that_loses_its_name_during_the_walk_is_kept_while_it_is_open(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = noise(600 * KIB)
-    for name in ("a", "b", "c"):
-        (lab.view / name).mkdir()
-    paths = [lab.make_stub(f"{name}/file", content) for name in ("a", "c")]
-    files = [open(path, "rb") for path in paths]  # noqa: SIM115
+    contents = make_stubs(lab)
+    # Opened behind the beginning of the session, so that only the removal tells of it.
+    files = {}
 
-    def remove() -> None:
-        for path in paths:
-            path.unlink()
+    def remove(seen: str) -> None:
+        for name in contents:
+            if name != seen:
+                files[name] = open(lab.view / name / "file", "rb")  # noqa: SIM115
+                (lab.view / name / "file").unlink()
 
-    with during_the_walk(lab, monkeypatch, "/b") as actions:
-        actions.append(remove)
-        lab.collect()
-    lab.compact()
-    for file in files:
+    with during_the_walk(monkeypatch, remove):
+        assert collect_all(lab) == 0
+    for name, file in files.items():
         with file:
-            assert file.read() == content
+            assert file.read() == contents[name]
 
 
-def test_a_storm_of_renames_during_collections_loses_nothing(lab: MountedLab) -> None:
+def test_a_storm_of_renames_during_collections_loses_nothing(
+    lab: MountedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(1)
     contents = {f"d{n % 8}/f{n}": noise(40 * KIB + n, n) for n in range(64)}
     for name, content in contents.items():
@@ -172,21 +178,30 @@ def test_a_storm_of_renames_during_collections_loses_nothing(lab: MountedLab) ->
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     lab.optimise()
-    stop = threading.Event()
+    stop, moved = threading.Event(), threading.Semaphore(0)
+    real = marking.TreeMarker._list
+
+    def listing(self: marking.TreeMarker, fd: int) -> list[bytes]:
+        # Between any two directories users move a few things.
+        for _ in range(4):
+            moved.acquire(timeout=10)
+        return real(self, fd)
 
     def storm() -> None:
         while not stop.is_set():
             files = [path for path in lab.view.rglob("f*") if path.is_file()]
-            chosen = rng.choice(files)
-            chosen.rename(lab.view / f"d{rng.randrange(8)}" / chosen.name)
+            for path in rng.sample(files, 8):
+                path.rename(lab.view / f"d{rng.randrange(8)}" / path.name)
+                moved.release()
             one, two = rng.sample(range(8), 2)
             rename_with(lab.view / f"d{one}", lab.view / f"d{two}", RENAME_EXCHANGE)
 
+    monkeypatch.setattr(marking.TreeMarker, "_list", listing)
     thread = threading.Thread(target=storm)
     thread.start()
     try:
-        for _ in range(12):
-            report = lab.collect()
+        for _ in range(6):
+            report = lab.collect(full=True)
             assert report.errors == 0, report.messages
             assert report.orphaned_chunks == 0
             lab.compact()
@@ -200,62 +215,73 @@ def test_a_storm_of_renames_during_collections_loses_nothing(lab: MountedLab) ->
 def test_the_log_of_a_mount_that_overflows_has_the_walk_begin_again(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a", "b", "c"):
-        (lab.view / name).mkdir()
-    for n in range(600):
-        (lab.view / f"b/dir{n}").mkdir()
-    content = noise(300 * KIB)
-    lab.make_stub("b/dir599/file", content)
+    contents = make_stubs(lab, "dir599/file")
+    for name in contents:
+        for n in range(599):
+            (lab.view / name / f"dir{n}").mkdir()
 
-    def move_all() -> None:
-        for n in range(600):
-            (lab.view / f"b/dir{n}").rename(lab.view / f"a/dir{n}")
+    def move_all(seen: str) -> None:
+        for name in contents:
+            if name != seen:
+                (lab.view / name).rename(lab.view / "moved")
+                (lab.view / "moved").rename(lab.view / seen / name)
+                for path in sorted((lab.view / seen / name).iterdir()):
+                    path.rename(lab.view / seen / f"{name}-{path.name}")
 
     monkeypatch.setattr(marking, "DIRECTORIES_PER_DRAIN", 1 << 30)
-    with during_the_walk(lab, monkeypatch, "/a") as actions:
-        actions.append(move_all)
+    with during_the_walk(monkeypatch, move_all):
         assert collect_all(lab) == 0
-    assert (lab.view / "a/dir599/file").read_bytes() == content
+    assert all_contents(lab) == set(contents.values())
 
 
 def test_a_mount_that_ends_during_the_walk_has_it_begin_again(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = noise(600 * KIB)
-    for name in ("a", "b", "c"):
-        (lab.view / name).mkdir()
-    lab.make_stub("a/file", content)
+    contents = make_stubs(lab)
 
-    def restart() -> None:
+    def restart(seen: str) -> None:
         lab.unmount()
         lab.mount()
-        (lab.view / "a/file").rename(lab.view / "b/file")
+        for name in contents:
+            (lab.view / name / "file").rename(lab.view / seen / f"from-{name}")
 
-    with during_the_walk(lab, monkeypatch, "/b") as actions:
-        actions.append(restart)
+    with during_the_walk(monkeypatch, restart):
         assert collect_all(lab) == 0
-    assert (lab.view / "b/file").read_bytes() == content
+    assert all_contents(lab) == set(contents.values())
+
+
+def test_a_mount_that_is_killed_during_the_walk_has_it_begin_again(
+    lab: MountedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = make_stubs(lab)
+
+    def die(seen: str) -> None:
+        lab.kill()
+        lab.mount()
+        for name in contents:
+            (lab.view / name / "file").rename(lab.view / seen / f"from-{name}")
+
+    with during_the_walk(monkeypatch, die):
+        assert collect_all(lab) == 0
+    assert all_contents(lab) == set(contents.values())
 
 
 def test_a_mount_that_begins_during_the_walk_has_it_begin_again(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = noise(600 * KIB)
-    for name in ("a", "b", "c"):
-        (lab.view / name).mkdir()
-    lab.make_stub("a/file", content)
+    contents = make_stubs(lab)
     lab.unmount()
 
-    def come_and_go() -> None:
+    def come_and_go(seen: str) -> None:
         lab.mount()
-        (lab.view / "a/file").rename(lab.view / "b/file")
+        for name in contents:
+            (lab.view / name / "file").rename(lab.view / seen / f"from-{name}")
         lab.unmount()
 
-    with during_the_walk(lab, monkeypatch, "/b") as actions:
-        actions.append(come_and_go)
+    with during_the_walk(monkeypatch, come_and_go):
         assert collect_all(lab) == 0
     lab.mount()
-    assert (lab.view / "b/file").read_bytes() == content
+    assert all_contents(lab) == set(contents.values())
 
 
 def test_readers_see_no_error_while_containers_are_replaced(lab: MountedLab) -> None:
