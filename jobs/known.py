@@ -29,9 +29,15 @@ class KnownRecords:
 
     def add_container(self, number: int, entries: Iterable[tbl.Entry]) -> None:
         """Take in a table."""
-        self._grow(number, 0)
-        for ordinal, entry in enumerate(entries):
-            self.add(make_id(number, ordinal), entry)
+        table = list(entries)
+        self._grow(number, len(table))
+        known, usable = self._known[number], tbl.USABLE
+        for ordinal, entry in enumerate(table):
+            if entry.state in usable:
+                check = int.from_bytes(entry.fingerprint[:4], "little")
+                known[ordinal] = entry.raw_length << 32 | check
+            else:
+                self.add(make_id(number, ordinal), entry)
 
     def add(self, record_id: int, entry: tbl.Entry) -> None:
         """Take in what is known of a record, in place of what was known before."""
@@ -71,6 +77,12 @@ class KnownRecords:
     def holds(self, record_id: int, length: int, check: int) -> bool:
         """Whether an id leads to a record of this length and check that is there."""
         return self._word(self.resolve(record_id)) == _key(length, check)
+
+    def begins(self, record_id: int, digest: bytes, length_min: int) -> bool:
+        """Whether an id leads to a record that is there, whose fingerprint begins like ``digest``,
+        as far as is known here (32 bits), and that is at least so long."""
+        word = self._word(self.resolve(record_id))
+        return word >> 32 >= length_min and word & 0xFFFF_FFFF == check_of(digest) and word != 0
 
     def is_there(self, record_id: int) -> bool:
         """Whether an id leads to any record that is there."""

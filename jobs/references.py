@@ -44,11 +44,22 @@ class References:
 
 
 class ReferenceWalk:
-    """Counts the references to chunks and recipes, and notes those that lead nowhere."""
+    """Counts the references to chunks and recipes, and notes those that lead nowhere.
+
+    ``is_exact``: the chunk that a stub names is compared by all that the stub keeps of its
+    fingerprint, which takes a look at the chunk; else by what is known of all chunks.
+    """
 
     def __init__(
-        self, volume: Volume, run: JobRun, chunks: KnownRecords, nodes: KnownRecords
+        self,
+        volume: Volume,
+        run: JobRun,
+        chunks: KnownRecords,
+        nodes: KnownRecords,
+        *,
+        is_exact: bool = False,
     ) -> None:
+        self._is_exact = is_exact
         self._volume = volume
         self._run = run
         self._chunks = chunks
@@ -91,6 +102,12 @@ class ReferenceWalk:
         is_direct = Flag.DIRECT in stub.flags
         known = self._chunks if is_direct else self._nodes
         known.refer(stub.recipe)
+        if (
+            is_direct
+            and not self._is_exact
+            and known.begins(stub.recipe, stub.digest, stub.covered)
+        ):
+            return True
         whole = known.is_there(stub.recipe)
         if not whole:
             self._note_root(stub, is_direct)

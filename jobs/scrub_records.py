@@ -11,6 +11,7 @@ from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.fsutil import opened, read_at
 from dedupd.repairs import Note
 from dedupd.store.container import Container, data_name
+from dedupd.store.mend import mend
 from dedupd.store.recovery import LOST
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -138,10 +139,22 @@ class RecordScrub:
             self._settle(kind, directory, header, entries, problems)
             if not check.gaps:
                 self.progress.note(kind, header, item, check.expected)
-        self._settle(kind, directory, header, entries, list(check.finish()))
+        problems = list(check.finish())
+        self._settle(kind, directory, header, entries, problems)
+        if any(problem.ordinal < 0 for problem in problems):
+            self._account_for_gap(kind, directory, header.container, len(entries))
         self._release(kind, directory, header, entries, check.quarantined_intact)
         self.records += check.records
         self.raw_bytes += check.raw_bytes
+
+    def _account_for_gap(
+        self, kind: fmt.Kind, directory: Directory, number: int, count: int
+    ) -> None:
+        """Bytes that are no record, and that no entry accounts for, were one whose entry is lost as
+        well: an entry says so from now on, and the ordinal is never given out again."""
+        uuid = self._volume.space.volume
+        mend(directory.fd, number, kind, uuid, self._volume.disk, count + 1)
+        self._known[kind].add(make_id(number, count), LOST)
 
     def _headers_agree(
         self, fd: int, header: fmt.FileHeader, entries: dict[int, tbl.Entry | None]

@@ -210,7 +210,8 @@ class Verify:
     def _check_tree(self) -> None:
         report, chunks = self._report, self._known[fmt.Kind.CHUNKS]
         self._run.update(phase="stubs", done=0, total=0)
-        tree = ReferenceWalk(self._volume, self._run, chunks, self._known[fmt.Kind.STREAMS]).walk()
+        nodes = self._known[fmt.Kind.STREAMS]
+        tree = ReferenceWalk(self._volume, self._run, chunks, nodes, is_exact=True).walk()
         report.stubs, report.plain_files = tree.stubs, tree.plain_files
         report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled
         report.findings += tree.findings

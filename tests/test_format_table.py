@@ -1,5 +1,7 @@
 """Redirection tables: what is encoded comes back, and no flipped bit goes unseen."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +92,21 @@ def test_an_entry_cut_short_is_none(entry: tbl.Entry, length: int) -> None:
 def test_an_entry_in_no_known_state_is_none() -> None:
     data = tbl.encode_entry(tbl.Entry(bytes(32), 128, 0, 1, 1, 0, 99, 0), 1)
     assert tbl.decode_entry(data, 1) is None
+
+
+def test_many_entries_decode_as_one_by_one() -> None:
+    rng = random.Random(1)
+    entries = [
+        tbl.Entry(rng.randbytes(32), at, at + 1, at + 2, at + 3, at + 4, 1 + at % 5, at % 2)
+        for at in range(50)
+    ]
+    data = bytearray(b"".join(tbl.encode_entry(entry, 7) for entry in entries))
+    for at in rng.sample(range(len(data)), 10):
+        data[at] ^= 1
+    data += bytes(tbl.ENTRY_BYTES) + b"a part of one"
+    expected = [
+        tbl.decode_entry(bytes(data[at : at + tbl.ENTRY_BYTES]), 7)
+        for at in range(0, 51 * tbl.ENTRY_BYTES, tbl.ENTRY_BYTES)
+    ]
+    assert tbl.decode_entries(bytes(data), 7) == expected
+    assert (None in expected and entries[0] in expected) or entries[1] in expected

@@ -133,16 +133,12 @@ def _load_table(
     except FileNotFoundError:
         raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
     with opened(fd):
-        data = memoryview(read_at(fd, os.fstat(fd).st_size, 0))
-    table = tbl.decode_header(bytes(data[: tbl.HEADER_BYTES]), name.decode())
+        data = read_at(fd, os.fstat(fd).st_size, 0)
+    table = tbl.decode_header(data[: tbl.HEADER_BYTES], name.decode())
     if not tbl.belongs(table, header):
         raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
     seed = fmt.checksum_seed(header.volume, header.container, header.generation)
-    entries = [
-        tbl.decode_entry(data[at : at + tbl.ENTRY_BYTES], seed)
-        for at in range(tbl.HEADER_BYTES, len(data) - tbl.ENTRY_BYTES + 1, tbl.ENTRY_BYTES)
-    ]
-    return table, entries
+    return table, tbl.decode_entries(data[tbl.HEADER_BYTES :], seed)
 
 
 def entry_of(found: Found) -> tbl.Entry:
