@@ -147,6 +147,52 @@ class FingerprintMap:
         """Set ids (u64, not 0); an existing entry is kept. Returns how many were new."""
     def remove(self, fingerprints: Buffer) -> int: ...
 
+class TableIndex:
+    """Index of fingerprints in about 6.4 bytes of RAM each, over the redirection tables.
+
+    Every answer is checked against an entry of a table: see docs/index.md. Raises OSError where a
+    table cannot be read, or (EOVERFLOW) where there are more than 2^32 records.
+    """
+
+    def __new__(
+        cls,
+        dir_fd: int,
+        volume: bytes,
+        kind: int,
+        *,
+        capacity: int,
+        page_entries: int,
+        cache_entries: int,
+    ) -> TableIndex:
+        """``dir_fd`` (the tables' directory) stays the caller's, and open. ``capacity``: entries
+        to be loaded; ``page_entries``: neighbours read at once; ``cache_entries``: kept."""
+    def __len__(self) -> int:
+        """Entries that can be found."""
+    def load(self, container: int, generation: int) -> None:
+        """Take in the table of a container that nobody else writes to."""
+    def lookup(self, fingerprints: Buffer) -> bytes:
+        """u64 id per fingerprint, 0 where absent."""
+    def insert(self, fingerprints: Buffer, ids: Buffer) -> int:
+        """Set ids (u64, not 0); an existing entry is kept. Returns how many were new.
+
+        The ids are of records that are about to be appended; those of containers that were not
+        loaded are of the first generation.
+        """
+    def take_found_orphans(self) -> bytes:
+        """u64 ids of orphaned entries that were found since the last call."""
+    def counters(self) -> tuple[int, int, int, int]:
+        """Look-ups, hits, false positives, disk reads."""
+    def figures(self) -> tuple[int, int, int, float]:
+        """Entries in RAM; how many of them no restored snapshot had; bytes of RAM; load factor."""
+    def rebuild(self) -> None:
+        """Make the table anew by a sequential scan."""
+    def begin_snapshot(self) -> None:
+        """Prepare for :meth:`snapshot_part`; nothing may be inserted until the last part."""
+    def snapshot_part(self, part: int) -> bytes | None:
+        """The parts of the file, one after the other; None behind the last."""
+    def restore(self, fd: int) -> bool:
+        """Take over a saved table, before anything is loaded. False where it is not valid."""
+
 def seal(
     encoded: Encoded,
     fingerprints: Buffer,

@@ -10,6 +10,7 @@ from typing import Any
 import tomlkit
 
 from dedupd.errors import PolicyError, UsageError
+from dedupd.index.choose import IndexChoice
 from dedupd.units import (
     SIZE_BYTES_MAX,
     exact_duration,
@@ -39,6 +40,7 @@ class Policy:
     scrub_bytes_per_s: int = 0
     memory_bytes_max: int = 256 << 20
     cores_max: int = 0
+    index: IndexChoice = IndexChoice.TABLE
 
     def excludes(self, path: bytes) -> bool:
         """Whether a path, relative to the volume, is excluded by type or pattern.
@@ -135,6 +137,12 @@ def _yes_or_no(value: Any) -> bool:
     return value
 
 
+def _index(value: Any) -> IndexChoice:
+    if value not in list(IndexChoice):
+        raise _fail("write " + " or ".join(f'"{choice}"' for choice in IndexChoice))
+    return IndexChoice(value)
+
+
 def _strings(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
@@ -218,6 +226,13 @@ KEYS = {
         ),
         Key("memory", "memory_bytes_max", _size, exact_size, "what the buffers of a job may take"),
         Key("cores", "cores_max", _whole(0, 1024), int, "cores that a job may use; 0 is all"),
+        Key(
+            "index",
+            "index",
+            _index,
+            str,
+            "table: little memory for each chunk of the store; memory: all of the index in it",
+        ),
     )
 }
 

@@ -20,7 +20,8 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.format.table import Entry
-from dedupd.index.memory import MemoryIndex
+from dedupd.index.base import StoreIndex
+from dedupd.index.choose import IndexChoice, make_index
 from dedupd.policy import Policy
 from dedupd.store.copies import append_copies
 from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder, RecipeWriter
@@ -94,11 +95,16 @@ class StoreSync:
 class Store:
     """The volume's store opened for writing, with its index loaded. Needs the job lock."""
 
-    def __init__(self, volume: Volume, disk: Disk) -> None:
+    def __init__(self, volume: Volume, disk: Disk, index: IndexChoice) -> None:
         uuid = volume.parameters.uuid_bytes
         self.chunks = ContainerWriter(volume.directory(Kind.CHUNKS), Kind.CHUNKS, uuid, disk)
         self.streams = ContainerWriter(volume.directory(Kind.STREAMS), Kind.STREAMS, uuid, disk)
-        self.index, self._recipe_index = MemoryIndex(), MemoryIndex()
+        kinds = (Kind.CHUNKS, Kind.STREAMS)
+        self._index_fds = [volume.open_directory(kind) for kind in kinds]
+        self.index, self._recipe_index = (
+            make_index(index, fd, uuid, kind, disk)
+            for fd, kind in zip(self._index_fds, kinds, strict=True)
+        )
         self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
         self.chunks.recover(self._load(self.index, self._wanted[0]))
         self.streams.recover(self._load(self._recipe_index, self._wanted[1]))
@@ -109,7 +115,7 @@ class Store:
         self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
 
     @staticmethod
-    def _load(index: MemoryIndex, wanted: Wanted) -> Callable[[Recovered], None]:
+    def _load(index: StoreIndex, wanted: Wanted) -> Callable[[Recovered], None]:
         def visit(container: Recovered) -> None:
             index.load(container)
             wanted.load(container)
@@ -140,10 +146,17 @@ class Store:
         self._wanted[1].settle(noted.streams_met)
         append_copies(self.copies, noted.copies)
 
+    def save_index(self) -> None:
+        """Make the next job's loading of the index faster. Everything should have been synced."""
+        self.index.save()
+        self._recipe_index.save()
+
     def close(self) -> None:
         self.chunks.close()
         self.streams.close()
         self.copies.close()
+        for fd in self._index_fds:
+            os.close(fd)
 
 
 class Ingest:

@@ -18,6 +18,7 @@ from dedupd.commit import (
 from dedupd.disk import Disk
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.fsutil import show_path
+from dedupd.index.base import IndexCounters
 from dedupd.policy import Policy
 from dedupd.uncached import BufferPool
 from dedupd.units import MIB
@@ -67,6 +68,7 @@ class OptimizeReport:
     sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
     recipe_bytes: int = 0
     index_entries: int = 0
+    index: IndexCounters = field(default_factory=IndexCounters)
     code_path: str = ""
     errors: int = 0
     messages: list[str] = field(default_factory=list)
@@ -106,11 +108,12 @@ class Optimize:
             return self.report()
         disk = self._volume.disk
         self._run.update(phase="loading the index")
-        store = Store(self._volume, disk)
+        store = Store(self._volume, disk, self._policy.index)
         try:
             self._settle()
             self._make_plain()
             self._optimise(store, disk)
+            store.save_index()
         finally:
             store.close()
         return self.report()
@@ -206,6 +209,7 @@ class Optimize:
             self._report.sums = ingest.sums.rounded()
             self._report.recipe_bytes = store.streams.appended_bytes
             self._report.index_entries = len(store.index)
+            self._report.index = store.index.counters()
 
     def _drain(self, groups: GroupCommit, ingest: Ingest, everything: bool) -> None:
         while True:

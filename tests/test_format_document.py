@@ -5,8 +5,11 @@ import os
 import pkgutil
 import re
 import struct
+from array import array
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 
 import dedupd
 import jobs
-from dedupd import failpoint
+from dedupd import failpoint, native
 from dedupd.enable import DISABLING, ENABLING
 from dedupd.format import container as fmt
 from dedupd.format import recipe, stub
@@ -156,6 +159,37 @@ def test_the_stub_attribute() -> None:
         },
     )
     assert data[stub.HEAD_BYTES :] == struct.pack("<QQ", 4096, 8192)
+
+
+def test_the_saved_table_header(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        index = native.TableIndex(fd, UUID, 1, capacity=0, page_entries=1, cache_entries=1)
+        index.insert(HASH + DIGEST + DIGEST, array("Q", [1 << 32, 5 << 32]))
+        index.begin_snapshot()
+        parts = list(iter(partial(next, map(index.snapshot_part, count())), None))
+    finally:
+        os.close(fd)
+    header, lists, *planes = parts
+    places = layout("Saved table header (64 bytes)")
+    values = {
+        "magic": b"DEDUPTBL",
+        "format": 1,
+        "kind": 1,
+        "group_bits": 6,
+        "groups": len(planes),
+        "volume": UUID,
+        "entries": 2,
+        "containers": 2,
+        "blocks": 2,
+        "planes": len(planes),
+        "stashed": 0,
+    }
+    expect(header, places, {**values, "checksum": native.xxh3_64(header[:56])})
+    assert len(lists) == 2 * 24 + 2 * 8 + 4 * len(planes) + 8
+    assert {len(plane) for plane in planes} == {64 * 48 + 8}
+    for part in (lists, *planes):
+        assert part[-8:] == native.xxh3_64(part[:-8]).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize(

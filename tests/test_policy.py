@@ -96,6 +96,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("memory", "much", "'much' is not a size"),
     ("cores", -1, "write a whole number from 0 to 1024"),
     ("cores", False, "write a whole number from 0 to 1024"),
+    ("index", "fast", 'write "memory" or "table"'),
 ]
 
 

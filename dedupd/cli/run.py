@@ -211,6 +211,12 @@ def _show_optimize(report: OptimizeReport) -> None:
     table.add_row("duplicates", format_size(sums["duplicate_bytes"]))
     table.add_row("new", f"{format_size(sums['new_raw_bytes'])} in {sums['new_chunks']} chunks")
     table.add_row("stored", f"{format_size(sums['stored_bytes'] + report.recipe_bytes)}")
+    index = report.index
+    table.add_row(
+        "index",
+        f"{report.index_entries} chunks; {index.lookups} look-ups, {index.hits} found,"
+        f" {index.false_positives} false, {index.disk_reads} reads",
+    )
     table.add_row("time", format_duration(used["wall_s"]))
     if raw and used["wall_s"]:
         table.add_row("throughput", f"{raw / used['wall_s'] / 1e6:.0f} MB/s")

@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from dedupd import native
 from dedupd.format.ids import make_id
 from dedupd.format.table import USABLE, State
+from dedupd.index.base import IndexCounters
 from dedupd.store.marks import Marks
 from dedupd.store.recovery import Recovered
 
 
 class MemoryIndex:
-    """A ``ChunkIndex`` over ``native.FingerprintMap``.
-
-    It offers orphans too. One that was found is about to be named again, so it must be live,
-    durably, before the file that names it is committed: see :meth:`take_found_orphans`.
-    """
+    """A ``StoreIndex`` over ``native.FingerprintMap``."""
 
     def __init__(self) -> None:
         self._map = native.FingerprintMap()
         self._orphans = Marks({})
         self._found: set[int] = set()
+        self._lookups = self._hits = 0
 
     def __len__(self) -> int:
         return len(self._map)
 
     def lookup(self, fingerprints: bytes) -> Sequence[int]:
         ids = memoryview(self._map.lookup(fingerprints)).cast("Q")
+        self._lookups += len(ids)
+        self._hits += len(ids) - ids.tolist().count(0)
         if self._orphans:
             found = [one for one in ids if one in self._orphans]
             self._found.update(found)
@@ -34,7 +34,6 @@ class MemoryIndex:
         return ids
 
     def take_found_orphans(self) -> set[int]:
-        """Ids of orphans that were looked up with success since the last call."""
         found, self._found = self._found, set()
         return found
 
@@ -42,7 +41,6 @@ class MemoryIndex:
         self._map.insert(fingerprints, array("Q", ids))
 
     def load(self, container: Recovered) -> None:
-        """Insert every chunk of a container whose bytes are there."""
         number = container.header.container
         live = [
             (entry.fingerprint, make_id(number, ordinal))
@@ -54,3 +52,9 @@ class MemoryIndex:
         if State.ORPHANED in states:
             orphans = (at for at, state in enumerate(states) if state == State.ORPHANED)
             self._orphans.add_container(number, orphans, len(states))
+
+    def counters(self) -> IndexCounters:
+        return IndexCounters(self._lookups, self._hits)
+
+    def save(self) -> None:
+        pass

@@ -1,4 +1,4 @@
-//! Native kernel of dedupd: chunking, fingerprints, payload encoding, the fingerprint map, and
+//! Native kernel of dedupd: chunking, fingerprints, payload encoding, the index, and
 //! system calls. Everything but `python` is plain Rust.
 
 pub mod check;
@@ -8,6 +8,7 @@ pub mod encode;
 pub mod entries;
 pub mod files;
 pub mod fingerprint;
+pub mod index;
 pub mod map;
 pub mod process;
 pub mod records;

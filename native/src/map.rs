@@ -44,6 +44,21 @@ impl FingerprintMap {
         }
     }
 
+    /// Keep the entries whose id is wanted, and no more room than they need.
+    pub fn retain(&mut self, wanted: impl Fn(u64) -> bool) {
+        self.0.retain(|&mut (_, id)| wanted(id));
+        self.0.shrink_to_fit(|(known, _)| hash(known));
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&Fingerprint, u64)> {
+        self.0.iter().map(|(known, id)| (known, *id))
+    }
+
+    /// Bytes of RAM.
+    pub fn bytes(&self) -> usize {
+        self.0.allocation_size()
+    }
+
     pub fn remove(&mut self, key: &Fingerprint) -> bool {
         match self.0.find_entry(hash(key), |(known, _)| known == key) {
             Ok(entry) => {

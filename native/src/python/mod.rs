@@ -6,6 +6,7 @@ mod codec;
 mod commits;
 mod entries;
 mod files;
+mod index;
 mod input;
 mod map;
 mod output;
@@ -27,6 +28,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<codec::Encoded>()?;
     module.add_class::<commits::Commits>()?;
     module.add_class::<map::FingerprintMap>()?;
+    module.add_class::<index::TableIndex>()?;
     module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprint, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprints, module)?)?;

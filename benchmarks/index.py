@@ -1,0 +1,188 @@
+"""The index by itself: memory an entry, look-ups and insertions a second, reads from the disk.
+
+Fingerprints are BLAKE3 of a counter; the redirection tables are real files with valid entries, in
+containers of 16,384 chunks (1 GiB of 64 KiB chunks). A stream of look-ups is made of runs: with the
+given share duplicates, else new. A run of duplicates begins anywhere in the store and goes on
+through neighbours, as the chunks of a copied file do; its length is geometric with the given mean.
+
+    python -m benchmarks.index DIRECTORY [--chunks 1000000] [--duplicates 0.5]
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+from dedupd import native
+from dedupd.disk import Disk
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id
+from dedupd.index.table import SavedTable, TableIndex
+from dedupd.store.container import table_name
+from dedupd.store.recovery import Recovered
+
+VOLUME = bytes(range(16))
+CONTAINER_CHUNKS = 1 << 14
+BATCH = 1 << 12
+STREAM_CHUNKS = 1_000_000
+RUN_MEANS = (16, 64, 256)
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process that no file can give back."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no RssAnon in /proc/self/status")
+
+
+def fingerprints(numbers: "array[int]") -> bytes:
+    """The fingerprints of chunks by their numbers; new ones have numbers beyond the store."""
+    data = numbers.tobytes()
+    return native.fingerprints(data, array("I", range(8, len(data) + 1, 8)))
+
+
+class Tables:
+    """Writes redirection tables of chunks that have no containers."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        ends = array("I", range(BATCH))
+        self._ones = array("I", [1]) * BATCH
+        self._encoded = native.encode(
+            bytes(BATCH), ends, self._ones, level=0, saving_min=0.05,
+            header_bytes=fmt.RECORD_HEADER_BYTES, align_bytes=fmt.ALIGN_BYTES,
+        )  # fmt: skip
+
+    def append(self, container: int, ordinal: int, packed: bytes) -> None:
+        """Entries for a batch of fingerprints."""
+        seed = fmt.checksum_seed(VOLUME, container, 1)
+        entries = native.seal(
+            self._encoded, packed, self._ones, self._ones, seed=seed, ordinal=ordinal, offset=0
+        )
+        header = tbl.TableHeader(fmt.Kind.CHUNKS, container, 1, 0, VOLUME, 0, 0)
+        with open(self._directory / table_name(container).decode(), "ab") as file:
+            if ordinal == 0:
+                file.write(tbl.encode_header(header))
+            file.write(entries)
+
+
+def container_of(number: int) -> int:
+    return number // CONTAINER_CHUNKS + 1
+
+
+def id_of(number: int) -> int:
+    return make_id(container_of(number), number % CONTAINER_CHUNKS)
+
+
+def recovered(container: int) -> Recovered:
+    """What an index wants to know of a container, whose entries it reads itself."""
+    header = fmt.FileHeader(fmt.Kind.CHUNKS, container, 1, 0, VOLUME, 0)
+    return Recovered(header, 0, [], False, 0)
+
+
+def stream(chunks: int, duplicates: float, run_mean: int) -> Iterator["array[int]"]:
+    """Batches of chunk numbers."""
+    rng = random.Random(run_mean)
+    new, made = chunks, 0
+    batch = array("Q")
+    while made < STREAM_CHUNKS:
+        length = max(1, round(rng.expovariate(1 / run_mean)))
+        if rng.random() < duplicates:
+            start = rng.randrange(chunks)
+            batch.extend(range(start, min(chunks, start + length)))
+        else:
+            batch.extend(range(new, new + length))
+            new += length
+        while len(batch) >= BATCH:
+            yield batch[:BATCH]
+            made += BATCH
+            del batch[:BATCH]
+
+
+def fill(index: TableIndex, tables: Tables, chunks: int) -> float:
+    """Insert all chunks as ingest does; returns the seconds in ``insert``."""
+    spent = 0.0
+    for first in range(0, chunks, BATCH):
+        packed = fingerprints(array("Q", range(first, first + BATCH)))
+        ids = range(id_of(first), id_of(first) + BATCH)
+        began = time.process_time()
+        index.insert(packed, ids)
+        spent += time.process_time() - began
+        tables.append(container_of(first), first % CONTAINER_CHUNKS, packed)
+    return spent
+
+
+def look_up(index: TableIndex, batches: Iterator["array[int]"], chunks: int) -> dict[str, float]:
+    """Look-ups a second, and reads for each; checks every answer."""
+    before, spent, count = index.counters(), 0.0, 0
+    for batch in batches:
+        packed = fingerprints(batch)
+        began = time.process_time()
+        found = index.lookup(packed)
+        spent += time.process_time() - began
+        count += len(batch)
+        assert list(found) == [id_of(one) if one < chunks else 0 for one in batch]
+    after = index.counters()
+    return {
+        "lookups_per_s": count / spent,
+        "reads_per_lookup": (after.disk_reads - before.disk_reads) / count,
+        "false_per_lookup": (after.false_positives - before.false_positives) / count,
+        "found": (after.hits - before.hits) / count,
+    }
+
+
+def measure(directory: Path, chunks: int, duplicates: float) -> dict[str, object]:
+    """Every figure of one size."""
+    directory.mkdir(parents=True)
+    chunks = -(-chunks // CONTAINER_CHUNKS) * CONTAINER_CHUNKS
+    dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    saved = SavedTable(Disk(), dir_fd, b"saved.table")
+    base = rss_bytes()
+    index = TableIndex(dir_fd, VOLUME, fmt.Kind.CHUNKS, saved)
+    result: dict[str, object] = {"chunks": chunks, "duplicates": duplicates}
+    result["inserts_per_s"] = chunks / fill(index, Tables(directory), chunks)
+    for mean in RUN_MEANS:
+        result[f"runs of {mean}"] = look_up(index, stream(chunks, duplicates, mean), chunks)
+    result["new"] = look_up(index, stream(chunks, 0.0, 64), chunks)
+    result["rss_bytes_per_chunk"] = (rss_bytes() - base) / chunks
+    result["counted_bytes_per_chunk"] = index.memory_bytes / chunks
+    result["load_factor"] = index.load_factor
+    began = time.perf_counter()
+    index.save()
+    result["save_s"] = time.perf_counter() - began
+    del index
+    for name in ("restore_s", "scan_s"):
+        began = time.perf_counter()
+        index = TableIndex(dir_fd, VOLUME, fmt.Kind.CHUNKS, saved)
+        for container in range(1, container_of(chunks - 1) + 1):
+            index.load(recovered(container))
+        result[name] = time.perf_counter() - began
+        assert len(index) == chunks and index.was_restored == (name == "restore_s")
+        result[name.replace("_s", "_rss_bytes_per_chunk")] = (rss_bytes() - base) / chunks
+        (directory / "saved.table").unlink(missing_ok=True)
+        del index
+    os.close(dir_fd)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="must not exist; 64 bytes a chunk go there")
+    parser.add_argument("--chunks", type=int, default=1_000_000)
+    parser.add_argument("--duplicates", type=float, default=0.5)
+    options = parser.parse_args()
+    try:
+        print(json.dumps(measure(options.directory, options.chunks, options.duplicates), indent=2))
+    finally:
+        shutil.rmtree(options.directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

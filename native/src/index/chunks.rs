@@ -1,0 +1,335 @@
+//! The index itself: the table, the log below it, and what is not yet in the log.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{Error, Result};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::log::{self, Log, STATE_ORPHANED};
+use super::numbers::Numbers;
+use super::table::Table;
+use crate::fingerprint::Fingerprint;
+use crate::map::FingerprintMap;
+
+/// Keys whose memory is asked for before the first of them is looked at.
+const AHEAD: usize = 32;
+
+/// What `lookup` says of a fingerprint that is not known; so it can't be an id.
+pub const ABSENT: u64 = 0;
+
+/// Entries that the write buffer holds before it is looked which of them are in the log by now.
+const BUFFER_ENTRIES: usize = 1 << 14;
+
+/// What has happened since the index was made.
+#[derive(Clone, Copy, Default)]
+pub struct Counters {
+    pub lookups: u64,
+    /// Fingerprints that were found.
+    pub hits: u64,
+    /// Entries of the table that turned out to be of another fingerprint, or of no use any more.
+    pub false_positives: u64,
+}
+
+/// A container as the table knows it: up to which ordinal, and the digest of the entries below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub generation: u32,
+    pub count: u32,
+    pub digest: u64,
+}
+
+pub struct ChunkIndex {
+    pub(super) table: Table,
+    pub(super) numbers: Numbers,
+    pub(super) stamps: HashMap<u32, Stamp>,
+    log: Log,
+    /// Entries that were inserted and have not been seen in the log yet.
+    buffer: FingerprintMap,
+    buffer_max: usize,
+    /// Containers with entries in the buffer: which ordinals the log has. The buffer has the rest.
+    written: HashMap<u32, u32>,
+    found_orphans: HashSet<u64>,
+    pub counters: Counters,
+    /// Entries that can be found: what was usable when it was loaded, and what was inserted.
+    usable: usize,
+    /// Entries that the table has and a snapshot that it came from has not.
+    pub added: usize,
+    candidates: Vec<u32>,
+}
+
+/// A fingerprint is a hash already.
+fn hash(fingerprint: &Fingerprint) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&fingerprint[..8]);
+    u64::from_le_bytes(word)
+}
+
+impl ChunkIndex {
+    /// `capacity`: entries that are about to be loaded.
+    pub fn new(log: Log, capacity: usize) -> ChunkIndex {
+        ChunkIndex {
+            table: Table::with_capacity(capacity),
+            numbers: Numbers::default(),
+            stamps: HashMap::new(),
+            log,
+            buffer: FingerprintMap::default(),
+            buffer_max: BUFFER_ENTRIES,
+            written: HashMap::new(),
+            found_orphans: HashSet::new(),
+            counters: Counters::default(),
+            usable: 0,
+            added: 0,
+            candidates: Vec::new(),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.usable
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.usable == 0
+    }
+
+    pub fn reads(&self) -> u64 {
+        self.log.reads
+    }
+
+    pub fn load_factor(&self) -> f64 {
+        self.table.load()
+    }
+
+    /// Entries of the table, also those that no look-up finds any more.
+    pub fn table_len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// RAM of everything that grows with the store, or is bounded by a setting.
+    pub fn bytes(&self) -> usize {
+        self.table.bytes() + self.numbers.bytes() + self.log.bytes() + self.buffer.bytes()
+    }
+
+    pub fn take_found_orphans(&mut self) -> HashSet<u64> {
+        std::mem::take(&mut self.found_orphans)
+    }
+
+    /// Take in a container, which nobody writes to meanwhile. What a snapshot knew is passed over.
+    pub fn load(&mut self, container: u32, generation: u32) -> Result<()> {
+        self.log.add_container(container, generation);
+        let usable = self.add_container(container, generation)?;
+        self.usable += usable;
+        Ok(())
+    }
+
+    /// Add what is usable in a container to the table; returns how many entries that are.
+    fn add_container(&mut self, container: u32, generation: u32) -> Result<usize> {
+        let known = match self.stamps.get(&container) {
+            Some(known) if known.generation == generation => *known,
+            _ => Stamp { generation, count: 0, digest: Xxh3::new().digest() },
+        };
+        let (now, prefix) = self.stamp(container, generation, known.count)?;
+        let skip = if prefix == known.digest { known.count } else { 0 };
+        let Self { table, numbers, candidates, added, .. } = self;
+        let (mut ordinal, mut usable) = (0, 0);
+        let mut keys: Vec<(u64, u32)> = Vec::new();
+        let mut is_full = false;
+        self.log.scan(container, |data, seed| {
+            keys.clear();
+            for entry in log::entries(data) {
+                let entry = log::decode(entry, seed);
+                if log::is_usable(entry.state) {
+                    usable += 1;
+                    if ordinal >= skip {
+                        let id = u64::from(container) << 32 | u64::from(ordinal);
+                        let number = numbers.number(id);
+                        is_full |= number.is_none();
+                        keys.extend(number.map(|number| (hash(&entry.fingerprint), number)));
+                    }
+                }
+                ordinal += 1;
+            }
+            for run in keys.chunks(AHEAD) {
+                run.iter().for_each(|&(hash, _)| table.prefetch(hash));
+                for &(hash, number) in run {
+                    *added += usize::from(table.add(hash, number, candidates));
+                }
+            }
+        })?;
+        self.stamps.insert(container, now);
+        if is_full { Err(too_many()) } else { Ok(usable) }
+    }
+
+    /// The stamp of a container as it is, and the digest of its first `count` entries alone.
+    fn stamp(&self, container: u32, generation: u32, count: u32) -> Result<(Stamp, u64)> {
+        let mut hasher = Xxh3::new();
+        let mut prefix = (count == 0).then(|| hasher.digest());
+        let mut seen = 0;
+        self.log.scan(container, |data, _| {
+            let here = (data.len() / crate::seal::ENTRY_BYTES) as u32;
+            let mut rest = data;
+            if prefix.is_none() && count <= seen + here {
+                let (head, tail) =
+                    data.split_at((count - seen) as usize * crate::seal::ENTRY_BYTES);
+                hasher.update(head);
+                prefix = Some(hasher.digest());
+                rest = tail;
+            }
+            hasher.update(rest);
+            seen += here;
+        })?;
+        let digest = hasher.digest();
+        Ok((Stamp { generation, count: seen, digest }, prefix.unwrap_or(!digest)))
+    }
+
+    /// Stamps of all containers as they are now: those that grew are read anew.
+    pub fn restamp(&mut self) -> Result<()> {
+        let containers: HashMap<u32, u32> = self.log.containers().collect();
+        self.stamps.retain(|container, _| containers.contains_key(container));
+        for (container, generation) in containers {
+            let known = self.stamps.get(&container);
+            if known.is_none_or(|stamp| Ok(stamp.count) != self.log.count(container).map_err(drop))
+            {
+                let stamp = self.stamp(container, generation, 0)?.0;
+                self.stamps.insert(container, stamp);
+            }
+        }
+        Ok(())
+    }
+
+    /// The id of each fingerprint, or `ABSENT`.
+    pub fn lookup(&mut self, fingerprints: &[&Fingerprint]) -> Result<Vec<u64>> {
+        let mut ids = Vec::with_capacity(fingerprints.len());
+        for run in fingerprints.chunks(AHEAD) {
+            run.iter().for_each(|one| self.table.prefetch(hash(one)));
+            for one in run {
+                ids.push(self.find(one)?);
+            }
+        }
+        self.counters.lookups += ids.len() as u64;
+        self.counters.hits += ids.iter().filter(|&&id| id != ABSENT).count() as u64;
+        Ok(ids)
+    }
+
+    fn find(&mut self, fingerprint: &Fingerprint) -> Result<u64> {
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        self.table.candidates(hash(fingerprint), &mut candidates);
+        let found = if candidates.is_empty() {
+            Ok(ABSENT)
+        } else if let Some(id) = self.buffer.get(fingerprint) {
+            Ok(id)
+        } else {
+            self.check(fingerprint, &candidates)
+        };
+        self.candidates = candidates;
+        found
+    }
+
+    /// The candidate whose entry has the fingerprint. Those in the cache are tried first.
+    fn check(&mut self, fingerprint: &Fingerprint, candidates: &[u32]) -> Result<u64> {
+        for pass_cached in [true, false] {
+            for id in candidates.iter().filter_map(|&number| self.numbers.id(number)) {
+                if self.is_unwritten(id) {
+                    continue;
+                }
+                let known = self.log.cached(id);
+                let entry = match known {
+                    Some(_) if pass_cached => known,
+                    None if !pass_cached => self.log.read(id)?,
+                    _ => continue,
+                };
+                match entry {
+                    Some(entry)
+                        if entry.fingerprint == *fingerprint && log::is_usable(entry.state) =>
+                    {
+                        if entry.state == STATE_ORPHANED {
+                            self.found_orphans.insert(id);
+                            self.log.take_for_live(id);
+                        }
+                        return Ok(id);
+                    }
+                    _ => self.counters.false_positives += 1,
+                }
+            }
+        }
+        Ok(ABSENT)
+    }
+
+    /// Remember ids; a fingerprint that is known keeps its own. Returns how many were new.
+    pub fn insert(&mut self, rows: &[(&Fingerprint, u64)]) -> Result<usize> {
+        let before = self.usable;
+        for run in rows.chunks(AHEAD) {
+            run.iter().for_each(|(one, _)| self.table.prefetch(hash(one)));
+            for (fingerprint, id) in run {
+                if self.find(fingerprint)? == ABSENT {
+                    self.put(fingerprint, *id)?;
+                }
+            }
+        }
+        if self.buffer.len() >= self.buffer_max {
+            self.shrink_buffer()?;
+        }
+        if self.table.is_wide() {
+            self.rebuild()?;
+        }
+        Ok(self.usable - before)
+    }
+
+    fn put(&mut self, fingerprint: &Fingerprint, id: u64) -> Result<()> {
+        let number = self.numbers.number(id).ok_or_else(too_many)?;
+        let container = (id >> 32) as u32;
+        self.log.note(id);
+        if !self.written.contains_key(&container) {
+            self.written.insert(container, self.log.count(container)?);
+        }
+        self.buffer.insert(fingerprint, id);
+        let mut scratch = std::mem::take(&mut self.candidates);
+        self.table.add(hash(fingerprint), number, &mut scratch);
+        self.candidates = scratch;
+        self.usable += 1;
+        self.added += 1;
+        Ok(())
+    }
+
+    /// Whether an id is of an entry that only the buffer has.
+    fn is_unwritten(&self, id: u64) -> bool {
+        self.written.get(&((id >> 32) as u32)).is_some_and(|&count| id as u32 >= count)
+    }
+
+    /// Let go of the entries that the log has by now.
+    fn shrink_buffer(&mut self) -> Result<()> {
+        for (&container, count) in &mut self.written {
+            *count = self.log.count(container)?;
+        }
+        let written = &self.written;
+        self.buffer
+            .retain(|id| written.get(&((id >> 32) as u32)).is_none_or(|&count| id as u32 >= count));
+        let left: HashSet<u32> = self.buffer.iter().map(|(_, id)| (id >> 32) as u32).collect();
+        self.written.retain(|container, _| left.contains(container));
+        self.buffer_max = BUFFER_ENTRIES.max(2 * self.buffer.len());
+        Ok(())
+    }
+
+    /// Make the table anew, with more buckets, by a sequential scan of the log.
+    pub fn rebuild(&mut self) -> Result<()> {
+        self.table = Table::with_capacity(0);
+        self.table = Table::with_capacity(self.usable);
+        self.numbers = Numbers::default();
+        self.stamps.clear();
+        let containers: Vec<(u32, u32)> = self.log.containers().collect();
+        for (container, generation) in containers {
+            self.add_container(container, generation)?;
+        }
+        let rows: Vec<(u64, u64)> = self.buffer.iter().map(|(one, id)| (hash(one), id)).collect();
+        let mut scratch = Vec::new();
+        for (hash, id) in rows {
+            let number = self.numbers.number(id).ok_or_else(too_many)?;
+            self.table.add(hash, number, &mut scratch);
+        }
+        Ok(())
+    }
+}
+
+fn too_many() -> Error {
+    Error::from_raw_os_error(libc::EOVERFLOW)
+}

@@ -1,0 +1,238 @@
+//! The table as a file: see docs/format.md, "Saved table".
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::chunks::{ChunkIndex, Stamp};
+use super::numbers::Numbers;
+use super::table::{BUCKET_BYTES, Bucket, GROUP_BITS_MAX, Plane, SLOTS, Table};
+
+const MAGIC: &[u8; 8] = b"DEDUPTBL";
+const FORMAT: u16 = 1;
+pub const HEADER_BYTES: usize = 64;
+const STAMP_BYTES: usize = 24;
+const STASHED_BYTES: usize = 16;
+const CHECK_BYTES: usize = 8;
+
+/// Whose table it is: the volume, and the kind of its containers.
+pub struct Owner {
+    pub volume: [u8; 16],
+    pub kind: u8,
+}
+
+/// How many there are of what a file consists of.
+struct Counts {
+    group_bits: u32,
+    groups: usize,
+    entries: u64,
+    stamps: usize,
+    blocks: usize,
+    planes: usize,
+    stashed: usize,
+}
+
+impl Counts {
+    fn of(index: &ChunkIndex) -> Counts {
+        Counts {
+            group_bits: index.table.group_bits,
+            groups: index.table.groups.len(),
+            entries: index.table.len() as u64,
+            stamps: index.stamps.len(),
+            blocks: index.numbers.blocks().len(),
+            planes: index.table.groups.iter().map(Vec::len).sum(),
+            stashed: index.table.stash.values().map(Vec::len).sum(),
+        }
+    }
+
+    /// Bytes of the lists between the header and the planes, without their checksum.
+    fn list_bytes(&self) -> usize {
+        self.stamps * STAMP_BYTES + self.blocks * 8 + self.groups * 4 + self.stashed * STASHED_BYTES
+    }
+
+    fn plane_bytes(&self) -> usize {
+        BUCKET_BYTES << self.group_bits
+    }
+
+    fn file_bytes(&self) -> usize {
+        HEADER_BYTES
+            + self.list_bytes()
+            + CHECK_BYTES
+            + self.planes * (self.plane_bytes() + CHECK_BYTES)
+    }
+
+    fn encode(&self, owner: &Owner) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend(FORMAT.to_le_bytes());
+        out.push(owner.kind);
+        out.push(self.group_bits as u8);
+        out.extend((self.groups as u32).to_le_bytes());
+        out.extend(owner.volume);
+        out.extend(self.entries.to_le_bytes());
+        for count in [self.stamps, self.blocks, self.planes, self.stashed] {
+            out.extend((count as u32).to_le_bytes());
+        }
+        seal(out)
+    }
+
+    /// None for another volume's table, one of another format, or one that is damaged.
+    fn decode(data: &[u8], owner: &Owner) -> Option<Counts> {
+        let body = checked(data)?;
+        let word = |at: usize| u32::from_le_bytes(*body[at..].first_chunk().unwrap_or(&[0; 4]));
+        let counts = Counts {
+            group_bits: body[11].into(),
+            groups: word(12) as usize,
+            entries: u64::from(word(32)) | u64::from(word(36)) << 32,
+            stamps: word(40) as usize,
+            blocks: word(44) as usize,
+            planes: word(48) as usize,
+            stashed: word(52) as usize,
+        };
+        let is_ours = counts.encode(owner) == data;
+        (is_ours && counts.group_bits <= GROUP_BITS_MAX && counts.groups > 0).then_some(counts)
+    }
+}
+
+fn seal(mut body: Vec<u8>) -> Vec<u8> {
+    let check = xxh3_64(&body);
+    body.extend(check.to_le_bytes());
+    body
+}
+
+/// What `seal` was given, if nothing has changed since.
+fn checked(data: &[u8]) -> Option<&[u8]> {
+    let (body, check) = data.split_at_checked(data.len().checked_sub(CHECK_BYTES)?)?;
+    (check == xxh3_64(body).to_le_bytes()).then_some(body)
+}
+
+fn encode_lists(index: &ChunkIndex) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (container, stamp) in &index.stamps {
+        for word in [*container, stamp.generation, stamp.count, 0] {
+            out.extend(word.to_le_bytes());
+        }
+        out.extend(stamp.digest.to_le_bytes());
+    }
+    out.extend(index.numbers.blocks().iter().flat_map(|block| block.to_le_bytes()));
+    for planes in &index.table.groups {
+        out.extend((planes.len() as u32).to_le_bytes());
+    }
+    for ((signature, bucket), numbers) in &index.table.stash {
+        for number in numbers {
+            out.extend(bucket.to_le_bytes());
+            out.extend(u32::from(*signature).to_le_bytes());
+            out.extend(number.to_le_bytes());
+        }
+    }
+    seal(out)
+}
+
+fn encode_plane(plane: &Plane) -> Vec<u8> {
+    let mut out = Vec::with_capacity(plane.len() * BUCKET_BYTES + CHECK_BYTES);
+    for bucket in plane {
+        bucket.signatures.iter().for_each(|signature| out.extend(signature.to_le_bytes()));
+        bucket.numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
+    }
+    seal(out)
+}
+
+fn decode_plane(data: &[u8]) -> Plane {
+    let decode = |data: &[u8]| {
+        let (signatures, numbers) = data.split_at(SLOTS * 2);
+        let mut bucket = Bucket::default();
+        for (own, bytes) in bucket.signatures.iter_mut().zip(signatures.chunks_exact(2)) {
+            *own = u16::from_le_bytes([bytes[0], bytes[1]]);
+        }
+        for (own, bytes) in bucket.numbers.iter_mut().zip(numbers.chunks_exact(4)) {
+            *own = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        bucket
+    };
+    data.chunks_exact(BUCKET_BYTES).map(decode).collect()
+}
+
+/// Part `part` of the file, None behind the last one: a part at a time, for the sake of memory.
+pub fn part(index: &ChunkIndex, owner: &Owner, part: usize) -> Option<Vec<u8>> {
+    match part {
+        0 => Some(Counts::of(index).encode(owner)),
+        1 => Some(encode_lists(index)),
+        _ => index.table.groups.iter().flatten().nth(part - 2).map(encode_plane),
+    }
+}
+
+/// Table, record numbers and stamps of a file; None, for whatever reason, where it is not valid.
+pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, Stamp>)> {
+    let at = |offset: usize, length: usize| -> Option<Vec<u8>> {
+        let mut data = vec![0; length];
+        file.read_exact_at(&mut data, offset as u64).ok().map(|()| data)
+    };
+    let counts = Counts::decode(&at(0, HEADER_BYTES)?, owner)?;
+    if file.metadata().ok()?.len() != counts.file_bytes() as u64 {
+        return None;
+    }
+    let lists = at(HEADER_BYTES, counts.list_bytes() + CHECK_BYTES)?;
+    let mut lists = checked(&lists)?;
+    let mut take = |length: usize| {
+        let (taken, rest) = lists.split_at(length);
+        lists = rest;
+        taken.to_vec()
+    };
+    let stamps = decode_stamps(&take(counts.stamps * STAMP_BYTES));
+    let numbers = Numbers::from_blocks(words(&take(counts.blocks * 8)).collect())?;
+    let widths: Vec<usize> = halves(&take(counts.groups * 4)).map(|width| width as usize).collect();
+    let stashed = take(counts.stashed * STASHED_BYTES);
+    if widths.iter().sum::<usize>() != counts.planes || widths.contains(&0) {
+        return None;
+    }
+    let mut offset = HEADER_BYTES + counts.list_bytes() + CHECK_BYTES;
+    let mut groups: Vec<Vec<Plane>> = Vec::new();
+    for width in widths {
+        let mut planes = Vec::new();
+        for _ in 0..width {
+            let data = at(offset, counts.plane_bytes() + CHECK_BYTES)?;
+            planes.push(decode_plane(checked(&data)?));
+            offset += data.len();
+        }
+        groups.push(planes);
+    }
+    let mut table = Table::from_planes(counts.group_bits, groups);
+    for row in stashed.chunks_exact(STASHED_BYTES) {
+        let bucket = words(row).next()?;
+        let last: Vec<u32> = halves(&row[8..]).collect();
+        table.stash.entry((last[0] as u16, bucket)).or_default().push(last[1]);
+        table.len += 1;
+    }
+    (table.len() as u64 == counts.entries).then_some((table, numbers, stamps))
+}
+
+fn decode_stamps(data: &[u8]) -> HashMap<u32, Stamp> {
+    let decode = |row: &[u8]| {
+        let fields: Vec<u32> = halves(row).collect();
+        let digest = words(&row[16..]).next().unwrap_or_default();
+        (fields[0], Stamp { generation: fields[1], count: fields[2], digest })
+    };
+    data.chunks_exact(STAMP_BYTES).map(decode).collect()
+}
+
+fn words(data: &[u8]) -> impl Iterator<Item = u64> {
+    data.chunks_exact(8).filter_map(|item| item.first_chunk()).map(|item| u64::from_le_bytes(*item))
+}
+
+fn halves(data: &[u8]) -> impl Iterator<Item = u32> {
+    data.chunks_exact(4).filter_map(|item| item.first_chunk()).map(|item| u32::from_le_bytes(*item))
+}
+
+impl ChunkIndex {
+    /// Take what a file has in place of the empty table; false where the file is not valid.
+    pub fn restore(&mut self, file: &File, owner: &Owner) -> bool {
+        let Some((table, numbers, stamps)) = read(file, owner) else {
+            return false;
+        };
+        self.table = table;
+        self.numbers = numbers;
+        self.stamps = stamps;
+        true
+    }
+}
