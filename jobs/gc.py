@@ -268,7 +268,8 @@ class Gc:
             return None
 
     def _follow(self, kind: Kind, marks: Marks) -> None:
-        """Mark what marked records were merged into."""
+        """Mark what marked records were merged into, and what repeats them: a repaired record names
+        the one whose bytes it has, and is all that there is of it where the table was lost."""
         found_any = True
         while found_any:
             found_any = False
@@ -290,7 +291,10 @@ class Gc:
                 self._epoch = max(self._epoch, target + 1)
             elif state == State.MERGED and own in marks and target not in marks:
                 marks.add([target])
-                found_any = target in marks
+                found_any |= target in marks
+            elif state == State.LIVE and own not in marks and _is_repeated(target, marks):
+                marks.add([own])
+                found_any = True
         return found_any
 
     def _mark_copies(self, kind: Kind, marks: Marks, copies: Marks) -> None:
@@ -304,7 +308,7 @@ class Gc:
                         state = block[at * tbl.ENTRY_BYTES + _STATE_BYTE]
                         if state == State.ORPHANED:
                             self._epoch = max(self._epoch, target + 1)
-                        elif target in marks or not marks.knows(target):
+                        elif _is_repeated(target, marks):
                             copies.add([make_id(number, first + at)])
 
     # --- sweeping -----------------------------------------------------------------------------
@@ -356,6 +360,12 @@ class Gc:
             return entry._replace(state=State.ORPHANED, target=self._epoch)
         # Nobody will ask for what it was merged into, or for bytes that failed a check.
         return entry._replace(state=State.TOMBSTONE, target=0)
+
+
+def _is_repeated(target: int, marks: Marks) -> bool:
+    """Whether a record that repeats ``target`` is needed: where that is needed, and where it is
+    lost, so that nobody can tell."""
+    return target in marks or not marks.knows(target)
 
 
 def _seed(header: FileHeader) -> int:

@@ -15,6 +15,7 @@ from dedupd.units import KIB
 from jobs.frame import JobRun
 from jobs.gc import Gc
 from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise, stop_at
+from tests.upkeep_helpers import chunks_of, damage_record, scrub
 
 
 def states(lab: Lab, kind: Kind = Kind.CHUNKS) -> dict[int, int]:
@@ -242,6 +243,24 @@ def test_the_copy_of_a_lost_record_is_kept(tmp_path: Path) -> None:
     lab.container(Kind.STREAMS).unlink()
     lab.collect()
     assert states(lab, Kind.STREAM_COPIES).keys() == {State.LIVE}
+
+
+def test_a_repaired_chunk_is_kept_when_the_table_that_leads_to_it_is_lost(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(400 * KIB)
+        lab.put("hurt", content)
+        lab.optimise()
+        (chunk, start, end), *_ = chunks_of(lab, "hurt")
+        damage_record(lab, Kind.CHUNKS, chunk)
+        lab.put("again", content[start:end])
+        report = scrub(lab.root)
+        assert report.losses == [] and sum(report.repaired.values()) == 1, report
+        (lab.data / "again").unlink()
+        lab.table(Kind.CHUNKS).unlink()
+        assert lab.collect(full=True).errors == 0
+        lab.compact()
+        assert scrub(lab.root).losses == []
+        assert lab.read("hurt") == content
 
 
 @pytest.mark.parametrize(
