@@ -10,6 +10,7 @@ import pytest
 
 from dedupd.errors import Damaged, DedupdError
 from dedupd.format.container import Kind
+from tests import upkeep_helpers as upkeep
 from tests.helpers import flip_bit, noise
 from tests.mount_helpers import MountedLab, is_serving, mounted_lab
 
@@ -171,6 +172,27 @@ def test_a_death_within_a_transition_is_settled(
     assert path.read_bytes() == CONTENT
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     lab.optimise()
+    assert path.read_bytes() == CONTENT
+    lab.unmount()
+    lab.verify_clean()
+
+
+# --- second copies ----------------------------------------------------------------------------
+
+
+def test_a_mount_reads_the_second_copy_and_a_scrub_beside_it_repairs(lab: MountedLab) -> None:
+    """Without a remount: the reader looks again at tables that were changed or written anew."""
+    lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
+    path = lab.make_stub("f", CONTENT)
+    lab.make_stub("same", CONTENT)
+    lab.unmount()
+    upkeep.scrub(lab.root)
+    flip_bit(lab.container(Kind.CHUNKS), 4096 + 200)
+    lab.container(Kind.STREAMS).unlink()
+    lab.mount()
+    assert path.read_bytes() == CONTENT
+    report = upkeep.scrub(lab.root)
+    assert report.outcome == "repaired" and report.repaired["from the second copy"] >= 2
     assert path.read_bytes() == CONTENT
     lab.unmount()
     lab.verify_clean()

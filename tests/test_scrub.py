@@ -10,7 +10,10 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.units import KIB
-from jobs.scrub import Depth, ScrubReport
+from jobs.frame import Cancelled, JobRun
+from jobs.scrub import Depth, Scrub, ScrubReport
+from jobs.scrub_progress import ScrubProgress
+from jobs.throttle import BURST_S, Throttle
 from tests import upkeep_helpers
 from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise
 from tests.upkeep_helpers import chunks_of, damage_record, entry
@@ -223,3 +226,31 @@ def test_a_record_that_is_right_after_all_is_released(lab: Lab) -> None:
 
 def test_kinds_have_copies_of_their_own() -> None:
     assert set(COPIES_OF) | set(COPIES_OF.values()) == set(Kind)
+
+
+def test_an_interrupted_full_run_goes_on_where_it_was(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, whole = JobRun("scrub"), ScrubProgress.done
+
+    def done(progress: ScrubProgress, kind: Kind, number: int) -> None:
+        whole(progress, kind, number)
+        run.cancel()
+
+    with monkeypatch.context() as patch, lab.opened() as volume, volume.job_lock():
+        patch.setattr("jobs.scrub_progress.SAVE_EVERY_S", 0.0)
+        patch.setattr(ScrubProgress, "done", done)
+        with pytest.raises(Cancelled):
+            Scrub(volume, run, Depth.FULL).run()
+    rest, again = scrub(lab), scrub(lab)
+    assert (rest.resumed, again.resumed) == (True, False)
+    assert 0 < rest.read_bytes < again.read_bytes
+
+
+def test_a_rate_is_kept() -> None:
+    waits: list[float] = []
+    throttle = Throttle(1000, waits.append)
+    for _ in range(10):
+        throttle.take(500)
+    assert 4.5 - BURST_S - 0.1 <= waits[-1] <= 4.5
+    assert waits == sorted(waits)
