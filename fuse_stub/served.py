@@ -17,9 +17,10 @@ from fuse_stub.marking import Marking
 T = TypeVar("T")
 
 
-WRITE_WAIT_S = 0.01
+WRITE_WAIT_S = 0.05
 """A write of 1 MiB to the page cache takes 0.5 ms, and a thread and contending with it for the
-interpreter more than that. What takes this long had to wait for the disk."""
+interpreter more than that. What takes this long had to wait for the disk: a busy machine keeps a
+process waiting for 10 or 20 ms, the kernel a writer that is ahead of the disk for up to 200."""
 
 WRITES_WAIT_S = 1.0
 """For how long writes are expected to wait after one did."""

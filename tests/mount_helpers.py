@@ -23,6 +23,9 @@ from jobs.optimize import OptimizeReport
 from tests.helpers import Lab
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+DEATH_WAIT_MS = 120_000
+"""A death takes milliseconds, on a machine that has time for it."""
+
 ALICE, BOB = 40001, 40002
 TEAM = 50001
 
@@ -47,7 +50,7 @@ class MountedLab(Lab):
         """End the process that serves the mount as a crash would, and wait until it is gone."""
         with opened_pid(self.pid) as pid_fd:
             os.kill(self.pid, signal.SIGKILL)
-            assert mount._exits(os.dup(pid_fd), 10_000)
+            assert mount._exits(os.dup(pid_fd), DEATH_WAIT_MS)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         self.pid = 0
@@ -56,7 +59,7 @@ class MountedLab(Lab):
         """Wait for a death that is under way."""
         try:
             with opened_pid(self.pid) as pid_fd:
-                assert mount._exits(os.dup(pid_fd), 10_000)
+                assert mount._exits(os.dup(pid_fd), DEATH_WAIT_MS)
         except ProcessLookupError:
             pass  # it is over
 
