@@ -242,8 +242,13 @@ class Drill:
         return any(
             self._is_table_hit(name) if name.endswith(".dir") else self._is_container_hit(name)
             for name in self.targets()
-            if name.endswith((".dir", ".dat"))
+            if name.endswith((".dir", ".dat")) and not self._is_as_if_never_written(name)
         )
+
+    def _is_as_if_never_written(self, name: str) -> bool:
+        """Nothing names a container of copies: lost with its table, it is only written anew."""
+        files = [(self.lab.base / name).with_suffix(suffix) for suffix in (".dat", ".dir")]
+        return name.startswith("store/copies/") and not any(path.exists() for path in files)
 
     def _is_table_hit(self, name: str) -> bool:
         return self.now(name) != self.model.files[name]
