@@ -17,7 +17,7 @@ from dedupd.format.container import Kind
 from dedupd.fsutil import opened
 from dedupd.index.base import IndexCounters
 from dedupd.store.container import NEW, table_name
-from dedupd.store.recovery import Recovered, table_numbers
+from dedupd.store.recovery import Recovered, container_numbers
 
 PAGE_ENTRIES = 1000
 """Neighbouring entries that one read of a redirection table brings into the cache (seed 003)."""
@@ -158,9 +158,12 @@ def _remove(saved: SavedTable, name: bytes) -> None:
 
 
 def _entries_in(dir_fd: int) -> int:
-    """How many entries the redirection tables have, as far as their sizes tell."""
+    """How many entries the containers' tables have, as far as their sizes tell."""
     total = 0
-    for number in table_numbers(dir_fd):
-        size = os.stat(table_name(number), dir_fd=dir_fd, follow_symlinks=False).st_size
+    for number in container_numbers(dir_fd):
+        try:
+            size = os.stat(table_name(number), dir_fd=dir_fd, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue
         total += max(0, size - tbl.HEADER_BYTES) // tbl.ENTRY_BYTES
     return min(total, 0xFFFF_FFFF)

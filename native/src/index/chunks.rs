@@ -118,7 +118,7 @@ impl ChunkIndex {
         self.log.add_container(container, generation);
         let usable = self.add_container(container, generation)?;
         self.usable += usable;
-        Ok(())
+        if self.table.is_wide() { self.rebuild() } else { Ok(()) }
     }
 
     /// Add what is usable in a container to the table; returns how many entries that are.

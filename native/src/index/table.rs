@@ -34,7 +34,7 @@ const GROWTHS_MAX: usize = 4;
 const EQUAL_MAX: usize = 12;
 
 /// Planes of a group, on average, from which on fresh buckets are worth a scan of all tables.
-const PLANES_WIDE: usize = 6;
+const PLANES_WIDE: usize = 4;
 
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(16))]
