@@ -264,6 +264,7 @@ def test_a_volume_that_lost_its_catalogue_and_all_tables_goes_on(tmp_path: Path)
         shutil.rmtree(lab.base / "catalog")
         for table in (lab.base / "store").rglob("*.dir"):
             table.unlink()
+        contents["more"] = lab.put("more", noise(100_000, seed=7)).read_bytes()
         lab.optimise()
         assert {name: lab.read(name) for name in contents} == contents
         lab.unoptimise()
