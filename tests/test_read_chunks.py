@@ -1,6 +1,7 @@
 """Many chunks in one native call: what is answered is right, all else is for others to look at."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,10 +112,13 @@ def test_without_waiting_only_what_is_in_memory_is_answered(
     store: Records, reader: RecordReader
 ) -> None:
     rows = all_of(reader)
-    os.sync()
-    with open(store.data(), "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert None in reader.read_chunks(rows, cached_only=True)
+    deadline = time.monotonic() + 30
+    # The kernel drops pages where it can, which on a busy machine is not always at once.
+    while None not in reader.read_chunks(rows, cached_only=True):
+        assert time.monotonic() < deadline
+        os.sync()
+        with open(store.data(), "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert reader.read_chunks(rows, cached_only=False) == PAYLOADS
     assert reader.read_chunks(rows, cached_only=True) == PAYLOADS
 
