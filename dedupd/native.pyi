@@ -274,21 +274,6 @@ def scan_unsettled(
     content is all in the store, and in the midst of no transition: their number and their bytes.
     """
 
-def read_unchanged(
-    dir_fd: int,
-    name: bytes,
-    identity: tuple[int, int, int, int],
-    settle_ns: int,
-    out: Buffer,
-    offset: int,
-) -> bool:
-    """Read a whole file without holes into ``out`` at ``offset``, bypassing the page cache.
-
-    True only if its inode, size, mtime and ctime are ``identity`` before and after, the last change
-    is more than ``settle_ns`` ago, and nobody has it open for writing. Otherwise False, for the
-    caller to find out why, and ``out`` may hold anything. Raises ValueError where ``out`` is short.
-    """
-
 def read_files(
     dir_fd: int,
     requests: Sequence[tuple[bytes, tuple[int, int, int, int]]],
@@ -296,9 +281,13 @@ def read_files(
     out: Buffer,
     offset: int,
 ) -> bytes:
-    """:func:`read_unchanged` of many files (path, identity), one after the other in ``out``.
+    """Read whole files (path, identity) without holes, one after the other, into ``out`` from
+    ``offset`` on, bypassing the page cache.
 
-    Each takes as many bytes of it as it had, read or not. Returns 1 for each that was read, else 0.
+    Each takes as many bytes as it had, read or not. Returns 1 for each that was read, else 0.
+    One is only if its inode, size, mtime and ctime are its identity before and after, the last
+    change is more than ``settle_ns`` ago, and nobody has it open for writing. Of others the caller
+    has to find out why; their room may hold anything. Raises ValueError where ``out`` is short.
     """
 
 class Commits:

@@ -126,14 +126,14 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     assert (directories, count, size) == ([], 3, 15_000)
 
 
-# --- read_unchanged ---------------------------------------------------------------------------
+# --- read_files: one file ---------------------------------------------------------------------
 
 
 def read(directory: int, name: bytes, identity: FileIdentity, settle_ns: int = 0) -> bytes | None:
     """The file's bytes, or None where it was not read; nothing else in the buffer may change."""
     buffer = mmap.mmap(-1, 1 << 20)
     buffer[:] = b"\xee" * len(buffer)
-    done = native.read_unchanged(directory, name, identity, settle_ns, buffer, 4096)
+    (done,) = native.read_files(directory, [(name, identity)], settle_ns, buffer, 4096)
     end = 4096 + identity.size
     assert buffer[:4096] == b"\xee" * 4096
     assert buffer[end:] == b"\xee" * (len(buffer) - end)
@@ -203,12 +203,12 @@ def test_links_and_pipes_are_not_read(tmp_path: Path, directory: int) -> None:
 def test_a_buffer_without_room_is_refused(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "file", b"content")
     with pytest.raises(ValueError, match="7 bytes at 4"):
-        native.read_unchanged(directory, b"file", identity, 0, bytearray(10), 4)
+        native.read_files(directory, [(b"file", identity)], 0, bytearray(10), 4)
     with pytest.raises(BufferError):
-        native.read_unchanged(directory, b"file", identity, 0, bytes(100), 0)
+        native.read_files(directory, [(b"file", identity)], 0, bytes(100), 0)
 
 
-# --- read_files -------------------------------------------------------------------------------
+# --- read_files: many -------------------------------------------------------------------------
 
 
 def test_each_file_takes_its_own_room_whether_it_was_read_or_not(

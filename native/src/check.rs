@@ -9,12 +9,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::encode;
 use crate::fingerprint::Algorithm;
 use crate::parallel;
-use crate::seal::{ENTRY_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC};
+use crate::seal::{ENTRY_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_LIVE};
 
 const ALIGN_BYTES: usize = 8;
 const KIND_FORWARD: u8 = 1;
 const KIND_TOMBSTONE: u8 = 2;
-const STATE_LIVE: u8 = 1;
 const STATE_MERGED: u8 = 3;
 const STATE_TOMBSTONE: u8 = 5;
 

@@ -250,7 +250,7 @@ const RWF_DONTCACHE: c_int = 0x80;
 /// Reads the whole of a file without holes into `out`, which has its size, provided that it is and
 /// stays the one that was found, that nothing changed it within `settle_ns`, and that nobody has
 /// it open for writing. False, with `out` in any state, where one of these does not hold.
-pub fn read_unchanged(
+fn read_unchanged(
     dir: RawFd,
     path: &CStr,
     expected: Identity,

@@ -9,7 +9,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::check::{u32_at, u64_at};
 use crate::encode::{CODEC_RAW, CODEC_ZSTD, check, decode};
 use crate::seal::{
-    ENTRY_BYTES, KIND_DATA, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_LIVE, TABLE_HEADER_BYTES,
+    ENTRY_BYTES, KIND_DATA, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_AT, STATE_LIVE,
+    TABLE_HEADER_BYTES, entry_body,
 };
 
 /// A container and its table, open for reading.
@@ -87,11 +88,8 @@ struct Entry {
 
 impl Entry {
     fn live(bytes: &[u8; ENTRY_BYTES], seed: u64) -> Option<Entry> {
-        let (body, check) = bytes.split_at(ENTRY_BYTES - 2);
-        if xxh3_64_with_seed(body, seed) as u16 != u16::from_le_bytes([check[0], check[1]]) {
-            return None;
-        }
-        (body[60] == STATE_LIVE && body[61] <= CODEC_ZSTD).then(|| Entry {
+        let body = entry_body(bytes, seed)?;
+        (body[STATE_AT] == STATE_LIVE && body[61] <= CODEC_ZSTD).then(|| Entry {
             check: u32_at(body, 0),
             offset: u64_at(body, 32),
             stored_length: u32_at(body, 48),

@@ -12,6 +12,8 @@ pub const KIND_DATA: u8 = 0;
 pub const TABLE_HEADER_BYTES: u64 = 64;
 pub const ENTRY_BYTES: usize = 64;
 pub const STATE_LIVE: u8 = 1;
+/// Where an entry has its state.
+pub const STATE_AT: usize = 60;
 
 /// What `encode` says about each record, and what the caller knows; all of one length.
 pub struct Columns<'a> {
@@ -59,6 +61,13 @@ pub fn seal(buffer: &mut [u8], columns: &Columns<'_>, place: &Place) -> Result<V
         write_entry(&mut entries, columns, at, place);
     }
     Ok(entries)
+}
+
+/// What a table entry says, where its own checksum bears it out.
+pub fn entry_body(entry: &[u8; ENTRY_BYTES], seed: u64) -> Option<&[u8]> {
+    let (body, check) = entry.split_at(ENTRY_BYTES - 2);
+    (xxh3_64_with_seed(body, seed) as u16 == u16::from_le_bytes([check[0], check[1]]))
+        .then_some(body)
 }
 
 fn write_record(header: &mut [u8], columns: &Columns<'_>, at: usize, ordinal: u32, seed: u64) {

@@ -6,16 +6,12 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fingerprint::{Fingerprint, HASH_BYTES};
-use crate::seal::ENTRY_BYTES;
+use crate::seal::{ENTRY_BYTES, STATE_AT, STATE_LIVE, TABLE_HEADER_BYTES, entry_body};
 
-const HEADER_BYTES: u64 = 64;
-const STATE_AT: usize = 60;
-const CHECK_AT: usize = 62;
 pub const STATE_NONE: u8 = 0;
-pub const STATE_LIVE: u8 = 1;
 pub const STATE_ORPHANED: u8 = 2;
 
 /// Entries of one read of a scan: 4 MiB, sequential.
@@ -36,9 +32,8 @@ pub struct Entry {
 pub fn decode(data: &[u8; ENTRY_BYTES], seed: u64) -> Entry {
     let mut fingerprint = [0; HASH_BYTES];
     fingerprint.copy_from_slice(&data[..HASH_BYTES]);
-    let check = u16::from_le_bytes([data[CHECK_AT], data[CHECK_AT + 1]]);
-    let is_valid = check == xxh3_64_with_seed(&data[..CHECK_AT], seed) as u16;
-    Entry { fingerprint, state: if is_valid { data[STATE_AT] } else { STATE_NONE } }
+    let state = entry_body(data, seed).map_or(STATE_NONE, |body| body[STATE_AT]);
+    Entry { fingerprint, state }
 }
 
 /// Entries of one container that lie next to each other, as they were when they were read.
@@ -151,7 +146,7 @@ impl Log {
     pub fn count(&self, container: u32) -> Result<u32> {
         let Some(file) = self.open(container)? else { return Ok(0) };
         let length = file.metadata()?.len();
-        Ok((length.saturating_sub(HEADER_BYTES) / ENTRY_BYTES as u64) as u32)
+        Ok((length.saturating_sub(TABLE_HEADER_BYTES) / ENTRY_BYTES as u64) as u32)
     }
 
     fn read_entries(&self, container: u32, first: usize, count: usize) -> Result<Vec<u8>> {
@@ -203,7 +198,7 @@ pub fn entries(data: &[u8]) -> impl Iterator<Item = &[u8; ENTRY_BYTES]> {
 
 /// Up to `count` whole entries from ordinal `first` on; fewer at the end of the file.
 fn read_from(file: &std::fs::File, first: usize, count: usize) -> Result<Vec<u8>> {
-    let start = HEADER_BYTES + (first * ENTRY_BYTES) as u64;
+    let start = TABLE_HEADER_BYTES + (first * ENTRY_BYTES) as u64;
     let mut data = vec![0; count * ENTRY_BYTES];
     let mut filled = 0;
     while filled < data.len() {

@@ -1,9 +1,9 @@
-//! `scan_directory`, `scan_unsettled`, `read_unchanged`, `read_files`.
+//! `scan_directory`, `scan_unsettled`, `read_files`.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList};
 
 use super::output::Output;
 use super::sys::{c_string, call};
@@ -69,28 +69,6 @@ fn found(py: Python<'_>, entries: Vec<Entry>) -> PyResult<Found<'_>> {
 }
 
 #[pyfunction]
-pub fn read_unchanged(
-    py: Python<'_>,
-    dir_fd: i32,
-    name: &[u8],
-    identity: &Bound<'_, PyTuple>,
-    settle_ns: i64,
-    mut out: Output,
-    offset: usize,
-) -> PyResult<bool> {
-    let name = c_string("name", name)?;
-    let identity = identity_of(identity.extract()?);
-    let size = identity.size;
-    py.detach(|| {
-        let out = usize::try_from(size)
-            .ok()
-            .and_then(|size| out.bytes_mut().get_mut(offset..offset.checked_add(size)?))?;
-        Some(files::read_unchanged(dir_fd, &name, identity, settle_ns, out))
-    })
-    .ok_or_else(|| PyValueError::new_err(format!("out has no {size} bytes at {offset}")))
-}
-
-#[pyfunction]
 pub fn read_files<'py>(
     py: Python<'py>,
     dir_fd: i32,
@@ -107,7 +85,9 @@ pub fn read_files<'py>(
         files::read_files(dir_fd, &files, settle_ns, out.bytes_mut().get_mut(offset..)?)
     });
     let Some(read) = read else {
-        return Err(PyValueError::new_err(format!("out is too short for the files at {offset}")));
+        let size: i64 = files.iter().map(|(_, identity)| identity.size).sum();
+        let message = format!("out is too short: it has no {size} bytes at {offset}");
+        return Err(PyValueError::new_err(message));
     };
     let read: Vec<u8> = read.into_iter().map(u8::from).collect();
     Ok(PyBytes::new(py, &read))
