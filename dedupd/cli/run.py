@@ -1,8 +1,9 @@
 """``dedupd run``: one job, in the foreground."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.table import Table
@@ -13,7 +14,7 @@ from dedupd.priority import give_way
 from dedupd.units import format_duration, format_size, parse_size
 from dedupd.volume import Volume
 from jobs.compact import Compact, CompactReport
-from jobs.frame import record_run
+from jobs.frame import JobRun, record_run
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.rebuild import Rebuild
@@ -42,14 +43,7 @@ def optimize_command(path: str, dry_run: bool, as_json: bool) -> None:
             return
         with job_run("optimize") as run:
             job = Optimize(volume, run, below)
-            try:
-                report = job.run()
-            except DedupdError as error:
-                report = job.report()
-                report.outcome = str(error)
-                record_run(volume, run, asdict(report))
-                raise
-            record_run(volume, run, asdict(report))
+            report = _recorded(volume, run, job.run, job.report)
     _finish(asdict(report), report.errors, as_json, lambda: _show_optimize(report))
 
 
@@ -131,14 +125,7 @@ def scrub_command(path: str, full: bool, rate: str | None, as_json: bool) -> Non
     bytes_per_s = None if rate is None else parse_size(rate)
     with Volume.open(path) as volume, volume.job_lock(), job_run("scrub") as run:
         job = Scrub(volume, run, depth, bytes_per_s)
-        try:
-            report = job.run()
-        except DedupdError as error:
-            report = job.report()
-            report.outcome = str(error)
-            record_run(volume, run, asdict(report))
-            raise
-        record_run(volume, run, asdict(report))
+        report = _recorded(volume, run, job.run, job.report)
     if as_json:
         print_json(asdict(report))
     else:
@@ -184,6 +171,24 @@ def verify_command(path: str, as_json: bool) -> None:
     else:
         _show_verify(report)
     sys.exit(EXIT_DAMAGED if report.files_hit else EXIT_FINDINGS if report.findings else EXIT_DONE)
+
+
+_Report = TypeVar("_Report", OptimizeReport, ScrubReport)
+
+
+def _recorded(
+    volume: Volume, run: JobRun, work: Callable[[], _Report], report_so_far: Callable[[], _Report]
+) -> _Report:
+    """Run a job and keep its report in the history, also where it stops half way."""
+    try:
+        report = work()
+    except DedupdError as error:
+        report = report_so_far()
+        report.outcome = str(error)
+        record_run(volume, run, asdict(report))
+        raise
+    record_run(volume, run, asdict(report))
+    return report
 
 
 def _finish(report: dict[str, Any], errors: int, as_json: bool, show: Any) -> None:
