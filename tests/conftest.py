@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from dedupd.mounts import all_mounts
 from dedupd.units import parse_size
+from tests.helpers import let_others_pass
 
 # Programs for administrators (mkfs, losetup) are not on everybody's PATH.
 os.environ["PATH"] += ":/usr/local/sbin:/usr/sbin:/sbin"
@@ -39,10 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _others_may_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests act as other users too, below directories that pytest makes for its own user."""
-    base = tmp_path_factory.getbasetemp()
-    for path in (base, *base.parents):
-        if path.owner() == base.owner() and not path.stat().st_mode & 0o001:
-            path.chmod(path.stat().st_mode | 0o111)
+    let_others_pass(tmp_path_factory.getbasetemp())
 
 
 _MAKE = {

@@ -2,6 +2,7 @@
 
 import os
 import random
+import stat
 import subprocess
 import sys
 import traceback
@@ -226,6 +227,15 @@ def run_cli(
         timeout=120,
         check=False,
     )
+
+
+def let_others_pass(path: Path) -> None:
+    """Let every user through a directory of pytest's and those above it, which are its user's."""
+    owner = path.stat().st_uid
+    for directory in (path, *path.parents):
+        status = directory.stat()
+        if status.st_uid == owner and status.st_mode & 0o111 != 0o111:
+            directory.chmod(stat.S_IMODE(status.st_mode) | 0o111)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from dedupd.fsutil import open_beneath, opened
 from dedupd.volume import Volume
 from jobs.optimize import OptimizeReport
 from tests import crash_helpers as crash
+from tests.helpers import let_others_pass
 
 pytestmark = pytest.mark.root
 
@@ -283,10 +284,7 @@ def own(root: Path) -> Path:
         (root / name).write_bytes(content(number))
     for path in (root / "one", root / "two", root):
         os.chown(path, NOBODY, NOBODY)
-    parent = root.parent
-    while parent != parent.parent:
-        parent.chmod(parent.stat().st_mode | 0o111)
-        parent = parent.parent
+    let_others_pass(root.parent)
     return root
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import let_others_pass
 from tests.mount_helpers import (
     ALICE,
     BOB,
@@ -36,10 +37,7 @@ NOREPLACE, EXCHANGE = 1, 2
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
     directory = tmp_path_factory.mktemp("names")
-    os.chmod(directory, 0o755)
-    for parent in directory.parents:
-        if parent.name.startswith("pytest-"):
-            os.chmod(parent, 0o755)
+    let_others_pass(directory)
     with mounted_lab(directory) as lab:
         yield lab
 
