@@ -1,7 +1,6 @@
 """What to optimise and how: ``policy.toml``, edited by people, validated on load."""
 
 import fnmatch
-import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -11,15 +10,8 @@ import tomlkit
 
 from dedupd.errors import PolicyError, UsageError
 from dedupd.index.choose import IndexChoice
-from dedupd.units import (
-    SIZE_BYTES_MAX,
-    exact_duration,
-    exact_size,
-    parse_duration,
-    parse_size,
-)
-
-_WHOLE = re.compile(r"-?[0-9]{1,10}")
+from dedupd.units import exact_duration, exact_size
+from dedupd.values import duration, fraction, size, strings, whole, yes_or_no
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,69 +82,14 @@ class Key:
     help: str
 
 
-def _fail(reason: str) -> PolicyError:
-    return PolicyError(reason)
-
-
-def _duration(value: Any) -> float:
-    if not isinstance(value, str):
-        raise _fail('write a duration in quotes, like "3d" or "12h"')
-    return parse_duration(value)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
-        return value
-    if not isinstance(value, str):
-        raise _fail('write a size, like "32k" or "1 MiB"')
-    return parse_size(value)
-
-
-def _whole(low: int, high: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if isinstance(value, str) and _WHOLE.fullmatch(value):
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _fail(f"write a whole number from {low} to {high}")
-        return value
-
-    return parse
-
-
-def _fraction(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    if isinstance(value, bool) or not 0 <= number < 1:
-        raise _fail("write a fraction from 0 up to, not including, 1")
-    return number
-
-
-def _yes_or_no(value: Any) -> bool:
-    if isinstance(value, str) and value in ("true", "false"):
-        return value == "true"
-    if not isinstance(value, bool):
-        raise _fail("write true or false")
-    return value
-
-
 def _index(value: Any) -> IndexChoice:
     if value not in list(IndexChoice):
-        raise _fail("write " + " or ".join(f'"{choice}"' for choice in IndexChoice))
+        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in IndexChoice))
     return IndexChoice(value)
 
 
-def _strings(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise _fail('write a list of texts, like ["*.tmp", "cache/"]')
-    return tuple(value)
-
-
 def _types(value: Any) -> tuple[str, ...]:
-    return tuple(item.lower().lstrip(".") for item in _strings(value))
+    return tuple(item.lower().lstrip(".") for item in strings(value))
 
 
 KEYS = {
@@ -161,12 +98,12 @@ KEYS = {
         Key(
             "min_age",
             "age_s_min",
-            _duration,
+            duration,
             exact_duration,
             "how long a file must have been unchanged",
         ),
-        Key("min_size", "size_bytes_min", _size, exact_size, "smaller files are left alone"),
-        Key("exclude", "exclude", _strings, list, "paths and patterns that are left alone"),
+        Key("min_size", "size_bytes_min", size, exact_size, "smaller files are left alone"),
+        Key("exclude", "exclude", strings, list, "paths and patterns that are left alone"),
         Key("exclude_types", "exclude_types", _types, list, "file types that are left alone"),
         Key(
             "no_compress_types",
@@ -178,54 +115,54 @@ KEYS = {
         Key(
             "compression_level",
             "compression_level",
-            _whole(0, 19),
+            whole(0, 19),
             int,
             "zstd level; 0 stores everything raw",
         ),
         Key(
             "compression_min_saving",
             "compression_saving_min",
-            _fraction,
+            fraction,
             float,
             "a chunk that shrinks by less is stored raw",
         ),
         Key(
             "partial_files",
             "partial_files",
-            _yes_or_no,
+            yes_or_no,
             bool,
             "whether optimised files that were written to since are optimised again",
         ),
         Key(
             "partial_local_max",
             "partial_local_max",
-            _fraction,
+            fraction,
             float,
             "a file in use whose own blocks make up more of it becomes plain",
         ),
         Key(
             "compaction_min_dead",
             "compaction_dead_min",
-            _fraction,
+            fraction,
             float,
             "a container is rewritten where at least this part of it is garbage",
         ),
         Key(
             "redundancy_threshold",
             "redundancy_references",
-            _whole(0, 250),
+            whole(0, 250),
             int,
             "chunks with more references than this are kept twice; 0 keeps every chunk once",
         ),
         Key(
             "scrub_rate",
             "scrub_bytes_per_s",
-            _size,
+            size,
             exact_size,
             "what scrub reads in a second; 0 is as fast as it goes",
         ),
-        Key("memory", "memory_bytes_max", _size, exact_size, "what the buffers of a job may take"),
-        Key("cores", "cores_max", _whole(0, 1024), int, "cores that a job may use; 0 is all"),
+        Key("memory", "memory_bytes_max", size, exact_size, "what the buffers of a job may take"),
+        Key("cores", "cores_max", whole(0, 1024), int, "cores that a job may use; 0 is all"),
         Key(
             "index",
             "index",

@@ -1,0 +1,68 @@
+"""Values of configuration files as people write them. All raise UsageError with what to write."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from dedupd.errors import UsageError
+from dedupd.units import SIZE_BYTES_MAX, parse_duration, parse_size
+
+_WHOLE = re.compile(r"-?[0-9]{1,10}")
+
+
+def duration(value: Any) -> float:
+    """Seconds meant by a text like ``"3d"``."""
+    if not isinstance(value, str):
+        raise UsageError('write a duration in quotes, like "3d" or "12h"')
+    return parse_duration(value)
+
+
+def size(value: Any) -> int:
+    """Bytes meant by a number, or by a text like ``"32k"``."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= SIZE_BYTES_MAX:
+        return value
+    if not isinstance(value, str):
+        raise UsageError('write a size, like "32k" or "1 MiB"')
+    return parse_size(value)
+
+
+def whole(low: int, high: int) -> Callable[[Any], int]:
+    """A parser of whole numbers within bounds."""
+
+    def parse(value: Any) -> int:
+        if isinstance(value, str) and _WHOLE.fullmatch(value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise UsageError(f"write a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def fraction(value: Any) -> float:
+    """A number from 0 up to, not including, 1."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 <= number < 1:
+        raise UsageError("write a fraction from 0 up to, not including, 1")
+    return number
+
+
+def yes_or_no(value: Any) -> bool:
+    """``true`` or ``false``, also as a text."""
+    if isinstance(value, str) and value in ("true", "false"):
+        return value == "true"
+    if not isinstance(value, bool):
+        raise UsageError("write true or false")
+    return value
+
+
+def strings(value: Any) -> tuple[str, ...]:
+    """A list of texts, or one text with commas."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise UsageError('write a list of texts, like ["*.tmp", "cache/"]')
+    return tuple(value)
