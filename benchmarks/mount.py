@@ -165,31 +165,39 @@ class Bench:
 
     def row(self, name: str, unit: str, measure: Measure, prepare: Prepare | None = None) -> Row:
         """``measure`` on all sides, each time after a fresh mount and ``prepare``."""
-        return Row(
-            name,
-            unit,
-            self._best(self.below, unit, measure, prepare),
-            self._best(self.own, unit, measure, prepare),
-            self._best(self.peer, unit, measure, prepare) if self.peer else None,
-        )
+        sides: list[Side] = [self.below, self.own]
+        if self.peer is not None:
+            sides.append(self.peer)
+        best = self._best(sides, unit, measure, prepare)
+        return Row(name, unit, best[0], best[1], best[2] if self.peer else None)
 
     def own_row(
         self, name: str, unit: str, measure: Measure, prepare: Prepare | None = None
     ) -> Row:
         """``measure`` on what the mount alone has."""
-        return Row(name, unit, None, self._best(self.own, unit, measure, prepare), None)
+        return Row(name, unit, None, self._best([self.own], unit, measure, prepare)[0], None)
 
-    def _best(self, side: Side, unit: str, measure: Measure, prepare: Prepare | None) -> float:
-        values = []
-        for _ in range(self.rounds):
-            side.start()
-            try:
-                if prepare is not None:
-                    prepare(side.root)
-                values.append(measure(side.root))
-            finally:
-                side.stop()
-        return max(values) if unit == "MB/s" else min(values)
+    def _best(
+        self, sides: list[Side], unit: str, measure: Measure, prepare: Prepare | None
+    ) -> list[float]:
+        """The best of the rounds for each side.
+
+        The sides take turns, so that what else the machine does hits all of them, and none writes
+        while the disk is still busy with what the one before it wrote.
+        """
+        values: list[list[float]] = [[] for _ in sides]
+        for number in range(self.rounds):
+            turns = list(zip(sides, values, strict=True))
+            for side, found in turns if number % 2 == 0 else reversed(turns):
+                os.sync()
+                side.start()
+                try:
+                    if prepare is not None:
+                        prepare(side.root)
+                    found.append(measure(side.root))
+                finally:
+                    side.stop()
+        return [max(found) if unit == "MB/s" else min(found) for found in values]
 
     # --- the parts ----------------------------------------------------------------------------
 
