@@ -9,9 +9,12 @@ anything is handed to the scheduler. Everybody else gets a turn after a few requ
 
 import os
 import select
+import threading
 
 import pyfuse3
 import trio
+
+from dedupd import native
 
 REQUESTS_PER_TURN = 16
 """Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
@@ -41,6 +44,9 @@ class Pump:
         """Serve requests until the file system is unmounted, or :meth:`stop`."""
         # The session's loops look this function up in their module each time.
         pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
+        # A request can go away between our looking and pyfuse3's reading, when the program that
+        # made it is killed. The read would wait for the next one, and hold the interpreter.
+        native.interrupt_reads(self._fd, threading.get_native_id())
         await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
 
     def stop(self) -> None:

@@ -16,6 +16,7 @@ pub mod seal;
 pub mod stub;
 pub mod study;
 pub mod sys;
+pub mod watchdog;
 
 mod parallel;
 mod probe;

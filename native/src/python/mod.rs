@@ -56,5 +56,6 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sys::name_to_handle, module)?)?;
     module.add_function(wrap_pyfunction!(sys::open_by_handle, module)?)?;
     module.add_function(wrap_pyfunction!(sys::fgetxattr, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::interrupt_reads, module)?)?;
     Ok(())
 }

@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::sys;
+use crate::{sys, watchdog};
 
 /// Runs a call without the GIL, again after a signal whose handler raised nothing (PEP 475).
 pub fn call<T: Send>(py: Python<'_>, attempt: impl Fn() -> io::Result<T> + Sync) -> PyResult<T> {
@@ -82,4 +82,9 @@ pub fn fgetxattr<'py>(
     let name = c_string("name", name)?;
     let value = call(py, || sys::fgetxattr(fd, &name))?;
     Ok(value.map(|value| PyBytes::new(py, &value)))
+}
+
+#[pyfunction]
+pub fn interrupt_reads(py: Python<'_>, fd: i32, thread: i32) -> PyResult<()> {
+    watchdog::interrupt_reads(fd, thread).map_err(|error| os_error(py, &error))
 }
