@@ -23,6 +23,7 @@ from dedupd.disk import Disk
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
+from dedupd.format.packed import PackedEntries
 from dedupd.index.table import SavedTable, TableIndex
 from dedupd.store.container import data_name, table_name
 from dedupd.store.recovery import Recovered
@@ -85,7 +86,7 @@ def id_of(number: int) -> int:
 def recovered(container: int) -> Recovered:
     """What an index wants to know of a container, whose entries it reads itself."""
     header = fmt.FileHeader(fmt.Kind.CHUNKS, container, 1, 0, VOLUME, 0)
-    return Recovered(header, 0, [], False, 0)
+    return Recovered(header, 0, PackedEntries(b"", b""), False, 0)
 
 
 def stream(chunks: int, duplicates: float, run_mean: int) -> Iterator["array[int]"]:

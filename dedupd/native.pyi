@@ -212,6 +212,9 @@ def seal(
     ValueError where the columns differ in length.
     """
 
+def table_states(entries: Buffer, seed: int) -> bytes:
+    """u8 state of each whole entry of a redirection table; 0 where it has no valid one."""
+
 class CheckedRecords:
     """Result of :func:`check_records`: parallel arrays, one element per record."""
 

@@ -36,6 +36,11 @@ class Chunking:
     min_bytes: int
     max_bytes: int
 
+    @property
+    def average_bytes(self) -> int:
+        """What chunks of most contents have, about."""
+        return (self.min_bytes + self.max_bytes) // 2
+
 
 def _preset(bits: int) -> Chunking:
     return Chunking(

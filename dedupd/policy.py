@@ -33,6 +33,7 @@ class Policy:
     memory_bytes_max: int = 256 << 20
     cores_max: int = 0
     index: IndexChoice = IndexChoice.TABLE
+    partitions_min: int = 1
 
     def excludes(self, path: bytes) -> bool:
         """Whether a path, relative to the volume, is excluded by type or pattern.
@@ -44,7 +45,7 @@ class Policy:
             return False
         text = path.decode("utf-8", "surrogateescape")
         name = text.rpartition("/")[2]
-        if self.exclude_types and _extension(name) in self.exclude_types:
+        if self.exclude_types and extension_of(name) in self.exclude_types:
             return True
         return any(_matches(pattern, text) for pattern in self.exclude)
 
@@ -53,10 +54,11 @@ class Policy:
         if not self.no_compress_types:
             return True
         name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
-        return _extension(name) not in self.no_compress_types
+        return extension_of(name) not in self.no_compress_types
 
 
-def _extension(name: str) -> str:
+def extension_of(name: str) -> str:
+    """What follows the last dot of a name, in lower case; empty where nothing does."""
     stem, dot, extension = name.rpartition(".")
     return extension.lower() if dot and stem else ""
 
@@ -161,7 +163,7 @@ KEYS = {
             exact_size,
             "what scrub reads in a second; 0 is as fast as it goes",
         ),
-        Key("memory", "memory_bytes_max", size, exact_size, "what the buffers of a job may take"),
+        Key("memory", "memory_bytes_max", size, exact_size, "what a job may take"),
         Key("cores", "cores_max", whole(0, 1024), int, "cores that a job may use; 0 is all"),
         Key(
             "index",
@@ -169,6 +171,13 @@ KEYS = {
             _index,
             str,
             "table: little memory for each chunk of the store; memory: all of the index in it",
+        ),
+        Key(
+            "partitions",
+            "partitions_min",
+            whole(1, 256),
+            int,
+            "partitions of the index at least; there are more where memory demands it",
         ),
     )
 }

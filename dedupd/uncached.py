@@ -57,3 +57,10 @@ class BufferPool:
 
     def close(self) -> None:
         self._free.put(None)
+
+    def reopen(self) -> None:
+        """Be of use to the next reader; nobody may be waiting."""
+        buffers = [self._free.get() for _ in range(self._free.qsize())]
+        for buffer in buffers:
+            if buffer is not None:
+                self._free.put(buffer)

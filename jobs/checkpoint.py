@@ -15,7 +15,6 @@ from dedupd import native
 from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable, Damaged
 from dedupd.format.ids import HOLE
-from dedupd.index.base import ChunkIndex
 from dedupd.store.recipes import Growth, Piece
 from dedupd.stub import FileIdentity
 from dedupd.units import GIB
@@ -53,17 +52,17 @@ class Checkpoints:
         except CatalogUnusable:
             self._found = {}
 
-    def of(self, identity: FileIdentity, index: ChunkIndex) -> Growth | None:
+    def of(self, identity: FileIdentity) -> Growth | None:
         """How far exactly this file is, if its chunks and the nodes of its recipe are there."""
         checkpoint = self._found.get(identity.inode)
         if checkpoint is None or checkpoint.identity != identity:
             return None
         growth = checkpoint.growth
+        chunks = self._volume.chunk_records
         rows = [row for row in growth.rows if row.chunk != HOLE]
-        known = index.lookup(b"".join(row.fingerprint for row in rows))
-        if list(known) != [row.chunk for row in rows]:
-            return None
         try:
+            if not all(chunks.offers_all(row.chunk, row.fingerprint) for row in rows):
+                return None
             for level, nodes in enumerate(growth.levels):
                 for node in nodes:
                     if not self._is_whole(node, level):

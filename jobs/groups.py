@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dedupd.commit import Committer, Request, Result
 from jobs.checkpoint import Checkpoint
-from jobs.ingest import Store, StoreSync
+from jobs.writing import Store, StoreSync
 
 
 @dataclass(frozen=True, slots=True)

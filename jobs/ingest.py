@@ -4,35 +4,27 @@ Reading (one thread), chunking and fingerprinting (native threads), look-up (her
 (a pool) and appending (here) overlap; a fixed set of buffers bounds the memory.
 """
 
-import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from mmap import mmap
 
 from dedupd import native
-from dedupd.disk import Disk
 from dedupd.format import container as fmt
-from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
-from dedupd.format.table import Entry
-from dedupd.index.base import StoreIndex
-from dedupd.index.choose import IndexChoice, make_index
 from dedupd.policy import Policy
-from dedupd.store.copies import append_copies
-from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder, RecipeWriter
-from dedupd.store.recovery import Recovered
-from dedupd.store.writer import ContainerWriter, NewRecord, SyncPoint
+from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder
+from dedupd.store.writer import NewRecord
 from dedupd.uncached import BufferPool
 from dedupd.volume import Volume
 from jobs import checkpoint
 from jobs.buffers import Batch, FileTask, Piece
 from jobs.checkpoint import Checkpoint
-from jobs.wanted import Wanted
+from jobs.writing import Store
 
 
 @dataclass(slots=True)
@@ -76,87 +68,6 @@ class _InFlight:
     batch: Batch
     parts: list[_Part] = field(default_factory=list)
     finished: list[FileTask] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSync:
-    """What was appended to a store up to a moment, the lost records that it makes up for, and the
-    orphans that were met again."""
-
-    chunks: SyncPoint
-    streams: SyncPoint
-    copies: list[tuple[fmt.Record, bytes]]
-    chunks_met: dict[int, Entry]
-    streams_met: dict[int, Entry]
-    chunk_orphans: set[int]
-    stream_orphans: set[int]
-
-
-class Store:
-    """The volume's store opened for writing, with its index loaded. Needs the job lock."""
-
-    def __init__(self, volume: Volume, disk: Disk, index: IndexChoice) -> None:
-        uuid = volume.parameters.uuid_bytes
-        self.chunks = ContainerWriter(volume.directory(Kind.CHUNKS), Kind.CHUNKS, uuid, disk)
-        self.streams = ContainerWriter(volume.directory(Kind.STREAMS), Kind.STREAMS, uuid, disk)
-        kinds = (Kind.CHUNKS, Kind.STREAMS)
-        self._index_fds = [volume.open_directory(kind) for kind in kinds]
-        self.index, self._recipe_index = (
-            make_index(index, fd, uuid, kind, disk)
-            for fd, kind in zip(self._index_fds, kinds, strict=True)
-        )
-        self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
-        self.chunks.recover(self._load(self.index, self._wanted[0]))
-        self.streams.recover(self._load(self._recipe_index, self._wanted[1]))
-        copies_kind = COPIES_OF[Kind.STREAMS]
-        os.close(volume.open_directory(copies_kind))
-        self.copies = ContainerWriter(volume.directory(copies_kind), copies_kind, uuid, disk)
-        self.copies.recover(lambda _: None)
-        self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
-
-    @staticmethod
-    def _load(index: StoreIndex, wanted: Wanted) -> Callable[[Recovered], None]:
-        def visit(container: Recovered) -> None:
-            index.load(container)
-            wanted.load(container)
-
-        return visit
-
-    def begin_sync(self) -> StoreSync:
-        """Note what is appended now, recipes included. Raises NoSpace."""
-        self.recipes.flush()
-        return StoreSync(
-            self.chunks.begin_sync(),
-            self.streams.begin_sync(),
-            self.recipes.take_copies(),
-            self._wanted[0].met(self.index, self.chunks),
-            self._wanted[1].met(self._recipe_index, self.streams),
-            self.index.take_found_orphans(),
-            self._recipe_index.take_found_orphans(),
-        )
-
-    def finish_sync(self, noted: StoreSync) -> None:
-        """Make durable what was noted: chunks before the recipes that name them, and orphans live
-        before anything names them."""
-        self.chunks.revive(noted.chunk_orphans)
-        self.chunks.finish_sync(noted.chunks)
-        self._wanted[0].settle(noted.chunks_met)
-        self.streams.revive(noted.stream_orphans)
-        self.streams.finish_sync(noted.streams)
-        self._wanted[1].settle(noted.streams_met)
-        append_copies(self.copies, noted.copies)
-
-    def save_index(self) -> None:
-        """Make the next job's loading of the index faster. Everything should have been synced."""
-        self.index.save()
-        self._recipe_index.save()
-
-    def close(self) -> None:
-        self.chunks.close()
-        self.streams.close()
-        self.copies.close()
-        for fd in self._index_fds:
-            os.close(fd)
 
 
 class Ingest:

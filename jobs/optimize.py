@@ -15,7 +15,6 @@ from dedupd.commit import (
     VolumeCommitter,
     settle_interrupted,
 )
-from dedupd.disk import Disk
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.fsutil import show_path
 from dedupd.index.base import IndexCounters
@@ -28,9 +27,11 @@ from jobs.buffers import FileTask
 from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
-from jobs.ingest import Ingest, Store, Sums
+from jobs.ingest import Ingest, Sums
+from jobs.partitioning import Partitioning
 from jobs.scan import Candidate, Skipped, candidates
 from jobs.unoptimize import restore_one
+from jobs.writing import Store
 
 GROUP_BYTES = 256 * MIB
 """New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
@@ -67,6 +68,7 @@ class OptimizeReport:
     bytes_skipped: dict[str, int] = field(default_factory=dict)
     sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
     recipe_bytes: int = 0
+    partitions: int = 0
     index_entries: int = 0
     index: IndexCounters = field(default_factory=IndexCounters)
     code_path: str = ""
@@ -93,6 +95,7 @@ class Optimize:
         self._ready: list[FileTask] = []
         self._grouped_bytes = 0
         self._grouped_read = 0
+        self._partitioning = Partitioning(volume, self._policy)
 
     def run(self) -> OptimizeReport:
         """Optimise everything the policy asks for. Raises NoSpace, Cancelled, Damaged.
@@ -106,13 +109,13 @@ class Optimize:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         if not has_work:
             return self.report()
-        disk = self._volume.disk
         self._run.update(phase="loading the index")
-        store = Store(self._volume, disk, self._policy.index)
+        partitions = self._partitioning.plan()
+        store = Store(self._volume, self._volume.disk, self._policy.index, partitions[0])
         try:
             self._settle()
             self._make_plain()
-            self._optimise(store, disk)
+            self._optimise(store, partitions)
             store.save_index()
         finally:
             store.close()
@@ -134,6 +137,7 @@ class Optimize:
         skipped, errors = Skipped(), list[str]()
         for candidate in candidates(self._volume, self._policy, self._below, skipped, errors):
             total += candidate.work_bytes
+            self._partitioning.expect(candidate)
             self._run.update(total=total)
             self._run.check()
         self._unsettled = skipped.unsettled
@@ -163,23 +167,23 @@ class Optimize:
             except (DedupdError, OSError) as error:
                 self._run.findings.add(f"{show_path(path)}: {error}")
 
-    def _candidates(self) -> Iterator[tuple[Candidate, bool]]:
+    def _candidates(self, partition: int, is_first: bool) -> Iterator[tuple[Candidate, bool]]:
+        """The files of one partition; the first walk tells of all that are left, and why."""
         errors: list[str] = []
-        found = candidates(self._volume, self._policy, self._below, self._skipped, errors)
-        for candidate in found:
-            yield candidate, self._policy.compresses(candidate.path)
-        for message in errors:
+        skipped = self._skipped if is_first else Skipped()
+        for candidate in candidates(self._volume, self._policy, self._below, skipped, errors):
+            if self._partitioning.is_in(candidate.path, partition):
+                yield candidate, self._policy.compresses(candidate.path)
+        for message in errors if is_first else ():
             self._run.findings.add(message)
 
-    def _optimise(self, store: Store, disk: Disk) -> None:
+    def _optimise(self, store: Store, partitions: list[int]) -> None:
         threads = min(self._policy.cores_max or len(os.sched_getaffinity(0)), 64)
         headroom = self._volume.parameters.chunking.max_bytes
-        buffers = max(4, (self._policy.memory_bytes_max - MEMORY_FIXED_BYTES) // (2 * BATCH_BYTES))
-        buffers = min(buffers, 6 + 2 * threads)
+        room = self._policy.memory_bytes_max - MEMORY_FIXED_BYTES - self._partitioning.index_bytes
+        buffers = min(max(4, room // (2 * BATCH_BYTES)), 6 + 2 * threads)
         pool = BufferPool(mmap.mmap(-1, headroom + BATCH_BYTES) for _ in range(buffers))
         self._checkpoints.load()
-        resume = partial(self._checkpoints.of, index=store.index)
-        reader = BatchReader(self._volume, self._candidates(), pool, headroom, resume)
         ingest = Ingest(
             self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
         )
@@ -187,15 +191,15 @@ class Optimize:
         self._report.code_path = ingest.code_path
         try:
             self._run.update(phase="optimising")
-            for batch in reader:
-                ingest.feed(batch)
-                self._drain(groups, ingest, everything=False)
-                self._maybe_commit(groups, ingest)
-                self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimised)
-                self._run.check()
-            self._drain(groups, ingest, everything=True)
-            self._commit(groups, ingest)
-            groups.wait()
+            for partition in partitions:
+                store.use_partition(partition)
+                found = self._candidates(partition, partition == partitions[0])
+                reader = BatchReader(self._volume, found, pool, headroom, self._checkpoints.of)
+                try:
+                    self._take_in(reader, ingest, groups, store)
+                finally:
+                    reader.close()
+                pool.reopen()
             self._checkpoints.clear()
         except (NoSpace, Cancelled):
             self._take(ingest)
@@ -203,13 +207,35 @@ class Optimize:
             groups.wait()
             raise
         finally:
-            reader.close()
             ingest.close()
             groups.close()
             self._report.sums = ingest.sums.rounded()
             self._report.recipe_bytes = store.streams.appended_bytes
             self._report.index_entries = len(store.index)
-            self._report.index = store.index.counters()
+            self._report.index = store.counters()
+
+    def _take_in(
+        self, reader: BatchReader, ingest: Ingest, groups: GroupCommit, store: Store
+    ) -> None:
+        """Ingest and commit everything that ``reader`` reads: the files of one partition."""
+        self._report.partitions += 1
+        for batch in reader:
+            ingest.feed(batch)
+            self._drain(groups, ingest, everything=False)
+            self._maybe_commit(groups, ingest)
+            if store.entries >= self._partitioning.capacity:
+                self._finish(groups, ingest)
+                store.use_partition(self._partitioning.move_on(store.partition))
+                self._report.partitions += 1
+            self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimised)
+            self._run.check()
+        self._finish(groups, ingest)
+
+    def _finish(self, groups: GroupCommit, ingest: Ingest) -> None:
+        """Append, and commit, all that was read so far."""
+        self._drain(groups, ingest, everything=True)
+        self._commit(groups, ingest)
+        groups.wait()
 
     def _drain(self, groups: GroupCommit, ingest: Ingest, everything: bool) -> None:
         while True:

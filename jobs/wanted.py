@@ -25,8 +25,9 @@ class Wanted:
 
     def load(self, container: Recovered) -> None:
         """Note what a container has lost."""
-        for ordinal, entry in enumerate(container.entries):
-            if entry.state == tbl.State.QUARANTINED and entry.fingerprint != LOST.fingerprint:
+        for ordinal in container.entries.ordinals_in(tbl.State.QUARANTINED):
+            entry = container.entries[ordinal]
+            if entry.fingerprint != LOST.fingerprint:
                 lost = self._entries.setdefault(entry.fingerprint, {})
                 lost[make_id(container.header.container, ordinal)] = entry
 

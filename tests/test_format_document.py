@@ -96,7 +96,7 @@ def test_the_record_header() -> None:
 
 
 def test_the_table_header() -> None:
-    header = tbl.TableHeader(fmt.Kind.CHUNKS, 0x1234, 7, 9, UUID, 0x123456789A, 77)
+    header = tbl.TableHeader(fmt.Kind.CHUNKS, 0x1234, 7, 9, UUID, 0x123456789A, 77, 66)
     data = tbl.encode_header(header)
     places = layout("Table header (64 bytes)")
     values = {f.name: getattr(header, f.name) for f in fields(header)}

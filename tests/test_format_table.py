@@ -20,6 +20,7 @@ headers = st.builds(
     volume=UUID,
     synced_bytes=U64,
     synced_count=U32,
+    reconciled=U32,
 )
 entries = st.builds(
     tbl.Entry,

@@ -97,6 +97,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("cores", -1, "write a whole number from 0 to 1024"),
     ("cores", False, "write a whole number from 0 to 1024"),
     ("index", "fast", 'write "memory" or "table"'),
+    ("partitions", 0, "write a whole number from 1 to 256"),
 ]
 
 

@@ -154,7 +154,7 @@ def test_a_record_that_cannot_be_found_keeps_its_ordinal(tmp_path: Path) -> None
     flip_bit(store.data(), fmt.FILE_HEADER_BYTES + 580 + 5)
     store.table().unlink()
     (state,) = store.reopen()
-    assert [entry is LOST for entry in state.entries] == [False, True, False]
+    assert [entry == LOST for entry in state.entries] == [False, True, False]
     (again,) = store.reopen()
     assert again.entries == state.entries
 

@@ -17,8 +17,10 @@ from dedupd.format.container import FORMAT, FileHeader, Kind
 MAGIC = b"DEDUPDIR"
 HEADER_BYTES = 64
 ENTRY_BYTES = 64
+FINGERPRINT_BYTES = 32
+"""With which an entry begins."""
 
-_HEADER = struct.Struct("<8sHBxIII16sQI")
+_HEADER = struct.Struct("<8sHBxIII16sQII")
 _ENTRY = struct.Struct("<32sQQIIIBB")
 _WHOLE = struct.Struct("<32sQQIIIBBH")
 _U64 = struct.Struct("<Q")
@@ -47,7 +49,10 @@ USABLE = frozenset((State.LIVE, State.ORPHANED))
 
 @dataclass(frozen=True, slots=True)
 class TableHeader:
-    """The first 64 bytes. All records below ``synced_bytes`` of the container are durable."""
+    """The first 64 bytes. All records below ``synced_bytes`` of the container are durable.
+
+    Those with ordinals below ``reconciled`` are in the reconciled set (docs/partitions.md).
+    """
 
     kind: Kind
     container: int
@@ -56,6 +61,7 @@ class TableHeader:
     volume: bytes
     synced_bytes: int
     synced_count: int
+    reconciled: int = 0
 
 
 class Entry(NamedTuple):
@@ -82,6 +88,7 @@ def encode_header(header: TableHeader) -> bytes:
         header.volume,
         header.synced_bytes,
         header.synced_count,
+        header.reconciled,
     ).ljust(HEADER_BYTES - 8, b"\0")
     return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
 
@@ -95,12 +102,10 @@ def decode_header(data: bytes, where: str) -> TableHeader:
         or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
     ):
         raise DamagedTable(f"{where}: the redirection table has no valid header")
-    _, version, kind, container, generation, partition, volume, synced, count = _HEADER.unpack_from(
-        body
-    )
+    _, version, kind, container, generation, partition, volume, *marks = _HEADER.unpack_from(body)
     if version != FORMAT or kind not in Kind.__members__.values():
         raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
-    return TableHeader(Kind(kind), container, generation, partition, volume, synced, count)
+    return TableHeader(Kind(kind), container, generation, partition, volume, *marks)
 
 
 def belongs(table: TableHeader, container: FileHeader) -> bool:
@@ -136,6 +141,11 @@ def decode_entry(data: bytes | memoryview, seed: int) -> Entry | None:
         return None
     entry = Entry._make(_ENTRY.unpack(body))
     return entry if entry.state in _STATES else None
+
+
+def unpack_entry(data: bytes | memoryview, offset: int) -> Entry:
+    """The entry at ``offset``, which is known to be a valid one."""
+    return tuple.__new__(Entry, _ENTRY.unpack_from(data, offset))
 
 
 def decode_entries(data: bytes, seed: int) -> list[Entry | None]:

@@ -8,8 +8,10 @@ from dedupd.index.base import StoreIndex
 from dedupd.index.memory import MemoryIndex
 from dedupd.index.table import SavedTable, TableIndex
 
-SAVED_NAME = b"saved.table"
-"""The table's file, in the directory of the containers that it is of."""
+
+def saved_name(partition: int) -> bytes:
+    """The table's file, in the directory of the containers that it is of."""
+    return b"saved-%08d.table" % partition if partition else b"saved.table"
 
 
 class IndexChoice(StrEnum):
@@ -22,12 +24,20 @@ class IndexChoice(StrEnum):
 
 
 def make_index(
-    choice: IndexChoice, dir_fd: int, volume: bytes, kind: Kind, disk: Disk
+    choice: IndexChoice,
+    dir_fd: int,
+    volume: bytes,
+    kind: Kind,
+    disk: Disk,
+    *,
+    partition: int,
+    entries: int,
 ) -> StoreIndex:
-    """An index that nothing was loaded into, of the containers in a directory.
+    """An index that nothing was loaded into, of one partition's containers in a directory.
 
-    ``dir_fd`` is borrowed for as long as the index is used.
+    ``dir_fd`` is borrowed for as long as the index is used. ``entries`` are about to be loaded.
     """
     if choice is IndexChoice.MEMORY:
         return MemoryIndex()
-    return TableIndex(dir_fd, volume, kind, SavedTable(disk, dir_fd, SAVED_NAME))
+    saved = SavedTable(disk, dir_fd, saved_name(partition))
+    return TableIndex(dir_fd, volume, kind, saved, capacity=entries)

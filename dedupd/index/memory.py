@@ -41,17 +41,13 @@ class MemoryIndex:
         self._map.insert(fingerprints, array("Q", ids))
 
     def load(self, container: Recovered) -> None:
-        number = container.header.container
-        live = [
-            (entry.fingerprint, make_id(number, ordinal))
-            for ordinal, entry in enumerate(container.entries)
-            if entry.state in USABLE
-        ]
-        self.insert(b"".join(fp for fp, _ in live), [chunk_id for _, chunk_id in live])
-        states = [entry.state for entry in container.entries]
-        if State.ORPHANED in states:
-            orphans = (at for at, state in enumerate(states) if state == State.ORPHANED)
-            self._orphans.add_container(number, orphans, len(states))
+        number, entries = container.header.container, container.entries
+        live = [ordinal for ordinal, state in enumerate(entries.states) if state in USABLE]
+        fingerprints = b"".join(map(entries.fingerprint, live))
+        self.insert(fingerprints, [make_id(number, ordinal) for ordinal in live])
+        if State.ORPHANED in entries.states:
+            orphans = entries.ordinals_in(State.ORPHANED)
+            self._orphans.add_container(number, orphans, len(entries))
 
     def counters(self) -> IndexCounters:
         return IndexCounters(self._lookups, self._hits)

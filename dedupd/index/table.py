@@ -47,6 +47,7 @@ class SavedTable(NamedTuple):
 class TableIndex:
     """A ``StoreIndex`` over ``native.TableIndex``. ``dir_fd`` (containers and tables) is borrowed.
 
+    ``capacity``: entries that are about to be loaded; without it, as many as all tables there have.
     A container that is loaded has been recovered, and nobody but this job changes it afterwards.
     Raises OSError where a redirection table cannot be read.
     """
@@ -58,6 +59,7 @@ class TableIndex:
         kind: Kind,
         saved: SavedTable | None = None,
         *,
+        capacity: int | None = None,
         page_entries: int = PAGE_ENTRIES,
         cache_entries: int = CACHE_ENTRIES,
         saved_entries_min: int = SAVED_ENTRIES_MIN,
@@ -66,7 +68,7 @@ class TableIndex:
             dir_fd,
             volume,
             kind,
-            capacity=_entries_in(dir_fd),
+            capacity=_entries_in(dir_fd) if capacity is None else capacity,
             page_entries=page_entries,
             cache_entries=cache_entries,
         )

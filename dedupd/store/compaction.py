@@ -87,7 +87,7 @@ def compact(
             disk.unlink(dir_fd, name)
     try:
         with opened(disk.create(dir_fd, names[0])) as new_fd:
-            copy = _Copy(new_fd, header, disk, progress)
+            copy = _Copy(new_fd, header, state.reconciled, disk, progress)
             with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=dir_fd)) as old_fd:
                 for record, payload in _kept(old_fd, state):
                     copy.add(record, payload)
@@ -193,10 +193,16 @@ class _Copy:
     """The new generation: appends records, and keeps the entries of its table."""
 
     def __init__(
-        self, fd: int, header: fmt.FileHeader, disk: Disk, progress: Callable[[int], None]
+        self,
+        fd: int,
+        header: fmt.FileHeader,
+        reconciled: int,
+        disk: Disk,
+        progress: Callable[[int], None],
     ) -> None:
         self._fd = fd
         self._header = header
+        self._reconciled = reconciled
         self._disk = disk
         self._progress = progress
         self._seed = fmt.checksum_seed(header.volume, header.container, header.generation)
@@ -247,5 +253,6 @@ class _Copy:
             header.volume,
             self.end,
             self._count,
+            self._reconciled,
         )
         return [tbl.encode_header(mark), self._entries]

@@ -127,7 +127,7 @@ def _mend_table(
     kept = completed(fd, header, mark, entries)
     kept += [LOST] * (count - len(kept))
     kept = [_as_far_as_there(entry, size) for entry in kept]
-    write_table(dir_fd, header, replace(mark, synced_count=len(kept)), kept, disk)
+    write_table(dir_fd, header, replace(mark, synced_count=len(kept), reconciled=0), kept, disk)
     reach(_TABLE)
     return wrong
 

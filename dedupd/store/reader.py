@@ -118,6 +118,11 @@ class RecordReader:
             and (entry.raw_length, check_of(entry.fingerprint)) == (length, check)
         )
 
+    def offers_all(self, record_id: int, fingerprint: bytes) -> bool:
+        """As :meth:`offers`, with the whole fingerprint. Raises DamagedContainer."""
+        entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
+        return entry is not None and entry.state == State.LIVE and entry.fingerprint == fingerprint
+
     def _forwarded(
         self,
         record_id: int,

@@ -92,6 +92,11 @@ class RecipeWriter:
         self._runs: list[_Run] = []
         self._pending: dict[bytes, int] = {}
 
+    def use_index(self, index: ChunkIndex) -> None:
+        """Look nodes up in another index from here on. Everything must have been flushed."""
+        assert not self._runs
+        self._index = index
+
     def add_node(self, level: int, rows: Sequence[Piece]) -> tuple[Piece, bytes]:
         """A node over ``rows``: as a row of the level above, and its record's fingerprint."""
         content = recipe.content_digest([(row.fingerprint, row.length) for row in rows])

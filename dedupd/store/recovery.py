@@ -6,14 +6,16 @@ referenced. Everything else stays for scrub to judge.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from dedupd import native
 from dedupd.disk import Disk
 from dedupd.errors import DamagedContainer, DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
+from dedupd.format.packed import PackedEntries
 from dedupd.fsutil import opened, read_at
 from dedupd.store.container import (
     NEW,
@@ -39,14 +41,16 @@ LOST = tbl.Entry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
 class Recovered:
     """A container after recovery. ``appendable`` is False where it must not grow any more.
 
-    ``entries`` is ``LOST`` for ordinals whose record was not found.
+    ``entries`` is ``LOST`` for ordinals whose record was not found. Those below ``reconciled`` are
+    in the reconciled set.
     """
 
     header: fmt.FileHeader
     end: int
-    entries: list[tbl.Entry]
+    entries: PackedEntries
     appendable: bool
     cut_bytes: int
+    reconciled: int = 0
 
 
 def container_numbers(dir_fd: int) -> list[int]:
@@ -81,12 +85,8 @@ def _is_all_collected(dir_fd: int, number: int) -> bool:
     except DamagedTable:
         return False
     seed = fmt.checksum_seed(table.volume, table.container, table.generation)
-    view = memoryview(data)[tbl.HEADER_BYTES :]
-    entries = (
-        tbl.decode_entry(view[at : at + tbl.ENTRY_BYTES], seed)
-        for at in range(0, table.synced_count * tbl.ENTRY_BYTES, tbl.ENTRY_BYTES)
-    )
-    return all(entry is not None and entry.state == tbl.State.TOMBSTONE for entry in entries)
+    states = native.table_states(data[tbl.HEADER_BYTES :], seed)[: table.synced_count]
+    return states == bytes([tbl.State.TOMBSTONE]) * table.synced_count
 
 
 def last_number(dir_fd: int) -> int:
@@ -114,6 +114,12 @@ def load_table(
 
     Where a compaction was interrupted between its two renames, that is the table's temporary file.
     """
+    table, body = load_packed_table(dir_fd, header)
+    return table, tbl.decode_entries(body, _seed(header))
+
+
+def load_packed_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, bytes]:
+    """As :func:`load_table`, with the entries as they are in the file, unchecked."""
     name = table_name(header.container)
     try:
         return _load_table(dir_fd, name, header)
@@ -125,9 +131,7 @@ def load_table(
         raise
 
 
-def _load_table(
-    dir_fd: int, name: bytes, header: fmt.FileHeader
-) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
+def _load_table(dir_fd: int, name: bytes, header: fmt.FileHeader) -> tuple[tbl.TableHeader, bytes]:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -137,8 +141,7 @@ def _load_table(
     table = tbl.decode_header(data[: tbl.HEADER_BYTES], name.decode())
     if not tbl.belongs(table, header):
         raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
-    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
-    return table, tbl.decode_entries(data[tbl.HEADER_BYTES :], seed)
+    return table, data[tbl.HEADER_BYTES :]
 
 
 def entry_of(found: Found) -> tbl.Entry:
@@ -173,10 +176,10 @@ def recover(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk)
             raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
         _settle_switch(dir_fd, header, disk)
         try:
-            table, entries = load_table(dir_fd, header)
+            table, body = load_packed_table(dir_fd, header)
         except DamagedTable:
             return _rebuild(dir_fd, fd, header, disk)
-        return _recover_tail(dir_fd, fd, header, table, entries, disk)
+        return _recover_tail(dir_fd, fd, header, table, body, disk)
 
 
 def _settle_switch(dir_fd: int, header: fmt.FileHeader, disk: Disk) -> None:
@@ -252,7 +255,7 @@ def _recover_tail(
     fd: int,
     header: fmt.FileHeader,
     table: tbl.TableHeader,
-    entries: list[tbl.Entry | None],
+    body: bytes,
     disk: Disk,
 ) -> Recovered:
     """Keep what is intact after the synced mark, cut the rest; fill in lost entries before it."""
@@ -262,12 +265,20 @@ def _recover_tail(
             f"{data_name(header.container).decode()}: {table.synced_bytes - size} bytes are missing"
             " at its end; run scrub"
         )
-    known = [entry for entry in entries[: table.synced_count] if entry is not None]
-    is_whole = len(known) == table.synced_count
-    if is_whole and size == table.synced_bytes and len(entries) == table.synced_count:
-        return Recovered(header, size, known, _may_grow(known, size), 0)
+    count = table.synced_count
+    known = PackedEntries.checked(body[: count * tbl.ENTRY_BYTES], _seed(header))
+    is_whole = known is not None and len(known) == count
+    if is_whole and size == table.synced_bytes and len(body) // tbl.ENTRY_BYTES == count:
+        assert known is not None
+        reconciled = min(table.reconciled, count)
+        return Recovered(header, size, known, _may_grow(known, size), 0, reconciled)
     _settle_pages(fd, disk)
-    kept = known if is_whole else completed(fd, header, table, entries)
+    if is_whole:
+        assert known is not None
+        kept, reconciled = list(known), min(table.reconciled, count)
+    else:
+        kept = completed(fd, header, table, tbl.decode_entries(body, _seed(header)))
+        reconciled = 0  # what a scan says of a record is not what became of it
     end = table.synced_bytes
     for item in scan(fd, _seed(header), end, size):
         if isinstance(item, Gap) or not payload_is_intact(fd, item):
@@ -280,9 +291,9 @@ def _recover_tail(
         disk.truncate(fd, end)
         disk.sync_file(fd)
     reach(_CUT)
-    mark = replace(table, synced_bytes=end, synced_count=len(kept))
-    write_table(dir_fd, header, mark, kept, disk)
-    return Recovered(header, end, kept, _may_grow(kept, end), size - end)
+    mark = replace(table, synced_bytes=end, synced_count=len(kept), reconciled=reconciled)
+    packed = write_table(dir_fd, header, mark, kept, disk)
+    return Recovered(header, end, packed, _may_grow(kept, end), size - end, reconciled)
 
 
 def completed(
@@ -312,8 +323,8 @@ def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recove
         size,
         len(entries),
     )
-    write_table(dir_fd, header, mark, entries, disk)
-    return Recovered(header, size, entries, _may_grow(entries, size), 0)
+    packed = write_table(dir_fd, header, mark, entries, disk)
+    return Recovered(header, size, packed, _may_grow(entries, size), 0)
 
 
 def _settle_pages(fd: int, disk: Disk) -> None:
@@ -355,7 +366,7 @@ def _ordinal_max(header: fmt.FileHeader, offset: int) -> int:
     return fmt.ORDINALS_MAX - 1
 
 
-def _may_grow(entries: list[tbl.Entry], end: int) -> bool:
+def _may_grow(entries: Sequence[tbl.Entry], end: int) -> bool:
     """Whether a container ends with a record that is known; else one may be lost behind the last
     one that was found, and its ordinal must not be given out again."""
     if not entries:
@@ -373,8 +384,9 @@ def write_table(
     mark: tbl.TableHeader,
     entries: list[tbl.Entry],
     disk: Disk,
-) -> None:
-    seed = _seed(header)
-    body = b"".join(tbl.encode_entry(entry, seed) for entry in entries)
-    disk.replace_file(dir_fd, table_name(header.container), tbl.encode_header(mark) + body)
+) -> PackedEntries:
+    """Put a table in the place of the one that is there; returns its entries."""
+    packed = PackedEntries.of(entries, _seed(header))
+    disk.replace_file(dir_fd, table_name(header.container), tbl.encode_header(mark) + packed.data)
     reach(_REBUILT)
+    return packed

@@ -60,6 +60,7 @@ class _Open:
     count: int
     reserved_count: int
     reserved_bytes: int
+    reconciled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class SyncPoint:
 
 class ContainerWriter:
     """Appends to the containers of one kind. One writer per volume, guarded by the volume's lock.
+
+    It appends to those of one partition at a time, which has one container that grows.
 
     ``reserve`` may run ahead of ``append``, so that ids are known while payloads are still being
     compressed; ``append`` must follow in the order of the reservations.
@@ -96,6 +99,7 @@ class ContainerWriter:
         self._current: _Open | None = None
         self._unsynced: list[_Open] = []
         self._last_number = 0
+        self._growing: dict[int, int] = {}
         self.appended_bytes = 0
 
     def recover(self, visit: Callable[[Recovered], None]) -> None:
@@ -105,25 +109,51 @@ class ContainerWriter:
         together. Containers that cannot be opened at all are left for scrub, unless a crash
         interrupted their creation. Must be called first.
         """
-        last: Recovered | None = None
         self._last_number = last_number(self._dir_fd)
         for number in container_numbers(self._dir_fd):
             try:
-                last = recover(self._dir_fd, number, self._kind, self._volume, self._disk)
+                state = recover(self._dir_fd, number, self._kind, self._volume, self._disk)
             except DamagedContainer:
                 discard_unfinished(self._dir_fd, number, self._disk)
                 continue
-            visit(last)
-        if last is not None and last.header.container == self._last_number and last.appendable:
-            self._reopen(last)
+            visit(state)
+            self._growing.pop(state.header.partition, None)
+            if self._may_reopen(state):
+                self._growing[state.header.partition] = number
+        self._reopen()
 
-    def _reopen(self, state: Recovered) -> None:
+    def use_partition(self, partition: int) -> None:
+        """Append to containers of this partition from here on. Nothing may be reserved."""
+        current = self._current
+        if partition == self._partition:
+            return
+        if current is not None:
+            assert current.count == current.reserved_count
+            self._growing[self._partition] = current.number
+            if current not in self._unsynced:
+                self._unsynced.append(current)  # so that the next sync closes it
+        self._partition, self._current = partition, None
+        self._reopen()
+
+    def _may_reopen(self, state: Recovered) -> bool:
         header = state.header
-        if state.end >= self._bytes_max or header.partition != self._partition:
+        return (
+            state.appendable
+            and state.end < self._bytes_max
+            and (header.generation == 1 or len(state.entries) <= REOPEN_ORDINALS_MAX)
+        )
+
+    def _reopen(self) -> None:
+        """Go on in the last container of the partition, where that is safe."""
+        number = self._growing.pop(self._partition, None)
+        if number is None:
             return
-        if header.generation > 1 and len(state.entries) > REOPEN_ORDINALS_MAX:
-            return
-        number = header.container
+        for target in self._unsynced:
+            if target.number == number:
+                self._current = target
+                return
+        state = recover(self._dir_fd, number, self._kind, self._volume, self._disk)
+        header = state.header
         self._current = _Open(
             number,
             self._disk.open_write(self._dir_fd, data_name(number)),
@@ -134,6 +164,7 @@ class ContainerWriter:
             len(state.entries),
             len(state.entries),
             state.end,
+            state.reconciled,
         )
 
     def reserve(self, count: int, raw_bytes: int) -> int:
@@ -179,7 +210,7 @@ class ContainerWriter:
             on_failure.callback(os.close, table_fd)
             seed = fmt.checksum_seed(self._volume, number, 1)
             start = fmt.FILE_HEADER_BYTES
-            opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
+            opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start, 0)
             self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)
             # So that recovery can tell a container that holds something from one that never did.
             self._disk.sync_data(data_fd)
@@ -316,6 +347,7 @@ class ContainerWriter:
             self._volume,
             target.end,
             target.count,
+            target.reconciled,
         )
 
     def close(self) -> None:

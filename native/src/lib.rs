@@ -13,6 +13,7 @@ pub mod map;
 pub mod process;
 pub mod records;
 pub mod seal;
+mod states;
 pub mod stub;
 pub mod study;
 pub mod sys;

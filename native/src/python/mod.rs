@@ -12,6 +12,7 @@ mod map;
 mod output;
 mod records;
 mod seal;
+mod states;
 mod stub;
 mod study;
 mod sys;
@@ -39,6 +40,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::decode, module)?)?;
     module.add_function(wrap_pyfunction!(records::read_chunks, module)?)?;
     module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
+    module.add_function(wrap_pyfunction!(states::table_states, module)?)?;
     module.add_function(wrap_pyfunction!(check::check_records, module)?)?;
     module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;

@@ -1,0 +1,69 @@
+"""The entries of a whole redirection table as the table has them, decoded as they are asked for.
+
+A million entries take 65 MB like this, and 0.4 GB as objects; and most readers want few of them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from dedupd import native
+from dedupd.format import table as tbl
+from dedupd.format.table import ENTRY_BYTES, Entry
+
+
+class PackedEntries(Sequence[Entry]):
+    """Entries by ordinal, all of them valid. ``states`` has a byte for each."""
+
+    def __init__(self, data: bytes, states: bytes) -> None:
+        assert len(data) == len(states) * ENTRY_BYTES
+        self.data = data
+        self.states = states
+
+    @classmethod
+    def checked(cls, data: bytes, seed: int) -> "PackedEntries | None":
+        """The whole entries of ``data``; None where any of them is not valid."""
+        states = native.table_states(data, seed)
+        return None if 0 in states else cls(data[: len(states) * ENTRY_BYTES], states)
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], seed: int) -> "PackedEntries":
+        """As the table of a container with this seed has them."""
+        known = list(entries)
+        data = b"".join(tbl.encode_entry(entry, seed) for entry in known)
+        return cls(data, bytes(entry.state for entry in known))
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> "PackedEntries": ...
+    def __getitem__(self, at: int | slice) -> "Entry | PackedEntries":
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            assert step == 1
+            data = self.data[start * ENTRY_BYTES : stop * ENTRY_BYTES]
+            return PackedEntries(data, self.states[start:stop])
+        start = range(len(self))[at] * ENTRY_BYTES
+        return tbl.unpack_entry(self.data, start)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(tbl.unpack_entry, [self.data] * len(self), range(0, len(self.data), ENTRY_BYTES))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedEntries) and self.data == other.data
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def fingerprint(self, ordinal: int) -> bytes:
+        """That of one entry, without the rest of it."""
+        start = ordinal * ENTRY_BYTES
+        return self.data[start : start + tbl.FINGERPRINT_BYTES]
+
+    def ordinals_in(self, state: int) -> Iterator[int]:
+        """Ordinals of the entries in a state, ascending."""
+        at = self.states.find(state)
+        while at >= 0:
+            yield at
+            at = self.states.find(state, at + 1)

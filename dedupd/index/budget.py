@@ -1,0 +1,24 @@
+"""How much of a job's memory its index may take, and how many chunks that is."""
+
+from dedupd.index.choose import IndexChoice
+from dedupd.units import MIB
+
+SHARE = 4
+"""One part in so many of a job's memory is for the index."""
+
+_BYTES_MIN = 8 * MIB
+_FIXED_BYTES = 4 * MIB
+"""Cache and write buffer."""
+
+_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.MEMORY: 60.0}
+
+
+def index_bytes(choice: IndexChoice, entries: int) -> int:
+    """What an index of so many chunks takes, about."""
+    return _FIXED_BYTES + int(entries * _ENTRY_BYTES[choice])
+
+
+def capacity(choice: IndexChoice, memory_bytes_max: int) -> int:
+    """How many chunks an index may hold in a job that may take so much memory."""
+    share = max(_BYTES_MIN, memory_bytes_max // SHARE)
+    return int((share - _FIXED_BYTES) / _ENTRY_BYTES[choice])

@@ -1,0 +1,153 @@
+"""The volume's store opened for writing: writers, the index of one partition, one sync for all."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from dedupd.disk import Disk
+from dedupd.errors import DamagedContainer
+from dedupd.format import container as fmt
+from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.table import Entry
+from dedupd.index.base import IndexCounters, StoreIndex
+from dedupd.index.choose import IndexChoice, make_index
+from dedupd.index.memory import MemoryIndex
+from dedupd.store.census import census, entries_by_partition
+from dedupd.store.copies import append_copies
+from dedupd.store.recipes import RecipeWriter
+from dedupd.store.recovery import Recovered, recover
+from dedupd.store.writer import ContainerWriter, SyncPoint
+from dedupd.volume import Volume
+from jobs.partitioning import combined
+from jobs.wanted import Wanted
+
+_KINDS = (Kind.CHUNKS, Kind.STREAMS)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSync:
+    """What was appended to a store up to a moment, the lost records that it makes up for, and the
+    orphans that were met again."""
+
+    chunks: SyncPoint
+    streams: SyncPoint
+    copies: list[tuple[fmt.Record, bytes]]
+    chunks_met: dict[int, Entry]
+    streams_met: dict[int, Entry]
+    chunk_orphans: set[int]
+    stream_orphans: set[int]
+
+
+class Store:
+    """The volume's store opened for writing, with the index of one partition loaded.
+
+    Needs the job lock.
+    """
+
+    def __init__(self, volume: Volume, disk: Disk, index: IndexChoice, partition: int) -> None:
+        uuid = volume.parameters.uuid_bytes
+        self._uuid, self._disk, self._choice = uuid, disk, index
+        self._fds = {kind: volume.open_directory(kind) for kind in _KINDS}
+        self.partition = partition
+        self.chunks, self.streams = (
+            ContainerWriter(volume.directory(kind), kind, uuid, disk, partition=partition)
+            for kind in _KINDS
+        )
+        self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
+        self.index: StoreIndex = self._new_index(Kind.CHUNKS)
+        self._recipe_index: StoreIndex = self._new_index(Kind.STREAMS)
+        self._past_counters = IndexCounters()
+        self.chunks.recover(partial(self._load, self.index, self._wanted[0]))
+        self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
+        copies_kind = COPIES_OF[Kind.STREAMS]
+        os.close(volume.open_directory(copies_kind))
+        self.copies = ContainerWriter(volume.directory(copies_kind), copies_kind, uuid, disk)
+        self.copies.recover(lambda _: None)
+        self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
+
+    def _new_index(self, kind: Kind) -> StoreIndex:
+        fd, partition = self._fds[kind], self.partition
+        entries = entries_by_partition(fd).get(partition, 0)
+        return make_index(
+            self._choice, fd, self._uuid, kind, self._disk, partition=partition, entries=entries
+        )
+
+    def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
+        if container.header.partition == self.partition:
+            index.load(container)
+        wanted.load(container)
+
+    @property
+    def entries(self) -> int:
+        """How many chunks and recipes can be found."""
+        return len(self.index) + len(self._recipe_index)
+
+    def use_partition(self, partition: int) -> None:
+        """Look up, and append to, another partition from here on. Raises NoSpace.
+
+        Nothing may be on its way: what was reserved is appended, and what was synced is done. The
+        old index is let go of before the new one is made.
+        """
+        if partition == self.partition:
+            return
+        self.finish_sync(self.begin_sync())
+        self.save_index()
+        self._past_counters = self.counters()
+        self.index = self._recipe_index = MemoryIndex()
+        self.recipes.use_index(self._recipe_index)
+        self.partition = partition
+        self.chunks.use_partition(partition)
+        self.streams.use_partition(partition)
+        self.index = self._loaded_index(Kind.CHUNKS)
+        self._recipe_index = self._loaded_index(Kind.STREAMS)
+        self.recipes.use_index(self._recipe_index)
+
+    def _loaded_index(self, kind: Kind) -> StoreIndex:
+        """An index of what the partition has; every container has been recovered."""
+        index = self._new_index(kind)
+        for one in census(self._fds[kind]):
+            if one.partition == self.partition:
+                with suppress(DamagedContainer):
+                    index.load(recover(self._fds[kind], one.number, kind, self._uuid, self._disk))
+        return index
+
+    def counters(self) -> IndexCounters:
+        """Those of all indexes that were used, one after the other."""
+        return combined(self._past_counters, self.index.counters())
+
+    def begin_sync(self) -> StoreSync:
+        """Note what is appended now, recipes included. Raises NoSpace."""
+        self.recipes.flush()
+        return StoreSync(
+            self.chunks.begin_sync(),
+            self.streams.begin_sync(),
+            self.recipes.take_copies(),
+            self._wanted[0].met(self.index, self.chunks),
+            self._wanted[1].met(self._recipe_index, self.streams),
+            self.index.take_found_orphans(),
+            self._recipe_index.take_found_orphans(),
+        )
+
+    def finish_sync(self, noted: StoreSync) -> None:
+        """Make durable what was noted: chunks before the recipes that name them, and orphans live
+        before anything names them."""
+        self.chunks.revive(noted.chunk_orphans)
+        self.chunks.finish_sync(noted.chunks)
+        self._wanted[0].settle(noted.chunks_met)
+        self.streams.revive(noted.stream_orphans)
+        self.streams.finish_sync(noted.streams)
+        self._wanted[1].settle(noted.streams_met)
+        append_copies(self.copies, noted.copies)
+
+    def save_index(self) -> None:
+        """Make the next job's loading of the index faster. Everything should have been synced."""
+        self.index.save()
+        self._recipe_index.save()
+
+    def close(self) -> None:
+        self.chunks.close()
+        self.streams.close()
+        self.copies.close()
+        for fd in self._fds.values():
+            os.close(fd)
