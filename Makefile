@@ -6,11 +6,13 @@ CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \
 	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
 SIZE ?= 6G
-RUNS ?= 1
+RUNS ?= 3
+DIR ?= build/bench/data
+BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-develop build demo test test-native test-slow lint types format wheel lock \
-	bench-dataset bench-ingest clean distclean
+	bench bench-dataset clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,13 +59,15 @@ lock: setup ## choose versions anew, within the bounds of pyproject.toml
 	$(COMPILE) --extra dev pyproject.toml --output-file requirements.lock
 	$(COMPILE) requirements-build.in --output-file requirements-build.lock
 
+bench: ## take a data set in, beside the peers: table and plot in build/bench [DIR=where SIZE=6G RUNS=3]
+	@scripts/setup.sh benchmark
+	[ -e "$(DIR)" ] || $(BIN)/python -m benchmarks.dataset --size $(SIZE) "$(DIR)"
+	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.ingest --runs $(RUNS) --output build/bench "$(DIR)"
+	$(BIN)/python -m benchmarks.plot build/bench/ingest.json build/bench/ingest.svg
+
 bench-dataset: ## build the data set of the benchmarks: DIR=where [SIZE=6G]
 	@scripts/setup.sh benchmark
 	$(BIN)/python -m benchmarks.dataset --size $(SIZE) $(DIR)
-
-bench-ingest: ## first and second ingest against borg and restic: DIR=where [RUNS=1]
-	@scripts/setup.sh benchmark
-	$(BIN)/python -m benchmarks.ingest --runs $(RUNS) $(DIR)
 
 clean: ## remove what tests and builds leave
 	rm -rf build dist native/target .mypy_cache .pytest_cache .ruff_cache .hypothesis

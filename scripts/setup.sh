@@ -20,6 +20,7 @@ esac
 
 RUST_MINOR_MIN=85 # edition 2024
 PYTHON_MINOR_MIN=11
+RUSTIC_VERSION=0.11.4
 
 # Programs for administrators, and those of rustup, are not on everybody's PATH.
 export PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -153,6 +154,8 @@ look_for_tools() {
     [ "$purpose" = develop ] && return
     has borg || want borgbackup "what ingest is compared with"
     has restic || want restic "what ingest is compared with"
+    has casync || want casync "what ingest is compared with"
+    has duperemove || want duperemove "what ingest is compared with"
 }
 
 # --- system packages --------------------------------------------------------------------------
@@ -226,8 +229,19 @@ build_native() {
     note_made native "$(native_state)"
 }
 
+# A peer that Debian does not have. Without it the comparison goes on with the others.
+build_peers() {
+    [ "$purpose" = benchmark ] || return 0
+    has rustic || [ -x build/peers/bin/rustic ] && return
+    say "Building rustic, which ingest is compared with (some ten minutes, once)"
+    cargo install --quiet --locked --root build/peers --target-dir build/peers/target \
+        "rustic-rs@$RUSTIC_VERSION" || say "Going on without rustic."
+    rm -rf build/peers/target
+}
+
 look
 install_packages
 add_rust_checks
 make_environment
 build_native
+build_peers

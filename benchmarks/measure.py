@@ -1,0 +1,98 @@
+"""Running a command as a benchmark: what it took, and what it found on the disk."""
+
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dedupd.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One command, as the kernel accounts for it (all threads, largest process)."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes_peak: int
+
+
+class Failed(Exception):
+    """A program did not do what it was asked; the message has its output."""
+
+
+def measure(command: list[str], environment: Mapping[str, str], log: Path) -> Measured:
+    """Run a command to its end. Raises Failed."""
+    with open(log, "wb") as output:
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        wall_s = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        tail = log.read_text(errors="replace")[-2000:]
+        raise Failed(f"{' '.join(command)}: exit status {process.returncode}\n{tail}")
+    return Measured(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def prepare(tree: Path, cold: bool) -> None:
+    """Nothing waits to be written, and the tree's pages are all in memory, or none are."""
+    os.sync()
+    if cold:
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        return
+    buffer = bytearray(4 * MIB)
+    for directory, _names, files in os.walk(tree):
+        for name in files:
+            with open(os.path.join(directory, name), "rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+
+
+def logical_bytes(tree: Path) -> int:
+    return sum(os.lstat(path).st_size for path in files_of(tree))
+
+
+def allocated_bytes(tree: Path) -> int:
+    return sum(os.lstat(path).st_blocks * 512 for path in files_of(tree))
+
+
+def files_of(tree: Path) -> list[str]:
+    return [
+        os.path.join(directory, name) for directory, _, names in os.walk(tree) for name in names
+    ]
+
+
+def copy(dataset: Path, to: Path) -> None:
+    """A copy that shares no block with the data set, also where the file system could."""
+    subprocess.run(["cp", "-a", "--reflink=never", str(dataset), str(to)], check=True)
+
+
+def machine(work: Path) -> str:
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    kind = subprocess.run(
+        ["findmnt", "-no", "FSTYPE", "-T", str(work)], capture_output=True, text=True, check=False
+    )
+    return f"{os.cpu_count()} × {model}, Linux {platform.release()}, {kind.stdout.strip()}"
+
+
+def typical(measured: list[Measured]) -> Measured:
+    """The median of each figure."""
+    return Measured(
+        statistics.median(one.wall_s for one in measured),
+        statistics.median(one.cpu_s for one in measured),
+        int(statistics.median(one.memory_bytes_peak for one in measured)),
+    )
