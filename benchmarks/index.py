@@ -3,12 +3,16 @@
 Fingerprints are BLAKE3 of a counter; the redirection tables are real files with valid entries, in
 containers of 16,384 chunks (1 GiB of 64 KiB chunks). A stream of look-ups is made of runs: with the
 given share duplicates, else new. A run of duplicates begins anywhere in the store and goes on
-through neighbours, as the chunks of a copied file do; its length is geometric with the given mean.
+through neighbours, as the chunks of a copied file do; its length is exponential.
+With ``--program`` there is also the stream of look-ups of later versions of real trees, each stored
+somewhere else in the store: see ``benchmarks/locality.py``.
 
-    python -m benchmarks.index DIRECTORY [--chunks 1000000] [--duplicates 0.5]
+    python -m benchmarks.index DIRECTORY [--chunks N] [--duplicates 0.5] [--program TREE TREE…]…
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import random
@@ -18,12 +22,14 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.locality import Version, replay, versions
 from dedupd import native
 from dedupd.disk import Disk
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.format.packed import PackedEntries
+from dedupd.index.base import StoreIndex
 from dedupd.index.table import SavedTable, TableIndex
 from dedupd.store.container import data_name, table_name
 from dedupd.store.recovery import Recovered
@@ -33,10 +39,14 @@ CONTAINER_CHUNKS = 1 << 14
 BATCH = 1 << 12
 STREAM_CHUNKS = 1_000_000
 RUN_MEANS = (16, 64, 256)
+FILE_BYTES_MIN = 32 << 10
+"""Smaller files of the trees are left out, as the default policy does."""
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process that no file can give back."""
+    """Resident memory of this process that no file can give back, without what is free in it."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -89,42 +99,53 @@ def recovered(container: int) -> Recovered:
     return Recovered(header, 0, PackedEntries(b"", b""), False, 0)
 
 
-def stream(chunks: int, duplicates: float, run_mean: int) -> Iterator["array[int]"]:
-    """Batches of chunk numbers."""
+def runs(chunks: int, duplicates: float, run_mean: int) -> Iterator[range]:
+    """Runs of chunk numbers, without an end."""
     rng = random.Random(run_mean)
-    new, made = chunks, 0
-    batch = array("Q")
-    while made < STREAM_CHUNKS:
+    new = chunks
+    while True:
         length = max(1, round(rng.expovariate(1 / run_mean)))
         if rng.random() < duplicates:
             start = rng.randrange(chunks)
-            batch.extend(range(start, min(chunks, start + length)))
+            yield range(start, min(chunks, start + length))
         else:
-            batch.extend(range(new, new + length))
+            yield range(new, new + length)
             new += length
+
+
+def batches(stream: Iterator[range] | Iterator["array[int]"]) -> Iterator["array[int]"]:
+    """A stream of chunk numbers as an optimise run looks them up, up to a million."""
+    batch, made = array("Q"), 0
+    for run in stream:
+        batch.extend(run)
         while len(batch) >= BATCH:
             yield batch[:BATCH]
             made += BATCH
+            if made >= STREAM_CHUNKS:
+                return
             del batch[:BATCH]
 
 
-def fill(index: TableIndex, tables: Tables, chunks: int) -> float:
+def fill(index: StoreIndex, tables: Tables, chunks: int) -> float:
     """Insert all chunks as ingest does; returns the seconds in ``insert``."""
     spent = 0.0
     for first in range(0, chunks, BATCH):
         packed = fingerprints(array("Q", range(first, first + BATCH)))
         ids = range(id_of(first), id_of(first) + BATCH)
+        packed_ids = array("Q", ids)
         began = time.process_time()
-        index.insert(packed, ids)
+        index.insert(packed, packed_ids)
         spent += time.process_time() - began
         tables.append(container_of(first), first % CONTAINER_CHUNKS, packed)
     return spent
 
 
-def look_up(index: TableIndex, batches: Iterator["array[int]"], chunks: int) -> dict[str, float]:
+def look_up(
+    index: StoreIndex, stream: Iterator[range] | Iterator["array[int]"], chunks: int
+) -> dict[str, float]:
     """Look-ups a second, and reads for each; checks every answer."""
     before, spent, count = index.counters(), 0.0, 0
-    for batch in batches:
+    for batch in batches(stream):
         packed = fingerprints(batch)
         began = time.process_time()
         found = index.lookup(packed)
@@ -140,19 +161,34 @@ def look_up(index: TableIndex, batches: Iterator["array[int]"], chunks: int) -> 
     }
 
 
-def measure(directory: Path, chunks: int, duplicates: float) -> dict[str, object]:
+def streams(
+    chunks: int, duplicates: float, programs: list[list[Version]]
+) -> dict[str, Iterator[range] | Iterator["array[int]"]]:
+    """What is looked up, by what it is called in the result."""
+    made: dict[str, Iterator[range] | Iterator[array[int]]] = {
+        f"runs of {mean}": runs(chunks, duplicates, mean) for mean in RUN_MEANS
+    }
+    made["new"] = runs(chunks, 0.0, 64)
+    if programs:
+        made["versions of real trees"] = replay(programs, chunks, seed=1)
+    return made
+
+
+def measure(
+    directory: Path, chunks: int, duplicates: float, programs: list[list[Version]]
+) -> dict[str, object]:
     """Every figure of one size."""
     directory.mkdir(parents=True)
     chunks = -(-chunks // CONTAINER_CHUNKS) * CONTAINER_CHUNKS
     dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     saved = SavedTable(Disk(), dir_fd, b"saved.table")
+    asked = streams(chunks, duplicates, programs)
     base = rss_bytes()
     index = TableIndex(dir_fd, VOLUME, fmt.Kind.CHUNKS, saved)
     result: dict[str, object] = {"chunks": chunks, "duplicates": duplicates}
     result["inserts_per_s"] = chunks / fill(index, Tables(directory), chunks)
-    for mean in RUN_MEANS:
-        result[f"runs of {mean}"] = look_up(index, stream(chunks, duplicates, mean), chunks)
-    result["new"] = look_up(index, stream(chunks, 0.0, 64), chunks)
+    for name, stream in asked.items():
+        result[name] = look_up(index, stream, chunks)
     result["rss_bytes_per_chunk"] = (rss_bytes() - base) / chunks
     result["counted_bytes_per_chunk"] = index.memory_bytes / chunks
     result["load_factor"] = index.load_factor
@@ -179,9 +215,12 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="must not exist; 64 bytes a chunk go there")
     parser.add_argument("--chunks", type=int, default=1_000_000)
     parser.add_argument("--duplicates", type=float, default=0.5)
+    parser.add_argument("--program", type=Path, nargs="+", action="append", default=[])
     options = parser.parse_args()
+    programs = [versions(group, "64k", FILE_BYTES_MIN) for group in options.program]
     try:
-        print(json.dumps(measure(options.directory, options.chunks, options.duplicates), indent=2))
+        found = measure(options.directory, options.chunks, options.duplicates, programs)
+        print(json.dumps(found, indent=2))
     finally:
         shutil.rmtree(options.directory, ignore_errors=True)
 

@@ -23,7 +23,7 @@ PAGE_ENTRIES = 1000
 """Neighbouring entries that one read of a redirection table brings into the cache (seed 003)."""
 
 CACHE_ENTRIES = 100_000
-"""Entries that the cache keeps: 3.3 MB."""
+"""Entries that the cache keeps: 6.4 MB."""
 
 SAVED_ENTRIES_MIN = 1 << 16
 """A smaller table is made faster than its file is read."""

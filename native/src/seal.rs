@@ -66,8 +66,12 @@ pub fn seal(buffer: &mut [u8], columns: &Columns<'_>, place: &Place) -> Result<V
 /// What a table entry says, where its own checksum bears it out.
 pub fn entry_body(entry: &[u8; ENTRY_BYTES], seed: u64) -> Option<&[u8]> {
     let (body, check) = entry.split_at(ENTRY_BYTES - 2);
-    (xxh3_64_with_seed(body, seed) as u16 == u16::from_le_bytes([check[0], check[1]]))
-        .then_some(body)
+    (entry_check(body, seed) == u16::from_le_bytes([check[0], check[1]])).then_some(body)
+}
+
+/// The checksum of a table entry, of all of it but the last two bytes.
+pub fn entry_check(body: &[u8], seed: u64) -> u16 {
+    xxh3_64_with_seed(body, seed) as u16
 }
 
 fn write_record(header: &mut [u8], columns: &Columns<'_>, at: usize, ordinal: u32, seed: u64) {
@@ -95,6 +99,6 @@ fn write_entry(entries: &mut Vec<u8>, columns: &Columns<'_>, at: usize, place: &
     entries.extend_from_slice(&columns.raw_lengths[at].to_le_bytes());
     entries.extend_from_slice(&columns.hints[at].to_le_bytes());
     entries.extend_from_slice(&[STATE_LIVE, columns.codecs[at]]);
-    let check = xxh3_64_with_seed(&entries[begin..], place.seed) as u16;
+    let check = entry_check(&entries[begin..], place.seed);
     entries.extend_from_slice(&check.to_le_bytes());
 }

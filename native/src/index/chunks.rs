@@ -1,13 +1,13 @@
-//! The index itself: the table, the log below it, and what is not yet in the log.
+//! The index itself: what suggests entries, the log below it, and what is not yet in the log.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 
 use xxhash_rust::xxh3::Xxh3;
 
 use super::log::{self, Log, STATE_ORPHANED};
 use super::numbers::Numbers;
-use super::table::Table;
+use super::suggest::Suggest;
 use crate::fingerprint::Fingerprint;
 use crate::map::FingerprintMap;
 
@@ -26,11 +26,11 @@ pub struct Counters {
     pub lookups: u64,
     /// Fingerprints that were found.
     pub hits: u64,
-    /// Entries of the table that turned out to be of another fingerprint, or of no use any more.
+    /// Suggested entries that turned out to be of another fingerprint, or of no use any more.
     pub false_positives: u64,
 }
 
-/// A container as the table knows it: up to which ordinal, and the digest of the entries below.
+/// A container as it was indexed: up to which ordinal, and the digest of the entries below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub generation: u32,
@@ -38,8 +38,8 @@ pub struct Stamp {
     pub digest: u64,
 }
 
-pub struct ChunkIndex {
-    pub(super) table: Table,
+pub struct ChunkIndex<S> {
+    pub suggest: S,
     pub(super) numbers: Numbers,
     pub(super) stamps: HashMap<u32, Stamp>,
     log: Log,
@@ -52,9 +52,11 @@ pub struct ChunkIndex {
     pub counters: Counters,
     /// Entries that can be found: what was usable when it was loaded, and what was inserted.
     usable: usize,
-    /// Entries that the table has and a snapshot that it came from has not.
+    /// Entries that were added and that the snapshot which all began with has not.
     pub added: usize,
     candidates: Vec<u32>,
+    /// The container that entries were put into last.
+    last: Option<u32>,
 }
 
 /// A fingerprint is a hash already.
@@ -64,11 +66,10 @@ fn hash(fingerprint: &Fingerprint) -> u64 {
     u64::from_le_bytes(word)
 }
 
-impl ChunkIndex {
-    /// `capacity`: entries that are about to be loaded.
-    pub fn new(log: Log, capacity: usize) -> ChunkIndex {
+impl<S: Suggest> ChunkIndex<S> {
+    pub fn new(log: Log, suggest: S) -> ChunkIndex<S> {
         ChunkIndex {
-            table: Table::with_capacity(capacity),
+            suggest,
             numbers: Numbers::default(),
             stamps: HashMap::new(),
             log,
@@ -80,6 +81,7 @@ impl ChunkIndex {
             usable: 0,
             added: 0,
             candidates: Vec::new(),
+            last: None,
         }
     }
 
@@ -92,21 +94,12 @@ impl ChunkIndex {
     }
 
     pub fn reads(&self) -> u64 {
-        self.log.reads
-    }
-
-    pub fn load_factor(&self) -> f64 {
-        self.table.load()
-    }
-
-    /// Entries of the table, also those that no look-up finds any more.
-    pub fn table_len(&self) -> usize {
-        self.table.len()
+        self.log.reads + self.suggest.reads()
     }
 
     /// RAM of everything that grows with the store, or is bounded by a setting.
     pub fn bytes(&self) -> usize {
-        self.table.bytes() + self.numbers.bytes() + self.log.bytes() + self.buffer.bytes()
+        self.suggest.bytes() + self.numbers.bytes() + self.log.bytes() + self.buffer.bytes()
     }
 
     pub fn take_found_orphans(&mut self) -> HashSet<u64> {
@@ -116,12 +109,14 @@ impl ChunkIndex {
     /// Take in a container, which nobody writes to meanwhile. What a snapshot knew is passed over.
     pub fn load(&mut self, container: u32, generation: u32) -> Result<()> {
         self.log.add_container(container, generation);
-        let usable = self.add_container(container, generation)?;
-        self.usable += usable;
-        if self.table.is_wide() { self.rebuild() } else { Ok(()) }
+        match self.add_container(container, generation) {
+            Err(error) if error.kind() == ErrorKind::InvalidData => return self.rebuild(),
+            usable => self.usable += usable?,
+        }
+        if self.suggest.is_wide() { self.rebuild() } else { Ok(()) }
     }
 
-    /// Add what is usable in a container to the table; returns how many entries that are.
+    /// Add what is usable in a container; returns how many entries that are.
     fn add_container(&mut self, container: u32, generation: u32) -> Result<usize> {
         let known = match self.stamps.get(&container) {
             Some(known) if known.generation == generation => *known,
@@ -129,34 +124,45 @@ impl ChunkIndex {
         };
         let (now, prefix) = self.stamp(container, generation, known.count)?;
         let skip = if prefix == known.digest { known.count } else { 0 };
-        let Self { table, numbers, candidates, added, .. } = self;
+        let Self { suggest, numbers, candidates, added, .. } = self;
         let (mut ordinal, mut usable) = (0, 0);
-        let mut keys: Vec<(u64, u32)> = Vec::new();
-        let mut is_full = false;
+        let mut keys: Vec<(u64, u32, bool)> = Vec::new();
+        let mut result = Ok(());
         self.log.scan(container, |data, seed| {
             keys.clear();
             for entry in log::entries(data) {
                 let entry = log::decode(entry, seed);
                 if log::is_usable(entry.state) {
                     usable += 1;
-                    if ordinal >= skip {
-                        let id = u64::from(container) << 32 | u64::from(ordinal);
-                        let number = numbers.number(id);
-                        is_full |= number.is_none();
-                        keys.extend(number.map(|number| (hash(&entry.fingerprint), number)));
+                    let id = u64::from(container) << 32 | u64::from(ordinal);
+                    match numbers.number(id) {
+                        Some(number) => {
+                            keys.push((hash(&entry.fingerprint), number, ordinal >= skip))
+                        }
+                        None => result = Err(too_many()),
                     }
                 }
                 ordinal += 1;
             }
             for run in keys.chunks(AHEAD) {
-                run.iter().for_each(|&(hash, _)| table.prefetch(hash));
-                for &(hash, number) in run {
-                    *added += usize::from(table.add(hash, number, candidates));
+                run.iter().for_each(|&(hash, ..)| suggest.prefetch(hash));
+                for &(hash, number, is_new) in run {
+                    candidates.clear();
+                    suggest.may_have(hash, candidates);
+                    suggest.note(hash);
+                    if is_new && !candidates.contains(&number) {
+                        *added += 1;
+                        let done = suggest.add(hash, number, candidates.len());
+                        if result.is_ok() {
+                            result = done;
+                        }
+                    }
                 }
+                suggest.settle();
             }
         })?;
         self.stamps.insert(container, now);
-        if is_full { Err(too_many()) } else { Ok(usable) }
+        result.map(|()| usable)
     }
 
     /// The stamp of a container as it is, and the digest of its first `count` entries alone.
@@ -200,7 +206,7 @@ impl ChunkIndex {
     pub fn lookup(&mut self, fingerprints: &[&Fingerprint]) -> Result<Vec<u64>> {
         let mut ids = Vec::with_capacity(fingerprints.len());
         for run in fingerprints.chunks(AHEAD) {
-            run.iter().for_each(|one| self.table.prefetch(hash(one)));
+            run.iter().for_each(|one| self.suggest.prefetch(hash(one)));
             for one in run {
                 ids.push(self.find(one)?);
             }
@@ -210,19 +216,40 @@ impl ChunkIndex {
         Ok(ids)
     }
 
+    /// The id of a fingerprint, or `ABSENT`; then `candidates` has what was suggested.
     fn find(&mut self, fingerprint: &Fingerprint) -> Result<u64> {
         let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.clear();
-        self.table.candidates(hash(fingerprint), &mut candidates);
-        let found = if candidates.is_empty() {
-            Ok(ABSENT)
-        } else if let Some(id) = self.buffer.get(fingerprint) {
-            Ok(id)
-        } else {
-            self.check(fingerprint, &candidates)
-        };
+        let mut found = self.find_among(fingerprint, &mut candidates);
+        if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::InvalidData) {
+            found = self.rebuild().and_then(|()| self.find_among(fingerprint, &mut candidates));
+        }
         self.candidates = candidates;
         found
+    }
+
+    fn find_among(&mut self, fingerprint: &Fingerprint, found: &mut Vec<u32>) -> Result<u64> {
+        let hash = hash(fingerprint);
+        found.clear();
+        if !self.suggest.may_have(hash, found) {
+            return Ok(ABSENT);
+        }
+        if let Some(id) = self.buffer.get(fingerprint) {
+            return Ok(id);
+        }
+        if let Some((id, state)) = self.log.search(fingerprint) {
+            return Ok(self.take(id, state));
+        }
+        self.suggest.search(hash, found)?;
+        self.check(fingerprint, found)
+    }
+
+    /// An id that is about to be handed out.
+    fn take(&mut self, id: u64, state: u8) -> u64 {
+        if state == STATE_ORPHANED {
+            self.found_orphans.insert(id);
+            self.log.take_for_live(id);
+        }
+        id
     }
 
     /// The candidate whose entry has the fingerprint. Those in the cache are tried first.
@@ -242,11 +269,7 @@ impl ChunkIndex {
                     Some(entry)
                         if entry.fingerprint == *fingerprint && log::is_usable(entry.state) =>
                     {
-                        if entry.state == STATE_ORPHANED {
-                            self.found_orphans.insert(id);
-                            self.log.take_for_live(id);
-                        }
-                        return Ok(id);
+                        return Ok(self.take(id, entry.state));
                     }
                     _ => self.counters.false_positives += 1,
                 }
@@ -259,36 +282,43 @@ impl ChunkIndex {
     pub fn insert(&mut self, rows: &[(&Fingerprint, u64)]) -> Result<usize> {
         let before = self.usable;
         for run in rows.chunks(AHEAD) {
-            run.iter().for_each(|(one, _)| self.table.prefetch(hash(one)));
+            run.iter().for_each(|(one, _)| self.suggest.prefetch(hash(one)));
             for (fingerprint, id) in run {
                 if self.find(fingerprint)? == ABSENT {
                     self.put(fingerprint, *id)?;
                 }
             }
+            self.suggest.settle();
         }
         if self.buffer.len() >= self.buffer_max {
             self.shrink_buffer()?;
         }
-        if self.table.is_wide() {
+        if self.suggest.is_wide() {
             self.rebuild()?;
         }
         Ok(self.usable - before)
     }
 
+    /// Remember the id of a fingerprint that was just looked for in vain.
     fn put(&mut self, fingerprint: &Fingerprint, id: u64) -> Result<()> {
         let number = self.numbers.number(id).ok_or_else(too_many)?;
         let container = (id >> 32) as u32;
-        self.log.note(id);
-        if !self.written.contains_key(&container) {
-            self.written.insert(container, self.log.count(container)?);
+        if self.last != Some(container) {
+            self.last = Some(container);
+            self.log.note(id);
+            if !self.written.contains_key(&container) {
+                self.written.insert(container, self.log.count(container)?);
+            }
         }
         self.buffer.insert(fingerprint, id);
-        let mut scratch = std::mem::take(&mut self.candidates);
-        self.table.add(hash(fingerprint), number, &mut scratch);
-        self.candidates = scratch;
         self.usable += 1;
         self.added += 1;
-        Ok(())
+        let hash = hash(fingerprint);
+        self.suggest.note(hash);
+        match self.suggest.add(hash, number, self.candidates.len()) {
+            Err(error) if error.kind() == ErrorKind::InvalidData => self.rebuild(),
+            done => done,
+        }
     }
 
     /// Whether an id is of an entry that only the buffer has.
@@ -306,25 +336,30 @@ impl ChunkIndex {
             .retain(|id| written.get(&((id >> 32) as u32)).is_none_or(|&count| id as u32 >= count));
         let left: HashSet<u32> = self.buffer.iter().map(|(_, id)| (id >> 32) as u32).collect();
         self.written.retain(|container, _| left.contains(container));
+        self.last = None;
         self.buffer_max = BUFFER_ENTRIES.max(2 * self.buffer.len());
         Ok(())
     }
 
-    /// Make the table anew, with more buckets, by a sequential scan of the log.
+    /// Make everything above the log anew, as large as it is needed, by a sequential scan of it.
     pub fn rebuild(&mut self) -> Result<()> {
-        self.table = Table::with_capacity(0);
-        self.table = Table::with_capacity(self.usable);
+        self.shrink_buffer()?;
+        self.suggest.renew(self.usable)?;
         self.numbers = Numbers::default();
         self.stamps.clear();
+        self.usable = self.buffer.len();
         let containers: Vec<(u32, u32)> = self.log.containers().collect();
         for (container, generation) in containers {
-            self.add_container(container, generation)?;
+            self.usable += self.add_container(container, generation)?;
         }
         let rows: Vec<(u64, u64)> = self.buffer.iter().map(|(one, id)| (hash(one), id)).collect();
-        let mut scratch = Vec::new();
         for (hash, id) in rows {
             let number = self.numbers.number(id).ok_or_else(too_many)?;
-            self.table.add(hash, number, &mut scratch);
+            self.candidates.clear();
+            self.suggest.may_have(hash, &mut self.candidates);
+            self.suggest.note(hash);
+            self.suggest.add(hash, number, self.candidates.len())?;
+            self.suggest.settle();
         }
         Ok(())
     }

@@ -6,5 +6,7 @@
 pub mod chunks;
 pub mod log;
 pub mod numbers;
+pub mod plane;
 pub mod snapshot;
+pub mod suggest;
 pub mod table;

@@ -8,7 +8,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::chunks::{ChunkIndex, Stamp};
 use super::numbers::Numbers;
-use super::table::{BUCKET_BYTES, Bucket, GROUP_BITS_MAX, Plane, SLOTS, Table};
+use super::plane::{BUCKET_BYTES, Plane, SLOTS};
+use super::table::{GROUP_BITS_MAX, Table};
 
 const MAGIC: &[u8; 8] = b"DEDUPTBL";
 const FORMAT: u16 = 1;
@@ -35,15 +36,15 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(index: &ChunkIndex) -> Counts {
+    fn of(index: &ChunkIndex<Table>) -> Counts {
         Counts {
-            group_bits: index.table.group_bits,
-            groups: index.table.groups.len(),
-            entries: index.table.len() as u64,
+            group_bits: index.suggest.group_bits,
+            groups: index.suggest.groups.len(),
+            entries: index.suggest.len() as u64,
             stamps: index.stamps.len(),
             blocks: index.numbers.blocks().len(),
-            planes: index.table.groups.iter().map(Vec::len).sum(),
-            stashed: index.table.stash.values().map(Vec::len).sum(),
+            planes: index.suggest.groups.iter().map(Vec::len).sum(),
+            stashed: index.suggest.stash.values().map(Vec::len).sum(),
         }
     }
 
@@ -107,7 +108,7 @@ fn checked(data: &[u8]) -> Option<&[u8]> {
     (check == xxh3_64(body).to_le_bytes()).then_some(body)
 }
 
-fn encode_lists(index: &ChunkIndex) -> Vec<u8> {
+fn encode_lists(index: &ChunkIndex<Table>) -> Vec<u8> {
     let mut out = Vec::new();
     for (container, stamp) in &index.stamps {
         for word in [*container, stamp.generation, stamp.count, 0] {
@@ -116,10 +117,10 @@ fn encode_lists(index: &ChunkIndex) -> Vec<u8> {
         out.extend(stamp.digest.to_le_bytes());
     }
     out.extend(index.numbers.blocks().iter().flat_map(|block| block.to_le_bytes()));
-    for planes in &index.table.groups {
+    for planes in &index.suggest.groups {
         out.extend((planes.len() as u32).to_le_bytes());
     }
-    for ((signature, bucket), numbers) in &index.table.stash {
+    for ((signature, bucket), numbers) in &index.suggest.stash {
         for number in numbers {
             out.extend(bucket.to_le_bytes());
             out.extend(u32::from(*signature).to_le_bytes());
@@ -131,7 +132,7 @@ fn encode_lists(index: &ChunkIndex) -> Vec<u8> {
 
 fn encode_plane(plane: &Plane) -> Vec<u8> {
     let mut out = Vec::with_capacity(plane.len() * BUCKET_BYTES + CHECK_BYTES);
-    for bucket in plane {
+    for bucket in plane.iter() {
         bucket.signatures.iter().for_each(|signature| out.extend(signature.to_le_bytes()));
         bucket.numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
     }
@@ -139,26 +140,25 @@ fn encode_plane(plane: &Plane) -> Vec<u8> {
 }
 
 fn decode_plane(data: &[u8]) -> Plane {
-    let decode = |data: &[u8]| {
+    let mut plane = Plane::new(data.len() / BUCKET_BYTES);
+    for (bucket, data) in plane.iter_mut().zip(data.chunks_exact(BUCKET_BYTES)) {
         let (signatures, numbers) = data.split_at(SLOTS * 2);
-        let mut bucket = Bucket::default();
         for (own, bytes) in bucket.signatures.iter_mut().zip(signatures.chunks_exact(2)) {
             *own = u16::from_le_bytes([bytes[0], bytes[1]]);
         }
         for (own, bytes) in bucket.numbers.iter_mut().zip(numbers.chunks_exact(4)) {
             *own = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
-        bucket
-    };
-    data.chunks_exact(BUCKET_BYTES).map(decode).collect()
+    }
+    plane
 }
 
 /// Part `part` of the file, None behind the last one: a part at a time, for the sake of memory.
-pub fn part(index: &ChunkIndex, owner: &Owner, part: usize) -> Option<Vec<u8>> {
+pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec<u8>> {
     match part {
         0 => Some(Counts::of(index).encode(owner)),
         1 => Some(encode_lists(index)),
-        _ => index.table.groups.iter().flatten().nth(part - 2).map(encode_plane),
+        _ => index.suggest.groups.iter().flatten().nth(part - 2).map(encode_plane),
     }
 }
 
@@ -224,13 +224,13 @@ fn halves(data: &[u8]) -> impl Iterator<Item = u32> {
     data.chunks_exact(4).filter_map(|item| item.first_chunk()).map(|item| u32::from_le_bytes(*item))
 }
 
-impl ChunkIndex {
+impl ChunkIndex<Table> {
     /// Take what a file has in place of the empty table; false where the file is not valid.
     pub fn restore(&mut self, file: &File, owner: &Owner) -> bool {
         let Some((table, numbers, stamps)) = read(file, owner) else {
             return false;
         };
-        self.table = table;
+        self.suggest = table;
         self.numbers = numbers;
         self.stamps = stamps;
         true

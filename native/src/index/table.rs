@@ -6,14 +6,20 @@
 //! turns, so that the table is never much larger than what it holds, and no step copies anything.
 //! Wide buckets cost time and false matches, so the owner builds the table anew, with more buckets,
 //! once `is_wide` says so.
+//!
+//! What is free in a table that grows like this is in the groups that grew last. An entry that has to
+//! make room for another is chosen by that: it is one whose other bucket is there, if any is. So two
+//! or three moves do where a random walk takes dozens, and the entries on their way move in turns,
+//! each bucket being asked for before it is needed.
 
 use std::collections::HashMap;
+use std::io::Result;
 
-pub const SLOTS: usize = 8;
-pub const BUCKET_BYTES: usize = SLOTS * 6;
+use super::plane::{Bucket, Plane, SLOTS, bits};
+use super::suggest::Suggest;
 
-/// Buckets of a group, at most: 768 KiB a plane.
-pub const GROUP_BITS_MAX: u32 = 14;
+/// Buckets of a group, at most: 6 MiB a plane, which is whole huge pages.
+pub const GROUP_BITS_MAX: u32 = 17;
 const GROUP_BITS_MIN: u32 = 6;
 
 /// Groups of a larger table are at least 2 to this, so that it grows by 3 % at most.
@@ -27,7 +33,9 @@ const LOAD_MAX: f64 = 0.96;
 
 /// Below this load a key without a free slot is one of many of the same buckets.
 const LOAD_MIN_TO_GROW: f64 = 0.90;
-const KICKS_MAX: usize = 400;
+
+/// Moves of an entry, or of those that it displaced, before it is given up for the moment.
+const MOVES_MAX: usize = 400;
 const GROWTHS_MAX: usize = 4;
 
 /// Entries of one key's buckets with its very signature; more than that go to the stash.
@@ -36,30 +44,16 @@ const EQUAL_MAX: usize = 12;
 /// Planes of a group, on average, from which on fresh buckets are worth a scan of all tables.
 const PLANES_WIDE: usize = 4;
 
-#[derive(Clone, Copy, Default)]
-#[repr(C, align(16))]
-pub struct Bucket {
-    /// 0 where a slot is free.
-    pub signatures: [u16; SLOTS],
-    pub numbers: [u32; SLOTS],
-}
-
-impl Bucket {
-    /// A bit for each slot with this signature.
-    #[inline]
-    fn matches(&self, signature: u16) -> u32 {
-        let mut mask = 0;
-        for (at, &own) in self.signatures.iter().enumerate() {
-            mask |= u32::from(own == signature) << at;
-        }
-        mask
-    }
-}
-
-pub type Plane = Box<[Bucket]>;
-
 /// What is known of an entry's key: its signature, and the lower one of its buckets.
 type Stashed = (u16, u64);
+
+/// An entry on its way to a bucket.
+#[derive(Clone, Copy)]
+struct InHand {
+    signature: u16,
+    number: u32,
+    bucket: u64,
+}
 
 pub struct Table {
     pub(super) group_bits: u32,
@@ -69,16 +63,11 @@ pub struct Table {
     pub(super) len: usize,
     planes: usize,
     next_group: usize,
+    /// Free slots of each group.
+    free: Vec<u32>,
+    /// Entries that were added and have no slot yet, because their buckets were full.
+    in_hand: Vec<InHand>,
     random: u64,
-}
-
-/// Positions of the bits of a mask.
-fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let at = mask.trailing_zeros() as usize;
-        mask &= mask.wrapping_sub(1);
-        (at < 32).then_some(at)
-    })
 }
 
 impl Table {
@@ -89,20 +78,27 @@ impl Table {
         let group_bits = buckets.ilog2().saturating_sub(GROUPS_BITS);
         let group_bits = group_bits.clamp(GROUP_BITS_MIN, GROUP_BITS_MAX);
         let groups = buckets.div_ceil(1 << group_bits);
-        let plane = || vec![Bucket::default(); 1 << group_bits].into_boxed_slice();
-        Table::from_planes(group_bits, (0..groups).map(|_| vec![plane()]).collect())
+        let group = |_| vec![Plane::new(1 << group_bits)];
+        Table::from_planes(group_bits, (0..groups).map(group).collect())
     }
 
     /// A table of these planes, with what they hold.
     pub(super) fn from_planes(group_bits: u32, groups: Vec<Vec<Plane>>) -> Table {
         let planes: usize = groups.iter().map(Vec::len).sum();
-        let taken = |plane: &Plane| -> usize {
-            plane.iter().map(|bucket| SLOTS - bucket.matches(0).count_ones() as usize).sum()
-        };
-        let len = groups.iter().flatten().map(taken).sum();
-        let next_group = planes % groups.len();
-        let random = 0x9E37_79B9_7F4A_7C15;
-        Table { group_bits, groups, stash: HashMap::new(), len, planes, next_group, random }
+        let free_in = |group: &Vec<Plane>| group.iter().map(Plane::free).sum::<usize>() as u32;
+        let free: Vec<u32> = groups.iter().map(free_in).collect();
+        let slots = (planes << group_bits) * SLOTS;
+        Table {
+            group_bits,
+            len: slots - free.iter().map(|&free| free as usize).sum::<usize>(),
+            stash: HashMap::new(),
+            planes,
+            next_group: planes % groups.len(),
+            groups,
+            free,
+            in_hand: Vec::new(),
+            random: 0x9E37_79B9_7F4A_7C15,
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -122,12 +118,8 @@ impl Table {
     }
 
     pub fn bytes(&self) -> usize {
-        (self.planes << self.group_bits) * BUCKET_BYTES
+        (self.planes << self.group_bits) * super::plane::BUCKET_BYTES
             + self.stash.values().map(|numbers| 64 + numbers.capacity() * 4).sum::<usize>()
-    }
-
-    pub fn is_wide(&self) -> bool {
-        self.planes >= PLANES_WIDE * self.groups.len()
     }
 
     fn buckets(&self) -> u64 {
@@ -165,11 +157,13 @@ impl Table {
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         let (signature, first) = self.place(hash);
-        for bucket in [first, self.other(signature, first)] {
-            for plane in self.planes_of(bucket) {
-                prefetch(plane);
-            }
-        }
+        self.prefetch_bucket(first);
+        self.prefetch_bucket(self.other(signature, first));
+    }
+
+    #[inline]
+    fn prefetch_bucket(&self, bucket: u64) {
+        self.planes_of(bucket).for_each(prefetch);
     }
 
     /// Append the numbers of all entries that have the buckets and the signature of a hash.
@@ -180,6 +174,11 @@ impl Table {
         self.matching(first, signature, found);
         if second != first {
             self.matching(second, signature, found);
+        }
+        for held in &self.in_hand {
+            if held.signature == signature && (held.bucket == first || held.bucket == second) {
+                found.push(held.number);
+            }
         }
         if !self.stash.is_empty() {
             let stashed = self.stash.get(&(signature, first.min(second)));
@@ -196,85 +195,116 @@ impl Table {
         }
     }
 
-    /// Add an entry; false, and no change, if it is there. `scratch` saves an allocation.
-    pub fn add(&mut self, hash: u64, number: u32, scratch: &mut Vec<u32>) -> bool {
-        scratch.clear();
-        self.candidates(hash, scratch);
-        if scratch.contains(&number) {
-            return false;
-        }
+    /// Add an entry that is not there; `equal` others have its buckets and its signature.
+    ///
+    /// Call `settle` after a few: it gives slots to those that found their buckets full.
+    pub fn add(&mut self, hash: u64, number: u32, equal: usize) {
         if self.len as f64 >= self.slots() as f64 * LOAD_MAX {
             self.grow();
         }
         self.len += 1;
         let (signature, first) = self.place(hash);
         let second = self.other(signature, first);
-        if scratch.len() >= EQUAL_MAX {
-            self.stash.entry((signature, first.min(second))).or_default().push(number);
-        } else if self.free_in(first) >= self.free_in(second) {
-            self.settle(signature, number, first);
-        } else {
-            self.settle(signature, number, second);
+        if equal >= EQUAL_MAX {
+            return self.stash.entry((signature, first.min(second))).or_default().push(number);
         }
-        true
+        let bucket = if self.free_in(first) >= self.free_in(second) { first } else { second };
+        let added = InHand { signature, number, bucket };
+        if !self.put(added) {
+            self.in_hand.push(added);
+        }
     }
 
     fn free_in(&self, bucket: u64) -> u32 {
         self.planes_of(bucket).map(|plane| plane.matches(0).count_ones()).sum()
     }
 
-    /// Put an entry into a bucket, moving others to their other buckets as far as needed.
-    fn settle(&mut self, mut signature: u16, mut number: u32, mut bucket: u64) {
-        let mut growths = 0;
-        loop {
-            for _ in 0..KICKS_MAX {
-                if self.put(signature, number, bucket) {
-                    return;
+    /// Give a slot to each entry in hand, moving others to their other buckets as far as needed.
+    pub fn settle(&mut self) {
+        let (mut moves, mut growths) = (0, 0);
+        while !self.in_hand.is_empty() {
+            for at in (0..self.in_hand.len()).rev() {
+                let held = self.in_hand[at];
+                if self.put(held) {
+                    self.in_hand.swap_remove(at);
+                } else {
+                    let next = self.displace(held);
+                    self.prefetch_bucket(next.bucket);
+                    self.in_hand[at] = next;
                 }
-                (signature, number) = self.exchange(signature, number, bucket);
-                bucket = self.other(signature, bucket);
             }
-            if self.load() < LOAD_MIN_TO_GROW || growths == GROWTHS_MAX {
-                let key = (signature, bucket.min(self.other(signature, bucket)));
-                return self.stash.entry(key).or_default().push(number);
+            moves += 1;
+            if moves == MOVES_MAX {
+                if self.load() < LOAD_MIN_TO_GROW || growths == GROWTHS_MAX {
+                    return self.stash_all();
+                }
+                self.grow();
+                growths += 1;
+                moves = 0;
             }
-            self.grow();
-            growths += 1;
         }
     }
 
-    fn put(&mut self, signature: u16, number: u32, bucket: u64) -> bool {
-        let (group, at) = self.split(bucket);
+    fn stash_all(&mut self) {
+        for InHand { signature, number, bucket } in std::mem::take(&mut self.in_hand) {
+            let key = (signature, bucket.min(self.other(signature, bucket)));
+            self.stash.entry(key).or_default().push(number);
+        }
+    }
+
+    fn put(&mut self, held: InHand) -> bool {
+        let (group, at) = self.split(held.bucket);
+        if self.free[group] == 0 {
+            return false;
+        }
         for plane in &mut self.groups[group] {
             let own = &mut plane[at];
             if let Some(slot) = bits(own.matches(0)).next() {
-                own.signatures[slot] = signature;
-                own.numbers[slot] = number;
+                own.signatures[slot] = held.signature;
+                own.numbers[slot] = held.number;
+                self.free[group] -= 1;
                 return true;
             }
         }
         false
     }
 
-    /// Take the place of an entry of a full bucket, chosen at random; returns that entry.
-    fn exchange(&mut self, signature: u16, number: u32, bucket: u64) -> (u16, u32) {
+    /// Take the place of an entry of a full bucket; returns that entry, on its way to its other one.
+    ///
+    /// It is one of those whose other bucket is in the group with the most room, or in one with a
+    /// free slot in every bucket.
+    fn displace(&mut self, held: InHand) -> InHand {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let (group, at) = self.split(bucket);
-        let planes = &mut self.groups[group];
-        let chosen = (self.random >> 32) as usize % (planes.len() * SLOTS);
-        let own = &mut planes[chosen / SLOTS][at];
+        let (group, at) = self.split(held.bucket);
+        let enough = 1 << self.group_bits;
+        let planes = &self.groups[group];
+        let slots = planes.len() * SLOTS;
+        let start = (self.random >> 32) as usize % slots;
+        let (mut chosen, mut target, mut room) = (start, 0, None);
+        for slot in (start..slots).chain(0..start) {
+            let other = self.other(planes[slot / SLOTS][at].signatures[slot % SLOTS], held.bucket);
+            let free = self.free[self.split(other).0];
+            if room.is_none_or(|room| free > room) {
+                (chosen, target, room) = (slot, other, Some(free));
+            }
+            if free >= enough {
+                break;
+            }
+        }
+        let own = &mut self.groups[group][chosen / SLOTS][at];
         let slot = chosen % SLOTS;
-        (
-            std::mem::replace(&mut own.signatures[slot], signature),
-            std::mem::replace(&mut own.numbers[slot], number),
-        )
+        InHand {
+            signature: std::mem::replace(&mut own.signatures[slot], held.signature),
+            number: std::mem::replace(&mut own.numbers[slot], held.number),
+            bucket: target,
+        }
     }
 
     fn grow(&mut self) {
-        let plane = vec![Bucket::default(); 1 << self.group_bits].into_boxed_slice();
-        self.groups[self.next_group].push(plane);
+        self.groups[self.next_group].push(Plane::new(1 << self.group_bits));
+        self.free[self.next_group] += (SLOTS as u32) << self.group_bits;
         self.next_group = (self.next_group + 1) % self.groups.len();
         self.planes += 1;
     }
@@ -292,6 +322,55 @@ fn prefetch(bucket: &Bucket) {
 #[inline]
 fn prefetch(_: &Bucket) {}
 
+impl Suggest for Table {
+    fn prefetch(&self, hash: u64) {
+        Table::prefetch(self, hash);
+    }
+
+    fn may_have(&self, hash: u64, found: &mut Vec<u32>) -> bool {
+        self.candidates(hash, found);
+        !found.is_empty()
+    }
+
+    fn search(&mut self, _: u64, _: &mut Vec<u32>) -> Result<()> {
+        Ok(())
+    }
+
+    fn note(&mut self, _: u64) {}
+
+    fn add(&mut self, hash: u64, number: u32, equal: usize) -> Result<()> {
+        Table::add(self, hash, number, equal);
+        Ok(())
+    }
+
+    fn settle(&mut self) {
+        Table::settle(self);
+    }
+
+    fn len(&self) -> usize {
+        Table::len(self)
+    }
+
+    fn bytes(&self) -> usize {
+        Table::bytes(self)
+    }
+
+    fn reads(&self) -> u64 {
+        0
+    }
+
+    fn is_wide(&self) -> bool {
+        self.planes >= PLANES_WIDE * self.groups.len()
+    }
+
+    fn renew(&mut self, capacity: usize) -> Result<()> {
+        // The old one goes first.
+        *self = Table::with_capacity(0);
+        *self = Table::with_capacity(capacity);
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,10 +381,13 @@ mod tests {
 
     fn filled(capacity: usize, count: u32) -> Table {
         let mut table = Table::with_capacity(capacity);
-        let mut scratch = Vec::new();
         for n in 0..count {
-            assert!(table.add(hash(n.into()), n, &mut scratch));
+            table.add(hash(n.into()), n, 0);
+            if n % 32 == 31 {
+                table.settle();
+            }
         }
+        table.settle();
         table
     }
 
@@ -323,18 +405,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_not_added_again() {
-        let mut table = filled(1000, 1000);
-        assert!(!table.add(hash(7), 7, &mut Vec::new()));
-        assert_eq!(table.len(), 1000);
-    }
-
-    #[test]
     fn the_table_stays_full_while_it_grows() {
         let mut table = Table::with_capacity(200_000);
-        let mut scratch = Vec::new();
         for n in 0..600_000u32 {
-            table.add(hash(n.into()), n, &mut scratch);
+            table.add(hash(n.into()), n, 0);
+            table.settle();
             assert!(n < 200_000 || table.load() > 0.9, "{n}: {}", table.load());
         }
         assert!(table.stash.is_empty());
@@ -352,8 +427,9 @@ mod tests {
     fn any_number_of_entries_may_have_one_hash() {
         let mut table = filled(500, 500);
         let planes = table.planes;
-        let mut scratch = Vec::new();
-        assert!((1000..3000).all(|number| table.add(hash(0), number, &mut scratch)));
+        (1000..3000).for_each(|number| table.add(hash(0), number, number as usize - 1000));
+        assert!((1000..3000).all(|number| found(&table, hash(0)).contains(&number)));
+        table.settle();
         assert!((1000..3000).all(|number| found(&table, hash(0)).contains(&number)));
         assert!((0..500u32).all(|n| found(&table, hash(n.into())).contains(&n)));
         assert!(table.planes <= planes + table.len() / (SLOTS << table.group_bits));
@@ -362,9 +438,9 @@ mod tests {
     #[test]
     fn entries_of_one_bucket_with_many_signatures_do_not_make_the_table_large() {
         let mut table = Table::with_capacity(10_000);
-        let mut scratch = Vec::new();
         for signature in 1..2000u64 {
-            table.add(signature << 48 | 5, signature as u32, &mut scratch);
+            table.add(signature << 48 | 5, signature as u32, 0);
+            table.settle();
         }
         assert!(
             (1..2000u64).all(|s| found(&table, s << 48 | 5).contains(&(s as u32))),

@@ -14,16 +14,17 @@ use super::sys::call;
 use crate::index::chunks::{ABSENT, ChunkIndex};
 use crate::index::log::Log;
 use crate::index::snapshot::{self, Owner};
+use crate::index::table::Table;
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct TableIndex {
-    index: Mutex<ChunkIndex>,
+    index: Mutex<ChunkIndex<Table>>,
     owner: Owner,
 }
 
 /// The lock is only ever taken with the GIL released, and no Python code runs under it.
 impl TableIndex {
-    fn lock(&self) -> MutexGuard<'_, ChunkIndex> {
+    fn lock(&self) -> MutexGuard<'_, ChunkIndex<Table>> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -48,7 +49,7 @@ impl TableIndex {
             return Err(PyValueError::new_err("capacity or page_entries is out of range"));
         }
         let log = Log::new(dir_fd, volume, page_entries, cache_entries);
-        let index = Mutex::new(ChunkIndex::new(log, capacity));
+        let index = Mutex::new(ChunkIndex::new(log, Table::with_capacity(capacity)));
         Ok(TableIndex { index, owner: Owner { volume, kind } })
     }
 
@@ -100,7 +101,7 @@ impl TableIndex {
     fn figures(&self, py: Python<'_>) -> (usize, usize, usize, f64) {
         py.detach(|| {
             let index = self.lock();
-            (index.table_len(), index.added, index.bytes(), index.load_factor())
+            (index.suggest.len(), index.added, index.bytes(), index.suggest.load())
         })
     }
 
