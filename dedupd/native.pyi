@@ -253,6 +253,97 @@ def check_records(
     the first record that the data does not hold whole.
     """
 
+def pass_records(
+    fd: int,
+    table: Buffer,
+    *,
+    seed: int,
+    ordinal: int,
+    offset: int,
+    end: int,
+    bytes_max: int,
+    algorithm: str,
+    threads: int,
+) -> tuple[int, int, int, int, int]:
+    """How far the records of a container are what the entries of its ``table`` say, and intact.
+
+    Looks at about ``bytes_max`` bytes from ``offset`` on, below ``end``, where the record
+    ``ordinal`` should begin: each thread reads a piece, past the page cache, and checks headers,
+    checksums, payloads and fingerprints, as :func:`check_records` does. Payloads that nobody reads
+    (those of merged records and tombstones) may be anything. Returns the ordinal and the offset
+    behind the last one in a row of which all that is true, how many records and raw bytes these
+    were, and the bytes read. No way at all where the first is out of the ordinary.
+    """
+
+def headers_agree(fd: int, table: Buffer, *, seed: int) -> bool:
+    """Whether all records of which ``table`` says that their bytes are there have the headers that
+    the entries say, at the offsets that they say. False also where an entry is not valid."""
+
+class KnownRecords:
+    """What tables of one kind of container say: for ``jobs/known.py``, which see.
+
+    A record that is there has a length, which is not 0, and a check: the first 4 bytes of its
+    fingerprint. Any number of threads may count at once.
+    """
+
+    def add_table(self, number: int, table: Buffer, seed: int) -> bytes:
+        """Take in a container's entries. Returns the u32 ordinals of those that are damaged,
+        merged or quarantined, for the caller to :meth:`set`."""
+    def set(self, record_id: int, length: int, check: int, target: int | None = None) -> None:
+        """In place of what was known; ``length`` 0 where its bytes are not there, ``target`` what
+        it leads to."""
+    def set_second(self, record_id: int, length: int, check: int) -> None:
+        """There is a second copy of a record."""
+    def count(self, number: int) -> int: ...
+    def numbers(self) -> list[int]: ...
+    def holds(self, record_id: int, length: int, check: int) -> bool: ...
+    def known(self, record_id: int) -> tuple[int, int]:
+        """Length and check of the record that an id leads to, or of its second copy; (0, 0)."""
+    def is_primary(self, record_id: int) -> bool: ...
+    def relied_on(self) -> list[int]: ...
+    def refer(self, record_id: int) -> None: ...
+    def add_references(self, record_id: int, count: int) -> None: ...
+    def references(self, record_id: int) -> int: ...
+    def referred_at_least(self, count: int) -> bytes:
+        """u64 ids, in order."""
+    def unreferenced(self) -> int: ...
+
+class StubCounter:
+    """Counts what the stubs of a tree refer to, where all of that is there."""
+
+    def __new__(
+        cls,
+        chunks: KnownRecords,
+        nodes: KnownRecords,
+        streams: Sequence[tuple[int, int, int, int]],
+        *,
+        attribute: bytes,
+        seed: int,
+        leaves_direct: bool,
+    ) -> StubCounter:
+        """``streams`` are containers of recipes: number, descriptors of data and table, seed; the
+        caller keeps them open. ``seed`` is that of the attribute's checksum. ``leaves_direct``:
+        stubs that name a chunk are not counted."""
+    def look_at(
+        self, directories: Sequence[int], threads: int
+    ) -> list[
+        tuple[
+            list[bytes],
+            list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
+            int,
+            int,
+            int,
+        ]
+        | int
+    ]:
+        """Of each directory (a descriptor): the error's number, or the names of its directories,
+        the files that are left, and how many stubs, plain files, and bytes of stubs were not.
+
+        What is left is as :func:`scan_directory` has it, and nothing of it is counted: files of
+        several names, and stubs of which anything is out of the ordinary: a transition, a recipe
+        of several nodes, a record that is not there, or that leads to another one.
+        """
+
 def scan_directory(
     fd: int, attribute: bytes
 ) -> tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]]:

@@ -84,7 +84,7 @@ class Rebuild:
             for number in container_numbers(directory.fd):
                 self._report.tables += 1
                 try:
-                    is_whole = None not in directory.entries(number)
+                    is_whole = not directory.entries(number).damaged()
                 except (Damaged, OSError):
                     is_whole = False
                 self._report.tables_rebuilt += not is_whole

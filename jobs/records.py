@@ -1,19 +1,20 @@
 """The records of one container against its redirection table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
+from dedupd.format.packed import UncheckedEntries
 from dedupd.store.container import Gap
 from jobs.invariants import Invariant
-from jobs.windows import Window
+from jobs.windows import Passed, Place, Window, WindowReader
 
 _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.TOMBSTONE))
 """States in which a record may be damaged or gone: nobody reads it."""
 
-_KINDS_WITH_BYTES = frozenset((fmt.RecordKind.DATA, fmt.RecordKind.COPY))
 _INTACT, _PAYLOAD = 0, 1
 
 
@@ -43,14 +44,13 @@ class Row:
 class RecordCheck:
     """Takes the windows of a container in order, and says what is wrong.
 
-    ``entries`` are the table's, by ordinal; None where the table has no valid one. ``expected`` is
+    ``entries`` are the table's, ``seed`` is the container's. ``expected`` is
     the ordinal that the first record must have. A record beyond the table is compared with nothing.
     """
 
-    def __init__(self, entries: Sequence[tbl.Entry | None], seed: int, expected: int = 0) -> None:
-        self._entries = entries
-        self._seed = seed
-        self._packed = _packed(entries, seed)
+    def __init__(self, entries: UncheckedEntries, seed: int, expected: int = 0) -> None:
+        self.entries = entries
+        self.seed = seed
         self.gaps: list[Gap] = []
         self._seen = bytearray(len(entries))
         self._seen[:expected] = b"\1" * min(expected, len(entries))
@@ -58,6 +58,14 @@ class RecordCheck:
         self.records = 0
         self.raw_bytes = 0
         self.quarantined_intact: list[int] = []
+
+    def skip(self, passed: Passed) -> None:
+        """The records up to a place are what the table says."""
+        ordinal = passed.to.ordinal
+        self._seen[self.expected : ordinal] = b"\1" * (ordinal - self.expected)
+        self.expected = ordinal
+        self.records += passed.records
+        self.raw_bytes += passed.raw_bytes
 
     def take(self, item: Window | Gap) -> Iterator[Problem]:
         """What is wrong with the next window, or gap."""
@@ -67,23 +75,8 @@ class RecordCheck:
         found = item.records
         self.records += len(found.kinds)
         self.raw_bytes += found.raw_bytes
-        if not self._is_as_the_table_says(found):
-            for row in rows(found, self._seed):
-                yield from self._compare(row)
-
-    def _is_as_the_table_says(self, found: native.CheckedRecords) -> bool:
-        """The common case: all intact, in order and live, and the entries equal to the bit."""
-        count, first = len(found.kinds), self.expected
-        if any(found.statuses) or not _KINDS_WITH_BYTES.issuperset(found.kinds):
-            return False
-        if list(memoryview(found.ordinals).cast("I")) != list(range(first, first + count)):
-            return False
-        start = first * tbl.ENTRY_BYTES
-        if self._packed[start : start + len(found.entries)] != found.entries:
-            return False
-        self._seen[first : first + count] = b"\1" * count
-        self.expected = first + count
-        return True
+        for row in rows(found, self.seed):
+            yield from self._compare(row)
 
     def _compare(self, row: Row) -> Iterator[Problem]:
         first = row.ordinals[0]
@@ -96,8 +89,8 @@ class RecordCheck:
         for ordinal in row.ordinals:
             if ordinal < len(self._seen):
                 self._seen[ordinal] = 1
-            said = self._entries[ordinal] if ordinal < len(self._entries) else None
-            if ordinal < len(self._entries) and (said is None or not agrees(said, row)):
+            said = self._said(ordinal)
+            if ordinal < len(self.entries) and (said is None or not agrees(said, row)):
                 yield Problem(
                     Invariant.TABLE_AGREES,
                     f"entry {ordinal} is not what the record says",
@@ -112,15 +105,18 @@ class RecordCheck:
 
     def _are_excused(self, ordinals: range) -> bool:
         """Whether the table knows that these records are gone."""
-        said = (self._entries[o] if o < len(self._entries) else None for o in ordinals)
+        said = (self._said(ordinal) for ordinal in ordinals)
         return len(ordinals) > 0 and all(e is not None and e.state in _WITHOUT_BYTES for e in said)
+
+    def _said(self, ordinal: int) -> tbl.Entry | None:
+        return self.entries[ordinal] if ordinal < len(self.entries) else None
 
     def finish(self) -> Iterator[Problem]:
         """What is wrong with the container as a whole, once all of it was taken."""
         excused = 0
-        for ordinal, entry in enumerate(self._entries):
-            if self._seen[ordinal]:
-                continue
+        unseen = [at for at, seen in enumerate(self._seen) if not seen] if 0 in self._seen else []
+        for ordinal in unseen:
+            entry = self.entries[ordinal]
             if entry is not None and entry.state in _WITHOUT_BYTES:
                 excused += 1
                 continue
@@ -134,6 +130,31 @@ class RecordCheck:
                 yield Problem(
                     Invariant.CONTAINER_RECORDS, f"bytes {gap.offset} to {gap.end} hold no record"
                 )
+
+
+def check_all(
+    reader: WindowReader, fd: int, check: RecordCheck, start: int, end: int, bytes_max: int
+) -> Iterator[tuple[int, Window | Gap | None, list[Problem]]]:
+    """Look at a container between two offsets, ``bytes_max`` at a time.
+
+    Gives the offset up to which it was looked at, the window or gap behind which that is, where it
+    took a closer look, and what is wrong there. Raises OSError.
+    """
+    offset = start
+    while offset < end:
+        place = Place(check.expected, offset)
+        passed = reader.pass_on(fd, check.entries, check.seed, place, end, bytes_max)
+        if passed.to.offset > offset:
+            check.skip(passed)
+            offset = passed.to.offset
+            yield offset, None, []
+            continue
+        with closing(reader.read(fd, check.seed, offset, end)) as items:
+            for item in items:
+                offset = item.end
+                yield offset, item, list(check.take(item))
+                if isinstance(item, Window):
+                    break  # what comes next may be as it should be
 
 
 def rows(found: native.CheckedRecords, seed: int) -> Iterator[Row]:
@@ -169,9 +190,3 @@ def _damage(row: Row, ordinal: int) -> Iterator[Problem]:
     else:
         detail = "the raw bytes have another fingerprint"
         yield Problem(Invariant.RECORD_FINGERPRINT, detail, ordinal, row.entry)
-
-
-def _packed(entries: Sequence[tbl.Entry | None], seed: int) -> bytes:
-    """The entries as they lie in the table; 64 zero bytes where there is none."""
-    blank = bytes(tbl.ENTRY_BYTES)
-    return b"".join(blank if e is None else tbl.encode_entry(e, seed) for e in entries)

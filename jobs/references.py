@@ -1,19 +1,32 @@
 """What the tree refers to: every stub, its recipe, and the chunks that they name."""
 
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dedupd import native
 from dedupd.errors import Damaged, DamagedStub
+from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.stub import Flag, StubAttribute, decode_stub
-from dedupd.fsutil import show_path
+from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
+from dedupd.fsutil import open_beneath, opened, show_path
+from dedupd.store.container import Container
 from dedupd.store.recipes import Broken, Leaf
+from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.invariants import Finding, Invariant
 from jobs.known import KnownRecords
-from jobs.scan import Found, walk
+from jobs.scan import Found
+from jobs.windows import cores
+
+DIRECTORIES_AT_ONCE = 64
+"""Looked at by one call, which uses all cores; each takes a descriptor."""
+
+STREAMS_OPEN_MAX = 128
+"""Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
 
 
 class Missing(NamedTuple):
@@ -58,7 +71,11 @@ class ReferenceWalk:
         nodes: KnownRecords,
         *,
         is_exact: bool = False,
+        threads: int = 0,
     ) -> None:
+        """``threads`` 0 stands for all cores."""
+        self._threads = threads or cores()
+        self._seen: set[int] = set()
         self._is_exact = is_exact
         self._volume = volume
         self._run = run
@@ -68,27 +85,104 @@ class ReferenceWalk:
 
     def walk(self) -> References:
         """Go through the whole tree. Raises Cancelled."""
-        unreadable: list[str] = []
         result = self._found
-        for found in walk(self._volume, errors=unreadable):
-            self._run.check()
-            if found.is_stub:
-                result.stubs += 1
-                result.logical_bytes += found.identity.size
-                self._stub(found)
-            else:
-                result.plain_files += 1
-            self._run.update(files=result.stubs + result.plain_files)
-        for message in unreadable:
-            where, _, detail = message.partition(": ")
-            result.findings.append(Finding(Invariant.TREE_READABLE, where, detail))
+        pending = [b""]
+        with ExitStack() as stack:
+            counter = native.StubCounter(
+                self._chunks.counted,
+                self._nodes.counted,
+                self._streams(stack),
+                attribute=self._volume.space.name,
+                seed=checksum_seed(self._volume.space.volume),
+                leaves_direct=self._is_exact,
+            )
+            while pending:
+                self._run.check()
+                batch = [pending.pop() for _ in range(min(len(pending), DIRECTORIES_AT_ONCE))]
+                self._directories(counter, batch, pending)
+                self._run.update(files=result.stubs + result.plain_files)
         return result
 
-    def _stub(self, found: Found) -> None:
-        assert found.attribute is not None
+    def _streams(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
+        """The containers of recipes that can be read as they are: number, descriptors, seed."""
+        streams: list[tuple[int, int, int, int]] = []
+        kind, uuid = fmt.Kind.STREAMS, self._volume.space.volume
+        with opened(self._volume.open_directory(kind)) as directory:
+            for number in self._nodes.numbers()[:STREAMS_OPEN_MAX]:
+                try:
+                    container = Container(directory, kind, number, uuid)
+                except (Damaged, OSError):
+                    continue
+                stack.callback(container.close)
+                if container.table_fd is not None:
+                    streams.append((number, container.fd, container.table_fd, container.seed))
+        return streams
+
+    def _directories(
+        self, counter: native.StubCounter, batch: list[bytes], pending: list[bytes]
+    ) -> None:
+        """Look at directories; those below them become ``pending``."""
+        with ExitStack() as stack:
+            there = []
+            for path in batch:
+                fd = self._open(path)
+                if fd is not None:
+                    stack.callback(os.close, fd)
+                    there.append((path, fd))
+            listed = counter.look_at([fd for _, fd in there], self._threads)
+        for (path, _), one in zip(there, listed, strict=True):
+            if isinstance(one, int):
+                self._unreadable(path, os.strerror(one))
+                continue
+            names, files, stubs, plain_files, logical_bytes = one
+            self._found.stubs += stubs
+            self._found.plain_files += plain_files
+            self._found.logical_bytes += logical_bytes
+            prefix = path + b"/" if path else b""
+            pending += [prefix + name for name in sorted(names, reverse=True)]
+            for name, identity, links, allocated, value in files:
+                found = Found(prefix + name, FileIdentity._make(identity), allocated, value)
+                if links == 1 or not self._is_seen(found):
+                    self._file(found)
+
+    def _open(self, path: bytes) -> int | None:
+        """A directory; None where it is gone by now, or another file system."""
+        try:
+            fd = open_beneath(self._volume.data_fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._unreadable(path, error.strerror or "")
+            return None
+        if os.fstat(fd).st_dev != os.fstat(self._volume.data_fd).st_dev:
+            os.close(fd)
+            return None
+        return fd
+
+    def _unreadable(self, path: bytes, detail: str) -> None:
+        where = show_path(path) or "."
+        self._found.findings.append(Finding(Invariant.TREE_READABLE, where, detail))
+
+    def _is_seen(self, found: Found) -> bool:
+        """Whether a file of several names has come by before."""
+        inode = found.identity.inode
+        if inode in self._seen:
+            return True
+        self._seen.add(inode)
+        return False
+
+    def _file(self, found: Found) -> None:
+        if found.attribute is None:
+            self._found.plain_files += 1
+            return
+        self._found.stubs += 1
+        self._found.logical_bytes += found.identity.size
+        self._stub(found, found.attribute)
+
+    def _stub(self, found: Found, attribute: bytes) -> None:
         where = show_path(found.path)
         try:
-            stub = decode_stub(found.attribute, self._volume.space.volume, where)
+            stub = decode_stub(attribute, self._volume.space.volume, where)
         except DamagedStub as error:
             self._found.findings.append(Finding(Invariant.STUB_ATTRIBUTE, where, str(error)))
             return

@@ -15,6 +15,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id
+from dedupd.format.packed import UncheckedEntries
 from dedupd.format.recipe import check_of
 from dedupd.store.recovery import LOST
 from dedupd.store.writer import ContainerWriter
@@ -114,7 +115,7 @@ class Repair:
             return False
         return native.fingerprint(raw, self._algorithm) == entry.fingerprint
 
-    def _tables(self) -> Iterator[tuple[int, list[tbl.Entry | None]]]:
+    def _tables(self) -> Iterator[tuple[int, UncheckedEntries]]:
         for number in self._known.numbers():
             try:
                 yield number, self._directory.entries(number)

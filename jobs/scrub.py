@@ -181,14 +181,13 @@ class Scrub:
         """Recovery makes tables whole without a word, so this is where it is told."""
         try:
             mark, entries = load_table(directory.fd, directory.header(number))
+            damaged = entries.resized(mark.synced_count).damaged()
         except DamagedTable as error:
             self._find(Invariant.TABLE_AGREES, directory.where(number), str(error))
             return
-        known = entries[: mark.synced_count]
-        for ordinal in range(mark.synced_count):
-            if ordinal >= len(known) or known[ordinal] is None:
-                detail = f"entry {ordinal} is not valid"
-                self._find(Invariant.TABLE_AGREES, directory.where(number), detail)
+        for ordinal in damaged:
+            detail = f"entry {ordinal} is not valid"
+            self._find(Invariant.TABLE_AGREES, directory.where(number), detail)
 
     def _recover_all(self) -> None:
         self._run.update(phase="tables")
@@ -201,7 +200,9 @@ class Scrub:
                 writer.close()
 
     def _take_in(self, known: KnownRecords, found: Recovered) -> None:
-        known.add_container(found.header.container, found.entries)
+        header = found.header
+        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        known.add_container(header.container, found.entries, seed)
         self._run.check()
 
     def _writer(self, kind: fmt.Kind) -> ContainerWriter:
@@ -244,7 +245,7 @@ class Scrub:
         report = self._report
         self._run.update(phase="stubs", done=0, total=0)
         chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.STREAMS]
-        tree = ReferenceWalk(self._volume, self._run, chunks, nodes).walk()
+        tree = self._references(chunks, nodes)
         report.stubs, report.plain_files = tree.stubs, tree.plain_files
         report.logical_bytes = tree.logical_bytes
         for finding in tree.findings:
@@ -255,8 +256,12 @@ class Scrub:
         if grown:
             self._recover_all()
             chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.STREAMS]
-            ReferenceWalk(self._volume, self._run, chunks, nodes).walk()
+            self._references(chunks, nodes)
         return tree
+
+    def _references(self, chunks: KnownRecords, nodes: KnownRecords) -> References:
+        walk = ReferenceWalk(self._volume, self._run, chunks, nodes, threads=self._threads)
+        return walk.walk()
 
     def _ensure_entries(self, kind: fmt.Kind, missing: set[int]) -> bool:
         """Give records that are referred to, and that no table knows, an entry to be repaired."""

@@ -7,9 +7,7 @@ from typing import Any
 from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable
 from dedupd.format import container as fmt
-from dedupd.store.container import Gap
 from dedupd.volume import Volume
-from jobs.windows import Window
 
 _KEY = "scrub/progress"
 SAVE_EVERY_S = 5.0
@@ -41,16 +39,13 @@ class ScrubProgress:
             return None
         return begun[3], begun[4]
 
-    def note(
-        self, kind: fmt.Kind, header: fmt.FileHeader, item: Window | Gap, ordinal: int
-    ) -> None:
-        """Everything up to the end of ``item`` was looked at; ``ordinal`` comes next.
+    def note(self, kind: fmt.Kind, header: fmt.FileHeader, offset: int, ordinal: int) -> None:
+        """Everything up to ``offset`` was looked at; ``ordinal`` comes next.
 
         Not for a container with gaps: what they mean is only known at its end.
         """
-        now = time.monotonic()
-        if isinstance(item, Window) and now - self._saved_s >= SAVE_EVERY_S:
-            self._save([int(kind), header.container, header.generation, item.end, ordinal])
+        if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+            self._save([int(kind), header.container, header.generation, offset, ordinal])
 
     def done(self, kind: fmt.Kind, number: int) -> None:
         """All of a container was looked at."""

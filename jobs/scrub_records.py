@@ -3,21 +3,24 @@
 import os
 from collections.abc import Callable, Iterable
 
+from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.fsutil import opened, read_at
+from dedupd.format.packed import UncheckedEntries
+from dedupd.fsutil import opened
 from dedupd.repairs import Note
 from dedupd.store.container import Container, data_name
 from dedupd.store.mend import mend
 from dedupd.store.recovery import LOST
+from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.invariants import Invariant
 from jobs.known import KnownRecords
-from jobs.records import Problem, RecordCheck
+from jobs.records import Problem, RecordCheck, check_all
 from jobs.scrub_progress import ScrubProgress
 from jobs.stores import Directory
 from jobs.throttle import Throttle
@@ -27,6 +30,23 @@ _QUARANTINED = define("scrub.quarantined", "what was found about records is in t
 
 _METADATA = frozenset((fmt.Kind.STREAMS, fmt.Kind.STREAM_COPIES))
 """What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
+
+
+PORTION_BYTES = 32 * MIB
+"""Read by one call, unless a rate says less: a run stops within the time that this takes."""
+
+
+class Said:
+    """What a table says by now: its entries, and what was put in their place since."""
+
+    def __init__(self, entries: UncheckedEntries) -> None:
+        self._entries = entries
+        self.changed: dict[int, tbl.Entry] = {}
+
+    def __getitem__(self, ordinal: int) -> tbl.Entry | None:
+        if ordinal in self.changed or ordinal >= len(self._entries):
+            return self.changed.get(ordinal)
+        return self._entries[ordinal]
 
 
 class RecordScrub:
@@ -95,7 +115,8 @@ class RecordScrub:
                 problem = Problem(
                     Invariant.RECORD_PAYLOAD, str(error), ordinal_of(record_id), entry
                 )
-                self._settle(kind, directory, directory.header(number), {}, [problem])
+                said = Said(directory.entries(number))
+                self._settle(kind, directory, directory.header(number), said, [problem])
 
     @staticmethod
     def _size(directory: Directory, number: int) -> int:
@@ -110,7 +131,7 @@ class RecordScrub:
         self.containers += 1
         try:
             header = directory.header(number)
-            entries = dict(enumerate(directory.entries(number)))
+            entries = directory.entries(number)
             fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
             with opened(fd):
                 is_deep = self._is_full or kind in _METADATA
@@ -125,25 +146,26 @@ class RecordScrub:
         directory: Directory,
         fd: int,
         header: fmt.FileHeader,
-        entries: dict[int, tbl.Entry | None],
+        entries: UncheckedEntries,
     ) -> None:
         seed = fmt.checksum_seed(header.volume, header.container, header.generation)
-        check = RecordCheck(list(entries.values()), seed)
+        check = RecordCheck(entries, seed)
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
         begun = self.progress.within(kind, header)
         if begun is not None:
-            start, check = begun[0], RecordCheck(list(entries.values()), seed, begun[1])
+            start, check = begun[0], RecordCheck(entries, seed, begun[1])
             self.resumed = True
-        for item in self._windows.read(fd, seed, start, end):
-            problems = list(check.take(item))
-            self._settle(kind, directory, header, entries, problems)
+        portion = self._throttle.portion(PORTION_BYTES, MIB)
+        said = Said(entries)
+        for offset, _, problems in check_all(self._windows, fd, check, start, end, portion):
+            self._settle(kind, directory, header, said, problems)
             if not check.gaps:
-                self.progress.note(kind, header, item, check.expected)
+                self.progress.note(kind, header, offset, check.expected)
         problems = list(check.finish())
-        self._settle(kind, directory, header, entries, problems)
+        self._settle(kind, directory, header, said, problems)
         if any(problem.ordinal < 0 for problem in problems):
             self._account_for_gap(kind, directory, header.container, len(entries))
-        self._release(kind, directory, header, entries, check.quarantined_intact)
+        self._release(kind, directory, header, said, check.quarantined_intact)
         self.records += check.records
         self.raw_bytes += check.raw_bytes
 
@@ -156,18 +178,12 @@ class RecordScrub:
         mend(directory.fd, number, kind, uuid, self._volume.disk, count + 1)
         self._known[kind].add(make_id(number, count), LOST)
 
-    def _headers_agree(
-        self, fd: int, header: fmt.FileHeader, entries: dict[int, tbl.Entry | None]
-    ) -> bool:
+    def _headers_agree(self, fd: int, header: fmt.FileHeader, entries: UncheckedEntries) -> bool:
         """Whether every record is where its entry says; payloads are not read."""
         seed = fmt.checksum_seed(header.volume, header.container, header.generation)
         self._pace(len(entries) * fmt.RECORD_HEADER_BYTES)
-        for ordinal, entry in entries.items():
-            if entry is None or entry.state not in tbl.USABLE:
-                continue
-            record = fmt.unpack_record(read_at(fd, fmt.RECORD_HEADER_BYTES, entry.offset), 0, seed)
-            if record is None or not _is_of(record, ordinal, entry):
-                return False
+        if not native.headers_agree(fd, entries.data, seed=seed):
+            return False
         self.records += len(entries)
         return True
 
@@ -176,7 +192,7 @@ class RecordScrub:
         kind: fmt.Kind,
         directory: Directory,
         header: fmt.FileHeader,
-        entries: dict[int, tbl.Entry | None],
+        said: "Said",
         problems: list[Problem],
     ) -> None:
         """Tell problems, and put into the table what is true now: durably, before going on."""
@@ -187,14 +203,14 @@ class RecordScrub:
             self._find(problem.invariant, name, problem.detail)
             if problem.ordinal < 0:
                 continue
-            said = entries.get(problem.ordinal)
+            entry = changes.get(problem.ordinal) or said[problem.ordinal]
             if problem.invariant is Invariant.TABLE_AGREES and problem.entry is not None:
-                state = said.state if said is not None else problem.entry.state
+                state = entry.state if entry is not None else problem.entry.state
                 changes[problem.ordinal] = problem.entry._replace(state=state)
             else:
-                lost = said or problem.entry or LOST
+                lost = entry or problem.entry or LOST
                 changes[problem.ordinal] = lost._replace(state=tbl.State.QUARANTINED)
-        entries.update(changes)
+        said.changed.update(changes)
         self._change(kind, directory, header, changes)
 
     def _release(
@@ -202,14 +218,14 @@ class RecordScrub:
         kind: fmt.Kind,
         directory: Directory,
         header: fmt.FileHeader,
-        entries: dict[int, tbl.Entry | None],
+        said: "Said",
         ordinals: list[int],
     ) -> None:
         """Records that were quarantined and are right after all: it was not the disk."""
         changes = {
             ordinal: entry._replace(state=tbl.State.LIVE)
             for ordinal in ordinals
-            if (entry := entries[ordinal]) is not None
+            if (entry := said[ordinal]) is not None
         }
         self.released += len(changes)
         self._change(kind, directory, header, changes)
@@ -228,13 +244,3 @@ class RecordScrub:
         reach(_QUARANTINED)
         for record_id, entry in by_id.items():
             self._known[kind].add(record_id, entry)
-
-
-def _is_of(record: fmt.Record, ordinal: int, entry: tbl.Entry) -> bool:
-    """Whether a header is the one that an entry says."""
-    return (record.ordinal, record.fingerprint, record.stored_length, record.raw_length) == (
-        ordinal,
-        entry.fingerprint,
-        entry.stored_length,
-        entry.raw_length,
-    )

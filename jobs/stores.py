@@ -7,6 +7,7 @@ from dedupd.errors import Damaged
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of
+from dedupd.format.packed import UncheckedEntries
 from dedupd.fsutil import opened, read_at
 from dedupd.store.container import data_name
 from dedupd.store.recovery import load_table
@@ -37,7 +38,7 @@ class Directory:
             data = read_at(fd, fmt.FILE_HEADER_BYTES, 0)
         return fmt.decode_file_header(data, self.where(number))
 
-    def entries(self, number: int) -> list[tbl.Entry | None]:
+    def entries(self, number: int) -> UncheckedEntries:
         """The table's entries, by ordinal. Raises Damaged, OSError."""
         return load_table(self.fd, self.header(number))[1]
 

@@ -16,8 +16,14 @@ class Throttle:
         self._wait = wait
         self._free_s = time.monotonic()
 
+    def portion(self, bytes_max: int, bytes_min: int) -> int:
+        """How much to read at once, between the two: what takes about as long as a burst."""
+        if self._bytes_per_s <= 0:
+            return bytes_max
+        return max(bytes_min, min(bytes_max, int(self._bytes_per_s * BURST_S)))
+
     def take(self, count: int) -> None:
-        """Wait until ``count`` more bytes may be read."""
+        """Wait until ``count`` more bytes may be read; below zero, give so many back."""
         if self._bytes_per_s <= 0:
             self._wait(0.0)
             return

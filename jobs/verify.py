@@ -8,18 +8,23 @@ from dataclasses import dataclass, field
 from dedupd.errors import Damaged, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.ids import make_id, show_id
+from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
+from dedupd.format.packed import UncheckedEntries
 from dedupd.fsutil import opened, read_at
 from dedupd.store.container import Gap, data_name, payload_is_intact, scan
 from dedupd.store.recovery import container_numbers, is_unfinished, load_table, table_numbers
+from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.invariants import OF_FILES, Finding, Invariant
 from jobs.known import KnownRecords
 from jobs.losses import losses
-from jobs.records import Problem, RecordCheck, rows
+from jobs.records import Problem, RecordCheck, check_all, rows
 from jobs.references import ReferenceWalk
 from jobs.windows import Window, WindowReader, cores
+
+PORTION_BYTES = 32 * MIB
+"""Read by one call: a run stops within the time that this takes."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,27 @@ class VerifyReport:
     started_s: float = 0.0
 
 
+@dataclass(slots=True)
+class _Checked:
+    """The entries of a container's table, and those that turned out to be another one, or none."""
+
+    entries: UncheckedEntries
+    seed: int
+    changed: dict[int, tbl.Entry | None] = field(default_factory=dict)
+
+    def entry(self, ordinal: int) -> tbl.Entry | None:
+        if ordinal in self.changed or ordinal >= len(self.entries):
+            return self.changed.get(ordinal)
+        return self.entries[ordinal]
+
+    def of_state(self, state: tbl.State) -> Iterator[tbl.Entry]:
+        count = max([len(self.entries), *(ordinal + 1 for ordinal in self.changed)])
+        for ordinal in range(count):
+            entry = self.entry(ordinal)
+            if entry is not None and entry.state == state:
+                yield entry
+
+
 class Verify:
     """One offline check of a volume. Changes nothing. Needs the job lock, and no mount."""
 
@@ -59,7 +85,9 @@ class Verify:
         self._run = run
         self._report = VerifyReport(started_s=run.started_s)
         self._known = {kind: KnownRecords() for kind in fmt.COPIES_OF}
-        self._copied: dict[fmt.Kind, dict[int, set[bytes]]] = {kind: {} for kind in fmt.COPIES_OF}
+        self._copied: dict[fmt.Kind, dict[int, dict[int, set[bytes]]]] = {
+            kind: {} for kind in fmt.COPIES_OF
+        }
 
     def run(self) -> VerifyReport:
         """Check everything. Raises Cancelled."""
@@ -102,34 +130,45 @@ class Verify:
             for done, number in enumerate(numbers):
                 where = f"{kind.name.lower()}/{data_name(number).decode()}"
                 try:
-                    for record_id, entry in self._check_container(
-                        directory, kind, number, windows, where
-                    ):
-                        self._take_in(kind, of, record_id, entry)
+                    checked = self._check_container(directory, kind, number, windows, where)
+                    if checked is not None:
+                        self._take_in(kind, of, number, checked)
                 except OSError as error:
                     detail = f"cannot be read: {error.strerror}"
                     self._find(Invariant.CONTAINER_RECORDS, where, detail)
                 self._run.update(done=done + 1)
                 self._run.check()
 
-    def _take_in(self, kind: fmt.Kind, of: fmt.Kind, record_id: int, entry: tbl.Entry) -> None:
+    def _take_in(self, kind: fmt.Kind, of: fmt.Kind, number: int, checked: "_Checked") -> None:
+        """Note what is there, and what repeats what."""
+        known = self._known[of]
         if kind is not of:
-            if entry.state == tbl.State.LIVE:
-                self._copied[of].setdefault(entry.target, set()).add(entry.fingerprint)
-                self._known[of].add_copy(entry)
+            for copy in checked.of_state(tbl.State.LIVE):
+                copied = self._copied[of].setdefault(container_of(copy.target), {})
+                copied.setdefault(ordinal_of(copy.target), set()).add(copy.fingerprint)
+                known.add_copy(copy)
                 self._report.copies += 1
             return
-        self._known[of].add(record_id, entry)
-        copied = self._copied[of].get(record_id, set())
-        if entry.state in tbl.USABLE and copied - {entry.fingerprint}:
-            self._find(Invariant.COPY_AGREES, show_id(record_id), "its second copy has other bytes")
+        known.add_container(number, checked.entries, checked.seed)
+        for ordinal, changed in checked.changed.items():
+            if changed is None:
+                known.forget(make_id(number, ordinal))
+            else:
+                known.add(make_id(number, ordinal), changed)
+        for ordinal, fingerprints in sorted(self._copied[of].get(number, {}).items()):
+            entry = checked.entry(ordinal)
+            if entry is None or entry.state not in tbl.USABLE:
+                continue
+            if fingerprints - {entry.fingerprint}:
+                detail = "its second copy has other bytes"
+                self._find(Invariant.COPY_AGREES, show_id(make_id(number, ordinal)), detail)
 
     def _check_container(
         self, directory: int, kind: fmt.Kind, number: int, windows: WindowReader, where: str
-    ) -> Iterator[tuple[int, tbl.Entry]]:
-        """Check one container; gives what its records are, as far as they are there."""
+    ) -> "_Checked | None":
+        """Check one container; None where there is none to speak of."""
         if is_unfinished(directory, number):
-            return
+            return None
         self._report.containers += 1
         uuid = self._volume.space.volume
         with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory)) as fd:
@@ -137,23 +176,21 @@ class Verify:
                 header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), where)
             except Damaged as error:
                 self._find(Invariant.CONTAINER_HEADER, where, str(error))
-                return
+                return None
             if (header.kind, header.container, header.volume) != (kind, number, uuid):
                 detail = "the header is of another container"
                 self._find(Invariant.CONTAINER_HEADER, where, detail)
-                return
+                return None
             end = size = os.fstat(fd).st_size
-            entries: list[tbl.Entry | None] = []
+            entries = UncheckedEntries(b"", _seed(header))
             try:
                 mark, table = load_table(directory, header)
-                entries = (table + [None] * mark.synced_count)[: mark.synced_count]
+                entries = table.resized(mark.synced_count)
                 end = min(size, mark.synced_bytes)
                 self._check_end(fd, header, mark, size, where)
             except DamagedTable as error:
                 self._find(Invariant.TABLE_AGREES, where, str(error))
-            found = self._check_records(fd, header, entries, end, windows, where)
-        for ordinal, entry in sorted(found.items()):
-            yield make_id(number, ordinal), entry
+            return self._check_records(fd, header, entries, end, windows, where)
 
     def _check_end(
         self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader, size: int, where: str
@@ -173,19 +210,20 @@ class Verify:
         self,
         fd: int,
         header: fmt.FileHeader,
-        entries: list[tbl.Entry | None],
+        entries: UncheckedEntries,
         end: int,
         windows: WindowReader,
         where: str,
-    ) -> dict[int, tbl.Entry]:
-        """The entries of the records that are there, taken from them where the table has none."""
+    ) -> "_Checked":
+        """What the records are that are there, by themselves where the table does not say."""
         check = RecordCheck(entries, _seed(header))
-        found = {ordinal: entry for ordinal, entry in enumerate(entries) if entry is not None}
-        for item in windows.read(fd, _seed(header), fmt.FILE_HEADER_BYTES, end):
+        found = _Checked(entries, _seed(header))
+        start = fmt.FILE_HEADER_BYTES
+        for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
             if not entries and isinstance(item, Window):
                 for row in rows(item.records, _seed(header)):
-                    found.update(dict.fromkeys(row.ordinals, row.entry))
-            for problem in check.take(item):
+                    found.changed.update(dict.fromkeys(row.ordinals, row.entry))
+            for problem in problems:
                 self._problem(problem, where, found)
         for problem in check.finish():
             self._problem(problem, where, found)
@@ -193,7 +231,7 @@ class Verify:
         self._report.stored_bytes += end - fmt.FILE_HEADER_BYTES
         return found
 
-    def _problem(self, problem: Problem, where: str, found: dict[int, tbl.Entry]) -> None:
+    def _problem(self, problem: Problem, where: str, found: "_Checked") -> None:
         is_of_record = problem.invariant in (
             Invariant.RECORD_PAYLOAD,
             Invariant.RECORD_FINGERPRINT,
@@ -203,9 +241,10 @@ class Verify:
         if problem.ordinal < 0:
             return
         if problem.entry is not None and not is_of_record:
-            found[problem.ordinal] = problem.entry  # a wrong entry costs a scan, and no bytes
+            # A wrong entry costs a scan, and no bytes.
+            found.changed[problem.ordinal] = problem.entry
         else:
-            found.pop(problem.ordinal, None)
+            found.changed[problem.ordinal] = None
 
     def _check_tree(self) -> None:
         report, chunks = self._report, self._known[fmt.Kind.CHUNKS]

@@ -6,12 +6,14 @@ in the page cache, and the memory is that of two windows.
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 
 from dedupd import native
 from dedupd.format import container as fmt
+from dedupd.format.packed import UncheckedEntries
 from dedupd.fsutil import read_at
 from dedupd.store.container import Found, Gap, scan
 from dedupd.uncached import read_uncached
@@ -36,6 +38,23 @@ class Window:
         return self.offset + self.records.consumed
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between two records: ``ordinal`` is that of the one behind it."""
+
+    ordinal: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What was found to be as it should be, up to a place."""
+
+    to: Place
+    records: int
+    raw_bytes: int
+
+
 class WindowReader:
     """Reads and checks records. ``pace`` is told the bytes of each read before it is made.
 
@@ -52,14 +71,39 @@ class WindowReader:
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def read(self, fd: int, seed: int, start: int, end: int) -> Iterator[Window | Gap]:
+    def pass_on(
+        self, fd: int, entries: UncheckedEntries, seed: int, place: Place, end: int, bytes_max: int
+    ) -> Passed:
+        """How far, from a place on, every record is intact and what its table's entry says.
+
+        Looks at about ``bytes_max`` bytes, on all threads. Where the first record is not so, no way
+        at all: :meth:`read` tells what is wrong.
+        """
+        planned = min(bytes_max, end - place.offset)
+        self._pace(planned)
+        ordinal, offset, records, raw_bytes, read_bytes = native.pass_records(
+            fd,
+            entries.data,
+            seed=seed,
+            ordinal=place.ordinal,
+            offset=place.offset,
+            end=end,
+            bytes_max=planned,
+            algorithm=self._algorithm,
+            threads=self._threads,
+        )
+        self._pace(read_bytes - planned)
+        return Passed(Place(ordinal, offset), records, raw_bytes)
+
+    def read(self, fd: int, seed: int, start: int, end: int) -> Generator[Window | Gap, None, None]:
         """The records between two offsets, in order, and the gaps between them. Raises OSError."""
         position = start
         while position < end:
-            for window in self._run(fd, seed, position, end):
-                position = window.end
-                if window.records.consumed:
-                    yield window
+            with closing(self._run(fd, seed, position, end)) as windows:
+                for window in windows:
+                    position = window.end
+                    if window.records.consumed:
+                        yield window
             if position >= end:
                 return
             found = self._next_record(fd, seed, position, end)
@@ -71,29 +115,33 @@ class WindowReader:
             yield Gap(position, found.offset)
             position = found.offset
 
-    def _run(self, fd: int, seed: int, start: int, end: int) -> Iterator[Window]:
+    def _run(self, fd: int, seed: int, start: int, end: int) -> Generator[Window, None, None]:
         """Windows up to the first place without a valid header, or the end."""
         pending: Future[int] | None = self._submit(fd, 0, start, end)
         offset, carried, turn = start, 0, 0
-        while pending is not None:
-            count = pending.result()
-            read_to = offset + carried + count
-            pending = self._submit(fd, 1 - turn, read_to, end) if read_to < end and count else None
-            view = memoryview(self._buffers[turn])[
-                HEADROOM_BYTES - carried : HEADROOM_BYTES + count
-            ]
-            records = self._check(view, seed, offset)
-            left = len(view) - records.consumed
-            yield Window(offset, records)
-            offset += records.consumed
-            if records.is_lost or left > HEADROOM_BYTES:
-                if pending is not None:
-                    pending.result()
-                return
-            self._buffers[1 - turn][HEADROOM_BYTES - left : HEADROOM_BYTES] = view[
-                records.consumed :
-            ]
-            carried, turn = left, 1 - turn
+        try:
+            while pending is not None:
+                count = pending.result()
+                read_to = offset + carried + count
+                pending = (
+                    self._submit(fd, 1 - turn, read_to, end) if read_to < end and count else None
+                )
+                view = memoryview(self._buffers[turn])[
+                    HEADROOM_BYTES - carried : HEADROOM_BYTES + count
+                ]
+                records = self._check(view, seed, offset)
+                left = len(view) - records.consumed
+                yield Window(offset, records)
+                offset += records.consumed
+                if records.is_lost or left > HEADROOM_BYTES:
+                    return
+                self._buffers[1 - turn][HEADROOM_BYTES - left : HEADROOM_BYTES] = view[
+                    records.consumed :
+                ]
+                carried, turn = left, 1 - turn
+        finally:
+            if pending is not None:
+                wait([pending])  # the buffer that it fills is used again
 
     def _submit(self, fd: int, turn: int, offset: int, end: int) -> "Future[int]":
         length = min(WINDOW_BYTES, end - offset)

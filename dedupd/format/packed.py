@@ -67,3 +67,43 @@ class PackedEntries(Sequence[Entry]):
         while at >= 0:
             yield at
             at = self.states.find(state, at + 1)
+
+
+class UncheckedEntries(Sequence[Entry | None]):
+    """Entries by ordinal, each checked and decoded when it is asked for.
+
+    None stands for one that is damaged, or was never written.
+    """
+
+    def __init__(self, data: bytes, seed: int) -> None:
+        """``seed`` is the container's; what is left behind the last whole entry is left out."""
+        self.data = data[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self.data) // ENTRY_BYTES
+
+    @overload
+    def __getitem__(self, at: int) -> Entry | None: ...
+    @overload
+    def __getitem__(self, at: slice) -> "UncheckedEntries": ...
+    def __getitem__(self, at: int | slice) -> "Entry | UncheckedEntries | None":
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            assert step == 1
+            return UncheckedEntries(self.data[start * ENTRY_BYTES : stop * ENTRY_BYTES], self._seed)
+        start = range(len(self))[at] * ENTRY_BYTES
+        return tbl.decode_entry(self.data[start : start + ENTRY_BYTES], self._seed)
+
+    def __iter__(self) -> Iterator[Entry | None]:
+        return iter(tbl.decode_entries(self.data, self._seed))
+
+    def resized(self, count: int) -> "UncheckedEntries":
+        """The first ``count``, with None for those that are not there."""
+        size = count * ENTRY_BYTES
+        return UncheckedEntries(self.data[:size].ljust(size, b"\0"), self._seed)
+
+    def damaged(self) -> list[int]:
+        """The ordinals of those that are None."""
+        states = native.table_states(self.data, self._seed)
+        return [at for at, state in enumerate(states) if state == 0] if 0 in states else []

@@ -221,6 +221,11 @@ class Container:
             return False
         return tbl.belongs(header, self.header)
 
+    @property
+    def table_fd(self) -> int | None:
+        """The table's descriptor; None where there is no usable one. Both go with :meth:`close`."""
+        return self._table_fd
+
     def entry(self, ordinal: int) -> tbl.Entry | None:
         """The table's entry, or None where the table has no valid one."""
         if self._table_fd is None:

@@ -39,7 +39,7 @@ def all_copies(dir_fd: int, kind: fmt.Kind, volume: bytes) -> Iterator[Copy]:
             continue
 
 
-def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> list[tbl.Entry | None]:
+def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> Sequence[tbl.Entry | None]:
     """A container's entries, by ordinal. Raises Damaged, OSError."""
     name = data_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
@@ -47,9 +47,10 @@ def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> list[tb
         if (header.kind, header.container, header.volume) != (kind, number, volume):
             return []
         try:
-            _, entries = load_table(dir_fd, header)
-            if None not in entries:
-                return entries
+            _, table = load_table(dir_fd, header)
+            if not table.damaged():
+                return table
+            entries = list(table)
         except DamagedTable:
             entries = []
         seed = fmt.checksum_seed(volume, number, header.generation)

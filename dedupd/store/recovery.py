@@ -15,7 +15,7 @@ from dedupd.errors import DamagedContainer, DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.packed import PackedEntries
+from dedupd.format.packed import PackedEntries, UncheckedEntries
 from dedupd.fsutil import opened, read_at
 from dedupd.store.container import (
     NEW,
@@ -107,15 +107,13 @@ def _files(dir_fd: int) -> Iterator[tuple[int, str]]:
                 yield int(match[1]), match[2]
 
 
-def load_table(
-    dir_fd: int, header: fmt.FileHeader
-) -> tuple[tbl.TableHeader, list[tbl.Entry | None]]:
+def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, UncheckedEntries]:
     """Header and all entries of a container's table. Raises DamagedTable.
 
     Where a compaction was interrupted between its two renames, that is the table's temporary file.
     """
     table, body = load_packed_table(dir_fd, header)
-    return table, tbl.decode_entries(body, _seed(header))
+    return table, UncheckedEntries(body, _seed(header))
 
 
 def load_packed_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, bytes]:
@@ -277,7 +275,7 @@ def _recover_tail(
         assert known is not None
         kept, reconciled = list(known), min(table.reconciled, count)
     else:
-        kept = completed(fd, header, table, tbl.decode_entries(body, _seed(header)))
+        kept = completed(fd, header, table, UncheckedEntries(body, _seed(header)))
         reconciled = 0  # what a scan says of a record is not what became of it
     end = table.synced_bytes
     for item in scan(fd, _seed(header), end, size):
@@ -297,14 +295,17 @@ def _recover_tail(
 
 
 def completed(
-    fd: int, header: fmt.FileHeader, table: tbl.TableHeader, entries: list[tbl.Entry | None]
+    fd: int, header: fmt.FileHeader, table: tbl.TableHeader, entries: Sequence[tbl.Entry | None]
 ) -> list[tbl.Entry]:
     """The entries below the mark, those that the table lacks from the container.
 
     The others stay: they know of states that no record tells of.
     """
+    said = list(entries[: table.synced_count])
+    known = [entry for entry in said if entry is not None]
+    if len(known) == table.synced_count:
+        return known
     scanned = _entries_below(fd, header, table.synced_bytes, table.synced_count)
-    said = entries[: table.synced_count]
     said += [None] * (len(scanned) - len(said))
     return [own or found for own, found in zip(said, scanned, strict=True)]
 

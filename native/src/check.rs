@@ -9,13 +9,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::encode;
 use crate::fingerprint::Algorithm;
 use crate::parallel;
-use crate::seal::{ENTRY_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_LIVE};
+use crate::seal::{
+    ENTRY_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_LIVE, STATE_MERGED, STATE_TOMBSTONE,
+};
 
 const ALIGN_BYTES: usize = 8;
-const KIND_FORWARD: u8 = 1;
-const KIND_TOMBSTONE: u8 = 2;
-const STATE_MERGED: u8 = 3;
-const STATE_TOMBSTONE: u8 = 5;
+pub const KIND_FORWARD: u8 = 1;
+pub const KIND_TOMBSTONE: u8 = 2;
 
 /// Records that a thread takes at once: about a MiB at the default chunk size.
 const BATCH: usize = 16;
@@ -145,6 +145,17 @@ fn judge(record: &Found<'_>, algorithm: Algorithm) -> Status {
         }
     };
     if digest == record.fingerprint { Status::Intact } else { Status::Fingerprint }
+}
+
+/// The entry that a record's header implies, which lies at `offset`; None where it is none.
+pub fn entry_of(header: &[u8; RECORD_HEADER_BYTES], offset: u64, seed: u64) -> Option<Vec<u8>> {
+    let (body, expected) = header.split_at(RECORD_HEADER_BYTES - 8);
+    if u32_at(body, 0) != RECORD_MAGIC || xxh3_64_with_seed(body, seed) != u64_at(expected, 0) {
+        return None;
+    }
+    let mut entry = Vec::with_capacity(ENTRY_BYTES);
+    write_entry(&mut entry, body, offset, seed);
+    Some(entry)
 }
 
 fn write_entry(entries: &mut Vec<u8>, body: &[u8], offset: u64, seed: u64) {

@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::check::{u32_at, u64_at};
 use crate::encode::{CODEC_RAW, CODEC_ZSTD, check, decode};
+use crate::fingerprint::{Fingerprint, HASH_BYTES};
 use crate::seal::{
     ENTRY_BYTES, KIND_DATA, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_AT, STATE_LIVE,
     TABLE_HEADER_BYTES, entry_body,
@@ -40,29 +41,45 @@ impl Files {
     }
 
     fn try_read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> Option<()> {
-        let mut bytes = [0; ENTRY_BYTES];
-        let at = TABLE_HEADER_BYTES + u64::from(wanted.ordinal) * ENTRY_BYTES as u64;
-        self.fill(self.table, at, &mut bytes, &mut [])?;
-        let entry = Entry::live(&bytes, self.seed)?;
-        if entry.raw_length as usize != wanted.out.len() || entry.check != wanted.check {
+        let entry = self.entry(wanted.ordinal)?;
+        if entry.raw_length as usize != wanted.out.len() || entry.check() != wanted.check {
             return None;
         }
+        self.read_entry(&entry, wanted.ordinal, wanted.out, scratch)
+    }
+
+    /// What the table says of a live record; None of any other.
+    pub fn entry(&self, ordinal: u32) -> Option<Entry> {
+        let mut bytes = [0; ENTRY_BYTES];
+        let at = TABLE_HEADER_BYTES + u64::from(ordinal) * ENTRY_BYTES as u64;
+        self.fill(self.table, at, &mut bytes, &mut [])?;
+        Entry::live(&bytes, self.seed)
+    }
+
+    /// Fills `out`, of the raw length of the record; None where anything is not as expected.
+    pub fn read_entry(
+        &self,
+        entry: &Entry,
+        ordinal: u32,
+        out: &mut [u8],
+        scratch: &mut Vec<u8>,
+    ) -> Option<()> {
         let stored_length = entry.stored_length as usize;
         let mut header = [0; RECORD_HEADER_BYTES];
         if entry.codec == CODEC_RAW {
-            if stored_length != wanted.out.len() {
+            if stored_length != out.len() {
                 return None;
             }
-            self.fill(self.data, entry.offset, &mut header, wanted.out)?;
-            let checksum = entry.checksum_in(&header, wanted.ordinal, self.seed)?;
-            return check(wanted.out, entry.codec, wanted.out.len(), checksum).ok();
+            self.fill(self.data, entry.offset, &mut header, out)?;
+            let checksum = entry.checksum_in(&header, ordinal, self.seed)?;
+            return check(out, entry.codec, out.len(), checksum).ok();
         }
         scratch.resize(stored_length.max(scratch.len()), 0);
         let stored = &mut scratch[..stored_length];
         self.fill(self.data, entry.offset, &mut header, stored)?;
-        let checksum = entry.checksum_in(&header, wanted.ordinal, self.seed)?;
-        check(stored, entry.codec, wanted.out.len(), checksum).ok()?;
-        decode(stored, entry.codec, wanted.out).ok()
+        let checksum = entry.checksum_in(&header, ordinal, self.seed)?;
+        check(stored, entry.codec, out.len(), checksum).ok()?;
+        decode(stored, entry.codec, out).ok()
     }
 
     /// Reads what fills both buffers, or None.
@@ -78,24 +95,32 @@ impl Files {
     }
 }
 
-struct Entry {
-    check: u32,
+/// What a table says of a live record.
+pub struct Entry {
+    pub fingerprint: Fingerprint,
+    pub raw_length: u32,
     offset: u64,
     stored_length: u32,
-    raw_length: u32,
     codec: u8,
 }
 
 impl Entry {
     fn live(bytes: &[u8; ENTRY_BYTES], seed: u64) -> Option<Entry> {
         let body = entry_body(bytes, seed)?;
+        let mut fingerprint = [0; HASH_BYTES];
+        fingerprint.copy_from_slice(&body[..HASH_BYTES]);
         (body[STATE_AT] == STATE_LIVE && body[61] <= CODEC_ZSTD).then(|| Entry {
-            check: u32_at(body, 0),
+            fingerprint,
             offset: u64_at(body, 32),
             stored_length: u32_at(body, 48),
             raw_length: u32_at(body, 52),
             codec: body[61],
         })
+    }
+
+    /// The start of the fingerprint, as recipes keep it.
+    pub fn check(&self) -> u32 {
+        u32_at(&self.fingerprint, 0)
     }
 
     /// The payload's checksum, from a record header that is valid and says what the entry says.
@@ -112,7 +137,7 @@ impl Entry {
             && (body[8], body[9]) == (KIND_DATA, self.codec)
             && u32_at(body, 12) == self.raw_length
             && u32_at(body, 16) == self.stored_length
-            && u32_at(body, 24) == self.check;
+            && body[24..56] == self.fingerprint;
         is_expected.then(|| u64_at(body, 64))
     }
 }

@@ -12,6 +12,10 @@ pub const KIND_DATA: u8 = 0;
 pub const TABLE_HEADER_BYTES: u64 = 64;
 pub const ENTRY_BYTES: usize = 64;
 pub const STATE_LIVE: u8 = 1;
+pub const STATE_ORPHANED: u8 = 2;
+pub const STATE_MERGED: u8 = 3;
+pub const STATE_QUARANTINED: u8 = 4;
+pub const STATE_TOMBSTONE: u8 = 5;
 /// Where an entry has its state.
 pub const STATE_AT: usize = 60;
 

@@ -17,7 +17,8 @@ pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
     Identity { inode, size, mtime_ns, ctime_ns }
 }
 
-type Found<'py> = (Bound<'py, PyList>, Bound<'py, PyList>);
+/// Names of directories, and files.
+pub type Found<'py> = (Bound<'py, PyList>, Bound<'py, PyList>);
 
 #[pyfunction]
 pub fn scan_directory<'py>(py: Python<'py>, fd: i32, attribute: &[u8]) -> PyResult<Found<'py>> {
@@ -51,7 +52,7 @@ pub fn scan_unsettled<'py>(
     Ok((found(py, left)?, count, size))
 }
 
-fn found(py: Python<'_>, entries: Vec<Entry>) -> PyResult<Found<'_>> {
+pub fn found(py: Python<'_>, entries: Vec<Entry>) -> PyResult<Found<'_>> {
     let (directories, found) = (PyList::empty(py), PyList::empty(py));
     for entry in entries {
         match entry {

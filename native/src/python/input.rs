@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::fingerprint::Fingerprint;
+use crate::seal::ENTRY_BYTES;
 
 /// A C-contiguous buffer of any item type, held for as long as this value lives.
 ///
@@ -58,6 +59,10 @@ impl Input {
     }
 
     pub fn fingerprints(&self, name: &str) -> PyResult<Vec<&Fingerprint>> {
+        Ok(self.items(name)?.collect())
+    }
+
+    pub fn entries(&self, name: &str) -> PyResult<Vec<&[u8; ENTRY_BYTES]>> {
         Ok(self.items(name)?.collect())
     }
 

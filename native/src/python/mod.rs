@@ -8,12 +8,15 @@ mod entries;
 mod files;
 mod index;
 mod input;
+mod known;
 mod map;
 mod output;
+mod pieces;
 mod records;
 mod seal;
 mod states;
 mod stub;
+mod stubs;
 mod study;
 mod sys;
 
@@ -30,6 +33,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<commits::Commits>()?;
     module.add_class::<map::FingerprintMap>()?;
     module.add_class::<index::TableIndex>()?;
+    module.add_class::<known::KnownRecords>()?;
+    module.add_class::<stubs::StubCounter>()?;
     module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprint, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprints, module)?)?;
@@ -42,6 +47,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
     module.add_function(wrap_pyfunction!(states::table_states, module)?)?;
     module.add_function(wrap_pyfunction!(check::check_records, module)?)?;
+    module.add_function(wrap_pyfunction!(pieces::pass_records, module)?)?;
+    module.add_function(wrap_pyfunction!(pieces::headers_agree, module)?)?;
     module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
     module.add_function(wrap_pyfunction!(entries::look_up, module)?)?;

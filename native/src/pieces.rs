@@ -1,0 +1,201 @@
+//! A container against its table, in pieces that several threads read and check at once.
+//!
+//! The table says where records begin, so that no thread waits for another one's. Only what is
+//! exactly as the table says is passed; `jobs/records.py` looks into everything else.
+
+use std::cell::RefCell;
+use std::os::fd::RawFd;
+
+use crate::check::{self, Checked, KIND_FORWARD, KIND_TOMBSTONE, Place, Status, u32_at, u64_at};
+use crate::files::fill_at;
+use crate::fingerprint::Algorithm;
+use crate::parallel;
+use crate::seal::{
+    ENTRY_BYTES, RECORD_HEADER_BYTES, STATE_AT, STATE_LIVE, STATE_MERGED, STATE_ORPHANED,
+    STATE_TOMBSTONE, entry_body,
+};
+
+/// Read at once, and checked while it is in the processor's cache.
+const PIECE_BYTES: u64 = 1 << 20;
+/// A table that says more of a single record is not believed.
+const RECORD_BYTES_MAX: u64 = 64 << 20;
+
+const OFFSET_AT: usize = 32;
+const TARGET_AT: usize = 40;
+const LENGTHS: std::ops::Range<usize> = 48..56;
+const CODEC_AT: usize = 61;
+
+/// A container, open for reading, and the entries of its table.
+pub struct Container<'a> {
+    pub data: RawFd,
+    pub entries: &'a [&'a [u8; ENTRY_BYTES]],
+    /// Of the checksums of record headers and table entries.
+    pub seed: u64,
+}
+
+/// A place between two records of a container.
+#[derive(Clone, Copy)]
+pub struct Position {
+    pub ordinal: usize,
+    pub offset: u64,
+}
+
+/// How far everything was as the table says, and what that was.
+pub struct Passed {
+    pub to: Position,
+    pub records: u64,
+    pub raw_bytes: u64,
+    /// Including what was read in vain.
+    pub read_bytes: u64,
+}
+
+struct Piece {
+    from: Position,
+    to: Position,
+    /// Records and raw bytes, where all of it is as the table says.
+    sound: Option<(u64, u64)>,
+}
+
+thread_local! {
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Container<'_> {
+    /// Reads and checks what the table says lies behind `from` and before `end`, `bytes` of it.
+    pub fn pass(
+        &self,
+        from: Position,
+        end: u64,
+        bytes: u64,
+        algorithm: Algorithm,
+        threads: usize,
+    ) -> Passed {
+        let mut pieces = self.plan(from, end, bytes);
+        parallel::for_each(pieces.iter_mut(), threads, |piece| {
+            piece.sound = self.check(piece, algorithm);
+        });
+        let read_bytes = pieces.iter().map(|piece| piece.to.offset - piece.from.offset).sum();
+        let mut passed = Passed { to: from, records: 0, raw_bytes: 0, read_bytes };
+        for piece in &pieces {
+            let Some((records, raw_bytes)) = piece.sound else { break };
+            passed.to = piece.to;
+            passed.records += records;
+            passed.raw_bytes += raw_bytes;
+        }
+        passed
+    }
+
+    /// Pieces one after the other, as far as the table's offsets ascend.
+    fn plan(&self, from: Position, end: u64, bytes: u64) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let (mut begin, mut last) = (from, from.offset);
+        let rest = self.entries.iter().enumerate().skip(from.ordinal);
+        for (ordinal, entry) in rest {
+            let offset = u64_at(&entry[..], OFFSET_AT);
+            // Ordinals of a row of tombstones lie at one place.
+            if ordinal == from.ordinal || offset == last {
+                continue;
+            }
+            if offset < last || offset >= end || offset - last > RECORD_BYTES_MAX {
+                return pieces;
+            }
+            last = offset;
+            if offset - begin.offset >= PIECE_BYTES {
+                let to = Position { ordinal, offset };
+                pieces.push(Piece { from: begin, to, sound: None });
+                begin = to;
+                if offset - from.offset >= bytes {
+                    return pieces;
+                }
+            }
+        }
+        if begin.offset < end && end - last <= RECORD_BYTES_MAX {
+            let to = Position { ordinal: self.entries.len(), offset: end };
+            pieces.push(Piece { from: begin, to, sound: None });
+        }
+        pieces
+    }
+
+    fn check(&self, piece: &Piece, algorithm: Algorithm) -> Option<(u64, u64)> {
+        let length = usize::try_from(piece.to.offset - piece.from.offset).ok()?;
+        let found = BUFFER.with_borrow_mut(|buffer| {
+            buffer.resize(length.max(buffer.len()), 0);
+            let data = &mut buffer[..length];
+            let offset = piece.from.offset;
+            let place = Place { seed: self.seed, offset, algorithm, threads: 1 };
+            fill_at(self.data, offset, data).then(|| check::check(data, &place))
+        })?;
+        let is_all = found.consumed == length && self.agrees(&found, piece);
+        is_all.then_some((found.kinds.len() as u64, found.raw_bytes))
+    }
+
+    /// Whether the records of a piece are those of its ordinals, all of them, and all in order.
+    fn agrees(&self, found: &Checked, piece: &Piece) -> bool {
+        let mut expected = piece.from.ordinal;
+        for (at, implied) in found.entries.chunks_exact(ENTRY_BYTES).enumerate() {
+            let next = found.next_ordinals[at] as usize;
+            if found.ordinals[at] as usize != expected || next > piece.to.ordinal {
+                return false;
+            }
+            let (kind, is_intact) = (found.kinds[at], found.statuses[at] == Status::Intact as u8);
+            let mut said = self.entries[expected..next].iter();
+            if !said.all(|said| is_as_said(said, implied, kind, is_intact, self.seed)) {
+                return false;
+            }
+            expected = next;
+        }
+        expected == piece.to.ordinal
+    }
+
+    /// Whether every record of which the bytes are said to be there has the header that it must
+    /// have; payloads are not read.
+    pub fn headers_agree(&self) -> bool {
+        let mut header = [0; RECORD_HEADER_BYTES];
+        self.entries.iter().enumerate().all(|(ordinal, entry)| {
+            let Some(said) = entry_body(entry, self.seed) else { return false };
+            if !matches!(said[STATE_AT], STATE_LIVE | STATE_ORPHANED) {
+                return true;
+            }
+            if !read_at(self.data, u64_at(said, OFFSET_AT), &mut header) {
+                return false;
+            }
+            let Some(implied) = check::entry_of(&header, u64_at(said, OFFSET_AT), self.seed) else {
+                return false;
+            };
+            u32_at(&header, 4) as usize == ordinal
+                && is_as_said(entry, &implied, header[8], true, self.seed)
+        })
+    }
+}
+
+fn read_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
+    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
+    // SAFETY: `out` is writable for its length.
+    let count = unsafe { libc::pread(fd, out.as_mut_ptr().cast(), out.len(), offset) };
+    usize::try_from(count) == Ok(out.len())
+}
+
+/// Whether an entry is one that its record may have. `implied` is what the record says.
+fn is_as_said(
+    said: &[u8; ENTRY_BYTES],
+    implied: &[u8],
+    kind: u8,
+    is_intact: bool,
+    seed: u64,
+) -> bool {
+    let is_same_place = said[..TARGET_AT] == implied[..TARGET_AT]
+        && said[LENGTHS] == implied[LENGTHS]
+        && said[CODEC_AT] == implied[CODEC_AT];
+    if !is_same_place || entry_body(said, seed).is_none() {
+        return false;
+    }
+    let (target, repeated) = (u64_at(said, TARGET_AT), u64_at(implied, TARGET_AT));
+    let has_bytes = !matches!(kind, KIND_FORWARD | KIND_TOMBSTONE);
+    match said[STATE_AT] {
+        STATE_LIVE => is_intact && has_bytes && (target == 0 || target == repeated),
+        STATE_ORPHANED => is_intact && has_bytes,
+        // Nobody reads them, so nobody asks what their bytes are.
+        STATE_MERGED | STATE_TOMBSTONE => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,82 @@
+//! `StubCounter`.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyList};
+
+use super::files::found;
+use super::known::KnownRecords;
+use super::sys::c_string;
+use crate::records::Files;
+use crate::stubs::Store;
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct StubCounter {
+    chunks: Py<KnownRecords>,
+    nodes: Py<KnownRecords>,
+    streams: HashMap<u32, Files>,
+    attribute: CString,
+    seed: u64,
+    leaves_direct: bool,
+}
+
+#[pymethods]
+impl StubCounter {
+    #[new]
+    #[pyo3(signature = (chunks, nodes, streams, *, attribute, seed, leaves_direct))]
+    fn new(
+        chunks: Py<KnownRecords>,
+        nodes: Py<KnownRecords>,
+        streams: Vec<(u32, i32, i32, u64)>,
+        attribute: &[u8],
+        seed: u64,
+        leaves_direct: bool,
+    ) -> PyResult<StubCounter> {
+        let streams = streams
+            .into_iter()
+            .map(|(number, data, table, seed)| {
+                (number, Files { data, table, seed, cached_only: false })
+            })
+            .collect();
+        let attribute = c_string("attribute", attribute)?;
+        Ok(StubCounter { chunks, nodes, streams, attribute, seed, leaves_direct })
+    }
+
+    fn look_at<'py>(
+        &self,
+        py: Python<'py>,
+        directories: Vec<i32>,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let results = py.detach(|| {
+            let (chunks, nodes) = (self.chunks.get().read(), self.nodes.get().read());
+            let store = Store {
+                chunks: &chunks,
+                nodes: &nodes,
+                streams: &self.streams,
+                attribute: &self.attribute,
+                seed: self.seed,
+                leaves_direct: self.leaves_direct,
+            };
+            store.look_at(&directories, threads)
+        });
+        let list = PyList::empty(py);
+        for result in results {
+            let item: Bound<'py, PyAny> = match result {
+                Err(error) => {
+                    error.raw_os_error().unwrap_or(libc::EIO).into_pyobject(py)?.into_any()
+                }
+                Ok(listed) => {
+                    let (directories, files) = found(py, listed.left)?;
+                    (directories, files, listed.stubs, listed.plain, listed.logical_bytes)
+                        .into_pyobject(py)?
+                        .into_any()
+                }
+            };
+            list.append(item)?;
+        }
+        Ok(list)
+    }
+}
