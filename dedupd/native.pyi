@@ -193,6 +193,30 @@ class TableIndex:
     def restore(self, fd: int) -> bool:
         """Take over a saved table, before anything is loaded. False where it is not valid."""
 
+class Join:
+    """Finds the chunks of one set, which is added, that another one, which streams by, has too.
+
+    For reconciliation (docs/partitions.md); 14 bytes of RAM a chunk. Pieces of redirection tables
+    go in: whole entries, of which the live ones count, the checksum seed of their container, and
+    the id of the first. Pairs come out, u64 (merged, stays): chunks whose fingerprints have one
+    hash of 64 bits, each to be merged once.
+    """
+
+    def __new__(cls, capacity: int, sample_bits: int = 0, seed: int = 0) -> Join:
+        """For ``capacity`` chunks; of all fingerprints, one in 2^``sample_bits`` counts.
+
+        ``seed`` is that of the hash; where it is a secret, nobody can make two hashes equal.
+        """
+    def __len__(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    def add(self, entries: Buffer, seed: int, first_id: int) -> bool:
+        """Add chunks; False, and nothing done, where there is no room for them."""
+    def probe(self, entries: Buffer, seed: int, first_id: int) -> bytes:
+        """Pairs of chunks that were added and those of the other set; none with itself."""
+    def finish(self) -> bytes:
+        """Pairs among those added that found none in the other set: the first of them stays."""
+
 def seal(
     encoded: Encoded,
     fingerprints: Buffer,

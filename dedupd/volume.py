@@ -32,6 +32,7 @@ STORE_DIRS = {
     Kind.CHUNK_COPIES: "store/copies/chunks",
     Kind.STREAM_COPIES: "store/copies/streams",
 }
+MERGE_DIR = "store/merge"
 
 
 class Volume:
@@ -146,16 +147,23 @@ class Volume:
 
     def open_directory(self, kind: Kind) -> int:
         """A descriptor of that directory, which is made where an older version did not have it."""
+        return self._open_made(STORE_DIRS[kind])
+
+    def open_merge_directory(self) -> int:
+        """A descriptor of the directory of merge logs, which the first reconciliation makes."""
+        return self._open_made(MERGE_DIR)
+
+    def _open_made(self, directory: str) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            return os.open(self.directory(kind), flags)
+            return os.open(os.path.join(self.base, directory), flags)
         except FileNotFoundError:
-            for name in _parents(STORE_DIRS[kind]):
+            for name in _parents(directory):
                 try:
                     self.disk.make_dir(self.base_fd, name.encode())
                 except FileExistsError:
                     pass
-            return os.open(self.directory(kind), flags)
+            return os.open(os.path.join(self.base, directory), flags)
 
     @cached_property
     def repairs(self) -> RepairNotes:

@@ -13,6 +13,10 @@ class Invariant(enum.StrEnum):
     RECORD_FINGERPRINT = "record-fingerprint"
     TABLE_AGREES = "table-agrees"
     MERGED_TARGET = "merged-target"
+    MERGE_ENDS = "merge-ends"
+    PARTITION_AGREES = "partition-agrees"
+    SET_DISTINCT = "set-distinct"
+    MERGE_LOG = "merge-log"
     COPY_AGREES = "copy-agrees"
     PRIMARY_THERE = "primary-there"
     STUB_ATTRIBUTE = "stub-attribute"
@@ -32,6 +36,10 @@ INVARIANTS = {
     Invariant.RECORD_FINGERPRINT: "every payload's raw bytes have the fingerprint in the header",
     Invariant.TABLE_AGREES: "the redirection table says what the records say",
     Invariant.MERGED_TARGET: "every merged entry leads to a chunk of the same fingerprint",
+    Invariant.MERGE_ENDS: "every row of merged entries ends at a record that was not merged",
+    Invariant.PARTITION_AGREES: "a container and its redirection table name the same partition",
+    Invariant.SET_DISTINCT: "no chunk is in the reconciled set twice",
+    Invariant.MERGE_LOG: "a merge log that has its name is whole, and of this volume",
     Invariant.COPY_AGREES: "every second copy has the fingerprint of what it repeats",
     Invariant.PRIMARY_THERE: "no file relies on a second copy alone",
     Invariant.STUB_ATTRIBUTE: "every stub attribute decodes and belongs to this volume",

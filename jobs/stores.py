@@ -1,6 +1,7 @@
 """All containers of a volume opened for a job that mends them: writers, tables, states."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
 
 from dedupd.errors import Damaged
@@ -9,10 +10,12 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of
 from dedupd.format.packed import UncheckedEntries
 from dedupd.fsutil import opened, read_at
-from dedupd.store.container import data_name
+from dedupd.store.container import Container, data_name
 from dedupd.store.recovery import load_table
 from dedupd.store.states import set_states
 from dedupd.volume import Volume
+
+CONTAINERS_OPEN_MAX = 64
 
 
 class Directory:
@@ -58,3 +61,37 @@ class Directory:
             by_container.setdefault(container_of(record_id), {})[ordinal_of(record_id)] = entry
         for number, entries in sorted(by_container.items()):
             set_states(self._disk, self.fd, self.header(number), entries)
+
+
+class OpenContainers:
+    """Containers of one kind, some of them kept open. For one thread.
+
+    Those that are handed out stay open for as long as somebody holds them.
+    """
+
+    def __init__(self, dir_fd: int, kind: fmt.Kind, volume: bytes) -> None:
+        """``dir_fd`` is borrowed."""
+        self._dir_fd = dir_fd
+        self._kind = kind
+        self._volume = volume
+        self._open: OrderedDict[int, Container] = OrderedDict()
+
+    def get(self, number: int) -> Container | None:
+        """A container; None where it cannot be opened."""
+        container = self._open.get(number)
+        if container is None:
+            try:
+                container = Container(self._dir_fd, self._kind, number, self._volume)
+            except (Damaged, OSError):
+                return None
+            self._open[number] = container
+            if len(self._open) > CONTAINERS_OPEN_MAX:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(number)
+        return container
+
+    def entry(self, record_id: int) -> tbl.Entry | None:
+        """What the table says of a record now; None where it has no valid entry."""
+        container = self.get(container_of(record_id))
+        return None if container is None else container.entry(ordinal_of(record_id))

@@ -21,6 +21,7 @@ from jobs.known import KnownRecords
 from jobs.losses import losses
 from jobs.records import Problem, RecordCheck, check_all, rows
 from jobs.references import ReferenceWalk
+from jobs.verify_set import check_log, check_merges, check_partitions, check_set
 from jobs.windows import Window, WindowReader, cores
 
 PORTION_BYTES = 32 * MIB
@@ -104,6 +105,11 @@ class Verify:
                     self._find(Invariant.MERGED_TARGET, show_id(record_id), detail)
         finally:
             windows.close()
+        for kind, known in self._known.items():
+            report.findings += check_partitions(self._volume, kind)
+            report.findings += check_merges(known)
+        report.findings += check_set(self._volume)
+        report.findings += check_log(self._volume)
         self._check_tree()
         report.quarantined = sum(len(known.lost) for known in self._known.values())
         report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced

@@ -28,6 +28,7 @@ from jobs.compact import Compact, CompactReport
 from jobs.frame import JobRun
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
+from jobs.reconcile import Reconcile, ReconcileReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
 
@@ -88,6 +89,7 @@ def make_tree(root: Path, seed: int = 1) -> None:
     files = {
         b"base.bin": base,
         b"docs/copy.bin": base,
+        b"docs/copy.dat": base,
         b"docs/edited.bin": base[: 100 * KIB] + b"an edit" + base[100 * KIB :],
         b"docs/old/text.txt": text,
         b"docs/old/text2.txt": text[: len(text) // 2] + rng.randbytes(9) + text[len(text) // 2 :],
@@ -253,6 +255,18 @@ def collect_garbage(root: Path, disk: Disk | None = None) -> GcReport:
 def compact_volume(root: Path, disk: Disk | None = None) -> CompactReport:
     with Volume.open(str(root), disk) as volume, volume.job_lock():
         return Compact(volume, JobRun("compact")).run()
+
+
+def optimise_in_partitions(root: Path) -> None:
+    """Optimise so that files of different types share nothing."""
+    with open(root / ".dedupd/policy.toml", "a") as policy:
+        policy.write("partitions = 3\n")
+    optimize_volume(root)
+
+
+def reconcile_volume(root: Path, disk: Disk | None = None) -> ReconcileReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Reconcile(volume, JobRun("reconcile")).run()
 
 
 def stored_bytes(root: Path) -> int:

@@ -55,6 +55,7 @@ SCENARIO = {
     "scrub": "scrub",
     "repair": "scrub",
     "redundancy": "scrub",
+    "reconcile": "reconcile",
 }
 """Fail point, or the first part of its name → the command that passes it."""
 
@@ -69,6 +70,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "disable": ("disable", "--unoptimize"),
     "scrub": ("run", "scrub", "--full"),
     "scrub a lost header": ("run", "scrub"),
+    "reconcile": ("run", "reconcile"),
 }
 
 
@@ -125,6 +127,8 @@ def prepare(root: Path, command: str) -> None:
             assert crash.was_killed(killed), killed.stderr
     elif command in ("unoptimize", "disable"):
         crash.optimize_volume(root)
+    elif command == "reconcile":
+        crash.optimise_in_partitions(root)
     elif command.startswith("scrub"):
         crash.optimize_volume(root)
         damage_with_second_sources(root, header=command == "scrub a lost header")
@@ -151,6 +155,8 @@ def finish(root: Path, command: str, disk: Disk | None = None) -> None:
         crash.compact_volume(root, disk)
     elif command.startswith("scrub"):
         scrub(root, disk=disk)
+    elif command == "reconcile":
+        crash.reconcile_volume(root, disk)
     else:
         crash.optimize_volume(root, disk)
 
@@ -171,6 +177,10 @@ def check_whole(root: Path, command: str, before: dict[str, crash.Seen]) -> None
     assert (stubs > 0) == (command != "enable" and command != "unoptimize")
     if command.startswith("compact"):
         assert crash.stored_bytes(root) < crash.TREE_STORED_BYTES_MAX
+    if command == "reconcile":
+        # Nothing is left to be compared, and nothing is there twice, which verify would have found.
+        report_again = crash.reconcile_volume(root)
+        assert report_again.compared_records == report_again.merged.chunks == 0
 
 
 def test_every_fail_point_has_a_command_that_passes_it() -> None:

@@ -20,7 +20,7 @@ import jobs
 from dedupd import failpoint, native
 from dedupd.enable import DISABLING, ENABLING
 from dedupd.format import container as fmt
-from dedupd.format import recipe, stub
+from dedupd.format import merge, recipe, stub
 from dedupd.format import table as tbl
 from dedupd.parameters import FORMAT
 from dedupd.volume import POLICY_FILE, STORE_DIRS, VOLUME_FILE
@@ -114,6 +114,18 @@ def test_the_table_entry() -> None:
     values = entry._asdict()
     expect(data, places, {**values, "check": number(data, places["check"])})
     assert len(data) == tbl.ENTRY_BYTES
+
+
+def test_the_merge_log_header() -> None:
+    header = merge.LogHeader(7, UUID, 0x1122334455)
+    data = merge.encode_header(header)
+    places = layout("Merge log header (64 bytes)")
+    values = {f.name: getattr(header, f.name) for f in fields(header)}
+    checksum = number(data, places["checksum"])
+    expect(data, places, {**values, "magic": b"DEDUPMRG", "format": 1, "checksum": checksum})
+    assert len(data) == merge.HEADER_BYTES
+    pair = layout("Merge log pair (16 bytes)")
+    expect(struct.pack("<QQ", 5, 6), pair, {"merged": 5, "stays": 6})
 
 
 def test_the_recipe_node() -> None:

@@ -18,6 +18,7 @@ from jobs.frame import JobRun, record_run
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.rebuild import Rebuild
+from jobs.reconcile import Reconcile, ReconcileReport, Strategy
 from jobs.scrub import Depth, Scrub, ScrubReport
 from jobs.unoptimize import UnoptimizeReport, unoptimize
 from jobs.verify import Verify, VerifyReport
@@ -113,6 +114,29 @@ def compact_command(path: str, dry_run: bool, as_json: bool) -> None:
     _finish(asdict(report), report.errors, as_json, lambda: _show_compact(report))
 
 
+@command.command("reconcile")
+@click.argument("path", type=click.Path())
+@click.option(
+    "--strategy",
+    type=click.Choice([strategy.value for strategy in Strategy]),
+    default=Strategy.ALL.value,
+    help="all; selective: partitions that a sample says are worth it; delayed: while idle.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what partitions have in common.")
+@json_option
+@exits
+def reconcile_command(path: str, strategy: str, dry_run: bool, as_json: bool) -> None:
+    """Merge chunks that several partitions have. Users keep working meanwhile."""
+    with (
+        Volume.open(path) as volume,
+        volume.job_lock(),
+        job_run("reconcile", unit="records") as run,
+    ):
+        job = Reconcile(volume, run, Strategy(strategy), dry_run=dry_run)
+        report = job.run() if dry_run else _recorded(volume, run, job.run, job.report)
+    _finish(asdict(report), report.errors, as_json, lambda: _show_reconcile(report))
+
+
 @command.command("scrub")
 @click.argument("path", type=click.Path())
 @click.option("--full", is_flag=True, help="Read every byte; else headers and metadata only.")
@@ -173,7 +197,7 @@ def verify_command(path: str, as_json: bool) -> None:
     sys.exit(EXIT_DAMAGED if report.files_hit else EXIT_FINDINGS if report.findings else EXIT_DONE)
 
 
-_Report = TypeVar("_Report", OptimizeReport, ScrubReport)
+_Report = TypeVar("_Report", OptimizeReport, ReconcileReport, ScrubReport)
 
 
 def _recorded(
@@ -254,6 +278,29 @@ def _show_compact(report: CompactReport) -> None:
         f" {report.containers} containers were garbage; {format_size(report.freed_bytes)} freed:"
         f" {report.rewritten} containers rewritten, {report.removed} removed,"
         f" {report.below_threshold} left below the threshold"
+    )
+    _show_messages(report.errors, report.messages)
+
+
+def _show_reconcile(report: ReconcileReport) -> None:
+    table = Table(
+        "partition", "types", "files", "stored", "elsewhere too", box=None, pad_edge=False
+    )
+    for row in report.partitions:
+        share = row.duplicate_raw_bytes / row.raw_bytes if row.raw_bytes else 0.0
+        table.add_row(
+            str(row.partition),
+            row.types,
+            format_size(row.logical_bytes),
+            format_size(row.raw_bytes),
+            f"{format_size(row.duplicate_raw_bytes)} ({share:.1%})",
+        )
+    console().print(table)
+    click.echo(
+        f"savings {report.savings_partitioned:.1%} within partitions,"
+        f" {report.savings_global:.1%} without; {report.merged.chunks} chunks"
+        f" ({format_size(report.merged.stored_bytes)}) merged in {report.rounds} rounds:"
+        f" {report.outcome}"
     )
     _show_messages(report.errors, report.messages)
 

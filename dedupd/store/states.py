@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from dedupd.disk import Disk
 from dedupd.errors import DamagedTable
@@ -23,19 +25,19 @@ def set_states(
     ``header`` is the container's. An entry is 64 bytes at a multiple of 64, so no power cut tears
     one; one that is damaged all the same is taken from the container by the next recovery. A crash
     may leave any part of the changes done. Needs the job lock. Raises DamagedTable, NoSpace.
+
+    What becomes live was not compared with the reconciled set, and leaves it before that, together
+    with what follows it in the container.
     """
     if not entries:
         return
     name = table_name(header.container)
     seed = fmt.checksum_seed(header.volume, header.container, header.generation)
-    try:
-        fd = disk.open_write(dir_fd, name)
-    except FileNotFoundError:
-        raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
-    with opened(fd):
-        table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
-        if not tbl.belongs(table, header):
-            raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+    with _opened_table(disk, dir_fd, header) as (fd, table):
+        live = [at for at, entry in entries.items() if entry.state == tbl.State.LIVE]
+        reconciled = min([table.reconciled, *live])
+        if reconciled < table.reconciled:
+            _set_reconciled(disk, fd, table, reconciled)
         end = tbl.HEADER_BYTES + (max(entries) + 1) * tbl.ENTRY_BYTES
         if os.fstat(fd).st_size < end:
             raise DamagedTable(f"{name.decode()}: the redirection table is too short")
@@ -45,6 +47,41 @@ def set_states(
         reach(_WRITTEN)
         disk.sync_data(fd)
     reach(_DURABLE)
+
+
+def join_set(disk: Disk, dir_fd: int, header: fmt.FileHeader, first: int, end: int) -> bool:
+    """Let records [first, end) of a container join the reconciled set, durably.
+
+    They do where those before them are in it, and those themselves are there; says whether it was
+    so. Needs the job lock. Raises DamagedTable, NoSpace.
+    """
+    with _opened_table(disk, dir_fd, header) as (fd, table):
+        if not first <= table.reconciled < end <= table.synced_count:
+            return False
+        _set_reconciled(disk, fd, table, end)
+    return True
+
+
+def _set_reconciled(disk: Disk, fd: int, table: tbl.TableHeader, count: int) -> None:
+    disk.write_at(fd, [tbl.encode_header(replace(table, reconciled=count))], 0)
+    disk.sync_data(fd)
+
+
+@contextmanager
+def _opened_table(
+    disk: Disk, dir_fd: int, header: fmt.FileHeader
+) -> Iterator[tuple[int, tbl.TableHeader]]:
+    """The table of a container, open for writing, and its header. Raises DamagedTable."""
+    name = table_name(header.container)
+    try:
+        fd = disk.open_write(dir_fd, name)
+    except FileNotFoundError:
+        raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
+    with opened(fd):
+        table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
+        if not tbl.belongs(table, header):
+            raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+        yield fd, table
 
 
 def revive(

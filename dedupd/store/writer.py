@@ -67,7 +67,7 @@ class _Open:
 class SyncPoint:
     """What was appended up to a moment: the containers, their marks, and those that are full."""
 
-    marks: list[tuple[_Open, bytes]]
+    marks: list[tuple[_Open, tbl.TableHeader]]
     full: list[_Open]
 
 
@@ -306,7 +306,7 @@ class ContainerWriter:
     def begin_sync(self) -> SyncPoint:
         """Note what is appended now, for :meth:`finish_sync` to make durable."""
         full = [t for t in self._unsynced if t is not self._current and t.count == t.reserved_count]
-        marks = [(t, tbl.encode_header(self._mark(t))) for t in self._unsynced]
+        marks = [(t, self._mark(t)) for t in self._unsynced]
         point = SyncPoint(marks, full)
         self._unsynced = [
             t for t in self._unsynced if t is not self._current and t.count < t.reserved_count
@@ -319,7 +319,8 @@ class ContainerWriter:
             self._disk.sync_data(target.data_fd)
         reach(_SYNCED)
         for target, mark in point.marks:
-            self._disk.write_at(target.table_fd, [mark], 0)
+            current = replace(mark, reconciled=target.reconciled)
+            self._disk.write_at(target.table_fd, [tbl.encode_header(current)], 0)
         for target in point.full:
             # Its table is made durable once, and never written again.
             self._disk.sync_data(target.table_fd)
@@ -336,6 +337,10 @@ class ContainerWriter:
         for one in ids:
             by_container.setdefault(container_of(one), []).append(ordinal_of(one))
         for number, ordinals in by_container.items():
+            # What is live again leaves the reconciled set, also in the marks that are to come.
+            for target in {id(t): t for t in (*self._unsynced, self._current) if t}.values():
+                if target.number == number:
+                    target.reconciled = min([target.reconciled, *ordinals])
             revive(self._dir_fd, number, self._kind, self._volume, ordinals, self._disk)
 
     def _mark(self, target: _Open) -> tbl.TableHeader:

@@ -8,6 +8,7 @@ mod entries;
 mod files;
 mod index;
 mod input;
+mod join;
 mod known;
 mod map;
 mod output;
@@ -33,6 +34,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<commits::Commits>()?;
     module.add_class::<map::FingerprintMap>()?;
     module.add_class::<index::TableIndex>()?;
+    module.add_class::<join::Join>()?;
     module.add_class::<known::KnownRecords>()?;
     module.add_class::<stubs::StubCounter>()?;
     module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;

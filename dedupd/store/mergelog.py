@@ -1,0 +1,99 @@
+"""The merge log on disk: written from one end to the other, and whole where it has its name."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import xxhash
+
+from dedupd.disk import Disk
+from dedupd.errors import DamagedTable
+from dedupd.format import merge
+from dedupd.fsutil import read_at
+from dedupd.store.container import NEW
+
+NAME = b"merge.log"
+PAIRS_PER_READ = 1 << 16
+"""Pairs that are looked at together: 1 MiB."""
+
+
+class MergeLogWriter:
+    """Writes a log under a temporary name; :meth:`complete` gives it its own, durably."""
+
+    def __init__(self, dir_fd: int, volume: bytes, disk: Disk) -> None:
+        """``dir_fd`` is borrowed. A log that was not completed is removed."""
+        self._dir_fd = dir_fd
+        self._volume = volume
+        self._disk = disk
+        with suppress(FileNotFoundError):
+            disk.unlink(dir_fd, NAME + NEW)
+        self._fd = disk.create(dir_fd, NAME + NEW)
+        self._hash = xxhash.xxh3_64()
+        self._end = merge.HEADER_BYTES
+        self.pairs = 0
+
+    def add(self, pairs: bytes) -> None:
+        """Append pairs as ``native.Join`` gives them. Raises NoSpace."""
+        self.pairs += len(pairs) // merge.PAIR_BYTES
+        self._hash.update(pairs)
+        self._end += self._disk.write_at(self._fd, [pairs], self._end)
+
+    def complete(self) -> None:
+        """Make the log durable under its name. Raises NoSpace."""
+        header = merge.LogHeader(self.pairs, self._volume, self._hash.intdigest())
+        self._disk.write_at(self._fd, [merge.encode_header(header)], 0)
+        self._disk.sync_file(self._fd)
+        self._disk.rename(self._dir_fd, NAME + NEW, self._dir_fd, NAME)
+        self._disk.sync_dir(self._dir_fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class MergeLog:
+    """A complete log, open for reading."""
+
+    def __init__(self, dir_fd: int, volume: bytes) -> None:
+        """Reads it once to check it. Raises FileNotFoundError, DamagedTable."""
+        self._fd = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
+        try:
+            where = NAME.decode()
+            self.header = merge.decode_header(read_at(self._fd, merge.HEADER_BYTES, 0), where)
+            if self.header.volume != volume:
+                raise DamagedTable(f"{where}: the merge log is of another volume")
+            if self._digest() != self.header.pairs_checksum:
+                raise DamagedTable(f"{where}: the merge log fails its checksum")
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _digest(self) -> int:
+        digest, offset = xxhash.xxh3_64(), merge.HEADER_BYTES
+        left = self.header.pairs * merge.PAIR_BYTES
+        while left > 0:
+            data = read_at(self._fd, min(left, 1 << 20), offset)
+            if not data:
+                break
+            digest.update(data)
+            left, offset = left - len(data), offset + len(data)
+        return digest.intdigest()
+
+    def pairs(self) -> Iterator[list[tuple[int, int]]]:
+        """(merged, stays), in the order of the log, some at a time."""
+        size = self.header.pairs * merge.PAIR_BYTES
+        step = PAIRS_PER_READ * merge.PAIR_BYTES
+        for start in range(0, size, step):
+            data = read_at(self._fd, min(step, size - start), merge.HEADER_BYTES + start)
+            ids = memoryview(data).cast("Q").tolist()
+            yield list(zip(ids[::2], ids[1::2], strict=True))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def remove(dir_fd: int, disk: Disk) -> None:
+    """Remove the log, durably, and one that was not completed."""
+    for name in (NAME, NAME + NEW):
+        with suppress(FileNotFoundError):
+            disk.unlink(dir_fd, name)
+    disk.sync_dir(dir_fd)
