@@ -139,6 +139,10 @@ DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
 ]
 
 
+OF_RECONCILIATION = {"merge-ends", "partition-agrees", "set-distinct", "merge-log"}
+"""They are violated in ``test_reconcile.py``."""
+
+
 @pytest.mark.parametrize(("invariant", "named", "damage"), DAMAGE)
 def test_damage_is_found_by_the_name_of_what_it_violates(
     lab: Lab, invariant: str, named: str, damage: Callable[[Lab], None]
@@ -152,7 +156,8 @@ def test_damage_is_found_by_the_name_of_what_it_violates(
 
 
 def test_every_invariant_has_its_damage_in_these_tests() -> None:
-    assert {name for name, _, _ in DAMAGE} | {"tree-readable"} == set(INVARIANTS)
+    elsewhere = {"tree-readable", *OF_RECONCILIATION}
+    assert {name for name, _, _ in DAMAGE} | elsewhere == set(INVARIANTS)
 
 
 @pytest.mark.root

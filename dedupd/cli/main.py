@@ -13,7 +13,7 @@ COMMANDS = {
     "disable": "Make a volume a plain directory again.",
     "mount": "Show a volume's files.",
     "umount": "Hide a volume's files again.",
-    "run": "Run optimize, reconcile, gc, compact, scrub, verify, rebuild or unoptimize.",
+    "run": "Run a job, like optimize, reconcile, gc, compact or scrub.",
     "jobs": "Show the last runs of jobs on a volume.",
     "status": "Show what a volume saves, or every mounted volume.",
     "policy": "Show and set what is optimised, and how.",
