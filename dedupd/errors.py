@@ -31,6 +31,10 @@ class PolicyError(UsageError):
     """A policy file or value is not valid."""
 
 
+class ConfigurationError(UsageError):
+    """The configuration of the service is not valid."""
+
+
 class UnknownFormat(UsageError):
     """The volume was written by a newer version of the program."""
 

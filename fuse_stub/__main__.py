@@ -5,5 +5,5 @@ import sys
 from fuse_stub.mount import serve_for_parent
 
 if __name__ == "__main__":
-    path, mountpoint, cache_bytes, answer_fd = sys.argv[1:]
-    serve_for_parent(path, mountpoint, int(cache_bytes), int(answer_fd))
+    answer_fd, path, mountpoint, cache_bytes, *base_fd = sys.argv[1:]
+    serve_for_parent(path, mountpoint, int(cache_bytes), int(answer_fd), *map(int, base_fd))

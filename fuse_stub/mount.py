@@ -22,6 +22,7 @@ import dedupd.errors
 from dedupd import mounts, native
 from dedupd.commit import settle_noted
 from dedupd.control import ControlClient, socket_path
+from dedupd.disk import Disk
 from dedupd.errors import Busy, DedupdError, ServiceUnreachable, UsageError
 from dedupd.transitions import Transitions
 from dedupd.units import MIB
@@ -76,6 +77,8 @@ def serve(
         threads = len(os.sched_getaffinity(0))
         served = Served(own, transitions, mountpoint, cache_bytes, threads)
         try:
+            # At the last moment: users see errors until then, and never the directory below.
+            clear_dead_mount(mountpoint)
             _open_session(StubOperations(served), mountpoint, _options(own, debug))
             try:
                 trio.run(_run, served, ready)
@@ -203,13 +206,29 @@ def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_
     """
     clear_dead_mount(path)
     clear_dead_mount(mountpoint)
+    return _start([path, mountpoint, str(cache_bytes)])
+
+
+def mount_again_in_background(
+    path: str, base_fd: int, mountpoint: str, *, cache_bytes: int = CACHE_BYTES
+) -> int:
+    """Mount a volume whose ``.dedupd`` is open already, as :func:`mount_in_background` does.
+
+    A dead mount, which may cover the volume, is taken away only when the new one is ready to take
+    its place. ``base_fd`` stays the caller's.
+    """
+    return _start([path, mountpoint, str(cache_bytes), str(base_fd)], base_fd)
+
+
+def _start(arguments: list[str], *pass_fds: int) -> int:
+    """Start the process of a mount; its pid once it answers."""
     read_fd, write_fd = os.pipe()
-    command = [sys.executable, "-P", "-m", "fuse_stub"]
+    command = [sys.executable, "-P", "-m", "fuse_stub", str(write_fd), *arguments]
     with os.fdopen(read_fd, "rb") as answer:
         try:
             process = subprocess.Popen(
-                [*command, path, mountpoint, str(cache_bytes), str(write_fd)],
-                pass_fds=[write_fd],
+                command,
+                pass_fds=[write_fd, *pass_fds],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -226,7 +245,7 @@ def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_
             reason = stderr.read().decode("utf-8", "replace").strip().splitlines()
             process.wait()
             raise ServiceUnreachable(
-                f"{mountpoint}: the process that was to serve the mount died:"
+                f"{arguments[1]}: the process that was to serve the mount died:"
                 f" {reason[-1] if reason else f'status {process.returncode}'}"
             )
     reply = json.loads(text)
@@ -251,8 +270,10 @@ def _error(kind: str, message: str) -> Exception:
     return DedupdError(message)
 
 
-def serve_for_parent(path: str, mountpoint: str, cache_bytes: int, answer_fd: int) -> None:
-    """The child's side of :func:`mount_in_background`."""
+def serve_for_parent(
+    path: str, mountpoint: str, cache_bytes: int, answer_fd: int, base_fd: int | None = None
+) -> None:
+    """The child's side of :func:`mount_in_background`, or with ``base_fd`` of its fellow."""
     os.set_inheritable(answer_fd, False)
     answered = False
 
@@ -267,12 +288,19 @@ def serve_for_parent(path: str, mountpoint: str, cache_bytes: int, answer_fd: in
 
     _log_to_system()
     try:
-        with Volume.open(path) as volume:
+        with _opened(path, base_fd) as volume:
             serve(volume, mountpoint, ready=lambda: tell({}), cache_bytes=cache_bytes)
     except BaseException as error:
         log.exception("the mount at %s ends", mountpoint)
         tell({"error": _reason(error), "kind": type(error).__name__})
         raise SystemExit(1) from error
+
+
+def _opened(path: str, base_fd: int | None) -> Volume:
+    if base_fd is None:
+        return Volume.open(path)
+    os.set_inheritable(base_fd, False)
+    return Volume(path, f"/proc/self/fd/{base_fd}", base_fd, Disk())
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,292 @@
+"""The configuration of the service: which volumes it serves, and who may talk to it.
+
+``dedupd.toml``, and a file for each volume in ``volumes.d`` beside it, which ``dedupd enable``
+writes. What is optimised and when is the policy of each volume, not this.
+"""
+
+import grp
+import ipaddress
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import tomlkit
+
+from dedupd.control import runtime_dir
+from dedupd.errors import ConfigurationError, UsageError
+from dedupd.units import MIB, exact_size
+from dedupd.values import size, whole, yes_or_no
+
+CONFIG_PATH = "/etc/dedupd/dedupd.toml"
+CONFIG_VARIABLE = "DEDUPD_CONFIG"
+VOLUMES_DIRECTORY = "volumes.d"
+
+CACHE_BYTES_MIN = 1 * MIB
+"""A mount needs room for a few chunks."""
+
+FILE_BYTES_MAX = 1 * MIB
+"""A configuration is text that people write; what is larger is something else."""
+
+
+class Readers(StrEnum):
+    """Who may read the state of the service; acting always needs root or the group."""
+
+    EVERYONE = "everyone"
+    GROUP = "group"
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeConfig:
+    """One volume to serve. Paths are absolute."""
+
+    path: str
+    mountpoint: str
+    cache_bytes: int = 64 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """An address for the page and the metrics, which anybody on this machine may then read."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """Every key, in the units that the program uses."""
+
+    socket: str = ""
+    group: str = ""
+    readers: Readers = Readers.EVERYONE
+    listen: Listen | None = None
+    jobs_max: int = 1
+    unmount_on_stop: bool = True
+    volumes: tuple[VolumeConfig, ...] = ()
+
+    @property
+    def socket_path(self) -> str:
+        return self.socket or default_socket()
+
+    @property
+    def group_id(self) -> int | None:
+        """The number of the group that may act; None where there is none."""
+        return grp.getgrnam(self.group).gr_gid if self.group else None
+
+
+def default_socket() -> str:
+    """Where the service listens unless it is told otherwise.
+
+    Not in the directory of the mounts' sockets, which is closed to everybody else.
+    """
+    if os.geteuid() == 0:
+        return "/run/dedupd.sock"
+    return os.path.join(runtime_dir(), "service.sock")
+
+
+def config_path() -> str:
+    """The configuration file that counts unless one is named."""
+    return os.environ.get(CONFIG_VARIABLE) or CONFIG_PATH
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise UsageError("write a text in quotes")
+    return value
+
+
+def _absolute(value: Any) -> str:
+    path = _text(value)
+    if not path.startswith("/"):
+        raise UsageError('write an absolute path, like "/srv/share"')
+    return os.path.normpath(path).replace("//", "/")
+
+
+def _socket(value: Any) -> str:
+    path = _absolute(value)
+    if len(os.fsencode(path)) > 100:
+        raise UsageError("a socket's path has at most 100 bytes; write a shorter one")
+    return path
+
+
+def _group(value: Any) -> str:
+    name = _text(value)
+    try:
+        if name:
+            grp.getgrnam(name)
+    except KeyError:
+        raise UsageError(f"there is no such group; `groupadd --system {name}` makes it") from None
+    except ValueError:
+        raise UsageError("that is no name of a group") from None
+    return name
+
+
+def _readers(value: Any) -> Readers:
+    if value not in list(Readers):
+        raise UsageError("write " + " or ".join(f'"{who}"' for who in Readers))
+    return Readers(value)
+
+
+def _listen(value: Any) -> Listen | None:
+    text = _text(value)
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    try:
+        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+        number = int(port)
+    except ValueError:
+        is_loopback, number = False, 0
+    if not is_loopback or not 0 < number < 65536:
+        raise UsageError('write an address of this machine alone, like "127.0.0.1:9247"')
+    return Listen(host.strip("[]"), number)
+
+
+def _cache(value: Any) -> int:
+    cache_bytes = size(value)
+    if cache_bytes < CACHE_BYTES_MIN:
+        raise UsageError(f"write {exact_size(CACHE_BYTES_MIN)} at least")
+    return cache_bytes
+
+
+Parse = Callable[[Any], Any]
+
+SERVICE_KEYS: Mapping[str, Parse] = {
+    "socket": _socket,
+    "group": _group,
+    "readers": _readers,
+    "listen": _listen,
+    "jobs_max": whole(1, 64),
+    "unmount_on_stop": yes_or_no,
+}
+"""Each is the attribute of its name of :class:`ServiceConfig`."""
+
+VOLUME_KEYS: Mapping[str, tuple[str, Parse]] = {
+    "path": ("path", _absolute),
+    "mountpoint": ("mountpoint", _absolute),
+    "cache": ("cache_bytes", _cache),
+}
+"""Key → attribute of :class:`VolumeConfig`."""
+
+
+def load_config(path: str) -> ServiceConfig:
+    """The configuration at ``path``, with the volumes of ``volumes.d`` beside it.
+
+    Raises ConfigurationError that names file, key, value and what to write instead.
+    """
+    config = parse_config(_read(path), path)
+    volumes = list(config.volumes)
+    directory = volumes_directory(path)
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".toml"))
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        raise ConfigurationError(f"{directory}: cannot be read ({error.strerror})") from error
+    for name in names:
+        where = os.path.join(directory, name)
+        volumes.append(parse_volume(_table(_read(where), where), where))
+    return replace(config, volumes=_distinct(volumes, path))
+
+
+def volumes_directory(path: str) -> str:
+    """The directory of one file for each volume, beside the configuration at ``path``."""
+    return os.path.join(os.path.dirname(os.path.abspath(path)), VOLUMES_DIRECTORY)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+        if len(raw) > FILE_BYTES_MAX:
+            raise ConfigurationError(f"{path}: longer than {exact_size(FILE_BYTES_MAX)}")
+        return raw.decode()
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{path}: no such file; an empty one serves the volumes of"
+            f" {VOLUMES_DIRECTORY}/ with the defaults"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _table(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{where}: not valid TOML: {error}") from error
+
+
+def parse_config(text: str, where: str) -> ServiceConfig:
+    """The configuration in a file's text. Raises ConfigurationError."""
+    table = _table(text, where)
+    rows = table.pop("volume", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigurationError(f"{where}: volume: write each volume as a table [[volume]]")
+    changes = {
+        name: _parsed(SERVICE_KEYS.get(name), name, value, where, SERVICE_KEYS)
+        for name, value in table.items()
+    }
+    volumes = _distinct([parse_volume(row, where) for row in rows], where)
+    return replace(ServiceConfig(), **changes, volumes=volumes)
+
+
+def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
+    """One volume, as a table. Raises ConfigurationError."""
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        attribute, parse = VOLUME_KEYS.get(name, ("", None))
+        values[attribute] = _parsed(parse, name, value, where, VOLUME_KEYS)
+    if "path" not in values:
+        raise ConfigurationError(f'{where}: a volume has no path; write path = "/srv/share"')
+    values.setdefault("mountpoint", values["path"])
+    return VolumeConfig(**values)
+
+
+def _parsed(
+    parse: Parse | None, name: str, value: Any, where: str, keys: Mapping[str, Any]
+) -> Any:
+    if parse is None:
+        raise ConfigurationError(f"{where}: unknown key {name!r}; the keys are {', '.join(keys)}")
+    try:
+        return parse(value)
+    except UsageError as error:
+        raise ConfigurationError(f"{where}: {name} = {_shown(value)}: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ...]:
+    """The volumes. Raises ConfigurationError where two are in each other's way."""
+    for number, one in enumerate(volumes):
+        for other in volumes[:number]:
+            if one == other:
+                continue
+            if one.path == other.path:
+                raise ConfigurationError(f"{where}: path = {one.path!r}: named twice; remove one")
+            if one.mountpoint == other.mountpoint:
+                raise ConfigurationError(
+                    f"{where}: mountpoint = {one.mountpoint!r}: of two volumes, {other.path} and"
+                    f" {one.path}; give one another mountpoint"
+                )
+    return tuple(dict.fromkeys(volumes))
+
+
+def volume_text(volume: VolumeConfig) -> str:
+    """A file of ``volumes.d``."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment("A volume that the service mounts and keeps optimised."))
+    document["path"] = volume.path
+    if volume.mountpoint != volume.path:
+        document["mountpoint"] = volume.mountpoint
+    if volume.cache_bytes != VolumeConfig("", "").cache_bytes:
+        document["cache"] = exact_size(volume.cache_bytes)
+    return tomlkit.dumps(document)

@@ -1,0 +1,112 @@
+"""Logging to the journal, with fields and message ids; to standard error where there is none.
+
+The native protocol of systemd-journald: a datagram of ``NAME=value`` lines, a value of several
+lines preceded by its length. Message ids are those of docs/service.md; they never change.
+"""
+
+import logging
+import os
+import socket
+import struct
+import sys
+from enum import Enum
+
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
+
+_PRIORITIES = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+)
+
+
+class Event(Enum):
+    """What happened; the value is the message id of the journal, for ``journalctl MESSAGE_ID=…``."""
+
+    SERVICE_READY = "e5f6f3fb091f4a4d853772d1fcfb7193"
+    SERVICE_STOPPING = "6ea9266d038746a38508d0b8b8c8f478"
+    RELOADED = "a34d5cda921c470abee305b706dcd613"
+    RELOAD_FAILED = "c4b1e3554d7c4ec0bf4fbf91a07adfa1"
+    MOUNTED = "db6dc2e04c4c4b2a88c00c01a90ac1bd"
+    MOUNT_DIED = "67ac8620991549c28b856e8018abec55"
+    MOUNT_FAILED = "1999c6cfb78b40bc8592c35b60f33e2b"
+    UNMOUNTED = "f233861100204bc9b7b9a81616d85f2e"
+    JOB_STARTED = "e5353560a2184a80a6edd140b05ac320"
+    JOB_ENDED = "20c255f599db4634b2bc68c500377bf7"
+    JOB_FAILED = "cb260b5553154cd2afa85832eeb90403"
+    DENIED = "5686a6647da7418bbc2a78806b2ca8d6"
+
+
+log = logging.getLogger("dedupd.service")
+
+
+def report(event: Event, message: str, level: int = logging.INFO, **fields: object) -> None:
+    """Log an event. ``fields`` become fields ``DEDUPD_…`` of the journal."""
+    log.log(level, "%s", message, extra={"event": event, "fields": fields})
+
+
+class JournalHandler(logging.Handler):
+    """Sends records to the journal."""
+
+    def __init__(self, path: str = JOURNAL_SOCKET) -> None:
+        """Raises OSError where no journal listens."""
+        super().__init__()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.connect(path)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._socket.send(encode(record, self.format(record)))
+        except OSError:
+            self.handleError(record)
+
+    def close(self) -> None:
+        self._socket.close()
+        super().close()
+
+
+def encode(record: logging.LogRecord, message: str) -> bytes:
+    """A record as the journal takes it."""
+    priority = next((value for level, value in _PRIORITIES if record.levelno >= level), 7)
+    fields = {
+        "MESSAGE": message,
+        "PRIORITY": str(priority),
+        "SYSLOG_IDENTIFIER": "dedupd",
+        "LOGGER": record.name,
+    }
+    event = getattr(record, "event", None)
+    if isinstance(event, Event):
+        fields["MESSAGE_ID"] = event.value
+    for name, value in getattr(record, "fields", {}).items():
+        fields[f"DEDUPD_{name.upper()}"] = str(value)
+    return b"".join(_field(name, value) for name, value in fields.items())
+
+
+def _field(name: str, value: str) -> bytes:
+    raw = value.encode("utf-8", "backslashreplace")
+    if b"\n" not in raw:
+        return name.encode() + b"=" + raw + b"\n"
+    return name.encode() + b"\n" + struct.pack("<Q", len(raw)) + raw + b"\n"
+
+
+def set_up(path: str = JOURNAL_SOCKET) -> None:
+    """Send what the service logs to the journal if it was started by systemd, else to stderr."""
+    handler: logging.Handler | None = None
+    if os.environ.get("JOURNAL_STREAM"):
+        try:
+            handler = JournalHandler(path)
+        except OSError:
+            pass  # standard error ends in the journal too, without the fields
+    if handler is None:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("dedupd: %(message)s"))
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    root.addHandler(handler)
+    # A line for each request would drown the events.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

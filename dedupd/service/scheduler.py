@@ -1,0 +1,266 @@
+"""What to do next: a pure function of the volumes, their history, the windows and the time.
+
+Nothing here starts or stops anything; the service carries out what :func:`next_action` says, and
+asks again. docs/service.md states the rules.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from enum import IntEnum
+from typing import Literal
+
+from dedupd.schedule import Calendar, Every, Off, Schedule
+
+TaskName = Literal["gc", "compact", "scrub", "full-scrub", "throughput", "background"]
+
+RETRY_S_MIN = 600.0
+RETRY_S_MAX = 86400.0
+"""After a failure; each one in a row doubles the wait."""
+
+CONTINUE_S = 60.0
+"""After a background run that was stopped: it goes on where it was."""
+
+SLICE_S = 1800.0
+"""How long a background run goes on while another volume waits for its turn."""
+
+WAIT_S_MAX = 3600.0
+"""The longest wait; clocks are set now and then."""
+
+
+class Urgency(IntEnum):
+    """The lower goes first."""
+
+    BY_HAND = 0
+    WINDOW = 1
+    MISSED = 2
+    BACKGROUND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHistory:
+    """The last run of a task. Times are seconds since 1970."""
+
+    started_s: float
+    finished_s: float
+    completed: bool
+    failures: int = 0
+    """How many runs in a row have failed, this one the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeView:
+    """What counts about a volume. ``schedules`` are in the order in which tasks go first."""
+
+    uuid: str
+    schedules: Mapping[TaskName, Schedule]
+    history: Mapping[TaskName, TaskHistory] = field(default_factory=dict)
+    usable: bool = True
+    """Whether it is as it should be: a job on a volume that cannot be mounted would fail."""
+    paused: bool = False
+    since_s: float = 0.0
+    """When it became a volume: windows before that were not missed."""
+    served_s: float = 0.0
+    """When its last job ended: who has waited longest goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A job that somebody has asked for."""
+
+    id: str
+    volume: str
+    submitted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job that is running. ``urgency`` is the one that it was started with."""
+
+    volume: str
+    urgency: Urgency
+    started_s: float
+    until_s: float | None = None
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartTask:
+    """Start a task; at ``until_s`` it is to stop."""
+
+    volume: str
+    task: TaskName
+    urgency: Urgency
+    until_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """Start what somebody has asked for."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Have the job of a volume save its progress, and end."""
+
+    volume: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do until then, unless something changes."""
+
+    until_s: float
+
+
+Action = StartTask | StartRequest | Stop | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A task that should run: now if ``at_s`` has come."""
+
+    task: TaskName
+    urgency: Urgency
+    at_s: float
+    length_s: float | None = None
+    """How long it may run, where that does not end with its window."""
+    end_s: float | None = None
+
+    def until_s(self, now_s: float) -> float | None:
+        return self.end_s if self.length_s is None else now_s + self.length_s
+
+
+def due(
+    task: TaskName,
+    schedule: Schedule,
+    history: TaskHistory | None,
+    since_s: float,
+    now_s: float,
+    zone: tzinfo | None = None,
+) -> Due | None:
+    """When a task is to run next, as seen from now; None for never."""
+    if history is not None and history.started_s > now_s:
+        history = None  # the clock was set back: nothing is known
+    retry_s = 0.0
+    if history is not None and history.failures:
+        doubled = RETRY_S_MIN * 2.0 ** min(history.failures - 1, 20)
+        retry_s = history.finished_s + min(RETRY_S_MAX, doubled)
+    if isinstance(schedule, Off):
+        return None
+    if isinstance(schedule, Every):
+        return Due(task, Urgency.BACKGROUND, max(retry_s, _next_interval(schedule, history)))
+    return _calendar(task, schedule, history, since_s, retry_s, now_s, zone)
+
+
+def _next_interval(schedule: Every, history: TaskHistory | None) -> float:
+    if history is None:
+        return 0.0
+    if history.completed or history.failures:
+        return history.started_s + schedule.interval_s
+    return history.finished_s + min(CONTINUE_S, schedule.interval_s)
+
+
+def _calendar(
+    task: TaskName,
+    schedule: Calendar,
+    history: TaskHistory | None,
+    since_s: float,
+    retry_s: float,
+    now_s: float,
+    zone: tzinfo | None,
+) -> Due:
+    window = schedule.latest(now_s, zone)
+    coming = schedule.next_start(now_s, zone)
+    later = Due(task, Urgency.WINDOW, coming, end_s=coming + schedule.length_s)
+    if window is None or (window.start_s < since_s and window.end_s <= now_s):
+        return later
+    has_begun = history is not None and history.started_s >= window.start_s
+    if has_begun and history is not None and history.completed:
+        return later
+    if now_s < window.end_s:
+        at_s = max(window.start_s, retry_s)
+        return Due(task, Urgency.WINDOW, at_s, end_s=window.end_s) if at_s < coming else later
+    if has_begun or max(now_s, retry_s) >= coming:
+        return later
+    return Due(task, Urgency.MISSED, max(window.end_s, retry_s), length_s=schedule.length_s)
+
+
+def next_action(
+    volumes: Sequence[VolumeView],
+    requests: Sequence[Request],
+    running: Sequence[Running],
+    now_s: float,
+    jobs_max: int,
+    zone: tzinfo | None = None,
+) -> Action:
+    """What to do now. The caller does it, and asks again with what is so then."""
+    for one in running:
+        if one.until_s is not None and now_s >= one.until_s and not one.stopping:
+            return Stop(one.volume, "its time is over")
+    waiting, wakes = _waiting(volumes, requests, now_s, zone)
+    wakes += [one.until_s for one in running if one.until_s is not None and not one.stopping]
+    by_volume = {one.volume: one for one in running}
+    has_room = len(running) < jobs_max
+    for urgency, volume, start in waiting:
+        holder = by_volume.get(volume)
+        if holder is None and has_room:
+            return start
+        blockers = [holder] if holder is not None else list(running)
+        # One stop is enough: there is room as soon as it has taken effect.
+        if any(one.stopping for one in blockers):
+            continue
+        for blocker in blockers:
+            if _gives_way(urgency, blocker):
+                return Stop(blocker.volume, "something more urgent is to run")
+        if holder is None:
+            for blocker in blockers:
+                if blocker.urgency != Urgency.BACKGROUND:
+                    continue
+                if now_s >= blocker.started_s + SLICE_S:
+                    return Stop(blocker.volume, "it is another volume's turn")
+                wakes.append(blocker.started_s + SLICE_S)
+    return Wait(min([now_s + WAIT_S_MAX, *(wake for wake in wakes if wake > now_s)]))
+
+
+def _gives_way(urgency: Urgency, running: Running) -> bool:
+    if urgency == Urgency.BY_HAND:
+        return running.urgency != Urgency.BY_HAND
+    return urgency < Urgency.BACKGROUND and running.urgency == Urgency.BACKGROUND
+
+
+def _waiting(
+    volumes: Sequence[VolumeView],
+    requests: Sequence[Request],
+    now_s: float,
+    zone: tzinfo | None,
+) -> tuple[list[tuple[Urgency, str, Action]], list[float]]:
+    """What could start now, the most urgent first, and when more comes up."""
+    ready: list[tuple[tuple[float, ...], Urgency, str, Action]] = []
+    wakes: list[float] = []
+    open_volumes = {one.uuid: one for one in volumes if one.usable and not one.paused}
+    for request in requests:
+        if request.volume in open_volumes:
+            order = (Urgency.BY_HAND, request.submitted_s)
+            ready.append((order, Urgency.BY_HAND, request.volume, StartRequest(request)))
+    for volume in open_volumes.values():
+        for rank, one in _tasks(volume, now_s, zone):
+            if one.at_s > now_s:
+                wakes.append(one.at_s)
+                continue
+            start = StartTask(volume.uuid, one.task, one.urgency, one.until_s(now_s))
+            order = (one.urgency, volume.served_s, rank)
+            ready.append((order, one.urgency, volume.uuid, start))
+    ready.sort(key=lambda row: (row[0], row[2]))
+    return [(urgency, uuid, start) for _, urgency, uuid, start in ready], wakes
+
+
+def _tasks(volume: VolumeView, now_s: float, zone: tzinfo | None) -> Iterator[tuple[int, Due]]:
+    for rank, (task, schedule) in enumerate(volume.schedules.items()):
+        history = volume.history.get(task)
+        found = due(task, schedule, history, volume.since_s, now_s, zone)
+        if found is not None:
+            yield rank, found
