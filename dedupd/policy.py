@@ -10,8 +10,16 @@ import tomlkit
 
 from dedupd.errors import PolicyError, UsageError
 from dedupd.index.choose import IndexChoice
+from dedupd.priority import IoPriority
+from dedupd.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.units import exact_duration, exact_size
 from dedupd.values import duration, fraction, size, strings, whole, yes_or_no
+
+_HOURLY = parse_schedule("every 1h")
+_EARLY = parse_schedule("daily 01:00 for 5h")
+_WEEKLY = parse_schedule("Sat 02:45 for 8h")
+_WEEKLY_LATER = parse_schedule("Sat 03:45 for 8h")
+_MONTHLY = parse_schedule("first Sun 03:45 for 12h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,14 @@ class Policy:
     cores_max: int = 0
     index: IndexChoice = IndexChoice.TABLE
     partitions_min: int = 1
+    stop_when_busy: bool = True
+    io_priority: IoPriority = IoPriority.IDLE
+    background: Schedule = _HOURLY
+    throughput: Schedule = _EARLY
+    gc: Schedule = _WEEKLY
+    compact: Schedule = _WEEKLY
+    scrub: Schedule = _WEEKLY_LATER
+    full_scrub: Schedule = _MONTHLY
 
     def excludes(self, path: bytes) -> bool:
         """Whether a path, relative to the volume, is excluded by type or pattern.
@@ -88,6 +104,18 @@ def _index(value: Any) -> IndexChoice:
     if value not in list(IndexChoice):
         raise UsageError("write " + " or ".join(f'"{choice}"' for choice in IndexChoice))
     return IndexChoice(value)
+
+
+def _io_priority(value: Any) -> IoPriority:
+    if value not in list(IoPriority):
+        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in IoPriority))
+    return IoPriority(value)
+
+
+def _schedule(value: Any) -> Schedule:
+    if not isinstance(value, str):
+        raise UsageError('write a text in quotes, like "daily 01:00 for 5h"')
+    return parse_schedule(value)
 
 
 def _types(value: Any) -> tuple[str, ...]:
@@ -178,6 +206,31 @@ KEYS = {
             whole(1, 256),
             int,
             "partitions of the index at least; there are more where memory demands it",
+        ),
+        Key(
+            "stop_when_busy",
+            "stop_when_busy",
+            yes_or_no,
+            bool,
+            "whether jobs slow down and pause where the machine or the users are busy",
+        ),
+        Key(
+            "io_priority",
+            "io_priority",
+            _io_priority,
+            str,
+            "what the disk does for jobs: idle, low or normal",
+        ),
+        *(
+            Key(f"schedule_{name}", name, _schedule, show_schedule, text)
+            for name, text in (
+                ("background", "when files are optimised, giving way to everybody"),
+                ("throughput", "when files are optimised as fast as it goes"),
+                ("gc", "when garbage is collected"),
+                ("compact", "when the space of garbage is given back"),
+                ("scrub", "when damage is looked for"),
+                ("full_scrub", "when every byte of the store is read and checked"),
+            )
         ),
     )
 }

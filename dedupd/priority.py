@@ -1,13 +1,30 @@
 """The priority of work that nobody waits for."""
 
+from enum import StrEnum
+
 import psutil
 
 
-def give_way() -> None:
+class IoPriority(StrEnum):
+    """What the disk does for a job: only what nobody else wants, little, or its fair share."""
+
+    IDLE = "idle"
+    LOW = "low"
+    NORMAL = "normal"
+
+
+_IO_CLASSES = {
+    IoPriority.IDLE: (psutil.IOPRIO_CLASS_IDLE, None),
+    IoPriority.LOW: (psutil.IOPRIO_CLASS_BE, 7),
+    IoPriority.NORMAL: (psutil.IOPRIO_CLASS_BE, 4),
+}
+
+
+def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
     """Let everybody else go first, at the CPU and at the disk, for the rest of this process."""
     process = psutil.Process()
     process.nice(19)
     try:
-        process.ionice(psutil.IOPRIO_CLASS_IDLE)
+        process.ionice(*_IO_CLASSES[io_priority])
     except (OSError, psutil.Error):
         pass  # a kernel without I/O classes schedules all alike

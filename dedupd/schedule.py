@@ -6,9 +6,9 @@
     "Sat 02:45 for 8h"               a window on days of the week: "Mon-Fri", "Tue,Thu"
     "first Sun 03:00 for 12h"        a window on the first such day of a month
 
-A window begins at a time of the local clock and lasts so many hours of real time, whatever the clock
-does meanwhile. A time that the clock leaves out in spring is the one after the gap; one that comes
-twice in autumn is the first.
+A window begins at a time of the local clock and lasts so many hours of real time, whatever the
+clock does meanwhile. A time that the clock leaves out in spring is the one after the gap; one that
+comes twice in autumn is the first.
 """
 
 import re

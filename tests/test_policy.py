@@ -19,6 +19,8 @@ from dedupd.policy import (
     policy_text,
     set_in_text,
 )
+from dedupd.priority import IoPriority
+from dedupd.schedule import Every, Off
 
 WHERE = "/srv/share/.dedupd/policy.toml"
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs/policy.md"
@@ -46,6 +48,10 @@ def test_every_key_can_be_set() -> None:
         scrub_rate = "50 MiB"
         memory = "1 GiB"
         cores = 2
+        stop_when_busy = false
+        io_priority = "low"
+        schedule_background = "every 30min"
+        schedule_throughput = "off"
         """,
         WHERE,
     )
@@ -64,6 +70,10 @@ def test_every_key_can_be_set() -> None:
         scrub_bytes_per_s=50 << 20,
         memory_bytes_max=1 << 30,
         cores_max=2,
+        stop_when_busy=False,
+        io_priority=IoPriority.LOW,
+        background=Every(1800),
+        throughput=Off(),
     )
 
 
@@ -98,6 +108,16 @@ WRONG: list[tuple[str, Any, str]] = [
     ("cores", False, "write a whole number from 0 to 1024"),
     ("index", "fast", 'write "memory" or "table"'),
     ("partitions", 0, "write a whole number from 1 to 256"),
+        ),
+        Key(
+    ("stop_when_busy", "no", "write true or false"),
+    ("io_priority", "high", 'write "idle" or "low" or "normal"'),
+    ("schedule_background", 60, "write a text in quotes"),
+    ("schedule_throughput", "nightly", 'write "off", "every 1h"'),
+    ("schedule_gc", "Sat 25:00 for 1h", "no time of the day"),
+    ("schedule_compact", "Sat 02:00 for 8d", "from a second to a week"),
+    ("schedule_scrub", "Caturday 02:00 for 8h", "is no day"),
+    ("schedule_full_scrub", "every 0s", "a second at least"),
 ]
 
 

@@ -248,9 +248,7 @@ def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
     return VolumeConfig(**values)
 
 
-def _parsed(
-    parse: Parse | None, name: str, value: Any, where: str, keys: Mapping[str, Any]
-) -> Any:
+def _parsed(parse: Parse | None, name: str, value: Any, where: str, keys: Mapping[str, Any]) -> Any:
     if parse is None:
         raise ConfigurationError(f"{where}: unknown key {name!r}; the keys are {', '.join(keys)}")
     try:

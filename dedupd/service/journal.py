@@ -22,7 +22,7 @@ _PRIORITIES = (
 
 
 class Event(Enum):
-    """What happened; the value is the message id of the journal, for ``journalctl MESSAGE_ID=…``."""
+    """What happened; the value is its message id, for ``journalctl MESSAGE_ID=…``."""
 
     SERVICE_READY = "e5f6f3fb091f4a4d853772d1fcfb7193"
     SERVICE_STOPPING = "6ea9266d038746a38508d0b8b8c8f478"

@@ -240,4 +240,3 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         pass  # it was started by an earlier service
-

@@ -1,18 +1,14 @@
 """The service: mounts, jobs and control, put together."""
 
 import asyncio
-import fcntl
 import logging
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from dedupd.errors import Busy, ConfigurationError, DedupdError
-from dedupd.fsutil import locked
-from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
+from dedupd.errors import ConfigurationError
+from dedupd.service.config import VolumeConfig, load_config
 from dedupd.service.journal import Event, report
-from dedupd.service.keeper import MountKeeper, MountState
+from dedupd.service.keeper import MountKeeper
 from dedupd.service.notify import Notifier
 
 STOP_EXTENSION_S = 120.0
@@ -62,7 +58,9 @@ class Service:
             self._apply(config)
             report(Event.RELOADED, f"{self._config_path} was read again: {self._status()}")
         except ConfigurationError as error:
-            report(Event.RELOAD_FAILED, f"the configuration stays as it was: {error}", logging.ERROR)
+            report(
+                Event.RELOAD_FAILED, f"the configuration stays as it was: {error}", logging.ERROR
+            )
             raise
         finally:
             self._notifier.ready(self._status())
