@@ -85,6 +85,22 @@ class Catalog:
                 valid = cursor.prev()
         return found
 
+    def keep_latest(self, prefix: str, count: int) -> None:
+        """Delete all but the last ``count`` keys that begin with ``prefix``."""
+        start = prefix.encode()
+        with (
+            self._errors(),
+            self._env.begin(write=True) as transaction,
+            transaction.cursor() as cursor,
+        ):
+            valid = cursor.prev() if cursor.set_range(start + b"\xff") else cursor.last()
+            while valid and count > 0 and cursor.key().startswith(start):
+                count -= 1
+                valid = cursor.prev()
+            while valid and cursor.key().startswith(start):
+                cursor.delete()  # leaves the cursor at the key after it
+                valid = cursor.prev()
+
     def is_empty(self) -> bool:
         """Whether there is nothing in it, as in one that was begun anew."""
         with self._errors(), self._env.begin() as transaction:

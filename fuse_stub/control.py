@@ -16,6 +16,7 @@ from dedupd.commit import request_from_json, result_to_json
 from dedupd.control import socket_path
 from dedupd.errors import Damaged, DedupdError, NoSpace
 from dedupd.format.container import Kind
+from fuse_stub.errors import load
 from fuse_stub.marking import MarkLog
 from fuse_stub.served import Served
 
@@ -188,6 +189,8 @@ class ControlServer:
             "chunk_hits": served.cache.hits,
             "chunk_misses": served.cache.misses,
             "chunk_cache_bytes": served.cache.used_bytes,
+            "requests": load.requests,
+            "busy_s": load.busy_s,
         }
 
 

@@ -3,6 +3,7 @@
 import errno
 import functools
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +17,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Load:
+    """What users have asked of this process: one mount, and all of its life."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.busy_s = 0.0
+        """The times that all requests took, added up: in a second this grows by the number of
+        requests that were being served on average."""
+
+
+load = Load()
+
+
 def answers(
     operation: Callable[P, Coroutine[Any, Any, R]],
 ) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -23,6 +37,7 @@ def answers(
 
     @functools.wraps(operation)
     async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        began = time.perf_counter()
         try:
             return await operation(*args, **kwargs)
         except OSError as error:
@@ -37,5 +52,8 @@ def answers(
         except Exception:
             log.exception("%s failed", operation.__name__)
             raise FUSEError(errno.EIO) from None
+        finally:
+            load.requests += 1
+            load.busy_s += time.perf_counter() - began
 
     return wrapper

@@ -15,6 +15,7 @@ from typing import Any
 from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable, DedupdError
 from dedupd.volume import Volume
+from jobs.pace import Pace
 
 _log = logging.getLogger("dedupd")
 
@@ -59,6 +60,9 @@ class JobRun:
         self.started_s = time.time()
         self.progress = Progress()
         self.findings = Findings()
+        self.pace = Pace()
+        self.report: dict[str, Any] | None = None
+        """What came of it, as it is kept in the history."""
         self._on_progress = on_progress
         self._reported_s = 0.0
         self._stop = threading.Event()
@@ -72,11 +76,18 @@ class JobRun:
             self._reported_s = now
             self._on_progress(self.progress)
 
+    def tell(self) -> None:
+        """Tell whoever watches, whatever the time."""
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+
     def cancel(self) -> None:
         self._stop.set()
 
     def check(self) -> None:
-        """Raises Cancelled where the job was asked to stop."""
+        """A safe place: wait here where the job is to give way. Raises Cancelled where it is to
+        stop."""
+        self.pace.keep(self._stop)
         if self._stop.is_set():
             raise Cancelled(f"{self.job}: stopped; what was committed stays, run it again to go on")
 
@@ -113,6 +124,7 @@ class JobRun:
 
 def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
     """Keep a run in the volume's history; where that is not possible, say so and go on."""
+    run.report = report
     try:
         with Catalog(os.path.join(volume.base, "catalog")) as catalog:
             catalog.put(f"run/{int(run.started_s * 1e9):020d}", report)

@@ -203,9 +203,7 @@ views = st.builds(
 )
 several_views = st.lists(views, max_size=3, unique_by=lambda view: view.uuid)
 requests_strategy = st.lists(
-    st.builds(
-        Request, id=st.sampled_from("123"), volume=st.sampled_from("abc"), submitted_s=times
-    ),
+    st.builds(Request, id=st.sampled_from("123"), volume=st.sampled_from("abc"), submitted_s=times),
     max_size=3,
 )
 runnings = st.lists(

@@ -21,6 +21,7 @@ from rich.progress import (
 
 from dedupd.errors import EXIT_FINDINGS, DedupdError
 from dedupd.units import format_size
+from jobs.channel import Channel
 from jobs.frame import JobRun
 from jobs.frame import Progress as JobProgress
 
@@ -78,7 +79,14 @@ def console() -> Console:
 
 @contextmanager
 def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
-    """A run whose progress shows on standard error where that is a terminal."""
+    """A run whose progress the service hears, or shows on standard error where that is a
+    terminal."""
+    channel = Channel.from_environment()
+    if channel is not None:
+        run = JobRun(job, lambda _: channel.tell(run))
+        with channel.serving(run), run.stopped_by_signals():
+            yield run
+        return
     if not sys.stderr.isatty():
         run = JobRun(job)
         with run.stopped_by_signals():

@@ -9,6 +9,9 @@ from dedupd.disk import Disk
 from dedupd.enable import begin_disable, disable
 from dedupd.errors import DedupdError, UsageError
 from dedupd.fsutil import show_path
+from dedupd.service.client import ServiceClient
+from dedupd.service.config import config_path
+from dedupd.service.registry import forget, is_named
 from dedupd.volume import BASE_NAME, Volume
 from jobs.scan import walk
 from jobs.unoptimize import unoptimize
@@ -21,6 +24,7 @@ from jobs.unoptimize import unoptimize
 @exits
 def command(path: str, first: bool, as_json: bool) -> None:
     """Make the volume PATH a plain directory again, leaving nothing behind."""
+    _take_from_service(path)
     base = os.path.join(path, BASE_NAME)
     if os.path.exists(os.path.join(base, "volume.json")):
         _begin(path, first)
@@ -29,6 +33,21 @@ def command(path: str, first: bool, as_json: bool) -> None:
         print_json({"path": path, "disabled": True})
     else:
         click.echo(f"{path} is a plain directory again.")
+
+
+def _take_from_service(path: str) -> None:
+    """Have the service unmount the volume and forget it. Raises Busy where files are in use."""
+    client = ServiceClient.serving(path)
+    if client is None:
+        return
+    if is_named(os.path.realpath(path)):
+        raise UsageError(
+            f"{path}: {config_path()} names it; take it out there, and run"
+            " `systemctl reload dedupd`, first"
+        )
+    volume = client.act(path, "unmount")
+    if forget(volume["uuid"]):
+        client.post("/v1/reload")
 
 
 def _begin(path: str, first: bool) -> None:

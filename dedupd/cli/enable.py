@@ -1,5 +1,7 @@
 """``dedupd enable``: make a directory a volume."""
 
+import os
+
 import click
 
 from dedupd.cli.common import exits, json_option, print_json
@@ -7,6 +9,8 @@ from dedupd.disk import Disk
 from dedupd.enable import enable
 from dedupd.parameters import FINGERPRINTS, PRESETS
 from dedupd.policy import PROFILES, Policy, apply_values
+from dedupd.service.client import ServiceClient
+from dedupd.service.registry import register
 
 
 @click.command("enable")
@@ -53,8 +57,31 @@ def command(
     parameters = enable(
         path, chunk_size=chunk_size, fingerprint=fingerprint, policy_values=values, disk=Disk()
     )
+    is_registered = register(os.path.realpath(path), parameters.uuid)
+    is_served = is_registered and _have_it_mounted()
     if as_json:
-        print_json({"path": path, "uuid": parameters.uuid, "attribute": parameters.attribute})
-        return
-    click.echo(f"{path} is a volume now. Next: `dedupd mount {path}` shows its files;")
-    click.echo(f"`dedupd run optimize {path}` deduplicates those that the policy takes.")
+        print_json(
+            {
+                "path": path,
+                "uuid": parameters.uuid,
+                "attribute": parameters.attribute,
+                "registered": is_registered,
+                "mounted": is_served,
+            }
+        )
+    elif is_served:
+        click.echo(f"{path} is a volume now. The service shows its files, and optimises them.")
+    elif is_registered:
+        click.echo(f"{path} is a volume now. The service serves it from its next start on;")
+        click.echo(f"until then, `dedupd mount {path}` shows its files.")
+    else:
+        click.echo(f"{path} is a volume now. Next: `dedupd mount {path}` shows its files;")
+        click.echo(f"`dedupd run optimize {path}` deduplicates those that the policy takes.")
+
+
+def _have_it_mounted() -> bool:
+    """Tell the service, if it runs."""
+    client = ServiceClient.find()
+    if client is not None:
+        client.post("/v1/reload")
+    return client is not None

@@ -1,28 +1,90 @@
-"""``dedupd jobs``: what ran on a volume."""
+"""``dedupd jobs``: what runs, what waits, and what ran."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import click
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 
 from dedupd.cli.common import console, exits, json_option, print_json
+from dedupd.errors import UsageError
+from dedupd.service.client import ServiceClient, absolute
 from dedupd.units import format_duration, format_size
 from dedupd.volume import Volume
 from jobs.frame import history
 
+REFRESH_S = 1.0
+
 
 @click.command("jobs")
-@click.argument("path", type=click.Path())
+@click.argument("path", required=False, type=click.Path())
 @click.option("--last", default=20, show_default=True, help="How many runs to show.")
+@click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @json_option
 @exits
-def command(path: str, last: int, as_json: bool) -> None:
-    """The last runs of jobs on the volume PATH."""
-    with Volume.open(path) as volume:
-        runs = history(volume, last)
+def command(path: str | None, last: int, watch: bool, as_json: bool) -> None:
+    """Jobs that run and wait, and the last runs, on the volume PATH or on all of the service's."""
+    read = _reader(path, last)
     if as_json:
-        print_json(runs)
-        return
+        print_json(read())
+    elif watch:
+        _watch(read)
+    else:
+        console().print(_shown(read()))
+
+
+def _reader(path: str | None, last: int) -> Callable[[], dict[str, Any]]:
+    """Where the answer comes from: the service, or the volume itself."""
+    client = ServiceClient.needed() if path is None else ServiceClient.serving(path)
+    if client is not None:
+        query: dict[str, object] = {"last": last}
+        if path is not None:
+            query["path"] = absolute(path)
+        return lambda: dict(client.get("/v1/jobs", **query))
+
+    def read() -> dict[str, Any]:
+        if path is None:
+            raise UsageError("name a volume")
+        with Volume.open(path) as volume:
+            return {"running": [], "waiting": [], "history": history(volume, last)}
+
+    return read
+
+
+def _watch(read: Callable[[], dict[str, Any]]) -> None:
+    with Live(_shown(read()), console=console(), auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(REFRESH_S)
+                live.update(_shown(read()), refresh=True)
+        except KeyboardInterrupt:
+            pass
+
+
+def _shown(jobs: dict[str, Any]) -> RenderableType:
+    parts = []
+    if jobs["running"] or jobs["waiting"]:
+        parts.append(_current(jobs["running"] + jobs["waiting"]))
+    parts.append(_past(jobs["history"]))
+    return Group(*parts)
+
+
+def _current(jobs: list[dict[str, Any]]) -> Table:
+    table = Table("id", "volume", "state", "how far", "", box=None)
+    for job in jobs:
+        progress = job["progress"]
+        done, total = progress.get("done", 0), progress.get("total", 0)
+        part = f"{done / total:.0%}" if total else ""
+        why = job["waits_for"] or (f"started by {job['urgency']}" if job["started_s"] else "")
+        far = f"{progress.get('phase', '')} {part}".strip()
+        table.add_row(job["id"], job["path"], job["state"], far, why)
+    return table
+
+
+def _past(runs: list[dict[str, Any]]) -> Table:
     table = Table("started", "job", "took", "files", "bytes", "outcome", box=None)
     for run in runs:
         files = run.get("files_optimised", run.get("files_restored", run.get("stubs", 0)))
@@ -34,4 +96,4 @@ def command(path: str, last: int, as_json: bool) -> None:
             format_size(run.get("logical_bytes", 0)),
             run["outcome"],
         )
-    console().print(table)
+    return table

@@ -6,7 +6,8 @@ import click
 
 from dedupd import mounts
 from dedupd.cli.common import exits, json_option, print_json
-from dedupd.errors import Busy, UsageError
+from dedupd.errors import Busy, ServiceUnreachable, UsageError
+from dedupd.service.client import ServiceClient
 from dedupd.units import parse_size
 from dedupd.volume import Volume
 from fuse_stub.mount import clear_dead_mount, mount_in_background, serve
@@ -24,6 +25,10 @@ def command(
     path: str, mountpoint: str | None, foreground: bool, cache: str, debug: bool, as_json: bool
 ) -> None:
     """Show the files of the volume PATH over PATH itself, or at MOUNTPOINT."""
+    client = None if foreground or mountpoint else ServiceClient.serving(path)
+    if client is not None:
+        _mount_by_service(client, path, as_json)
+        return
     for place in {path, mountpoint or path}:
         clear_dead_mount(place)
     point = os.path.realpath(mountpoint or path)
@@ -41,3 +46,14 @@ def command(
         print_json({"path": path, "mountpoint": point, "pid": pid})
     else:
         click.echo(f"{path} is mounted at {point}.")
+
+
+def _mount_by_service(client: ServiceClient, path: str, as_json: bool) -> None:
+    volume = client.act(path, "mount")
+    mount = volume["mount"]
+    if mount["state"] != "mounted":
+        raise ServiceUnreachable(f"{path}: {mount['problem'] or 'not mounted yet'}")
+    if as_json:
+        print_json({"path": path, "mountpoint": volume["mountpoint"], "pid": mount["pid"]})
+    else:
+        click.echo(f"{path} is mounted at {volume['mountpoint']}.")

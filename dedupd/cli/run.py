@@ -1,4 +1,4 @@
-"""``dedupd run``: one job, in the foreground."""
+"""``dedupd run``: one job, by the service if it runs, else in the foreground."""
 
 import sys
 from collections.abc import Callable
@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import click
 from rich.table import Table
 
-from dedupd.cli.common import console, exits, job_run, json_option, print_json
+from dedupd.cli.common import console, exits, json_option, print_json
+from dedupd.cli.conduct import Conduct, working
+from dedupd.cli.through import through_service
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
-from dedupd.priority import give_way
 from dedupd.units import format_duration, format_size, parse_size
 from dedupd.volume import Volume
 from jobs.compact import Compact, CompactReport
@@ -25,9 +26,15 @@ from jobs.verify import Verify, VerifyReport
 
 
 @click.group("run")
-def command() -> None:
-    """Run one job on a volume, or on a part of its tree, at the lowest priority."""
-    give_way()
+@click.option("--here", is_flag=True, help="In this process, also where the service runs.")
+@click.option("--gentle", is_flag=True, help="Slow down and pause while users are at work.")
+@click.pass_context
+def command(context: click.Context, here: bool, gentle: bool) -> None:
+    """Run one job on a volume, or on a part of its tree, at the lowest priority.
+
+    Where the service runs and serves the volume, it runs the job.
+    """
+    context.obj = Conduct(here or gentle, gentle)
 
 
 @command.command("optimize")
@@ -35,6 +42,7 @@ def command() -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would be optimised.")
 @json_option
 @exits
+@through_service("optimize")
 def optimize_command(path: str, dry_run: bool, as_json: bool) -> None:
     """Deduplicate the files that the policy takes."""
     volume, below = Volume.locate(path)
@@ -42,7 +50,7 @@ def optimize_command(path: str, dry_run: bool, as_json: bool) -> None:
         if dry_run:
             _dry_run(volume, below, as_json)
             return
-        with job_run("optimize") as run:
+        with working(volume, "optimize") as run:
             job = Optimize(volume, run, below)
             report = _recorded(volume, run, job.run, job.report)
     _finish(asdict(report), report.errors, as_json, lambda: _show_optimize(report))
@@ -76,10 +84,11 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
 @click.argument("path", type=click.Path())
 @json_option
 @exits
+@through_service("unoptimize")
 def unoptimize_command(path: str, as_json: bool) -> None:
     """Make files plain again: the whole volume PATH, or what lies below PATH in it."""
     volume, below = Volume.locate(path)
-    with volume, volume.job_lock(), job_run("unoptimize") as run:
+    with volume, volume.job_lock(), working(volume, "unoptimize") as run:
         report = unoptimize(volume, run, below)
         record_run(volume, run, asdict(report))
     _finish(asdict(report), report.errors, as_json, lambda: _show_unoptimize(report))
@@ -91,9 +100,10 @@ def unoptimize_command(path: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would become an orphan.")
 @json_option
 @exits
+@through_service("gc")
 def gc_command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
-    with Volume.open(path) as volume, volume.job_lock(), job_run("gc", unit="items") as run:
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:
         report = Gc(volume, run, full=full, dry_run=dry_run).run()
         if not dry_run:
             record_run(volume, run, asdict(report))
@@ -105,9 +115,10 @@ def gc_command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say how much there is to be freed.")
 @json_option
 @exits
+@through_service("compact")
 def compact_command(path: str, dry_run: bool, as_json: bool) -> None:
     """Give the space of collected chunks back. Users keep working meanwhile."""
-    with Volume.open(path) as volume, volume.job_lock(), job_run("compact") as run:
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "compact") as run:
         report = Compact(volume, run, dry_run=dry_run).run()
         if not dry_run:
             record_run(volume, run, asdict(report))
@@ -143,11 +154,12 @@ def reconcile_command(path: str, strategy: str, dry_run: bool, as_json: bool) ->
 @click.option("--rate", metavar="SIZE", help="Bytes to read in a second, like 50M; 0 is no limit.")
 @json_option
 @exits
+@through_service("scrub")
 def scrub_command(path: str, full: bool, rate: str | None, as_json: bool) -> None:
     """Find damage and repair it. Users keep working meanwhile."""
     depth = Depth.FULL if full else Depth.QUICK
     bytes_per_s = None if rate is None else parse_size(rate)
-    with Volume.open(path) as volume, volume.job_lock(), job_run("scrub") as run:
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "scrub") as run:
         job = Scrub(volume, run, depth, bytes_per_s)
         report = _recorded(volume, run, job.run, job.report)
     if as_json:
@@ -161,9 +173,10 @@ def scrub_command(path: str, full: bool, rate: str | None, as_json: bool) -> Non
 @click.argument("path", type=click.Path())
 @json_option
 @exits
+@through_service("rebuild")
 def rebuild_command(path: str, as_json: bool) -> None:
     """Make catalogue and tables anew from the containers and the stubs alone."""
-    with Volume.open(path) as volume, volume.job_lock(), job_run("rebuild") as run:
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "rebuild") as run:
         report = Rebuild(volume, run).run()
         record_run(volume, run, asdict(report))
     if as_json:
@@ -187,7 +200,7 @@ def verify_command(path: str, as_json: bool) -> None:
     with Volume.open(path) as volume:
         if volume.base.startswith("/proc/"):
             raise UsageError(f"{path}: verify works offline; unmount the volume first")
-        with volume.job_lock(), volume.mount_lock(), job_run("verify", unit="files") as run:
+        with volume.job_lock(), volume.mount_lock(), working(volume, "verify", unit="files") as run:
             report = Verify(volume, run).run()
             record_run(volume, run, asdict(report))
     if as_json:

@@ -9,7 +9,9 @@ from rich.table import Table
 
 from dedupd import mounts
 from dedupd.cli.common import console, exits, json_option, print_json
+from dedupd.cli.service_status import show_service
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.priority import give_way
 from dedupd.units import format_duration, format_size
 from dedupd.volume import Volume
 from jobs.frame import history
@@ -18,10 +20,19 @@ from jobs.scan import walk
 
 @click.command("status")
 @click.argument("path", required=False, type=click.Path())
+@click.option("--here", is_flag=True, help="Measure now, also where the service runs.")
 @json_option
 @exits
-def command(path: str | None, as_json: bool) -> None:
-    """Savings and state of the volume PATH, or of every mounted volume."""
+def command(path: str | None, here: bool, as_json: bool) -> None:
+    """Savings and state of the volume PATH, or of every mounted volume.
+
+    The service answers at once, with the figures that it measured last; without it, or with
+    --here, the whole tree is walked.
+    """
+    if not here and show_service(path, as_json):
+        return
+    if here:
+        give_way()
     paths = [path] if path is not None else [mount.point for mount in mounts.volumes()]
     rows = []
     for one in paths:

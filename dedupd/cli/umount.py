@@ -7,6 +7,7 @@ import click
 from dedupd import mounts
 from dedupd.cli.common import exits, json_option, print_json
 from dedupd.errors import UsageError
+from dedupd.service.client import ServiceClient
 from dedupd.volume import Volume
 from fuse_stub.mount import unmount
 
@@ -16,9 +17,17 @@ from fuse_stub.mount import unmount
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
-    """Unmount the volume PATH (or the mount point PATH)."""
-    point = _mount_point(path)
-    unmount(point)
+    """Unmount the volume PATH (or the mount point PATH).
+
+    The service leaves it unmounted until `dedupd mount PATH`, or until it is started again.
+    """
+    client = ServiceClient.serving(path)
+    if client is not None:
+        # It would mount the volume again if it were not told.
+        point = client.act(path, "unmount")["mountpoint"]
+    else:
+        point = _mount_point(path)
+        unmount(point)
     if as_json:
         print_json({"path": path, "mountpoint": point, "unmounted": True})
     else:

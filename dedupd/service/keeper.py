@@ -46,7 +46,7 @@ class MountKeeper:
         self.restarts = 0
         self.mounted_since_s = 0.0
         self.settled = asyncio.Event()
-        """Set once the first attempt to mount it is over, whatever came of it."""
+        """Set once an attempt to mount it is over, whatever came of it."""
         self._wanted = True
         self._stopping = False
         self._changed = asyncio.Event()
@@ -85,6 +85,9 @@ class MountKeeper:
         if self.state is not MountState.MOUNTED:
             self.state = MountState.STARTING
         self._failures = 0
+        self.settled.clear()
+        if self.state is MountState.MOUNTED:
+            self.settled.set()
         self._changed.set()
 
     async def unmount(self) -> None:

@@ -244,7 +244,7 @@ def _waiting(
     open_volumes = {one.uuid: one for one in volumes if one.usable and not one.paused}
     for request in requests:
         if request.volume in open_volumes:
-            order = (Urgency.BY_HAND, request.submitted_s)
+            order: tuple[float, ...] = (Urgency.BY_HAND, request.submitted_s)
             ready.append((order, Urgency.BY_HAND, request.volume, StartRequest(request)))
     for volume in open_volumes.values():
         for rank, one in _tasks(volume, now_s, zone):

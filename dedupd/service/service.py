@@ -1,18 +1,50 @@
-"""The service: mounts, jobs and control, put together."""
+"""The service: mounts, schedule and control, put together."""
 
 import asyncio
 import logging
 import os
 import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from dedupd.errors import ConfigurationError
-from dedupd.service.config import VolumeConfig, load_config
+from dedupd.errors import Busy, ConfigurationError, DedupdError, NotAVolume, UsageError
+from dedupd.fsutil import locked
+from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
+from dedupd.service.http import ControlSocket
+from dedupd.service.jobs import Job
 from dedupd.service.journal import Event, report
-from dedupd.service.keeper import MountKeeper
+from dedupd.service.keeper import MountState
+from dedupd.service.measure import measure
 from dedupd.service.notify import Notifier
+from dedupd.service.scheduler import (
+    Request,
+    Running,
+    StartRequest,
+    StartTask,
+    Stop,
+    Urgency,
+    Wait,
+    next_action,
+)
+from dedupd.service.tasks import OF_A_SUBTREE, TASKS, job_arguments
+from dedupd.service.volumes import ServedVolume
 
-STOP_EXTENSION_S = 120.0
-"""More time to stop than systemd would give: an unmount syncs what was written."""
+LOOK_S = 60.0
+"""How long the schedule waits at most: a policy may have been edited, the clock been set."""
+
+ENDED_KEPT = 200
+"""Jobs that have ended and can still be asked for by their id."""
+
+WAITING_MAX = 1000
+"""Jobs that may be asked for before others have run."""
+
+MEASURE_S = 86400.0
+"""How old the figures of a volume may become; to measure them takes a walk through its tree."""
+
+DRAIN_S = 120.0
+"""More time to stop than systemd would give: jobs save progress, mounts sync what was written."""
 
 
 class Service:
@@ -20,12 +52,25 @@ class Service:
 
     def __init__(self, config_path: str, notifier: Notifier) -> None:
         """Raises ConfigurationError."""
-        self._config_path = config_path
+        self.config_path = config_path
+        self.config: ServiceConfig = load_config(config_path)
+        self.started_s = time.time()
+        self.volumes: dict[VolumeConfig, ServedVolume] = {}
+        self.waiting: list[Job] = []
+        self.running: dict[str, Job] = {}
+        """By the uuid of the volume."""
+        self.ended: deque[Job] = deque(maxlen=ENDED_KEPT)
         self._notifier = notifier
-        self.config = load_config(config_path)
-        self.keepers: dict[VolumeConfig, MountKeeper] = {}
-        self._tasks: dict[VolumeConfig, asyncio.Task[None]] = {}
+        self._keeping: dict[ServedVolume, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        self._reloading = asyncio.Lock()
+        self._numbers = 0
+        self._next_look_s = 0.0
+        self._measuring: set[asyncio.Task[None]] = set()
+
+    # --- life -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises Busy."""
@@ -33,34 +78,285 @@ class Service:
         with _only_service(self.config.socket_path):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
-            loop.add_signal_handler(signal.SIGHUP, lambda: background.add_task(self.reload()))
-            async with _Background() as background:
-                background.add_task(self._watch())
+            # A bug in one of the tasks ends them all: the mounts and users' files don't depend on
+            # this process, and systemd starts it anew.
+            async with self._group, ControlSocket(self):
+                loop.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
+                watch = self._group.create_task(self._watch())
                 self._apply(self.config)
-                for keeper in list(self.keepers.values()):
-                    await keeper.settled.wait()
-                self._notifier.ready(self._status())
-                report(Event.SERVICE_READY, f"dedupd serves {self._status()}", pid=os.getpid())
+                for volume in list(self.volumes.values()):
+                    await volume.keeper.settled.wait()
+                schedule = self._group.create_task(self._schedule())
+                self._notifier.ready(self.status)
+                report(Event.SERVICE_READY, f"dedupd is ready: {self.status}", pid=os.getpid())
                 await self._stop.wait()
                 self._notifier.stopping()
+                self._notifier.extend(DRAIN_S)
                 report(Event.SERVICE_STOPPING, "dedupd is stopping")
+                schedule.cancel()
                 await self._drain()
+                watch.cancel()
+
+    @property
+    def status(self) -> str:
+        """One line for people."""
+        mounted = sum(volume.is_mounted for volume in self.volumes.values())
+        return f"{mounted} of {len(self.volumes)} volumes mounted, {len(self.running)} jobs"
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
 
     async def reload(self) -> None:
         """Read the configuration again. Raises ConfigurationError; then the old one stays."""
-        self._notifier.reloading()
-        try:
-            config = load_config(self._config_path)
-            if config.socket_path != self.config.socket_path or config.listen != self.config.listen:
-                raise ConfigurationError(
-                    f"{self._config_path}: socket and listen count from the next start on"
-                )
+        async with self._reloading:
+            self._notifier.reloading()
+            try:
+                config = load_config(self.config_path)
+                for key in ("socket_path", "listen", "group", "readers"):
+                    if getattr(config, key) != getattr(self.config, key):
+                        raise ConfigurationError(
+                            f"{self.config_path}: {key.removesuffix('_path')} can only be changed"
+                            " by starting the service again"
+                        )
+            except ConfigurationError as error:
+                text = f"the configuration stays as it was: {error}"
+                report(Event.RELOAD_FAILED, text, logging.ERROR)
+                raise
+            finally:
+                self._notifier.ready(self.status)
             self._apply(config)
-            report(Event.RELOADED, f"{self._config_path} was read again: {self._status()}")
-        except ConfigurationError as error:
-            report(
-                Event.RELOAD_FAILED, f"the configuration stays as it was: {error}", logging.ERROR
-            )
-            raise
-        finally:
-            self._notifier.ready(self._status())
+            report(Event.RELOADED, f"{self.config_path} was read again: {self.status}")
+
+    def _reload_on_signal(self) -> None:
+        async def reload() -> None:
+            try:
+                await self.reload()
+            except ConfigurationError:
+                pass  # it is in the log
+
+        self._group.create_task(reload())
+
+    def _apply(self, config: ServiceConfig) -> None:
+        """Serve the volumes of a configuration, and let the others go, which stay mounted."""
+        self.config = config
+        for one in config.volumes:
+            if one not in self.volumes:
+                volume = self.volumes[one] = ServedVolume(one)
+                self._keeping[volume] = self._group.create_task(volume.keeper.run())
+        for one in [one for one in self.volumes if one not in config.volumes]:
+            self._group.create_task(self._let_go(self.volumes.pop(one)))
+        for volume in self.volumes.values():
+            if volume.keeper.state is MountState.FAILED:
+                volume.keeper.mount()
+        self.look_again()
+
+    async def _let_go(self, volume: ServedVolume) -> None:
+        if volume.uuid in self.running:
+            self.running[volume.uuid].stop("its volume was taken from the configuration")
+        await volume.keeper.stop(self._keeping.pop(volume))
+
+    async def _drain(self) -> None:
+        """End the jobs at their next safe place, then the mounts if they are to end."""
+        for task in self._measuring:
+            task.cancel()
+        for job in list(self.running.values()):
+            job.stop("the service is stopping")
+        while self.running:
+            await next(iter(self.running.values())).changed.wait()
+        for volume in self.volumes.values():
+            if self.config.unmount_on_stop:
+                try:
+                    await volume.keeper.unmount()
+                except DedupdError as error:
+                    # It stays, and the next service takes it over.
+                    report(Event.MOUNT_STAYS, str(error), logging.WARNING)
+            await volume.keeper.stop(self._keeping.pop(volume))
+
+    async def _watch(self) -> None:
+        """Tell systemd that the event loop turns."""
+        seconds = self._notifier.watchdog_s
+        while seconds is not None:
+            self._notifier.alive()
+            await asyncio.sleep(seconds)
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Have the schedule decide anew: something has changed."""
+        self._wake.set()
+
+    async def _schedule(self) -> None:
+        while True:
+            self._wake.clear()
+            await self._decide()
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._next_look_s)
+            except TimeoutError:
+                pass
+
+    async def _decide(self) -> None:
+        """Do what there is to do now."""
+        while True:
+            views = [view for one in self.volumes.values() if (view := await one.view())]
+            requests = [Request(job.id, job.volume, job.submitted_s) for job in self.waiting]
+            now_s = time.time()
+            running = [
+                Running(
+                    uuid, job.urgency, job.started_s or now_s, job.until_s, bool(job.stop_reason)
+                )
+                for uuid, job in self.running.items()
+            ]
+            action = next_action(views, requests, running, now_s, self.config.jobs_max)
+            if isinstance(action, Wait):
+                self._next_look_s = min(LOOK_S, max(0.0, action.until_s - now_s))
+                return
+            if isinstance(action, Stop):
+                self.running[action.volume].stop(action.reason)
+            elif isinstance(action, StartTask):
+                self._start(self._scheduled(action))
+            elif isinstance(action, StartRequest):
+                job = next(job for job in self.waiting if job.id == action.request.id)
+                self.waiting.remove(job)
+                self._start(job)
+
+    def _scheduled(self, action: StartTask) -> Job:
+        task = TASKS[action.task]
+        return Job(
+            id=self._new_id(task.job),
+            volume=action.volume,
+            job=task.job,
+            path=self.by_uuid(action.volume).config.path,
+            arguments=task.options,
+            urgency=action.urgency,
+            submitted_s=time.time(),
+            task=action.task,
+            eager=task.eager,
+            until_s=action.until_s,
+        )
+
+    def _new_id(self, job: str) -> str:
+        self._numbers += 1
+        return f"{job}-{int(self.started_s)}-{self._numbers}"
+
+    def _start(self, job: Job) -> None:
+        self.running[job.volume] = job
+        self._group.create_task(self._run_job(job))
+
+    async def _run_job(self, job: Job) -> None:
+        volume = self.by_uuid(job.volume)
+        report(Event.JOB_STARTED, f"{job.job} begins on {job.path}", job=job.id, path=job.path)
+        job.paused = volume.paused
+        await job.run()
+        await volume.note_end(job)
+        level = logging.WARNING if job.failed or job.found_damage else logging.INFO
+        event = Event.JOB_FAILED if job.failed else Event.JOB_ENDED
+        report(event, f"{job.job} on {job.path}: {job.outcome}", level, job=job.id, path=job.path)
+        del self.running[job.volume]
+        self.ended.append(job)
+        job.change()
+        self.look_again()
+        if volume.is_mounted and not self.is_stopping and _is_worth_measuring(volume, job):
+            task = self._group.create_task(self._measure(volume))
+            self._measuring.add(task)
+            task.add_done_callback(self._measuring.discard)
+
+    async def _measure(self, volume: ServedVolume) -> None:
+        savings = await measure(volume.config.path)
+        if savings is not None:
+            await volume.note_savings(savings)
+
+    # --- what people ask for ----------------------------------------------------------------------
+
+    def by_uuid(self, uuid: str) -> ServedVolume:
+        """Raises NotAVolume."""
+        for volume in self.volumes.values():
+            if volume.uuid == uuid:
+                return volume
+        raise NotAVolume(f"{uuid}: the service serves no such volume; see `dedupd status`")
+
+    def by_path(self, path: str) -> ServedVolume:
+        """The volume that a path (absolute) lies in. Raises NotAVolume."""
+        path = os.path.normpath(path)
+        for volume in self.volumes.values():
+            for place in (volume.config.mountpoint, volume.config.path):
+                if path == place or path.startswith(place + "/"):
+                    return volume
+        raise NotAVolume(
+            f"{path}: lies in no volume that the service serves; `dedupd enable` makes one"
+        )
+
+    def submit(self, name: str, path: str, options: dict[str, object]) -> Job:
+        """Have a job run as soon as it can. Raises UsageError, NotAVolume, Busy."""
+        arguments = job_arguments(name, options)
+        volume = self.by_path(path)
+        if volume.uuid is None:
+            raise Busy(f"{path}: {volume.keeper.problem or 'the volume is not mounted yet'}")
+        whole = os.path.normpath(path) in (volume.config.path, volume.config.mountpoint)
+        if not whole and name not in OF_A_SUBTREE:
+            raise UsageError(f"{path}: {name} works on whole volumes; name {volume.config.path}")
+        if len(self.waiting) >= WAITING_MAX:
+            raise Busy(f"{WAITING_MAX} jobs are waiting already; cancel some, or wait")
+        now_s = time.time()
+        job = Job(self._new_id(name), volume.uuid, name, path, arguments, Urgency.BY_HAND, now_s)
+        self.waiting.append(job)
+        self.look_again()
+        return job
+
+    def job(self, job_id: str) -> Job:
+        """Raises UsageError."""
+        for job in (*self.waiting, *self.running.values(), *self.ended):
+            if job.id == job_id:
+                return job
+        raise UsageError(f"{job_id}: no such job; `dedupd jobs` lists them")
+
+    def cancel(self, job: Job) -> None:
+        """End a job: at its next safe place, if it runs."""
+        if job in self.waiting:
+            self.waiting.remove(job)
+            job.stop("cancelled")
+            job.finished_s = time.time()
+            self.ended.append(job)
+            job.change()
+        elif job.finished_s is None:
+            job.cancelled = True
+            job.stop("cancelled")
+        self.look_again()
+
+    async def pause(self, volume: ServedVolume, paused: bool) -> None:
+        """Hold the jobs of a volume, or let them go on."""
+        await volume.pause(paused)
+        job = self.running.get(volume.uuid or "")
+        if job is not None:
+            job.pause(paused)
+        self.look_again()
+
+    async def unmount(self, volume: ServedVolume) -> None:
+        """Unmount a volume once its job has ended. Raises Busy where files are in use."""
+        with volume.left_alone():
+            job = self.running.get(volume.uuid or "")
+            if job is not None:
+                job.stop("the volume is to be unmounted")
+            while volume.uuid in self.running:
+                await self.running[volume.uuid].changed.wait()
+            await volume.keeper.unmount()
+
+
+def _is_worth_measuring(volume: ServedVolume, job: Job) -> bool:
+    """Whether a job may have changed what a volume saves, or that is not known any more."""
+    if volume.savings is None or volume.savings.time_s < time.time() - MEASURE_S:
+        return True
+    report = job.report or {}
+    return bool(job.job in ("compact", "unoptimize") or report.get("files_optimised"))
+
+
+@contextmanager
+def _only_service(socket_path: str) -> Iterator[None]:
+    """Hold the place of the service. Raises Busy where another one runs."""
+    os.makedirs(os.path.dirname(socket_path), mode=0o755, exist_ok=True)
+    fd = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with locked(fd, f"{socket_path}: another service runs already"):
+            yield
+    finally:
+        os.close(fd)

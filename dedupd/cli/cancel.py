@@ -1,0 +1,21 @@
+"""``dedupd cancel``: end a job of the service."""
+
+from urllib.parse import quote
+
+import click
+
+from dedupd.cli.common import exits, json_option, print_json
+from dedupd.service.client import ServiceClient
+
+
+@click.command("cancel")
+@click.argument("job_id", metavar="ID")
+@json_option
+@exits
+def command(job_id: str, as_json: bool) -> None:
+    """End the job ID at its next safe place; what it has done stays. `dedupd jobs` lists ids."""
+    job = ServiceClient.needed().delete(f"/v1/jobs/{quote(job_id, safe='')}")
+    if as_json:
+        print_json(job)
+    else:
+        click.echo(f"{job_id}: {job['outcome']}")

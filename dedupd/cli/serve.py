@@ -1,0 +1,27 @@
+"""``dedupd serve``: the service."""
+
+import asyncio
+
+import click
+
+from dedupd.cli.common import exits
+from dedupd.service.config import CONFIG_PATH, config_path
+
+
+@click.command("serve")
+@click.option(
+    "--config", "path", type=click.Path(), help=f"Configuration file; else {CONFIG_PATH}."
+)
+@exits
+def command(path: str | None) -> None:
+    """Mount every volume of the configuration, run jobs by schedule, and answer requests.
+
+    SIGHUP reads the configuration again; SIGTERM stops at the next safe place.
+    """
+    from dedupd.service import journal
+    from dedupd.service.notify import Notifier
+    from dedupd.service.service import Service
+
+    journal.set_up()
+    service = Service(path or config_path(), Notifier())
+    asyncio.run(service.run())

@@ -1,0 +1,89 @@
+"""What ``dedupd status`` shows where the service runs."""
+
+import time
+from typing import Any
+
+import click
+from rich.table import Table
+
+from dedupd.cli.common import console, print_json
+from dedupd.service.client import ServiceClient
+from dedupd.units import format_size
+
+TASK_LABELS = {
+    "background": "optimise, in the background",
+    "throughput": "optimise, at full speed",
+    "gc": "collect garbage",
+    "compact": "give space back",
+    "scrub": "look for damage",
+    "full_scrub": "check every byte",
+}
+
+
+def show_service(path: str | None, as_json: bool) -> bool:
+    """Show what the service says of a volume, or of all; False where it has nothing to say."""
+    client = ServiceClient.find() if path is None else ServiceClient.serving(path)
+    if client is None:
+        return False
+    volumes = client.get("/v1/volumes") if path is None else [client.volume(path)]
+    service = client.get("/v1/service")
+    if as_json:
+        print_json({"service": service, "volumes": volumes} if path is None else volumes[0])
+        return True
+    for volume in volumes:
+        _show(volume)
+    for problem in service["problems"]:
+        click.echo(f"  {problem}", err=True)
+    if path is None:
+        click.echo(f"dedupd {service['version']}: {service['status']}")
+    return True
+
+
+def _show(volume: dict[str, Any]) -> None:
+    table = Table(
+        show_header=False, box=None, pad_edge=False, title=volume["path"], title_justify="left"
+    )
+    mount = volume["mount"]
+    place = f" at {volume['mountpoint']}" if mount["state"] == "mounted" else ""
+    table.add_row("mount", f"{mount['state']}{place}")
+    _add_savings(table, volume["savings"])
+    job = volume["job"]
+    if job is not None:
+        why = f": {job['waits_for']}" if job["waits_for"] else ""
+        phase = job["progress"].get("phase", "starting")
+        table.add_row("job", f"{job['job']} ({phase}), {job['state']}{why}")
+    for waiting in volume["waiting"]:
+        table.add_row("waiting", f"{waiting['job']} ({waiting['id']})")
+    if volume["paused"]:
+        table.add_row("paused", f"until `dedupd resume {volume['path']}`")
+    for name, task in volume["tasks"].items():
+        table.add_row(TASK_LABELS.get(name, name), _when(task))
+    console().print(table)
+
+
+def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
+    if savings is None:
+        table.add_row("saved", "not measured yet")
+        return
+    table.add_row("files", f"{savings['files']}, {savings['files_optimised']} of them optimised")
+    table.add_row("logical size", format_size(savings["logical_bytes"]))
+    table.add_row("occupied", format_size(savings["occupied_bytes"]))
+    saved = f"{format_size(savings['saved_bytes'])} ({savings['saved_fraction']:.1%})"
+    table.add_row("saved", f"{saved}, {_time(savings['time_s'])}")
+    table.add_row("free", format_size(savings["free_bytes"]))
+
+
+def _when(task: dict[str, Any]) -> str:
+    if task["off"]:
+        return "off"
+    last, text = task["last"], ""
+    if last is not None:
+        how = "" if last["completed"] else ", failed" if last["failures"] else ", not finished"
+        text = f"last {_time(last['started_s'])}{how}; "
+    return f"{text}next {_time(task['next_s'])}"
+
+
+def _time(seconds: float) -> str:
+    if seconds <= time.time() and time.time() - seconds < 2:
+        return "now"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

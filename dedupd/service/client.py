@@ -1,0 +1,149 @@
+"""Talking to the service, for the commands: HTTP over its Unix socket."""
+
+import http.client
+import json
+import os
+import socket
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import dedupd.errors
+from dedupd.errors import ConfigurationError, DedupdError, NotAVolume, ServiceUnreachable
+from dedupd.service.config import config_path, default_socket, load_config
+
+TIMEOUT_S = 150.0
+"""An unmount syncs what was written."""
+
+SYSTEM_SOCKET = "/run/dedupd.sock"
+
+
+class Denied(DedupdError):
+    """The service does not let this user do that."""
+
+    exit_status = dedupd.errors.EXIT_USAGE
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("dedupd", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class ServiceClient:
+    """A service that answers."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ServiceUnreachable where none listens at ``path``."""
+        self.path = path
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.connect(path)
+        except OSError as error:
+            raise ServiceUnreachable(f"{path}: the service does not run here") from error
+
+    @classmethod
+    def find(cls) -> "ServiceClient | None":
+        """The service of this machine; None where none runs, or not for this user."""
+        for path in _places():
+            try:
+                return cls(path)
+            except ServiceUnreachable:
+                continue
+        return None
+
+    @classmethod
+    def serving(cls, path: str) -> "ServiceClient | None":
+        """The service of this machine if it serves the volume that ``path`` lies in."""
+        client = cls.find()
+        if client is None:
+            return None
+        try:
+            client.volume(path)
+        except (NotAVolume, Denied):
+            return None
+        return client
+
+    @classmethod
+    def needed(cls) -> "ServiceClient":
+        """The service of this machine. Raises ServiceUnreachable."""
+        client = cls.find()
+        if client is None:
+            raise ServiceUnreachable(
+                "the service does not run; `systemctl start dedupd`, or `dedupd serve`, starts it"
+            )
+        return client
+
+    def get(self, resource: str, /, **query: object) -> Any:
+        """Read. Raises what the service says, and ServiceUnreachable."""
+        text = urlencode({name: str(value) for name, value in query.items()}, errors=_ERRORS)
+        return self._call("GET", f"{resource}?{text}" if text else resource)
+
+    def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return self._call("POST", path, body)
+
+    def delete(self, path: str) -> Any:
+        return self._call("DELETE", path)
+
+    def volume(self, path: str) -> dict[str, Any]:
+        """The volume that a path lies in. Raises NotAVolume."""
+        found: list[dict[str, Any]] = self.get("/v1/volumes", path=absolute(path))
+        return found[0]
+
+    def act(self, path: str, action: str) -> dict[str, Any]:
+        """Pause, resume, mount or unmount the volume that a path lies in."""
+        volume = self.volume(path)
+        if volume["uuid"] is None:
+            raise ServiceUnreachable(f"{path}: {volume['mount']['problem'] or 'not mounted yet'}")
+        changed: dict[str, Any] = self.post(f"/v1/volumes/{volume['uuid']}/{action}")
+        return changed
+
+    def job(self, job_id: str, wait_s: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = self.get(f"/v1/jobs/{quote(job_id, safe='')}", wait=wait_s)
+        return found
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        connection = _Connection(self.path)
+        try:
+            raw = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, raw)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ServiceUnreachable(f"{self.path}: the service does not answer: {error}") from None
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise _error(answer["kind"], answer["error"])
+        return answer
+
+
+_ERRORS = "surrogateescape"
+
+
+def _error(kind: str, message: str) -> DedupdError:
+    if kind == "Denied":
+        return Denied(message)
+    known = getattr(dedupd.errors, kind, None)
+    if isinstance(known, type) and issubclass(known, DedupdError):
+        return known(message)
+    return DedupdError(message)
+
+
+def _places() -> list[str]:
+    """Where a service may listen, the likeliest first."""
+    try:
+        configured = load_config(config_path()).socket
+    except ConfigurationError:
+        configured = ""  # not there, or not for this user
+    return list(dict.fromkeys(filter(None, (configured, default_socket(), SYSTEM_SOCKET))))
+
+
+def absolute(path: str) -> str:
+    """A path as the service knows it: links followed, except that the last name may be one."""
+    whole = os.path.abspath(path)
+    return os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))

@@ -1,0 +1,111 @@
+"""What the service remembers of a volume, in its catalogue: derived, and lost without harm.
+
+run/<start, ns>       the report of a run; foreground runs are there too
+task/<name>           the last run of a task of the schedule: TaskHistory
+savings/<time, ns>    what the volume saved then: Savings
+paused                whether somebody has paused the volume's jobs
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar, get_args
+
+from dedupd.catalog import Catalog
+from dedupd.service.scheduler import TaskHistory, TaskName
+
+RUNS_KEPT = 2000
+SAVINGS_KEPT = 5000
+"""An hourly run for half a year; a sample of 200 bytes after each run that changed something."""
+
+TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """What a volume held, and took, at a time (seconds since 1970)."""
+
+    time_s: float
+    files: int
+    files_optimised: int
+    logical_bytes: int
+    optimised_bytes: int
+    occupied_bytes: int
+    free_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.logical_bytes - self.occupied_bytes
+
+    @property
+    def saved_fraction(self) -> float:
+        return self.saved_bytes / self.logical_bytes if self.logical_bytes else 0.0
+
+
+T = TypeVar("T", TaskHistory, Savings)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Everything that is read when the service gets to know a volume."""
+
+    tasks: Mapping[TaskName, TaskHistory]
+    paused: bool
+    savings: Savings | None
+
+
+class History:
+    """The catalogue of the volume whose ``.dedupd`` is ``base``. All raise CatalogUnusable."""
+
+    def __init__(self, base: str) -> None:
+        self._directory = os.path.join(base, "catalog")
+
+    def load(self) -> Memory:
+        with Catalog(self._directory) as catalog:
+            tasks = {
+                name: history
+                for name in TASK_NAMES
+                if (history := _decoded(TaskHistory, catalog.get(f"task/{name}"))) is not None
+            }
+            latest = catalog.latest("savings/", 1)
+            savings = _decoded(Savings, latest[0]) if latest else None
+            return Memory(tasks, catalog.get("paused") is True, savings)
+
+    def note_task(self, name: TaskName, history: TaskHistory) -> None:
+        with Catalog(self._directory) as catalog:
+            catalog.put(f"task/{name}", asdict(history))
+
+    def note_paused(self, paused: bool) -> None:
+        with Catalog(self._directory) as catalog:
+            catalog.put("paused", paused)
+
+    def note_run(self, started_s: float, report: Mapping[str, Any]) -> None:
+        """Keep a run that could not keep itself, because it failed."""
+        with Catalog(self._directory) as catalog:
+            catalog.put(f"run/{int(started_s * 1e9):020d}", dict(report))
+
+    def note_savings(self, savings: Savings) -> None:
+        with Catalog(self._directory) as catalog:
+            catalog.put(f"savings/{int(savings.time_s * 1e9):020d}", asdict(savings))
+            catalog.keep_latest("savings/", SAVINGS_KEPT)
+            catalog.keep_latest("run/", RUNS_KEPT)
+
+    def runs(self, count: int) -> list[dict[str, Any]]:
+        """The last runs, newest first."""
+        with Catalog(self._directory) as catalog:
+            return catalog.latest("run/", count)
+
+    def savings(self, count: int) -> list[Savings]:
+        """The last samples, oldest first."""
+        with Catalog(self._directory) as catalog:
+            found = catalog.latest("savings/", count)
+        return [one for raw in reversed(found) if (one := _decoded(Savings, raw)) is not None]
+
+
+def _decoded(kind: type[T], raw: Any) -> T | None:
+    """A record; None where it is not there, or not one that this version wrote."""
+    if not isinstance(raw, dict) or set(raw) != {field.name for field in fields(kind)}:
+        return None
+    if not all(isinstance(value, (int, float)) for value in raw.values()):
+        return None
+    return kind(**raw)

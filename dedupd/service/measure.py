@@ -1,0 +1,45 @@
+"""What a volume saves, measured in a process of its own: that walks through its whole tree."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+
+from dedupd.service.history import Savings
+
+log = logging.getLogger("dedupd.service")
+
+
+async def measure(path: str) -> Savings | None:
+    """The figures of the volume at ``path`` as they are now; None where they cannot be had."""
+    imports = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "dedupd.cli.main", "status", "--here", "--json", "--", path),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": imports},
+        start_new_session=True,
+        cwd="/",
+    )
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode != 0:
+        log.warning("%s: what it saves could not be measured", path)
+        return None
+    row = json.loads(output)
+    return Savings(
+        time.time(),
+        row["files"],
+        row["files_optimised"],
+        row["logical_bytes"],
+        row["optimised_bytes"],
+        row["occupied_bytes"],
+        row["free_bytes"],
+    )

@@ -1,0 +1,50 @@
+"""Who is at the other end of a connection, and what they may do."""
+
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dedupd.service.config import Readers
+
+_SO_PEERGROUPS = 59
+"""Of <asm-generic/socket.h>; Python has no name for it."""
+
+_GROUPS_BYTES = 1024
+"""What Python lets a socket option be: 256 groups."""
+
+
+class Right(IntEnum):
+    """What somebody may do; a higher one includes the lower."""
+
+    NOTHING = 0
+    READ = 1
+    ACT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process, as the kernel vouches for it when it connected."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """The process at the other end of a Unix socket."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
+    try:
+        others = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        groups: tuple[int, ...] = struct.unpack(f"{len(others) // 4}I", others)
+    except OSError:
+        groups = ()  # more than there is room for: the first one has to do
+    return Peer(pid, uid & 0xFFFF_FFFF, frozenset((*groups, gid & 0xFFFF_FFFF)))
+
+
+def right_of(peer: Peer, own_uid: int, group: int | None, readers: Readers) -> Right:
+    """What a peer may do: root, the service's own user and the group act; readers read."""
+    if peer.uid in (0, own_uid) or (group is not None and group in peer.groups):
+        return Right.ACT
+    return Right.READ if readers is Readers.EVERYONE else Right.NOTHING

@@ -1,0 +1,48 @@
+"""The volumes that the service is to serve: one file each, beside its configuration.
+
+``dedupd enable`` writes it and ``dedupd disable`` removes it, where the service is installed: where
+the directory ``volumes.d`` is there.
+"""
+
+import os
+
+from dedupd.errors import ConfigurationError
+from dedupd.service.config import (
+    VolumeConfig,
+    config_path,
+    parse_config,
+    volume_text,
+    volumes_directory,
+)
+
+
+def register(path: str, uuid: str) -> bool:
+    """Have the service serve a volume from its next start or reload on; False where it is not
+    installed here."""
+    directory = volumes_directory(config_path())
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        return False
+    name = os.path.join(directory, f"{uuid}.toml")
+    with open(f"{name}.new", "w", encoding="utf-8") as file:
+        file.write(volume_text(VolumeConfig(path, path)))
+    os.replace(f"{name}.new", name)
+    return True
+
+
+def forget(uuid: str) -> bool:
+    """Take a volume from the service's; whether it was one that :func:`register` had added."""
+    try:
+        os.unlink(os.path.join(volumes_directory(config_path()), f"{uuid}.toml"))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+    return True
+
+
+def is_named(path: str) -> bool:
+    """Whether the configuration file itself, which people write, names a volume."""
+    try:
+        with open(config_path(), encoding="utf-8") as file:
+            config = parse_config(file.read(), config_path())
+    except (OSError, UnicodeDecodeError, ConfigurationError):
+        return False
+    return any(volume.path == path for volume in config.volumes)

@@ -1,0 +1,68 @@
+"""The tasks of a volume's schedule, and the jobs that people may ask for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dedupd.errors import UsageError
+from dedupd.policy import Policy
+from dedupd.schedule import Schedule
+from dedupd.service.scheduler import TaskName
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job as it is run by the schedule. ``eager``: it does not wait for anybody."""
+
+    job: str
+    options: tuple[str, ...] = ()
+    eager: bool = False
+
+
+TASKS: Mapping[TaskName, Task] = {
+    "gc": Task("gc"),
+    "compact": Task("compact"),
+    "scrub": Task("scrub"),
+    "full_scrub": Task("scrub", ("--full",)),
+    "throughput": Task("optimize", eager=True),
+    "background": Task("optimize"),
+}
+"""In the order in which they go first. Each has its schedule in the policy."""
+
+
+def schedules(policy: Policy) -> dict[TaskName, Schedule]:
+    """When each task runs, by the policy."""
+    return {name: getattr(policy, name) for name in TASKS}
+
+
+JOBS: Mapping[str, frozenset[str]] = {
+    "optimize": frozenset(),
+    "gc": frozenset({"full"}),
+    "compact": frozenset(),
+    "scrub": frozenset({"full", "rate"}),
+    "unoptimize": frozenset(),
+    "rebuild": frozenset(),
+}
+"""What may be asked for, and with which options; ``verify`` needs the volume unmounted."""
+
+OF_A_SUBTREE = frozenset({"optimize", "unoptimize"})
+"""Jobs that can work on a part of the tree."""
+
+
+def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
+    """The options as ``dedupd run`` takes them. Raises UsageError."""
+    if job not in JOBS:
+        raise UsageError(f"job = {job!r}: the jobs are {', '.join(JOBS)}")
+    arguments: list[str] = []
+    for name, value in options.items():
+        if name not in JOBS[job]:
+            known = ", ".join(sorted(JOBS[job])) or "none"
+            raise UsageError(f"options: {name!r} is no option of {job}; there is {known}")
+        if name == "full":
+            if not isinstance(value, bool):
+                raise UsageError("options: full: write true or false")
+            arguments += ["--full"] if value else []
+        else:
+            if not isinstance(value, str) or len(value) > 40:
+                raise UsageError('options: rate: write a size, like "50M"')
+            arguments += ["--rate", value]
+    return tuple(arguments)

@@ -1,0 +1,236 @@
+"""Giving way: a job slows down, pauses and goes on with what the machine and its users do.
+
+:func:`decide` is the rule, a pure function; docs/service.md states it for people. What the job
+causes itself does not count: its processor time is subtracted, and the pressure of the disk, which
+cannot be told apart while the job works, counts only while it waits.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+import psutil
+
+from dedupd.control import ControlClient, socket_path
+from dedupd.errors import ServiceUnreachable
+from jobs.pace import Pace
+
+TICK_S = 0.5
+"""Between two looks. With what is in the pipes of a job it gives way within a second."""
+
+QUIET_S = 2.0
+"""How long all has to be calm before a job goes on."""
+
+SLOW_SHARE = 0.25
+"""How much of its time a slow job works."""
+
+USERS_SLOW, USERS_PAUSE = 0.01, 0.05
+"""Requests of users being served at a time, on average: their number times what each takes."""
+
+CPU_SLOW, CPU_PAUSE = 0.5, 0.8
+"""The share of all cores that others use."""
+
+CPU_PRESSURE = 0.25
+IO_PRESSURE = 0.25
+MEMORY_PRESSURE = 0.05
+"""The share of the time in which some process waited for processor, disk, or memory."""
+
+IO_SUSPECT = 0.5
+"""A pressure of the disk at which the job waits for a tick, to see whether it is its own."""
+
+PROBE_S = 30.0
+"""Between two such looks."""
+
+
+class Gait(Enum):
+    """How a job goes."""
+
+    FULL = "full"
+    SLOW = "slow"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What was measured during the last tick. Shares are from 0 to 1."""
+
+    users: float = 0.0
+    """Requests of users that were being served at a time."""
+    others_cpu: float = 0.0
+    cpu_pressure: float = 0.0
+    io_pressure: float = 0.0
+    memory_pressure: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How the job goes, why, and since when all has been calm."""
+
+    gait: Gait = Gait.FULL
+    reason: str = ""
+    calm_since_s: float | None = None
+    probed_s: float = -PROBE_S
+    probing: bool = False
+
+
+def decide(state: State, seen: Readings, now_s: float) -> State:
+    """How to go on, given what the last tick has shown; ``now_s`` is of a monotonic clock."""
+    gait, reason = _wanted(seen, waits=state.gait is Gait.PAUSE)
+    if gait is Gait.PAUSE:
+        return State(gait, reason, None, state.probed_s)
+    if state.gait is not Gait.PAUSE:
+        if seen.io_pressure >= IO_SUSPECT and now_s >= state.probed_s + PROBE_S:
+            looking = "looking whether others wait for the disk"
+            return State(Gait.PAUSE, looking, None, now_s, probing=True)
+        return State(gait, reason, None, state.probed_s)
+    calm_since_s = now_s if state.calm_since_s is None else state.calm_since_s
+    if state.probing or now_s >= calm_since_s + QUIET_S:
+        return State(gait, reason, None, state.probed_s)
+    return State(Gait.PAUSE, state.reason, calm_since_s, state.probed_s)
+
+
+def _wanted(seen: Readings, *, waits: bool) -> tuple[Gait, str]:
+    """How to go by these readings alone. ``waits``: nothing of them is the job's own."""
+    if seen.memory_pressure >= MEMORY_PRESSURE:
+        return Gait.PAUSE, f"memory is short ({seen.memory_pressure:.0%} of the time)"
+    if seen.users >= USERS_PAUSE:
+        return Gait.PAUSE, f"users are at work ({seen.users:.2f} requests at a time)"
+    if seen.others_cpu >= CPU_PAUSE:
+        return Gait.PAUSE, f"others use {seen.others_cpu:.0%} of the processors"
+    if waits and seen.cpu_pressure >= CPU_PRESSURE and seen.others_cpu >= CPU_SLOW:
+        return Gait.PAUSE, f"others wait for the processors ({seen.cpu_pressure:.0%} of the time)"
+    if waits and seen.io_pressure >= IO_PRESSURE:
+        return Gait.PAUSE, f"others wait for the disk ({seen.io_pressure:.0%} of the time)"
+    if seen.users >= USERS_SLOW:
+        return Gait.SLOW, f"users are at work ({seen.users:.2f} requests at a time)"
+    if seen.others_cpu >= CPU_SLOW:
+        return Gait.SLOW, f"others use {seen.others_cpu:.0%} of the processors"
+    return Gait.FULL, ""
+
+
+def decide_eager(state: State, seen: Readings, now_s: float) -> State:
+    """The rule of a job that is to be done soon: it waits only where memory is short."""
+    return decide(state, Readings(memory_pressure=seen.memory_pressure), now_s)
+
+
+Decide = Callable[[State, Readings, float], State]
+
+
+class Meter:
+    """Measures what happened since it was asked last."""
+
+    def __init__(self, volume_uuid: str) -> None:
+        self._uuid = volume_uuid
+        self._client: ControlClient | None = None
+        self._process = psutil.Process()
+        self._last = self._counters()
+
+    def read(self) -> Readings:
+        last, self._last = self._last, self._counters()
+        now = self._last
+        elapsed_s = max(1e-3, now.time_s - last.time_s)
+        cores_s = elapsed_s * (os.cpu_count() or 1)
+        others_s = (now.busy_s - last.busy_s) - (now.own_s - last.own_s)
+
+        def share(name: str) -> float:
+            return _between(now.pressure_s[name] - last.pressure_s[name], elapsed_s)
+
+        return Readings(
+            users=max(0.0, now.users_s - last.users_s) / elapsed_s,
+            others_cpu=_between(others_s, cores_s),
+            cpu_pressure=share("cpu"),
+            io_pressure=share("io"),
+            memory_pressure=share("memory"),
+        )
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _counters(self) -> "_Counters":
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
+        # guest time is in user already
+        everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        own = self._process.cpu_times()
+        return _Counters(
+            time_s=time.monotonic(),
+            busy_s=everything - idle,
+            own_s=own.user + own.system,
+            users_s=self._users_s(),
+            pressure_s={name: pressure_s(name) for name in ("cpu", "io", "memory")},
+        )
+
+    def _users_s(self) -> float:
+        """What users' requests have taken so far; 0 where nothing is mounted."""
+        try:
+            if self._client is None:
+                self._client = ControlClient(socket_path(self._uuid))
+            return float(self._client.call("status")["busy_s"])
+        except (ServiceUnreachable, KeyError, ValueError):
+            self.close()
+            return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    time_s: float
+    busy_s: float
+    own_s: float
+    users_s: float
+    pressure_s: dict[str, float]
+
+
+def _between(part_s: float, whole_s: float) -> float:
+    return min(1.0, max(0.0, part_s / whole_s))
+
+
+def pressure_s(resource: str) -> float:
+    """For how long some process has waited for a resource since the machine started.
+
+    0 where the kernel does not say (CONFIG_PSI): then the other readings have to do.
+    """
+    try:
+        with open(f"/proc/pressure/{resource}", encoding="ascii") as file:
+            return int(file.readline().rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError):
+        return 0.0
+
+
+@contextmanager
+def backing_off(
+    volume_uuid: str, pace: Pace, rule: Decide, on_change: Callable[[], None]
+) -> Iterator[None]:
+    """Keep a job at the pace that ``rule`` gives, while the block runs."""
+    end = threading.Event()
+    meter = Meter(volume_uuid)
+    thread = threading.Thread(
+        target=_watch, args=(meter, pace, rule, on_change, end), name="back-off", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        meter.close()
+
+
+def _watch(
+    meter: Meter, pace: Pace, rule: Decide, on_change: Callable[[], None], end: threading.Event
+) -> None:
+    state = State()
+    while not end.wait(TICK_S):
+        before, state = state, rule(state, meter.read(), time.monotonic())
+        if state.gait is Gait.PAUSE:
+            pace.hold("back-off", state.reason)
+        else:
+            pace.slow(SLOW_SHARE if state.gait is Gait.SLOW else 1.0, state.reason)
+            pace.let_go("back-off")
+        if (before.gait, before.reason) != (state.gait, state.reason):
+            on_change()

@@ -1,0 +1,221 @@
+"""A real service in a process of its own, with a notify socket and a configuration of its own."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dedupd import mounts
+from dedupd.errors import DedupdError
+from dedupd.service.client import ServiceClient
+from fuse_stub.mount import clear_dead_mount, unmount
+from tests.helpers import REPOSITORY, Lab, new_lab, run_cli
+
+T = TypeVar("T")
+
+WAIT_S = 120.0
+"""Everything here takes a second or two, on a machine that has time for it."""
+
+
+def eventually(probe: Callable[[], T | None], what: str) -> T:
+    """The first answer of ``probe`` that is not None or False."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        found = probe()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"never: {what}")
+
+
+class ServiceLab:
+    """A machine with a service. Volumes are mounted over themselves."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.config = base / "etc" / "dedupd.toml"
+        self.volumes_directory = base / "etc" / "volumes.d"
+        self.volumes_directory.mkdir(parents=True)
+        self.socket = base / "control.sock"
+        self.configure()
+        self.volumes: list[Lab] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = base / "log"
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(base / "notify"))
+        self.said: list[str] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the commands have to know to find this service and no other."""
+        return {"DEDUPD_CONFIG": str(self.config)}
+
+    def configure(self, text: str = "") -> None:
+        self.config.write_text(f'socket = "{self.socket}"\n{text}')
+
+    def add_volume(self, name: str = "volume", policy: str = "") -> Lab:
+        """A volume that the service will serve; scheduled tasks are off unless told otherwise."""
+        lab = new_lab(self.base / name)
+        lab.set_policy(QUIET_POLICY + policy)
+        self.volumes.append(lab)
+        (self.volumes_directory / f"{name}.toml").write_text(f'path = "{lab.root}"\n')
+        return lab
+
+    def start(self, **environment: str) -> None:
+        """Start it, and wait until it says that it is ready."""
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dedupd.cli.main", "serve", "--config", str(self.config)],
+                cwd=REPOSITORY,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(REPOSITORY),
+                    "NOTIFY_SOCKET": str(self.base / "notify"),
+                    **environment,
+                },
+                stderr=log,
+            )
+        self.wait_for_word("READY=1")
+
+    def wait_for_word(self, word: str) -> str:
+        """Wait until the service sends systemd a message with this line."""
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            if select.select([self._notify], [], [], 0.1)[0]:
+                message = self._notify.recv(4096).decode()
+                self.said.append(message)
+                if word in message.split("\n"):
+                    return message
+            elif self.process is not None and self.process.poll() is not None:
+                break
+        raise AssertionError(f"{word} was never said; the log: {self.log.read_text()[-4000:]}")
+
+    def stop(self) -> int:
+        """Have it stop as systemd does; its exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self.process is not None
+        self.process.kill()
+        self._end()
+
+    def _end(self) -> int:
+        assert self.process is not None
+        status = self.process.wait(WAIT_S)
+        self.process = None
+        return status
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process is not None:
+            with suppress(AssertionError):
+                self.stop()
+        for lab in self.volumes:
+            clear_dead_mount(str(lab.root))
+            if is_mounted(lab):
+                unmount(str(lab.root))
+        self._notify.close()
+
+    @property
+    def client(self) -> ServiceClient:
+        return ServiceClient(str(self.socket))
+
+    def view(self, lab: Lab) -> dict[str, Any]:
+        return self.client.volume(str(lab.root))
+
+    def mount_pid(self, lab: Lab) -> int:
+        """The process that serves a volume, once one does."""
+
+        def probe() -> int | None:
+            mount = self.view(lab)["mount"]
+            return int(mount["pid"]) if mount["state"] == "mounted" else None
+
+        return eventually(probe, f"{lab.root} is mounted")
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """A command that finds this service."""
+        return run_cli(*arguments, environment=self.environment)
+
+    def json(self, *arguments: str | Path) -> Any:
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def submit(self, job: str, lab: Lab, **options: object) -> str:
+        body = {"job": job, "path": str(lab.root), "options": options}
+        return str(self.client.post("/v1/jobs", body)["id"])
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        """A job once it has ended."""
+
+        def probe() -> dict[str, Any] | None:
+            job = self.client.job(job_id, 5)
+            return job if job["state"] == "ended" else None
+
+        return eventually(probe, f"{job_id} ends")
+
+    def job_in(self, lab: Lab, state: str) -> dict[str, Any]:
+        """The job of a volume, once it is in a state."""
+
+        def probe() -> dict[str, Any] | None:
+            job = self.view(lab)["job"]
+            return job if job is not None and job["state"] == state else None
+
+        return eventually(probe, f"a job of {lab.root} is {state}")
+
+    def verify(self) -> None:
+        """Nothing is wrong with any volume; the service must have ended, and the mounts too."""
+        for lab in self.volumes:
+            lab.verify_clean()
+
+
+QUIET_POLICY = """
+min_age = "0s"
+min_size = "1"
+schedule_background = "off"
+schedule_throughput = "off"
+schedule_gc = "off"
+schedule_compact = "off"
+schedule_scrub = "off"
+schedule_full_scrub = "off"
+"""
+
+
+def is_mounted(lab: Lab) -> bool:
+    return any(mount.point == str(lab.root) for mount in mounts.volumes())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def answers(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except (DedupdError, OSError):
+        return False
+    return True
+
+
+@contextmanager
+def service_lab(base: Path) -> Iterator[ServiceLab]:
+    lab = ServiceLab(base)
+    try:
+        yield lab
+    finally:
+        lab.close()
