@@ -108,8 +108,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("cores", False, "write a whole number from 0 to 1024"),
     ("index", "fast", 'write "memory" or "table"'),
     ("partitions", 0, "write a whole number from 1 to 256"),
-        ),
-        Key(
     ("stop_when_busy", "no", "write true or false"),
     ("io_priority", "high", 'write "idle" or "low" or "normal"'),
     ("schedule_background", 60, "write a text in quotes"),
