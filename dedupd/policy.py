@@ -46,6 +46,7 @@ class Policy:
     io_priority: IoPriority = IoPriority.IDLE
     background: Schedule = _HOURLY
     throughput: Schedule = _EARLY
+    reconcile: Schedule = _WEEKLY
     gc: Schedule = _WEEKLY
     compact: Schedule = _WEEKLY
     scrub: Schedule = _WEEKLY_LATER
@@ -226,6 +227,7 @@ KEYS = {
             for name, text in (
                 ("background", "when files are optimised, giving way to everybody"),
                 ("throughput", "when files are optimised as fast as it goes"),
+                ("reconcile", "when duplicates across partitions are merged"),
                 ("gc", "when garbage is collected"),
                 ("compact", "when the space of garbage is given back"),
                 ("scrub", "when damage is looked for"),

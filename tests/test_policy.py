@@ -112,6 +112,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("io_priority", "high", 'write "idle" or "low" or "normal"'),
     ("schedule_background", 60, "write a text in quotes"),
     ("schedule_throughput", "nightly", 'write "off", "every 1h"'),
+    ("schedule_reconcile", "weekly", 'write "off", "every 1h"'),
     ("schedule_gc", "Sat 25:00 for 1h", "no time of the day"),
     ("schedule_compact", "Sat 02:00 for 8d", "from a second to a week"),
     ("schedule_scrub", "Caturday 02:00 for 8h", "is no day"),

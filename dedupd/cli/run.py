@@ -136,12 +136,13 @@ def compact_command(path: str, dry_run: bool, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what partitions have in common.")
 @json_option
 @exits
+@through_service("reconcile")
 def reconcile_command(path: str, strategy: str, dry_run: bool, as_json: bool) -> None:
     """Merge chunks that several partitions have. Users keep working meanwhile."""
     with (
         Volume.open(path) as volume,
         volume.job_lock(),
-        job_run("reconcile", unit="records") as run,
+        working(volume, "reconcile", unit="records") as run,
     ):
         job = Reconcile(volume, run, Strategy(strategy), dry_run=dry_run)
         report = job.run() if dry_run else _recorded(volume, run, job.run, job.report)

@@ -13,6 +13,7 @@ from dedupd.units import format_size
 TASK_LABELS = {
     "background": "optimise, in the background",
     "throughput": "optimise, at full speed",
+    "reconcile": "merge partitions",
     "gc": "collect garbage",
     "compact": "give space back",
     "scrub": "look for damage",

@@ -12,7 +12,7 @@ from typing import Literal
 
 from dedupd.schedule import Calendar, Every, Off, Schedule
 
-TaskName = Literal["gc", "compact", "scrub", "full_scrub", "throughput", "background"]
+TaskName = Literal["reconcile", "gc", "compact", "scrub", "full_scrub", "throughput", "background"]
 
 RETRY_S_MIN = 600.0
 RETRY_S_MAX = 86400.0

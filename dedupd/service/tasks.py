@@ -19,6 +19,7 @@ class Task:
 
 
 TASKS: Mapping[TaskName, Task] = {
+    "reconcile": Task("reconcile"),
     "gc": Task("gc"),
     "compact": Task("compact"),
     "scrub": Task("scrub"),
@@ -36,6 +37,7 @@ def schedules(policy: Policy) -> dict[TaskName, Schedule]:
 
 JOBS: Mapping[str, frozenset[str]] = {
     "optimize": frozenset(),
+    "reconcile": frozenset({"strategy"}),
     "gc": frozenset({"full"}),
     "compact": frozenset(),
     "scrub": frozenset({"full", "rate"}),
@@ -43,6 +45,9 @@ JOBS: Mapping[str, frozenset[str]] = {
     "rebuild": frozenset(),
 }
 """What may be asked for, and with which options; ``verify`` needs the volume unmounted."""
+
+TEXT_MAX = 40
+"""The longest value of an option; the job itself says whether it makes sense."""
 
 OF_A_SUBTREE = frozenset({"optimize", "unoptimize"})
 """Jobs that can work on a part of the tree."""
@@ -62,7 +67,7 @@ def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
                 raise UsageError("options: full: write true or false")
             arguments += ["--full"] if value else []
         else:
-            if not isinstance(value, str) or len(value) > 40:
-                raise UsageError('options: rate: write a size, like "50M"')
-            arguments += ["--rate", value]
+            if not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX:
+                raise UsageError(f"options: {name}: write a short text")
+            arguments.append(f"--{name}={value}")
     return tuple(arguments)
