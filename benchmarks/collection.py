@@ -1,6 +1,6 @@
 """Collecting garbage and compacting: how fast, and what readers notice of it.
 
-    python -m benchmarks.collection [--directory DIR] [--mib N] [--seconds N] [--json FILE]
+    python -m benchmarks.collection [--directory DIR] [--mib N] [--rounds N] [--json FILE]
 
 Makes volumes below DIR (a directory of a file system that can carry one) and prints a Markdown
 table. The sequential read that others are compared with is of the same container, in the same run:
@@ -18,6 +18,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.mount import fio, write_mixed
@@ -185,46 +186,66 @@ def measure_compaction(base: Path, mib: int) -> list[Row]:
     ]
 
 
-def measure_readers(base: Path, mib: int, seconds: int) -> list[Row]:
-    """Random reads of 4 KiB through the mount, alone and while the container is rewritten."""
-    rows = []
-    p99: dict[str, float] = {}
-    for name in ("alone", "beside a compaction"):
-        root = make_half_dead(base, name.split()[0], mib)
-        view = base / "view"
-        view.mkdir(exist_ok=True)
+READERS_WARM_S = 2
+"""Of reads before the ones that count: then both sides begin with the same in the cache."""
+
+START_S = 0.6
+"""About what the job takes to start, and so how much later fio may end."""
+
+
+def measure_readers(base: Path, mib: int, rounds: int) -> list[Row]:
+    """Random reads of 4 KiB through the mount, alone and while a container is rewritten.
+
+    The two take turns on the same mount, and fio reads for as long as a compaction takes, so that
+    most of its reads meet one. Medians of the rounds.
+    """
+    roots = [make_half_dead(base, f"readers{number}", mib) for number in range(rounds + 1)]
+    # The first compaction says how long one takes.
+    seconds = max(1.0, compact(roots[0])["resources"]["wall_s"])
+    view = base / "view"
+    view.mkdir(exist_ok=True)
+    rows: list[Row] = []
+    alone: list[dict[str, Any]] = []
+    beside: list[dict[str, Any]] = []
+    for root in roots[1:]:
         mount_in_background(str(root), str(view))
-        job = None
         try:
-            drop_store(root)
-            if name != "alone":
-                job = subprocess.Popen(
-                    [sys.executable, "-m", "dedupd.cli.main", "run", "compact", "--json", root],
-                    stdout=subprocess.PIPE,
-                )
-            found = fio(
-                *(view / "file1", "randread", "4k", FILE_MIB * MIB),
-                *("--time_based", f"--runtime={seconds}", "--invalidate=1"),
+            read_at_random(view, READERS_WARM_S)
+            alone.append(read_at_random(view, seconds))
+            job = subprocess.Popen(
+                [sys.executable, "-m", "dedupd.cli.main", "run", "compact", "--json", root],
+                stdout=subprocess.PIPE,
             )
-            if job is not None:
-                report = json.loads(job.communicate()[0])
-                assert report["rewritten"] and job.returncode == 0, report
-                took_s = report["resources"]["wall_s"]
-                rows.append(Row("the compaction beside fio took", took_s, "s"))
+            time.sleep(START_S)
+            beside.append(read_at_random(view, seconds))
+            report = json.loads(job.communicate()[0])
+            assert report["rewritten"] and job.returncode == 0, report
+            took_s = report["resources"]["wall_s"]
+            rows.append(Row("the compaction beside fio took", took_s, "s"))
         finally:
             unmount(str(view))
-        p99[name] = found["clat_ns"]["percentile"]["99.000000"] / 1e3
-        rows.append(Row(f"fio, random 4 KiB, 99th percentile, {name}", p99[name], "µs"))
+    for name, found in (("alone", alone), ("beside a compaction", beside)):
+        p99 = median(p99_us(one) for one in found)
+        rows.append(Row(f"fio, random 4 KiB, 99th percentile, {name}", p99, "µs"))
+        longest = max(one["clat_ns"]["max"] for one in found) / 1e3
+        rows.append(Row(f"fio, the longest of all reads, {name}", longest, "µs"))
+    pairs = zip(alone, beside, strict=True)
+    ratio = median(p99_us(two) / p99_us(one) for one, two in pairs)
+    rows.append(Row("99th percentile beside a compaction / alone", ratio, ""))
+    for root in roots:
         shutil.rmtree(root)
-    rows.append(Row("ratio of the two", p99["beside a compaction"] / p99["alone"], ""))
     return rows
 
 
-def drop_store(root: Path) -> None:
-    for path in containers(root):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def read_at_random(view: Path, seconds: float) -> dict[str, Any]:
+    return fio(
+        *(view / "file1", "randread", "4k", FILE_MIB * MIB),
+        *("--time_based", f"--runtime={seconds * 1000:.0f}ms", "--invalidate=1"),
+    )
+
+
+def p99_us(found: dict[str, Any]) -> float:
+    return float(found["clat_ns"]["percentile"]["99.000000"]) / 1e3
 
 
 def main() -> None:
@@ -232,7 +253,7 @@ def main() -> None:
     parser.add_argument("--directory", default="/var/tmp")
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--files", type=int, default=20_000)
-    parser.add_argument("--seconds", type=int, default=15, help="of fio")
+    parser.add_argument("--rounds", type=int, default=3, help="of reads beside a compaction")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="dedupd-bench-") as name:
@@ -241,7 +262,7 @@ def main() -> None:
             *measure_gc(base, arguments.mib),
             *measure_walk(base, arguments.files),
             *measure_compaction(base, arguments.mib),
-            *measure_readers(base, arguments.mib, arguments.seconds),
+            *measure_readers(base, arguments.mib, arguments.rounds),
         ]
     print("| | |\n| --- | --- |")
     for row in rows:

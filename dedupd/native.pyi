@@ -236,6 +236,13 @@ def seal(
     ValueError where the columns differ in length.
     """
 
+def weigh_table(entries: Buffer, seed: int) -> tuple[int, int, int, int, int]:
+    """What the records of a table take: how many a compaction keeps, and the bytes of its new
+    container behind the header; how many are orphaned, and their bytes; how many are quarantined.
+
+    Entries that are not valid count as nothing.
+    """
+
 def table_states(entries: Buffer, seed: int) -> bytes:
     """u8 state of each whole entry of a redirection table; 0 where it has no valid one."""
 

@@ -1,15 +1,16 @@
 """The compact job: containers give the space of their garbage back (docs/upkeep.md)."""
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dedupd.errors import DamagedContainer, NoSpace, ServiceUnreachable
-from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.fsutil import opened
-from dedupd.store.compaction import Weight, compact, remove, remove_remains, weigh
+from dedupd.store.compaction import compact, remove, remove_remains
 from dedupd.store.container import data_name
+from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
 from dedupd.store.recovery import (
     Recovered,
     container_numbers,
@@ -20,9 +21,6 @@ from dedupd.store.recovery import (
 from dedupd.units import MIB, format_size
 from dedupd.volume import Volume
 from jobs.frame import JobRun
-
-GAIN_BYTES_MIN = 4096
-"""A rewrite that frees less than a block frees nothing."""
 
 FREE_BYTES_MARGIN = 64 * MIB
 """Left to users while a container is there twice; a fiftieth of a smaller file system."""
@@ -114,7 +112,7 @@ class Compact:
                 state = self._recovered(dir_fd, kind, number)
                 if state is None:
                     continue
-                weight = weigh(state)
+                weight = weigh(state.entries.data, seed_of(state.header), state.end)
                 report.containers += 1
                 report.stored_bytes += weight.size_bytes
                 report.dead_bytes += max(0, weight.gain_bytes)
@@ -138,7 +136,7 @@ class Compact:
     def _is_worth_it(self, kind: Kind, number: int, weight: Weight) -> bool:
         if weight.gain_bytes < GAIN_BYTES_MIN:
             return False
-        if weight.gain_bytes < self._dead_min * weight.size_bytes:
+        if not weight.is_worth_it(self._dead_min):
             self._report.below_threshold += 1
             return False
         if weight.quarantined:
@@ -169,10 +167,14 @@ class Compact:
         kind, number, weight = candidate
         volume, report, run = self._volume, self._report, self._run
         before = run.progress.done
-        with self._directory(kind) as dir_fd:
+        with ExitStack() as stack:
+            dir_fd = stack.enter_context(self._directory(kind))
             state = self._recovered(dir_fd, kind, number)
             if state is None:
                 return
+            # Who closes the old file last gives its blocks back, which takes long: not the mount.
+            old_fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            stack.callback(os.close, old_fd)
             try:
                 if weight.is_dead and number < last_number(dir_fd):
                     remove(dir_fd, state, volume.disk)
@@ -187,8 +189,8 @@ class Compact:
             except (DamagedContainer, NoSpace) as error:
                 run.findings.add(f"{kind.name.lower()}: {error}")
                 return
-        report.freed_bytes += weight.size_bytes - size
-        self._tell_readers(kind, number)
+            report.freed_bytes += weight.size_bytes - size
+            self._tell_readers(kind, number)
 
     def _step(self, done: int) -> None:
         self._run.update(done=done)

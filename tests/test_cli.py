@@ -80,6 +80,7 @@ def test_a_volume_from_the_first_command_to_the_last(tmp_path: Path) -> None:
     status = reported("status", root)
     assert (status["uuid"], status["files_optimised"]) == (enabled["uuid"], 3)
     assert status["saved_bytes"] > 50 * KIB
+    assert status["garbage"]["dead_bytes"] == 0
     assert status["last_run"]["job"] == "optimize"
     (row,) = reported("file", root / "file 1")
     assert (row["state"], row["length_bytes"]) == ("stub", 50 * KIB)
@@ -127,6 +128,10 @@ def test_the_space_of_deleted_files_comes_back(lab: Lab) -> None:
     assert reported("run", "gc", "--full", lab.root)["orphans_before"] > 1
     dead = reported("run", "compact", "--dry-run", lab.root)
     assert dead["dead_bytes"] > 20 * KIB and dead["freed_bytes"] == 0
+    garbage = reported("status", lab.root)["garbage"]
+    assert garbage["dead_bytes"] == dead["dead_bytes"]
+    assert garbage["compaction_frees_bytes"] > 20 * KIB
+    assert "a compaction gives" in say("status", lab.root).stdout
     assert "1 containers rewritten" in say("run", "compact", lab.root).stdout
     assert reported("run", "compact", lab.root)["dead_bytes"] < 4 * KIB
     assert [run["job"] for run in reported("jobs", lab.root)["history"]][:2] == [

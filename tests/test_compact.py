@@ -13,7 +13,8 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import ordinal_of
 from dedupd.format.table import State
 from dedupd.fsutil import opened
-from dedupd.store.compaction import compact, remove, remove_remains, weigh
+from dedupd.store.compaction import compact, remove, remove_remains
+from dedupd.store.garbage import Weight, garbage_of, weigh, weights
 from dedupd.store.recovery import (
     Recovered,
     container_numbers,
@@ -24,7 +25,7 @@ from dedupd.store.recovery import (
 from dedupd.store.states import set_states
 from dedupd.units import KIB, MIB
 from tests.helpers import flip_bit, lab_in, noise, prose, stop_at
-from tests.store_helpers import FullDisk, LazyDisk, Records
+from tests.store_helpers import VOLUME, FullDisk, LazyDisk, Records
 
 STEPS = ["compact.copied", "compact.written", "compact.data-switched", "compact.switched"]
 
@@ -44,6 +45,11 @@ def become(store: Records, states: dict[int, tuple[State, int]], number: int = 1
 def run_compact(store: Records, number: int = 1) -> int:
     with opened(os.open(store.directory, os.O_RDONLY)) as dir_fd:
         return compact(dir_fd, store.recover_one(number), store.disk)
+
+
+def weight_of(store: Records, number: int = 1) -> Weight:
+    state = store.recover_one(number)
+    return weigh(state.entries.data, fmt.seed_of(state.header), state.end)
 
 
 def filled(directory: Path, disk: LazyDisk | None = None) -> tuple[Records, list[int]]:
@@ -67,11 +73,31 @@ def half_dead(store: Records, ids: list[int]) -> list[int]:
     return sorted(dead)
 
 
+def test_the_garbage_of_a_store_is_what_compaction_gives_back(tmp_path: Path) -> None:
+    store, ids = filled(tmp_path / "s")
+    size = store.data().stat().st_size
+    half_dead(store, ids)
+    directory = str(store.directory)
+    garbage = garbage_of(weights(directory, store.kind, VOLUME), 0.2)
+    assert (garbage.orphaned_records, garbage.quarantined_records) == (1, 0)
+    assert garbage.orphaned_bytes == fmt.record_size(3001)
+    assert garbage.dead_bytes == garbage.compaction_frees_bytes == size - run_compact(store)
+    after = garbage_of(weights(directory, store.kind, VOLUME), 0.2)
+    assert (after.orphaned_records, after.dead_bytes) == (0, 0)
+
+
+def test_what_is_below_the_threshold_is_garbage_that_stays(tmp_path: Path) -> None:
+    store, ids = filled(tmp_path / "s")
+    half_dead(store, ids)
+    garbage = garbage_of(weights(str(store.directory), store.kind, VOLUME), 0.99)
+    assert garbage.dead_bytes > 0 == garbage.compaction_frees_bytes
+
+
 def test_what_is_needed_keeps_its_id_and_the_rest_is_gone(tmp_path: Path) -> None:
     store, ids = filled(tmp_path / "s")
     dead = half_dead(store, ids)
     before = store.data().stat().st_size
-    weight = weigh(store.recover_one())
+    weight = weight_of(store)
     size = run_compact(store)
     assert size == store.data().stat().st_size == weight.needed_bytes
     assert before - size == weight.gain_bytes > 5000
@@ -238,10 +264,10 @@ def test_any_mixture_of_states_survives_any_number_of_compactions(
         elif state is not State.LIVE:
             del store.contents[ids[at + 1]]
     for _ in range(2):
-        weight = weigh(store.recover_one())
+        weight = weight_of(store)
         assert run_compact(store) == weight.needed_bytes
         store.expect_all()
-    assert weigh(store.recover_one()).gain_bytes == 0
+    assert weight_of(store).gain_bytes == 0
 
 
 # --- the job ----------------------------------------------------------------------------------

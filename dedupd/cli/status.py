@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from dedupd.cli.common import console, exits, json_option, print_json
 from dedupd.cli.service_status import show_service
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.priority import give_way
+from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.units import format_duration, format_size
 from dedupd.volume import Volume
 from jobs.frame import history
@@ -76,6 +78,7 @@ def measure(volume: Volume) -> dict[str, Any]:
         "occupied_bytes": occupied,
         "store_bytes": store,
         "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
+        "garbage": asdict(_garbage(volume)),
         "saved_bytes": logical - occupied,
         "saved_fraction": (logical - occupied) / logical if logical else 0.0,
         "free_bytes": space.f_bavail * space.f_frsize,
@@ -83,6 +86,12 @@ def measure(volume: Volume) -> dict[str, Any]:
         "chunking": asdict(volume.parameters.chunking),
         "messages": errors,
     }
+
+
+def _garbage(volume: Volume) -> Garbage:
+    uuid, dead_min = volume.space.volume, volume.policy().compaction_dead_min
+    kinds = (weights(volume.directory(kind), kind, uuid) for kind in Kind)
+    return garbage_of(chain.from_iterable(kinds), dead_min)
 
 
 def _directory_bytes(path: str) -> int:
@@ -104,6 +113,14 @@ def _show(row: dict[str, Any]) -> None:
     table.add_row("saved", f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%})")
     table.add_row("store", format_size(sum(row["store_bytes"].values())))
     table.add_row("of it second copies", format_size(row["redundancy_bytes"]))
+    garbage = row["garbage"]
+    table.add_row(
+        "of it garbage",
+        f"{format_size(garbage['dead_bytes'])}, of which a compaction gives"
+        f" {format_size(garbage['compaction_frees_bytes'])} back",
+    )
+    if garbage["quarantined_records"]:
+        table.add_row("quarantined", f"{garbage['quarantined_records']} records: run scrub")
     table.add_row("free", format_size(row["free_bytes"]))
     run = row["last_run"]
     if run:

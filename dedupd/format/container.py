@@ -96,6 +96,11 @@ class Record:
         return self.ordinal + (max(1, self.target) if self.kind == RecordKind.TOMBSTONE else 1)
 
 
+def seed_of(header: "FileHeader") -> int:
+    """The checksum seed of the container with this header."""
+    return checksum_seed(header.volume, header.container, header.generation)
+
+
 def checksum_seed(volume: bytes, container: int, generation: int) -> int:
     """Seed of all checksums in one container, so that a record of another one never passes."""
     return xxhash.xxh3_64_intdigest(volume + struct.pack("<II", container, generation))

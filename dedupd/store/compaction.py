@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dedupd import native
 from dedupd.disk import Disk
@@ -31,42 +31,6 @@ _REMOVED = define("compact.removed", "a dead container and its table are gone")
 
 _EMPTY_CHECKSUM = native.xxh3_64(b"")
 _DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """What a container occupies, table aside, and what it would after a compaction.
-
-    ``is_dead``: nothing in it is needed by anybody. ``quarantined``: entries that scrub must deal
-    with first.
-    """
-
-    size_bytes: int
-    needed_bytes: int
-    is_dead: bool
-    quarantined: int
-
-    @property
-    def gain_bytes(self) -> int:
-        return self.size_bytes - self.needed_bytes
-
-
-def weigh(state: Recovered) -> Weight:
-    """What compacting a container would bring."""
-    needed = fmt.FILE_HEADER_BYTES
-    quarantined = kept = 0
-    in_run = False
-    for entry in state.entries:
-        is_dead = entry.state in _DEAD
-        if not is_dead:
-            kept += 1
-            stored = 0 if entry.state == tbl.State.MERGED else entry.stored_length
-            needed += fmt.record_size(stored)
-            quarantined += entry.state == tbl.State.QUARANTINED
-        elif not in_run:
-            needed += fmt.record_size(0)
-        in_run = is_dead
-    return Weight(state.end, needed, kept == 0 and bool(state.entries), quarantined)
 
 
 def compact(

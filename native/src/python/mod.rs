@@ -48,6 +48,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(records::read_chunks, module)?)?;
     module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
     module.add_function(wrap_pyfunction!(states::table_states, module)?)?;
+    module.add_function(wrap_pyfunction!(states::weigh_table, module)?)?;
     module.add_function(wrap_pyfunction!(check::check_records, module)?)?;
     module.add_function(wrap_pyfunction!(pieces::pass_records, module)?)?;
     module.add_function(wrap_pyfunction!(pieces::headers_agree, module)?)?;

@@ -1,0 +1,102 @@
+"""How much of a store nobody needs: what the redirection tables say, and what it would bring."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.errors import Damaged
+from dedupd.format import container as fmt
+from dedupd.format.container import Kind
+from dedupd.fsutil import opened, read_at
+from dedupd.store.container import data_name
+from dedupd.store.recovery import container_numbers, load_packed_table
+
+GAIN_BYTES_MIN = 4096
+"""A rewrite that frees less than a block frees nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a container occupies, table aside, and what it would after a compaction.
+
+    ``is_dead``: nothing in it is needed by anybody. ``quarantined``: entries that scrub must deal
+    with first. ``orphaned``: records whose bytes are there and that nobody needs.
+    """
+
+    size_bytes: int
+    needed_bytes: int
+    is_dead: bool
+    quarantined: int
+    orphaned: int
+    orphaned_bytes: int
+
+    @property
+    def gain_bytes(self) -> int:
+        return self.size_bytes - self.needed_bytes
+
+    def is_worth_it(self, dead_min: float) -> bool:
+        """Whether enough of the container is garbage; ``dead_min`` is the policy's fraction."""
+        return self.gain_bytes >= max(GAIN_BYTES_MIN, dead_min * self.size_bytes)
+
+
+def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
+    """What compacting a container would bring: ``entries`` as they lie in its table."""
+    kept, kept_bytes, orphaned, orphaned_bytes, quarantined = native.weigh_table(entries, seed)
+    needed = fmt.FILE_HEADER_BYTES + kept_bytes
+    is_dead = kept == 0 and len(entries) > 0
+    return Weight(size_bytes, needed, is_dead, quarantined, orphaned, orphaned_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """The garbage of a volume, as of the last gc. Bytes are those of container files.
+
+    ``dead_bytes`` is what rewriting every container would free, ``compaction_frees_bytes`` what a
+    compaction does at the policy's threshold.
+    """
+
+    orphaned_records: int = 0
+    orphaned_bytes: int = 0
+    dead_bytes: int = 0
+    compaction_frees_bytes: int = 0
+    quarantined_records: int = 0
+
+
+def garbage_of(weights: Iterator[Weight], dead_min: float) -> Garbage:
+    """The sum over containers."""
+    orphaned = orphaned_bytes = dead_bytes = freed_bytes = quarantined = 0
+    for weight in weights:
+        orphaned += weight.orphaned
+        orphaned_bytes += weight.orphaned_bytes
+        quarantined += weight.quarantined
+        dead_bytes += max(0, weight.gain_bytes)
+        if weight.is_worth_it(dead_min) and not weight.quarantined:
+            freed_bytes += weight.gain_bytes
+    return Garbage(orphaned, orphaned_bytes, dead_bytes, freed_bytes, quarantined)
+
+
+def weights(directory: str, kind: Kind, volume: bytes) -> Iterator[Weight]:
+    """Every container of a kind that can be read, as it is at this moment; nothing is changed.
+
+    What cannot be read is scrub's to tell of.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # a volume from before there were second copies
+    with opened(fd):
+        for number in container_numbers(fd):
+            try:
+                yield _weight(fd, number, kind, volume)
+            except (Damaged, OSError):
+                continue
+
+
+def _weight(dir_fd: int, number: int, kind: Kind, volume: bytes) -> Weight:
+    name = data_name(number)
+    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+        header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+        size = os.fstat(fd).st_size
+        _, entries = load_packed_table(dir_fd, header)
+    return weigh(entries, fmt.checksum_seed(volume, number, header.generation), size)
