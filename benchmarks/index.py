@@ -7,7 +7,8 @@ through neighbours, as the chunks of a copied file do; its length is exponential
 With ``--program`` there is also the stream of look-ups of later versions of real trees, each stored
 somewhere else in the store: see ``benchmarks/locality.py``.
 
-    python -m benchmarks.index DIRECTORY [--chunks N] [--duplicates 0.5] [--program TREE TREE…]…
+    python -m benchmarks.index DIRECTORY [--index table|bloom] [--chunks N] [--duplicates 0.5]
+                               [--program TREE TREE…]…
 """
 
 import argparse
@@ -30,7 +31,9 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.format.packed import PackedEntries
 from dedupd.index.base import StoreIndex
-from dedupd.index.table import SavedTable, TableIndex
+from dedupd.index.bloom import BloomIndex
+from dedupd.index.choose import IndexChoice, make_index, saved_name
+from dedupd.index.table import TableIndex
 from dedupd.store.container import data_name, table_name
 from dedupd.store.recovery import Recovered
 
@@ -174,38 +177,51 @@ def streams(
     return made
 
 
+def make(choice: IndexChoice, dir_fd: int, chunks: int) -> TableIndex | BloomIndex:
+    """An index that ``chunks`` entries are about to be loaded into."""
+    index = make_index(choice, dir_fd, VOLUME, fmt.Kind.CHUNKS, Disk(), partition=0, entries=chunks)
+    assert isinstance(index, TableIndex | BloomIndex)
+    return index
+
+
 def measure(
-    directory: Path, chunks: int, duplicates: float, programs: list[list[Version]]
+    directory: Path,
+    choice: IndexChoice,
+    chunks: int,
+    duplicates: float,
+    programs: list[list[Version]],
 ) -> dict[str, object]:
     """Every figure of one size."""
     directory.mkdir(parents=True)
     chunks = -(-chunks // CONTAINER_CHUNKS) * CONTAINER_CHUNKS
     dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    saved = SavedTable(Disk(), dir_fd, b"saved.table")
     asked = streams(chunks, duplicates, programs)
     base = rss_bytes()
-    index = TableIndex(dir_fd, VOLUME, fmt.Kind.CHUNKS, saved)
-    result: dict[str, object] = {"chunks": chunks, "duplicates": duplicates}
+    index = make(choice, dir_fd, 0)
+    result: dict[str, object] = {"index": choice, "chunks": chunks, "duplicates": duplicates}
     result["inserts_per_s"] = chunks / fill(index, Tables(directory), chunks)
     for name, stream in asked.items():
         result[name] = look_up(index, stream, chunks)
     result["rss_bytes_per_chunk"] = (rss_bytes() - base) / chunks
     result["counted_bytes_per_chunk"] = index.memory_bytes / chunks
-    result["load_factor"] = index.load_factor
+    if isinstance(index, TableIndex):
+        result["load_factor"] = index.load_factor
     began = time.process_time()
     index.save()
     result["save_s"] = time.process_time() - began
+    file = directory / saved_name(choice, 0).decode()
+    result["file_bytes_per_chunk"] = file.stat().st_blocks * 512 / chunks
     del index
     for name in ("restore_s", "scan_s"):
         began = time.process_time()
-        index = TableIndex(dir_fd, VOLUME, fmt.Kind.CHUNKS, saved)
+        index = make(choice, dir_fd, chunks)
         for container in range(1, container_of(chunks - 1) + 1):
             index.load(recovered(container))
         result[name] = time.process_time() - began
         assert len(index) == chunks and index.was_restored == (name == "restore_s")
         result[name.replace("_s", "_rss_bytes_per_chunk")] = (rss_bytes() - base) / chunks
-        (directory / "saved.table").unlink(missing_ok=True)
         del index
+        file.unlink(missing_ok=True)
     os.close(dir_fd)
     return result
 
@@ -213,13 +229,16 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, help="must not exist; 64 bytes a chunk go there")
+    parser.add_argument("--index", type=IndexChoice, default=IndexChoice.TABLE)
     parser.add_argument("--chunks", type=int, default=1_000_000)
     parser.add_argument("--duplicates", type=float, default=0.5)
     parser.add_argument("--program", type=Path, nargs="+", action="append", default=[])
     options = parser.parse_args()
     programs = [versions(group, "64k", FILE_BYTES_MIN) for group in options.program]
     try:
-        found = measure(options.directory, options.chunks, options.duplicates, programs)
+        found = measure(
+            options.directory, options.index, options.chunks, options.duplicates, programs
+        )
         print(json.dumps(found, indent=2))
     finally:
         shutil.rmtree(options.directory, ignore_errors=True)

@@ -190,8 +190,46 @@ class TableIndex:
         """Prepare for :meth:`snapshot_part`; nothing may be inserted until the last part."""
     def snapshot_part(self, part: int) -> bytes | None:
         """The parts of the file, one after the other; None behind the last."""
-    def restore(self, fd: int) -> bool:
-        """Take over a saved table, before anything is loaded. False where it is not valid."""
+    def restore(self, fd: int, capacity: int) -> bool:
+        """Take over a saved table, before anything is loaded. False, and nothing but room for
+        ``capacity`` entries, where it is not valid."""
+
+class BloomIndex:
+    """Index of fingerprints in one to two bytes of RAM each, over a file of filters and the
+    redirection tables.
+
+    As :class:`TableIndex` in all that both have. What is damaged in the file is made anew.
+    """
+
+    def __new__(
+        cls,
+        dir_fd: int,
+        volume: bytes,
+        kind: int,
+        fd: int,
+        *,
+        capacity: int,
+        page_entries: int,
+        cache_entries: int,
+    ) -> BloomIndex:
+        """``fd``: the file, open for reading and writing; it stays the caller's, and may be
+        closed. :meth:`restore` comes next."""
+    def __len__(self) -> int: ...
+    def load(self, container: int, generation: int) -> None: ...
+    def lookup(self, fingerprints: Buffer) -> bytes: ...
+    def insert(self, fingerprints: Buffer, ids: Buffer) -> int: ...
+    def take_found_orphans(self) -> bytes: ...
+    def counters(self) -> tuple[int, int, int, int]: ...
+    def figures(self) -> tuple[int, int, bool]:
+        """Entries of the chains; bytes of RAM; whether some entries had no room on the disk."""
+    def rebuild(self) -> None: ...
+    def restore(self, capacity: int) -> bool:
+        """Take over what the file has, which then is not valid any more, and has to be synced
+        before anything else. False, and an empty file, where it is not valid."""
+    def write_lists(self) -> None:
+        """Write what the next job needs beside the chains; the file is to be synced then."""
+    def write_header(self) -> None:
+        """Make the file valid again."""
 
 class Join:
     """Finds the chunks of one set, which is added, that another one, which streams by, has too.

@@ -199,7 +199,7 @@ KEYS = {
             "index",
             _index,
             str,
-            "table: little memory for each chunk of the store; memory: all of the index in it",
+            "table: little memory for each chunk of the store; bloom: least; memory: all of it",
         ),
         Key(
             "partitions",

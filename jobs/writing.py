@@ -11,6 +11,7 @@ from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.table import Entry
 from dedupd.index.base import IndexCounters, StoreIndex
+from dedupd.index.budget import fitting
 from dedupd.index.choose import IndexChoice, make_index
 from dedupd.index.memory import MemoryIndex
 from dedupd.store.census import census, entries_by_partition
@@ -48,6 +49,7 @@ class Store:
     def __init__(self, volume: Volume, disk: Disk, index: IndexChoice, partition: int) -> None:
         uuid = volume.parameters.uuid_bytes
         self._uuid, self._disk, self._choice = uuid, disk, index
+        self._memory_bytes_max = volume.policy().memory_bytes_max
         self._fds = {kind: volume.open_directory(kind) for kind in _KINDS}
         self.partition = partition
         self.chunks, self.streams = (
@@ -69,8 +71,9 @@ class Store:
     def _new_index(self, kind: Kind) -> StoreIndex:
         fd, partition = self._fds[kind], self.partition
         entries = entries_by_partition(fd).get(partition, 0)
+        choice = fitting(self._choice, entries, self._memory_bytes_max)
         return make_index(
-            self._choice, fd, self._uuid, kind, self._disk, partition=partition, entries=entries
+            choice, fd, self._uuid, kind, self._disk, partition=partition, entries=entries
         )
 
     def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:

@@ -204,6 +204,65 @@ def test_the_saved_table_header(tmp_path: Path) -> None:
         assert part[-8:] == native.xxh3_64(part[:-8]).to_bytes(8, "little")
 
 
+def test_the_saved_chains(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    path = tmp_path / "chains"
+    path.touch()
+    hashes = [n.to_bytes(8, "little") + bytes([5]) * 24 for n in range(0, 520 << 32, 1 << 32)]
+    try:
+        with path.open("r+b") as file:
+            index = native.BloomIndex(
+                fd, UUID, 1, file.fileno(), capacity=0, page_entries=1, cache_entries=1
+            )
+        assert not index.restore(0)
+        index.insert(b"".join(hashes), array("Q", range(1 << 32, (1 << 32) + 520)))
+        index.write_lists()
+        index.write_header()
+    finally:
+        os.close(fd)
+    data = path.read_bytes()
+    values = {
+        "magic": b"DEDUPBLM",
+        "format": 1,
+        "kind": 1,
+        "partitions": 16,
+        "volume": UUID,
+        "entries": 520,
+        "containers": 1,
+        "blocks": 1,
+        "chains": 1,
+        "buffered": 9,
+        "checksum": native.xxh3_64(data[:56]),
+    }
+    expect(data[:64], layout("Saved chains header (64 bytes)"), values)
+    lists = data[161 * 4096 :]
+    assert len(lists) == 24 + 8 + 8 + 9 * 12 + 8
+    assert lists[32:40] == struct.pack("<II", 0, 1)
+    assert lists[-8:] == native.xxh3_64(lists[:-8]).to_bytes(8, "little")
+    page, unit = data[33 * 4096 : 34 * 4096], 33
+    assert page[:-8] == b"".join(struct.pack("<II", n, n) for n in range(511))
+    assert page[-8:] == native.xxh3_64(page[:-8], unit).to_bytes(8, "little")
+    for signature in range(511):
+        block, rows_ = place_of(signature)
+        start = (1 + block) * 4096
+        assert all(data[start + row * 16] & 1 for row in rows_)
+
+
+def mix(value: int) -> int:
+    """The finalizer of SplitMix64."""
+    mask = (1 << 64) - 1
+    value = (value + 0x9E3779B97F4A7C15) & mask
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
+    return value ^ value >> 31
+
+
+def place_of(signature: int) -> tuple[int, list[int]]:
+    """Block and rows of a signature, as the text has it."""
+    rows_ = mix(~signature & (1 << 64) - 1).to_bytes(8, "little")
+    return mix(signature) >> 59, [byte * 255 // 256 for byte in rows_]
+
+
 @pytest.mark.parametrize(
     ("heading", "field", "numbers"),
     [

@@ -10,7 +10,7 @@ _BYTES_MIN = 8 * MIB
 _FIXED_BYTES = 4 * MIB
 """Cache and write buffer."""
 
-_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.MEMORY: 60.0}
+_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.BLOOM: 2.0, IndexChoice.MEMORY: 60.0}
 
 
 def index_bytes(choice: IndexChoice, entries: int) -> int:
@@ -22,3 +22,10 @@ def capacity(choice: IndexChoice, memory_bytes_max: int) -> int:
     """How many chunks an index may hold in a job that may take so much memory."""
     share = max(_BYTES_MIN, memory_bytes_max // SHARE)
     return int((share - _FIXED_BYTES) / _ENTRY_BYTES[choice])
+
+
+def fitting(choice: IndexChoice, entries: int, memory_bytes_max: int) -> IndexChoice:
+    """What to use where ``choice`` was asked for: filters where a table would not fit."""
+    if choice is IndexChoice.TABLE and entries > capacity(choice, memory_bytes_max):
+        return IndexChoice.BLOOM
+    return choice

@@ -5,13 +5,9 @@ from enum import StrEnum
 from dedupd.disk import Disk
 from dedupd.format.container import Kind
 from dedupd.index.base import StoreIndex
+from dedupd.index.bloom import BloomIndex
 from dedupd.index.memory import MemoryIndex
-from dedupd.index.table import SavedTable, TableIndex
-
-
-def saved_name(partition: int) -> bytes:
-    """The table's file, in the directory of the containers that it is of."""
-    return b"saved-%08d.table" % partition if partition else b"saved.table"
+from dedupd.index.table import SavedFile, TableIndex
 
 
 class IndexChoice(StrEnum):
@@ -21,6 +17,17 @@ class IndexChoice(StrEnum):
     """Every fingerprint in RAM."""
     TABLE = "table"
     """Signatures in RAM, fingerprints in the redirection tables."""
+    BLOOM = "bloom"
+    """A filter in RAM; filters and signatures in a file, fingerprints in the redirection tables."""
+
+
+_SAVED = (IndexChoice.TABLE, IndexChoice.BLOOM)
+
+
+def saved_name(choice: IndexChoice, partition: int) -> bytes:
+    """The file of an index, in the directory of the containers that it is of."""
+    number = b"-%08d" % partition if partition else b""
+    return b"saved" + number + b"." + choice.encode()
 
 
 def make_index(
@@ -36,8 +43,13 @@ def make_index(
     """An index that nothing was loaded into, of one partition's containers in a directory.
 
     ``dir_fd`` is borrowed for as long as the index is used. ``entries`` are about to be loaded.
+    Files that other indexes left there are removed. Raises NoSpace.
     """
+    saved = {other: SavedFile(disk, dir_fd, saved_name(other, partition)) for other in _SAVED}
+    for other, file in saved.items():
+        if other is not choice:
+            file.remove()
     if choice is IndexChoice.MEMORY:
         return MemoryIndex()
-    saved = SavedTable(disk, dir_fd, saved_name(partition))
-    return TableIndex(dir_fd, volume, kind, saved, capacity=entries)
+    kind_of = BloomIndex if choice is IndexChoice.BLOOM else TableIndex
+    return kind_of(dir_fd, volume, kind, saved[choice], capacity=entries)

@@ -6,6 +6,7 @@ Seed 003, section 4.4; the design and its figures are in docs/index.md.
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -31,17 +32,23 @@ SAVED_ENTRIES_MIN = 1 << 16
 _SAVED_NEWS = 16
 """A table is saved where one entry in so many is not in its file; the tables tell of the rest."""
 
-_GHOSTS_MAX = 8
+GHOSTS_MAX = 8
 """One entry in so many may be of chunks that are no more; else the file is removed, and the next
 job makes the table anew."""
 
 
-class SavedTable(NamedTuple):
-    """The file that a table is kept in between jobs."""
+class SavedFile(NamedTuple):
+    """The file that an index is kept in between jobs."""
 
     disk: Disk
     dir_fd: int
     name: bytes
+
+    def remove(self) -> None:
+        """Remove it, if it is there."""
+        disk = self.disk
+        with suppress(FileNotFoundError):
+            disk.unlink(self.dir_fd, self.name)
 
 
 class TableIndex:
@@ -57,33 +64,35 @@ class TableIndex:
         dir_fd: int,
         volume: bytes,
         kind: Kind,
-        saved: SavedTable | None = None,
+        saved: SavedFile | None = None,
         *,
         capacity: int | None = None,
         page_entries: int = PAGE_ENTRIES,
         cache_entries: int = CACHE_ENTRIES,
         saved_entries_min: int = SAVED_ENTRIES_MIN,
     ) -> None:
+        if capacity is None:
+            capacity = _entries_in(dir_fd)
         self._native = native.TableIndex(
             dir_fd,
             volume,
             kind,
-            capacity=_entries_in(dir_fd) if capacity is None else capacity,
+            capacity=capacity,
             page_entries=page_entries,
             cache_entries=cache_entries,
         )
         self._saved = saved
         self._saved_entries_min = saved_entries_min
-        self.was_restored = saved is not None and self._restore(saved)
+        self.was_restored = saved is not None and self._restore(saved, capacity)
 
-    def _restore(self, saved: SavedTable) -> bool:
+    def _restore(self, saved: SavedFile, capacity: int) -> bool:
         try:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
             fd = os.open(saved.name, flags, dir_fd=saved.dir_fd)
         except FileNotFoundError:
             return False
         with opened(fd):
-            return self._native.restore(fd)
+            return self._native.restore(fd, capacity)
 
     def __len__(self) -> int:
         return len(self._native)
@@ -122,26 +131,26 @@ class TableIndex:
             return
         entries, added, _, _ = self._native.figures()
         ghosts = entries - len(self)
-        if entries < self._saved_entries_min or ghosts * _GHOSTS_MAX > entries:
-            _remove(self._saved, self._saved.name)
+        if entries < self._saved_entries_min or ghosts * GHOSTS_MAX > entries:
+            self._saved.remove()
         elif not self.was_restored or added * _SAVED_NEWS > entries:
             self._write(self._saved)
 
-    def _write(self, saved: SavedTable) -> None:
+    def _write(self, saved: SavedFile) -> None:
         """Write the file, which need not be durable: a damaged one is noticed, and not used."""
         self._native.begin_snapshot()
-        new = saved.name + NEW
-        _remove(saved, new)
+        new = saved._replace(name=saved.name + NEW)
+        new.remove()
         try:
-            with opened(saved.disk.create(saved.dir_fd, new)) as fd:
+            with opened(saved.disk.create(saved.dir_fd, new.name)) as fd:
                 offset = 0
                 for part in self._parts():
                     offset += saved.disk.write_at(fd, [part], offset)
         except NoSpace:
             # The next job makes the table from the redirection tables.
-            _remove(saved, new)
+            new.remove()
             return
-        saved.disk.rename(saved.dir_fd, new, saved.dir_fd, saved.name)
+        saved.disk.rename(saved.dir_fd, new.name, saved.dir_fd, saved.name)
 
     def _parts(self) -> Iterator[bytes]:
         for number in count():
@@ -149,14 +158,6 @@ class TableIndex:
             if part is None:
                 return
             yield part
-
-
-def _remove(saved: SavedTable, name: bytes) -> None:
-    disk = saved.disk
-    try:
-        disk.unlink(saved.dir_fd, name)
-    except FileNotFoundError:
-        pass
 
 
 def _entries_in(dir_fd: int) -> int:

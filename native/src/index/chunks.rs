@@ -3,8 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{Error, ErrorKind, Result};
 
-use xxhash_rust::xxh3::Xxh3;
-
 use super::log::{self, Log, STATE_ORPHANED};
 use super::numbers::Numbers;
 use super::suggest::Suggest;
@@ -12,7 +10,7 @@ use crate::fingerprint::Fingerprint;
 use crate::map::FingerprintMap;
 
 /// Keys whose memory is asked for before the first of them is looked at.
-const AHEAD: usize = 32;
+pub(super) const AHEAD: usize = 32;
 
 /// What `lookup` says of a fingerprint that is not known; so it can't be an id.
 pub const ABSENT: u64 = 0;
@@ -42,7 +40,7 @@ pub struct ChunkIndex<S> {
     pub suggest: S,
     pub(super) numbers: Numbers,
     pub(super) stamps: HashMap<u32, Stamp>,
-    log: Log,
+    pub(super) log: Log,
     /// Entries that were inserted and have not been seen in the log yet.
     buffer: FingerprintMap,
     buffer_max: usize,
@@ -51,16 +49,16 @@ pub struct ChunkIndex<S> {
     found_orphans: HashSet<u64>,
     pub counters: Counters,
     /// Entries that can be found: what was usable when it was loaded, and what was inserted.
-    usable: usize,
+    pub(super) usable: usize,
     /// Entries that were added and that the snapshot which all began with has not.
     pub added: usize,
-    candidates: Vec<u32>,
+    pub(super) candidates: Vec<u32>,
     /// The container that entries were put into last.
     last: Option<u32>,
 }
 
 /// A fingerprint is a hash already.
-fn hash(fingerprint: &Fingerprint) -> u64 {
+pub(super) fn hash(fingerprint: &Fingerprint) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&fingerprint[..8]);
     u64::from_le_bytes(word)
@@ -104,102 +102,6 @@ impl<S: Suggest> ChunkIndex<S> {
 
     pub fn take_found_orphans(&mut self) -> HashSet<u64> {
         std::mem::take(&mut self.found_orphans)
-    }
-
-    /// Take in a container, which nobody writes to meanwhile. What a snapshot knew is passed over.
-    pub fn load(&mut self, container: u32, generation: u32) -> Result<()> {
-        self.log.add_container(container, generation);
-        match self.add_container(container, generation) {
-            Err(error) if error.kind() == ErrorKind::InvalidData => return self.rebuild(),
-            usable => self.usable += usable?,
-        }
-        if self.suggest.is_wide() { self.rebuild() } else { Ok(()) }
-    }
-
-    /// Add what is usable in a container; returns how many entries that are.
-    fn add_container(&mut self, container: u32, generation: u32) -> Result<usize> {
-        let known = match self.stamps.get(&container) {
-            Some(known) if known.generation == generation => *known,
-            _ => Stamp { generation, count: 0, digest: Xxh3::new().digest() },
-        };
-        let (now, prefix) = self.stamp(container, generation, known.count)?;
-        let skip = if prefix == known.digest { known.count } else { 0 };
-        let Self { suggest, numbers, candidates, added, .. } = self;
-        let (mut ordinal, mut usable) = (0, 0);
-        let mut keys: Vec<(u64, u32, bool)> = Vec::new();
-        let mut result = Ok(());
-        self.log.scan(container, |data, seed| {
-            keys.clear();
-            for entry in log::entries(data) {
-                let entry = log::decode(entry, seed);
-                if log::is_usable(entry.state) {
-                    usable += 1;
-                    let id = u64::from(container) << 32 | u64::from(ordinal);
-                    match numbers.number(id) {
-                        Some(number) => {
-                            keys.push((hash(&entry.fingerprint), number, ordinal >= skip))
-                        }
-                        None => result = Err(too_many()),
-                    }
-                }
-                ordinal += 1;
-            }
-            for run in keys.chunks(AHEAD) {
-                run.iter().for_each(|&(hash, ..)| suggest.prefetch(hash));
-                for &(hash, number, is_new) in run {
-                    candidates.clear();
-                    suggest.may_have(hash, candidates);
-                    suggest.note(hash);
-                    if is_new && !candidates.contains(&number) {
-                        *added += 1;
-                        let done = suggest.add(hash, number, candidates.len());
-                        if result.is_ok() {
-                            result = done;
-                        }
-                    }
-                }
-                suggest.settle();
-            }
-        })?;
-        self.stamps.insert(container, now);
-        result.map(|()| usable)
-    }
-
-    /// The stamp of a container as it is, and the digest of its first `count` entries alone.
-    fn stamp(&self, container: u32, generation: u32, count: u32) -> Result<(Stamp, u64)> {
-        let mut hasher = Xxh3::new();
-        let mut prefix = (count == 0).then(|| hasher.digest());
-        let mut seen = 0;
-        self.log.scan(container, |data, _| {
-            let here = (data.len() / crate::seal::ENTRY_BYTES) as u32;
-            let mut rest = data;
-            if prefix.is_none() && count <= seen + here {
-                let (head, tail) =
-                    data.split_at((count - seen) as usize * crate::seal::ENTRY_BYTES);
-                hasher.update(head);
-                prefix = Some(hasher.digest());
-                rest = tail;
-            }
-            hasher.update(rest);
-            seen += here;
-        })?;
-        let digest = hasher.digest();
-        Ok((Stamp { generation, count: seen, digest }, prefix.unwrap_or(!digest)))
-    }
-
-    /// Stamps of all containers as they are now: those that grew are read anew.
-    pub fn restamp(&mut self) -> Result<()> {
-        let containers: HashMap<u32, u32> = self.log.containers().collect();
-        self.stamps.retain(|container, _| containers.contains_key(container));
-        for (container, generation) in containers {
-            let known = self.stamps.get(&container);
-            if known.is_none_or(|stamp| Ok(stamp.count) != self.log.count(container).map_err(drop))
-            {
-                let stamp = self.stamp(container, generation, 0)?.0;
-                self.stamps.insert(container, stamp);
-            }
-        }
-        Ok(())
     }
 
     /// The id of each fingerprint, or `ABSENT`.
@@ -365,6 +267,6 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 }
 
-fn too_many() -> Error {
+pub(super) fn too_many() -> Error {
     Error::from_raw_os_error(libc::EOVERFLOW)
 }

@@ -1,9 +1,13 @@
-//! The index in little RAM (seed 003, 4.4): a table of signatures over the redirection tables.
+//! The index in little RAM, over the redirection tables: a table of signatures (seed 003, 4.4), or
+//! chains of Bloom filters (seed 002, chapter 4).
 //!
-//! Whatever the table says is only a suggestion: a chunk is known when its entry in a redirection
+//! Whatever they say is only a suggestion: a chunk is known when its entry in a redirection
 //! table has its whole fingerprint, and a state that lets more files name it.
 
+pub mod bloom;
 pub mod chunks;
+mod intake;
+pub mod lists;
 pub mod log;
 pub mod numbers;
 pub mod plane;

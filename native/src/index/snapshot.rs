@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use super::chunks::{ChunkIndex, Stamp};
+use super::lists::{
+    Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks, encode_stamps,
+    halves, seal, words,
+};
 use super::numbers::Numbers;
 use super::plane::{BUCKET_BYTES, Plane, SLOTS};
 use super::table::{GROUP_BITS_MAX, Table};
@@ -14,15 +16,8 @@ use super::table::{GROUP_BITS_MAX, Table};
 const MAGIC: &[u8; 8] = b"DEDUPTBL";
 const FORMAT: u16 = 1;
 pub const HEADER_BYTES: usize = 64;
-const STAMP_BYTES: usize = 24;
 const STASHED_BYTES: usize = 16;
 const CHECK_BYTES: usize = 8;
-
-/// Whose table it is: the volume, and the kind of its containers.
-pub struct Owner {
-    pub volume: [u8; 16],
-    pub kind: u8,
-}
 
 /// How many there are of what a file consists of.
 struct Counts {
@@ -96,27 +91,9 @@ impl Counts {
     }
 }
 
-fn seal(mut body: Vec<u8>) -> Vec<u8> {
-    let check = xxh3_64(&body);
-    body.extend(check.to_le_bytes());
-    body
-}
-
-/// What `seal` was given, if nothing has changed since.
-fn checked(data: &[u8]) -> Option<&[u8]> {
-    let (body, check) = data.split_at_checked(data.len().checked_sub(CHECK_BYTES)?)?;
-    (check == xxh3_64(body).to_le_bytes()).then_some(body)
-}
-
 fn encode_lists(index: &ChunkIndex<Table>) -> Vec<u8> {
-    let mut out = Vec::new();
-    for (container, stamp) in &index.stamps {
-        for word in [*container, stamp.generation, stamp.count, 0] {
-            out.extend(word.to_le_bytes());
-        }
-        out.extend(stamp.digest.to_le_bytes());
-    }
-    out.extend(index.numbers.blocks().iter().flat_map(|block| block.to_le_bytes()));
+    let mut out = encode_stamps(&index.stamps);
+    out.extend(encode_blocks(&index.numbers));
     for planes in &index.suggest.groups {
         out.extend((planes.len() as u32).to_le_bytes());
     }
@@ -180,7 +157,7 @@ pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, 
         taken.to_vec()
     };
     let stamps = decode_stamps(&take(counts.stamps * STAMP_BYTES));
-    let numbers = Numbers::from_blocks(words(&take(counts.blocks * 8)).collect())?;
+    let numbers = decode_blocks(&take(counts.blocks * 8))?;
     let widths: Vec<usize> = halves(&take(counts.groups * 4)).map(|width| width as usize).collect();
     let stashed = take(counts.stashed * STASHED_BYTES);
     if widths.iter().sum::<usize>() != counts.planes || widths.contains(&0) {
@@ -207,27 +184,14 @@ pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, 
     (table.len() as u64 == counts.entries).then_some((table, numbers, stamps))
 }
 
-fn decode_stamps(data: &[u8]) -> HashMap<u32, Stamp> {
-    let decode = |row: &[u8]| {
-        let fields: Vec<u32> = halves(row).collect();
-        let digest = words(&row[16..]).next().unwrap_or_default();
-        (fields[0], Stamp { generation: fields[1], count: fields[2], digest })
-    };
-    data.chunks_exact(STAMP_BYTES).map(decode).collect()
-}
-
-fn words(data: &[u8]) -> impl Iterator<Item = u64> {
-    data.chunks_exact(8).filter_map(|item| item.first_chunk()).map(|item| u64::from_le_bytes(*item))
-}
-
-fn halves(data: &[u8]) -> impl Iterator<Item = u32> {
-    data.chunks_exact(4).filter_map(|item| item.first_chunk()).map(|item| u32::from_le_bytes(*item))
-}
-
 impl ChunkIndex<Table> {
-    /// Take what a file has in place of the empty table; false where the file is not valid.
-    pub fn restore(&mut self, file: &File, owner: &Owner) -> bool {
+    /// Take what a file has in place of the empty table; false, and an empty one that is ready for
+    /// `capacity` entries, where the file is not valid.
+    pub fn restore(&mut self, file: &File, owner: &Owner, capacity: usize) -> bool {
+        // There is never memory for two.
+        self.suggest = Table::with_capacity(0);
         let Some((table, numbers, stamps)) = read(file, owner) else {
+            self.suggest = Table::with_capacity(capacity);
             return false;
         };
         self.suggest = table;

@@ -1,4 +1,4 @@
-//! `TableIndex`.
+//! `TableIndex` and `BloomIndex`.
 
 use std::fs::File;
 use std::io;
@@ -11,49 +11,32 @@ use pyo3::types::PyBytes;
 
 use super::input::{Input, pack_u64};
 use super::sys::call;
+use crate::index::bloom::Bloom;
 use crate::index::chunks::{ABSENT, ChunkIndex};
+use crate::index::lists::Owner;
 use crate::index::log::Log;
-use crate::index::snapshot::{self, Owner};
+use crate::index::snapshot;
+use crate::index::suggest::Suggest;
 use crate::index::table::Table;
 
-#[pyclass(frozen, module = "dedupd.native")]
-pub struct TableIndex {
-    index: Mutex<ChunkIndex<Table>>,
+/// What both have in common. The lock is only ever taken with the GIL released, and no Python code
+/// runs under it.
+struct Shared<S> {
+    index: Mutex<ChunkIndex<S>>,
     owner: Owner,
 }
 
-/// The lock is only ever taken with the GIL released, and no Python code runs under it.
-impl TableIndex {
-    fn lock(&self) -> MutexGuard<'_, ChunkIndex<Table>> {
+impl<S: Suggest + Send> Shared<S> {
+    fn new(log: Log, suggest: S, volume: [u8; 16], kind: u8) -> Shared<S> {
+        let index = Mutex::new(ChunkIndex::new(log, suggest));
+        Shared { index, owner: Owner { volume, kind } }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ChunkIndex<S>> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-#[pymethods]
-impl TableIndex {
-    #[new]
-    #[pyo3(signature = (dir_fd, volume, kind, *, capacity, page_entries, cache_entries))]
-    fn new(
-        dir_fd: RawFd,
-        volume: &[u8],
-        kind: u8,
-        capacity: usize,
-        page_entries: usize,
-        cache_entries: usize,
-    ) -> PyResult<TableIndex> {
-        let volume = *volume
-            .first_chunk()
-            .filter(|_| volume.len() == 16)
-            .ok_or_else(|| PyValueError::new_err("volume must have 16 bytes"))?;
-        if u32::try_from(capacity).is_err() || page_entries == 0 {
-            return Err(PyValueError::new_err("capacity or page_entries is out of range"));
-        }
-        let log = Log::new(dir_fd, volume, page_entries, cache_entries);
-        let index = Mutex::new(ChunkIndex::new(log, Table::with_capacity(capacity)));
-        Ok(TableIndex { index, owner: Owner { volume, kind } })
-    }
-
-    fn __len__(&self, py: Python<'_>) -> usize {
+    fn len(&self, py: Python<'_>) -> usize {
         py.detach(|| self.lock().len())
     }
 
@@ -97,35 +80,180 @@ impl TableIndex {
         })
     }
 
+    fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
+        call(py, || self.lock().rebuild())
+    }
+}
+
+/// The redirection tables below an index.
+fn log_of(
+    dir_fd: RawFd,
+    volume: &[u8],
+    capacity: usize,
+    page_entries: usize,
+    cache_entries: usize,
+) -> PyResult<(Log, [u8; 16])> {
+    let volume = *volume
+        .first_chunk()
+        .filter(|_| volume.len() == 16)
+        .ok_or_else(|| PyValueError::new_err("volume must have 16 bytes"))?;
+    if u32::try_from(capacity).is_err() || page_entries == 0 {
+        return Err(PyValueError::new_err("capacity or page_entries is out of range"));
+    }
+    Ok((Log::new(dir_fd, volume, page_entries, cache_entries), volume))
+}
+
+/// The file of a descriptor, which stays the caller's.
+fn file_of(fd: RawFd) -> io::Result<File> {
+    // SAFETY: takes no pointers; the descriptor that comes back is nobody else's.
+    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if own < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    Ok(unsafe { File::from_raw_fd(own) })
+}
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct TableIndex(Shared<Table>);
+
+#[pymethods]
+impl TableIndex {
+    #[new]
+    #[pyo3(signature = (dir_fd, volume, kind, *, capacity, page_entries, cache_entries))]
+    fn new(
+        dir_fd: RawFd,
+        volume: &[u8],
+        kind: u8,
+        capacity: usize,
+        page_entries: usize,
+        cache_entries: usize,
+    ) -> PyResult<TableIndex> {
+        let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
+        Ok(TableIndex(Shared::new(log, Table::with_capacity(capacity), volume, kind)))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        self.0.len(py)
+    }
+
+    fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
+        self.0.load(py, container, generation)
+    }
+
+    fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
+        self.0.lookup(py, fingerprints)
+    }
+
+    fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
+        self.0.insert(py, fingerprints, ids)
+    }
+
+    fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        self.0.take_found_orphans(py)
+    }
+
+    fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
+        self.0.counters(py)
+    }
+
+    fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.rebuild(py)
+    }
+
     /// Entries of the table, how many of them no snapshot has, RAM in bytes, load factor.
     fn figures(&self, py: Python<'_>) -> (usize, usize, usize, f64) {
         py.detach(|| {
-            let index = self.lock();
+            let index = self.0.lock();
             (index.suggest.len(), index.added, index.bytes(), index.suggest.load())
         })
     }
 
-    fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
-        call(py, || self.lock().rebuild())
-    }
-
     fn begin_snapshot(&self, py: Python<'_>) -> PyResult<()> {
-        call(py, || self.lock().restamp())
+        call(py, || self.0.lock().restamp())
     }
 
     fn snapshot_part<'py>(&self, py: Python<'py>, part: usize) -> Option<Bound<'py, PyBytes>> {
-        let data = py.detach(|| snapshot::part(&self.lock(), &self.owner, part))?;
+        let data = py.detach(|| snapshot::part(&self.0.lock(), &self.0.owner, part))?;
         Some(PyBytes::new(py, &data))
     }
 
-    fn restore(&self, py: Python<'_>, fd: RawFd) -> PyResult<bool> {
-        // SAFETY: takes no pointers; the descriptor that comes back is nobody else's.
-        let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-        if own < 0 {
-            return Err(io::Error::last_os_error().into());
-        }
-        // SAFETY: as above.
-        let file = unsafe { File::from_raw_fd(own) };
-        Ok(py.detach(|| self.lock().restore(&file, &self.owner)))
+    fn restore(&self, py: Python<'_>, fd: RawFd, capacity: usize) -> PyResult<bool> {
+        let file = file_of(fd)?;
+        Ok(py.detach(|| self.0.lock().restore(&file, &self.0.owner, capacity)))
+    }
+}
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct BloomIndex(Shared<Bloom>);
+
+#[pymethods]
+impl BloomIndex {
+    #[new]
+    #[pyo3(signature = (dir_fd, volume, kind, fd, *, capacity, page_entries, cache_entries))]
+    fn new(
+        dir_fd: RawFd,
+        volume: &[u8],
+        kind: u8,
+        fd: RawFd,
+        capacity: usize,
+        page_entries: usize,
+        cache_entries: usize,
+    ) -> PyResult<BloomIndex> {
+        let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
+        let bloom = Bloom::new(file_of(fd)?, capacity);
+        Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume, kind)))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        self.0.len(py)
+    }
+
+    fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
+        self.0.load(py, container, generation)
+    }
+
+    fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
+        self.0.lookup(py, fingerprints)
+    }
+
+    fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
+        self.0.insert(py, fingerprints, ids)
+    }
+
+    fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        self.0.take_found_orphans(py)
+    }
+
+    fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
+        self.0.counters(py)
+    }
+
+    fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.rebuild(py)
+    }
+
+    /// Entries of the chains, RAM in bytes, whether some had no room on the disk.
+    fn figures(&self, py: Python<'_>) -> (usize, usize, bool) {
+        py.detach(|| {
+            let index = self.0.lock();
+            (index.suggest.len(), index.bytes(), index.suggest.is_lossy())
+        })
+    }
+
+    fn restore(&self, py: Python<'_>, capacity: usize) -> PyResult<bool> {
+        call(py, || self.0.lock().restore(&self.0.owner, capacity))
+    }
+
+    fn write_lists(&self, py: Python<'_>) -> PyResult<()> {
+        call(py, || {
+            let mut index = self.0.lock();
+            index.restamp()?;
+            index.write_lists()
+        })
+    }
+
+    fn write_header(&self, py: Python<'_>) -> PyResult<()> {
+        call(py, || self.0.lock().write_header(&self.0.owner))
     }
 }

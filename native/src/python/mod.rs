@@ -33,6 +33,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<codec::Encoded>()?;
     module.add_class::<commits::Commits>()?;
     module.add_class::<map::FingerprintMap>()?;
+    module.add_class::<index::BloomIndex>()?;
     module.add_class::<index::TableIndex>()?;
     module.add_class::<join::Join>()?;
     module.add_class::<known::KnownRecords>()?;

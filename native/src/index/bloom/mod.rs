@@ -1,0 +1,236 @@
+//! Suggestions in one to two bytes of RAM an entry: BloomStore (seed 002, chapter 4).
+//!
+//! Keys are divided by their hashes into partitions. Each has a write buffer of one page of entries,
+//! and a chain of full pages in a file, with a Bloom filter for each of them beside. What no filter in
+//! RAM, the pre-filter, says may be there is new; else the chain is asked, which is a read, and a page
+//! is read for each filter that says yes.
+//!
+//! The file is derived, and so is all that is in it: whatever is damaged there is noticed, and made
+//! anew from the log. What does not fit on the disk any more is left out.
+
+mod positions;
+mod prefilter;
+pub mod saved;
+mod units;
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::FileExt;
+
+use self::prefilter::Prefilter;
+use self::units::{CHAIN_BLOCKS, CHAIN_PAGES, CHAIN_UNITS, PAGE_ROWS, Row, UNIT_BYTES};
+use super::suggest::Suggest;
+
+/// Partitions of a small index: 64 KiB of write buffers.
+const PARTITIONS_MIN: usize = 16;
+
+/// There are chains for so many entries at first, by how many are expected: numerator, denominator.
+const ROOM: (usize, usize) = (3, 2);
+
+/// Chains of a partition, on average, from which on more partitions are worth a scan of all tables.
+const CHAINS_WIDE: usize = 4;
+
+pub struct Bloom {
+    file: File,
+    prefilter: Prefilter,
+    /// The entries of each partition that are on no page yet.
+    buffers: Vec<Vec<Row>>,
+    /// The chains of each partition, the newest last.
+    chains_of: Vec<Vec<u32>>,
+    /// Partition, and how many pages there are.
+    chains: Vec<(u32, u32)>,
+    len: usize,
+    /// Reads for look-ups.
+    reads: u64,
+    /// The blocks of a chain while they are changed.
+    blocks: Vec<u8>,
+    /// Whether entries were left out for want of space.
+    is_lossy: bool,
+}
+
+impl Bloom {
+    /// `file` is empty, or `restore` is called next.
+    pub fn new(file: File, capacity: usize) -> Bloom {
+        let partitions = capacity * ROOM.0 / ROOM.1 / (CHAIN_PAGES * PAGE_ROWS) + 1;
+        Bloom::with_partitions(file, capacity, partitions.max(PARTITIONS_MIN))
+    }
+
+    fn with_partitions(file: File, capacity: usize, partitions: usize) -> Bloom {
+        Bloom {
+            file,
+            prefilter: Prefilter::new(capacity),
+            buffers: vec![Vec::new(); partitions],
+            chains_of: vec![Vec::new(); partitions],
+            chains: Vec::new(),
+            len: 0,
+            reads: 0,
+            blocks: vec![0; CHAIN_BLOCKS * UNIT_BYTES],
+            is_lossy: false,
+        }
+    }
+
+    pub fn is_lossy(&self) -> bool {
+        self.is_lossy
+    }
+
+    /// The partition of a hash, and what stands for it there: of other bits.
+    fn place(&self, hash: u64) -> (usize, u32) {
+        let partition = u128::from(hash.rotate_left(32)) * self.buffers.len() as u128;
+        ((partition >> 64) as usize, (hash >> 32) as u32)
+    }
+
+    /// Move a full write buffer to a page of the partition's chain.
+    fn flush(&mut self, partition: usize) -> Result<()> {
+        match self.write_page(partition) {
+            Err(error) if is_full(&error) => self.is_lossy = true,
+            done => done?,
+        }
+        self.buffers[partition].clear();
+        Ok(())
+    }
+
+    fn write_page(&mut self, partition: usize) -> Result<()> {
+        let has_room = |&&chain: &&u32| self.chains[chain as usize].1 < CHAIN_PAGES as u32;
+        let chain = match self.chains_of[partition].last().filter(has_room) {
+            Some(&chain) => chain as usize,
+            None => {
+                self.chains_of[partition].push(self.chains.len() as u32);
+                self.chains.push((partition as u32, 0));
+                self.chains.len() - 1
+            }
+        };
+        let page = self.chains[chain].1 as usize;
+        let first = first_unit(chain);
+        let unit = first + (CHAIN_BLOCKS + page) as u64;
+        let rows = &self.buffers[partition];
+        self.file.write_all_at(&units::encode_page(rows, unit), offset(unit))?;
+        if page == 0 {
+            self.blocks.fill(0);
+        } else {
+            read_units(&self.file, &mut self.blocks, first)?;
+        }
+        for &(signature, _) in rows {
+            units::mark(&mut self.blocks, page, signature);
+        }
+        units::seal(&mut self.blocks, first);
+        self.file.write_all_at(&self.blocks, offset(first))?;
+        self.chains[chain].1 += 1;
+        Ok(())
+    }
+
+    /// Append the record numbers that a chain has for a key.
+    fn search_chain(&mut self, chain: usize, signature: u32, found: &mut Vec<u32>) -> Result<()> {
+        let first = first_unit(chain);
+        let pages = self.chains[chain].1;
+        if pages == 0 {
+            return Ok(());
+        }
+        let block = self.read_unit(first + units::block_of(signature) as u64)?;
+        // A filter of a page that was never finished says nothing.
+        let mut yes =
+            units::filters(&block, signature) & (u128::MAX >> (CHAIN_PAGES as u32 - pages));
+        while yes != 0 {
+            let page = yes.ilog2();
+            yes ^= 1 << page;
+            let page = self.read_unit(first + (CHAIN_BLOCKS as u64) + u64::from(page))?;
+            found.extend(units::matches(&page, signature));
+        }
+        Ok(())
+    }
+
+    fn read_unit(&mut self, unit: u64) -> Result<[u8; UNIT_BYTES]> {
+        let mut data = [0; UNIT_BYTES];
+        self.reads += 1;
+        read_units(&self.file, &mut data, unit)?;
+        Ok(data)
+    }
+}
+
+/// The first unit of a chain; one unit of the file is before all of them.
+fn first_unit(chain: usize) -> u64 {
+    1 + (chain * CHAIN_UNITS) as u64
+}
+
+fn offset(unit: u64) -> u64 {
+    unit * UNIT_BYTES as u64
+}
+
+/// Read sealed units. What cannot be read is as good as damaged.
+fn read_units(file: &File, data: &mut [u8], unit: u64) -> Result<()> {
+    let read = file.read_exact_at(data, offset(unit));
+    match read.is_ok() && units::are_valid(data, unit) {
+        true => Ok(()),
+        false => Err(Error::from(ErrorKind::InvalidData)),
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+impl Suggest for Bloom {
+    fn prefetch(&self, hash: u64) {
+        self.prefilter.prefetch(hash);
+    }
+
+    fn may_have(&self, hash: u64, _: &mut Vec<u32>) -> bool {
+        self.prefilter.may_have(hash)
+    }
+
+    fn search(&mut self, hash: u64, found: &mut Vec<u32>) -> Result<()> {
+        let (partition, signature) = self.place(hash);
+        let buffered = self.buffers[partition].iter().rev().filter(|row| row.0 == signature);
+        found.extend(buffered.map(|row| row.1));
+        for at in (0..self.chains_of[partition].len()).rev() {
+            self.search_chain(self.chains_of[partition][at] as usize, signature, found)?;
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, hash: u64) {
+        self.prefilter.insert(hash);
+    }
+
+    fn add(&mut self, hash: u64, number: u32, _: usize) -> Result<()> {
+        let (partition, signature) = self.place(hash);
+        let buffer = &mut self.buffers[partition];
+        if buffer.is_empty() {
+            buffer.reserve_exact(PAGE_ROWS);
+        }
+        buffer.push((signature, number));
+        self.len += 1;
+        if buffer.len() == PAGE_ROWS { self.flush(partition) } else { Ok(()) }
+    }
+
+    fn settle(&mut self) {}
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn bytes(&self) -> usize {
+        self.prefilter.bytes()
+            + self.buffers.iter().map(|rows| rows.capacity() * size_of::<Row>()).sum::<usize>()
+            + self.buffers.len() * (size_of::<Vec<Row>>() + size_of::<Vec<u32>>())
+            + self.chains.len() * (size_of::<(u32, u32)>() + size_of::<u32>())
+            + self.blocks.len()
+    }
+
+    fn reads(&self) -> u64 {
+        self.reads
+    }
+
+    fn is_wide(&self) -> bool {
+        self.prefilter.is_wide() || self.chains.len() >= CHAINS_WIDE * self.buffers.len()
+    }
+
+    fn renew(&mut self, capacity: usize) -> Result<()> {
+        self.file.set_len(0)?;
+        // The old filter goes first.
+        self.prefilter = Prefilter::new(0);
+        let reads = self.reads;
+        *self = Bloom::new(self.file.try_clone()?, capacity);
+        self.reads = reads;
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+//! What the file of the chains consists of: units of 4 KiB, each with its own checksum. No I/O.
+//!
+//! A chain is up to 128 pages of entries, each with a Bloom filter. The filters lie next to each other
+//! bit by bit: a row has one bit of each, so that one AND of a few rows asks all filters at once
+//! (seed 002, figure 4.5). All bits of a key are in one block of rows, which is one read.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::positions::mix;
+
+pub const UNIT_BYTES: usize = 4096;
+const CHECK_AT: usize = UNIT_BYTES - 8;
+
+/// Filters of a chain, which is as many as a row has bits.
+pub const CHAIN_PAGES: usize = 128;
+const ROW_BYTES: usize = CHAIN_PAGES / 8;
+
+/// Rows of a block; what they leave of a unit is its checksum, and 8 bytes of zeros.
+const BLOCK_ROWS: u64 = 255;
+
+/// Blocks of a chain: 8,160 bits a filter, 16 for each entry of a page.
+pub const CHAIN_BLOCKS: usize = 32;
+
+/// Rows of a key: less than the best number for 16 bits, for the sake of cost; one filter in 1,500
+/// says yes for nothing.
+const KEY_ROWS: u32 = 8;
+
+/// Entries of a page: four bytes of hash and the record number of each.
+pub const PAGE_ROWS: usize = CHECK_AT / 8;
+
+/// Units of a chain: its blocks, then its pages.
+pub const CHAIN_UNITS: usize = CHAIN_BLOCKS + CHAIN_PAGES;
+
+/// Hash and record number.
+pub type Row = (u32, u32);
+
+/// The block of a chain that a key has its bits in, and the rows there.
+fn place(signature: u32) -> (usize, impl Iterator<Item = usize>) {
+    let block = (mix(u64::from(signature)) >> 59) as usize % CHAIN_BLOCKS;
+    let mixed = mix(!u64::from(signature));
+    let rows =
+        (0..KEY_ROWS).map(move |at| ((((mixed >> (8 * at)) & 255) * BLOCK_ROWS) >> 8) as usize);
+    (block, rows)
+}
+
+pub fn block_of(signature: u32) -> usize {
+    place(signature).0
+}
+
+/// A bit for each filter that says yes, given the block of the key.
+pub fn filters(block: &[u8; UNIT_BYTES], signature: u32) -> u128 {
+    place(signature).1.fold(u128::MAX, |all, row| {
+        let bytes = block[row * ROW_BYTES..].first_chunk::<ROW_BYTES>();
+        all & bytes.map_or(0, |bytes| u128::from_le_bytes(*bytes))
+    })
+}
+
+/// Make filter `page` of a chain say yes to a key. `blocks` are all of the chain.
+pub fn mark(blocks: &mut [u8], page: usize, signature: u32) {
+    let (block, rows) = place(signature);
+    for row in rows {
+        blocks[block * UNIT_BYTES + row * ROW_BYTES + page / 8] |= 1 << (page % 8);
+    }
+}
+
+/// A page of up to `PAGE_ROWS` entries.
+pub fn encode_page(rows: &[Row], unit: u64) -> [u8; UNIT_BYTES] {
+    let mut page = [0; UNIT_BYTES];
+    for (bytes, row) in page.chunks_exact_mut(8).zip(rows) {
+        bytes[..4].copy_from_slice(&row.0.to_le_bytes());
+        bytes[4..].copy_from_slice(&row.1.to_le_bytes());
+    }
+    seal(&mut page, unit);
+    page
+}
+
+/// The record numbers of a key on a page that is full. The last ones come first.
+pub fn matches(page: &[u8; UNIT_BYTES], signature: u32) -> impl Iterator<Item = u32> {
+    let wanted = signature.to_le_bytes();
+    page[..CHECK_AT]
+        .chunks_exact(8)
+        .rev()
+        .filter(move |row| row[..4] == wanted)
+        .filter_map(|row| row[4..].first_chunk().map(|number| u32::from_le_bytes(*number)))
+}
+
+/// Write the checksum of each of the units, the first of which is number `unit` of the file.
+pub fn seal(units: &mut [u8], unit: u64) {
+    for (bytes, number) in units.chunks_exact_mut(UNIT_BYTES).zip(unit..) {
+        let check = xxh3_64_with_seed(&bytes[..CHECK_AT], number);
+        bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
+    }
+}
+
+/// Whether the units are as they were sealed.
+pub fn are_valid(units: &[u8], unit: u64) -> bool {
+    units.chunks_exact(UNIT_BYTES).zip(unit..).all(|(bytes, number)| {
+        bytes[CHECK_AT..] == xxh3_64_with_seed(&bytes[..CHECK_AT], number).to_le_bytes()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filters_of_a_chain_are_asked_at_once() {
+        let mut blocks = vec![0; CHAIN_BLOCKS * UNIT_BYTES];
+        let key = |page: usize, n: usize| mix((page * PAGE_ROWS + n) as u64) as u32;
+        for page in 0..CHAIN_PAGES {
+            (0..PAGE_ROWS).for_each(|n| mark(&mut blocks, page, key(page, n)));
+        }
+        let mut wrong = 0;
+        for page in 0..CHAIN_PAGES {
+            for n in (0..PAGE_ROWS).step_by(10) {
+                let at = block_of(key(page, n)) * UNIT_BYTES;
+                let block = blocks[at..].first_chunk().unwrap();
+                let found = filters(block, key(page, n));
+                assert!(found >> page & 1 == 1);
+                wrong += found.count_ones() - 1;
+            }
+        }
+        assert!(wrong < 1500, "{wrong} of {}", CHAIN_PAGES * PAGE_ROWS / 10);
+    }
+
+    #[test]
+    fn a_page_gives_back_what_it_holds_and_tells_of_damage() {
+        let rows: Vec<Row> = (0..PAGE_ROWS as u32).map(|n| (n / 2, n + 7)).collect();
+        let mut page = encode_page(&rows, 5);
+        assert_eq!(matches(&page, 3).collect::<Vec<_>>(), [14, 13]);
+        assert!(are_valid(&page, 5) && !are_valid(&page, 6));
+        page[100] ^= 1;
+        assert!(!are_valid(&page, 5));
+    }
+}

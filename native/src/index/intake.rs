@@ -1,0 +1,137 @@
+//! Taking in containers that are there: each is read once, from its beginning to its end.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Result};
+use std::ops::Range;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::chunks::{AHEAD, ChunkIndex, Stamp, hash, too_many};
+use super::log;
+use super::suggest::Suggest;
+use crate::seal::ENTRY_BYTES;
+
+/// The digest of the entries of a container, and that of the first `count` of them.
+struct Digests {
+    hasher: Xxh3,
+    count: u32,
+    prefix: Option<u64>,
+    seen: u32,
+}
+
+impl Digests {
+    fn new(count: u32) -> Digests {
+        let hasher = Xxh3::new();
+        let prefix = (count == 0).then(|| hasher.digest());
+        Digests { hasher, count, prefix, seen: 0 }
+    }
+
+    fn update(&mut self, data: &[u8]) {
+        let here = (data.len() / ENTRY_BYTES) as u32;
+        let mut rest = data;
+        if self.prefix.is_none() && self.count <= self.seen + here {
+            let (head, tail) = data.split_at((self.count - self.seen) as usize * ENTRY_BYTES);
+            self.hasher.update(head);
+            self.prefix = Some(self.hasher.digest());
+            rest = tail;
+        }
+        self.hasher.update(rest);
+        self.seen += here;
+    }
+
+    fn stamp(&self, generation: u32) -> Stamp {
+        Stamp { generation, count: self.seen, digest: self.hasher.digest() }
+    }
+}
+
+impl<S: Suggest> ChunkIndex<S> {
+    /// Take in a container, which nobody writes to meanwhile. What a snapshot knew is passed over.
+    pub fn load(&mut self, container: u32, generation: u32) -> Result<()> {
+        self.log.add_container(container, generation);
+        match self.add_container(container, generation) {
+            Err(error) if error.kind() == ErrorKind::InvalidData => return self.rebuild(),
+            usable => self.usable += usable?,
+        }
+        if self.suggest.is_wide() { self.rebuild() } else { Ok(()) }
+    }
+
+    /// Add what is usable in a container; returns how many entries that are.
+    pub(super) fn add_container(&mut self, container: u32, generation: u32) -> Result<usize> {
+        let known = self.stamps.get(&container).filter(|known| known.generation == generation);
+        let known = known.copied().unwrap_or(Stamp { generation, count: 0, digest: 0 });
+        let mut digests = Digests::new(known.count);
+        let usable = self.add_entries(container, known.count..u32::MAX, &mut digests)?;
+        if known.count > 0 && digests.prefix != Some(known.digest) {
+            // What the snapshot knew is not what is there.
+            self.add_entries(container, 0..known.count, &mut Digests::new(0))?;
+        }
+        self.stamps.insert(container, digests.stamp(generation));
+        Ok(usable)
+    }
+
+    /// Note what is usable in a container, and add what of it is in a range of ordinals; returns how
+    /// many entries are usable.
+    fn add_entries(
+        &mut self,
+        container: u32,
+        range: Range<u32>,
+        digests: &mut Digests,
+    ) -> Result<usize> {
+        let Self { suggest, numbers, candidates, added, .. } = self;
+        let (mut ordinal, mut usable) = (0, 0);
+        let mut keys: Vec<(u64, Option<u32>)> = Vec::new();
+        let mut result = Ok(());
+        self.log.scan(container, |data, seed| {
+            digests.update(data);
+            keys.clear();
+            for entry in log::entries(data) {
+                let entry = log::decode(entry, seed);
+                if log::is_usable(entry.state) {
+                    usable += 1;
+                    let number = range
+                        .contains(&ordinal)
+                        .then(|| numbers.number(u64::from(container) << 32 | u64::from(ordinal)));
+                    if number == Some(None) {
+                        result = Err(too_many());
+                    }
+                    keys.push((hash(&entry.fingerprint), number.flatten()));
+                }
+                ordinal += 1;
+            }
+            for run in keys.chunks(AHEAD) {
+                run.iter().for_each(|&(hash, _)| suggest.prefetch(hash));
+                for &(hash, number) in run {
+                    suggest.note(hash);
+                    let Some(number) = number else { continue };
+                    candidates.clear();
+                    suggest.may_have(hash, candidates);
+                    if !candidates.contains(&number) {
+                        *added += 1;
+                        let done = suggest.add(hash, number, candidates.len());
+                        if result.is_ok() {
+                            result = done;
+                        }
+                    }
+                }
+                suggest.settle();
+            }
+        })?;
+        result.map(|()| usable)
+    }
+
+    /// Stamps of all containers as they are now: those that grew are read anew.
+    pub fn restamp(&mut self) -> Result<()> {
+        let containers: HashMap<u32, u32> = self.log.containers().collect();
+        self.stamps.retain(|container, _| containers.contains_key(container));
+        for (container, generation) in containers {
+            let known = self.stamps.get(&container);
+            if known.is_none_or(|stamp| Ok(stamp.count) != self.log.count(container).map_err(drop))
+            {
+                let mut digests = Digests::new(0);
+                self.log.scan(container, |data, _| digests.update(data))?;
+                self.stamps.insert(container, digests.stamp(generation));
+            }
+        }
+        Ok(())
+    }
+}
