@@ -14,9 +14,8 @@ from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
 from dedupd.store.recovery import (
     Recovered,
     container_numbers,
-    discard_unfinished,
     last_number,
-    recover,
+    recover_or_discard,
 )
 from dedupd.units import MIB, format_size
 from dedupd.volume import Volume
@@ -126,11 +125,9 @@ class Compact:
         """None for what is scrub's to look at, or was never begun."""
         volume = self._volume
         try:
-            return recover(dir_fd, number, kind, volume.space.volume, volume.disk)
+            return recover_or_discard(dir_fd, number, kind, volume.space.volume, volume.disk)
         except DamagedContainer as error:
-            discard_unfinished(dir_fd, number, volume.disk)
-            if number in container_numbers(dir_fd):
-                self._run.findings.add(f"{kind.name.lower()}: {error}")
+            self._run.findings.add(f"{kind.name.lower()}: {error}")
             return None
 
     def _is_worth_it(self, kind: Kind, number: int, weight: Weight) -> bool:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from dedupd import native
-from dedupd.errors import Damaged, DamagedContainer, DamagedRecipe
+from dedupd.errors import Damaged, DamagedRecipe
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, FileHeader, Kind, checksum_seed
@@ -20,7 +20,7 @@ from dedupd.format.table import State
 from dedupd.fsutil import opened, read_at
 from dedupd.store.container import data_name, table_name
 from dedupd.store.marks import Marks, Needs, ordinals
-from dedupd.store.recovery import container_numbers, discard_unfinished, recover
+from dedupd.store.recovery import recover_sound
 from dedupd.store.sequential import SequentialReader
 from dedupd.store.states import set_states
 from dedupd.volume import Volume
@@ -158,17 +158,11 @@ class Gc:
         shapes: dict[int, _Shape] = {}
         uuid, disk = self._volume.space.volume, self._volume.disk
         with self._directory(kind) as dir_fd:
-            numbers = container_numbers(dir_fd)
-            self._run.update(phase=f"{kind.name.lower()} tables", done=0, total=len(numbers))
-            for done, number in enumerate(numbers):
-                self._run.check()
-                try:
-                    state = recover(dir_fd, number, kind, uuid, disk)
-                except DamagedContainer:
-                    discard_unfinished(dir_fd, number, disk)
-                    continue
-                shapes[number] = _Shape(state.header, len(state.entries))
+            self._run.update(phase=f"{kind.name.lower()} tables", done=0, total=0)
+            for done, state in enumerate(recover_sound(dir_fd, kind, uuid, disk)):
+                shapes[state.header.container] = _Shape(state.header, len(state.entries))
                 self._run.update(done=done + 1)
+                self._run.check()
         return shapes
 
     def _directory(self, kind: Kind) -> AbstractContextManager[int]:

@@ -12,13 +12,12 @@ from itertools import compress
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.fsutil import opened
 from dedupd.store.container import table_name
-from dedupd.store.recovery import Recovered, container_numbers, discard_unfinished, recover
+from dedupd.store.recovery import Recovered, recover_sound
 from dedupd.uncached import read_uncached
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -70,19 +69,12 @@ class ChunkTables:
         self.containers = OpenContainers(self.dir_fd, fmt.Kind.CHUNKS, volume.space.volume)
         self.shapes: dict[int, Shape] = {}
         self.contents: dict[int, Contents] = {}
-        numbers = container_numbers(self.dir_fd)
-        run.update(phase="tables", done=0, total=len(numbers))
-        for done, number in enumerate(numbers):
-            run.check()
-            try:
-                state = recover(
-                    self.dir_fd, number, fmt.Kind.CHUNKS, volume.space.volume, volume.disk
-                )
-            except DamagedContainer:
-                discard_unfinished(self.dir_fd, number, volume.disk)
-                continue
-            self._take_in(number, state)
+        run.update(phase="tables", done=0, total=0)
+        uuid, disk = volume.space.volume, volume.disk
+        for done, state in enumerate(recover_sound(self.dir_fd, fmt.Kind.CHUNKS, uuid, disk)):
+            self._take_in(state.header.container, state)
             run.update(done=done + 1)
+            run.check()
 
     def close(self) -> None:
         os.close(self.dir_fd)

@@ -64,6 +64,11 @@ class Rebuild:
         ]
         if scrub.losses:
             report.outcome = "done as far as the containers are there"
+        return self.report()
+
+    def report(self) -> RebuildReport:
+        """The report, as far as the run got."""
+        report = self._report
         report.resources = self._run.resources()
         return report
 

@@ -36,50 +36,68 @@ class UnoptimizeReport:
     started_s: float = 0.0
 
 
-def unoptimize(volume: Volume, run: JobRun, below: bytes = b"") -> UnoptimizeReport:
-    """Make every stub below a path of the tree plain. Needs the job lock; may be repeated.
+class Unoptimize:
+    """Makes every stub below a path of the tree plain. Needs the job lock; may be repeated."""
 
-    A stub whose content is damaged stays one, and is reported. Raises NoSpace before anything is
-    done where the space cannot suffice, and Cancelled.
-    """
-    report = UnoptimizeReport(started_s=run.started_s)
-    run.update(phase="counting")
-    files, need = _count(volume, run, below, _missing_bytes)
-    free = os.fstatvfs(volume.data_fd)
-    have = free.f_bavail * free.f_frsize
-    margin = min(FREE_BYTES_MARGIN, free.f_blocks * free.f_frsize // 50)
-    if need + margin > have:
-        # Chunks may hold blocks of zeros, which stay holes. Telling means to read everything, so
-        # it is done only where it may decide.
-        run.update(phase="counting exactly")
-        files, need = _count(volume, run, below, _missing_blocks)
-    if need + margin > have:
-        raise NoSpace(
-            f"{volume.root}: making {files} files plain needs {format_size(need)}, and"
-            f" {format_size(have)} are free; {format_size(need + margin - have)} are"
-            " missing. Free some, or name a part of the tree"
-        )
-    run.update(phase="restoring", total=need)
-    errors: list[str] = []
-    for found in walk(volume, below, errors):
-        if not found.is_stub:
-            continue
-        try:
-            restore_one(volume, found.path)
-        except (NoSpace, ServiceUnreachable):
-            raise
-        except (DedupdError, OSError) as error:
-            errors.append(_named(show_path(found.path), str(error)))
-            continue
-        report.files_restored += 1
-        report.logical_bytes += found.identity.size
-        run.update(done=report.logical_bytes, files=report.files_restored)
-        run.check()
-    for message in errors:
-        run.findings.add(message)
-    report.errors, report.messages = run.findings.count, run.findings.messages
-    report.resources = run.resources()
-    return report
+    def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
+        self._volume = volume
+        self._run = run
+        self._below = below
+        self._report = UnoptimizeReport(started_s=run.started_s)
+
+    def run(self) -> UnoptimizeReport:
+        """A stub whose content is damaged stays one, and is reported.
+
+        Raises NoSpace before anything is done where the space cannot suffice, and Cancelled.
+        """
+        volume, run, report = self._volume, self._run, self._report
+        run.update(phase="restoring", total=self._require_space())
+        unreadable: list[str] = []
+        for found in walk(volume, self._below, unreadable):
+            if not found.is_stub:
+                continue
+            try:
+                restore_one(volume, found.path)
+            except (NoSpace, ServiceUnreachable):
+                raise
+            except (DedupdError, OSError) as error:
+                run.findings.add(_named(show_path(found.path), str(error)))
+                continue
+            report.files_restored += 1
+            report.logical_bytes += found.identity.size
+            run.update(done=report.logical_bytes, files=report.files_restored)
+            run.check()
+        for message in unreadable:
+            run.findings.add(message)
+        return self.report()
+
+    def report(self) -> UnoptimizeReport:
+        """The report, as far as the run got."""
+        report = self._report
+        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
+        report.resources = self._run.resources()
+        return report
+
+    def _require_space(self) -> int:
+        """How many bytes are to be restored. Raises NoSpace, with how many are missing."""
+        volume, run = self._volume, self._run
+        run.update(phase="counting")
+        files, need = _count(volume, run, self._below, _missing_bytes)
+        free = os.fstatvfs(volume.data_fd)
+        have = free.f_bavail * free.f_frsize
+        margin = min(FREE_BYTES_MARGIN, free.f_blocks * free.f_frsize // 50)
+        if need + margin > have:
+            # Chunks may hold blocks of zeros, which stay holes. Telling means to read everything,
+            # so it is done only where it may decide.
+            run.update(phase="counting exactly")
+            files, need = _count(volume, run, self._below, _missing_blocks)
+        if need + margin > have:
+            raise NoSpace(
+                f"{volume.root}: making {files} files plain needs {format_size(need)}, and"
+                f" {format_size(have)} are free; {format_size(need + margin - have)} are"
+                " missing. Free some, or name a part of the tree"
+            )
+        return need
 
 
 def _named(where: str, message: str) -> str:

@@ -111,6 +111,11 @@ class Verify:
         report.findings += check_set(self._volume)
         report.findings += check_log(self._volume)
         self._check_tree()
+        return self.report()
+
+    def report(self) -> VerifyReport:
+        """The report, as far as the run got."""
+        report = self._report
         report.quarantined = sum(len(known.lost) for known in self._known.values())
         report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced
         report.by_invariant = dict(Counter(f.invariant for f in report.findings))

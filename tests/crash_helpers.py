@@ -29,7 +29,7 @@ from jobs.frame import JobRun
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.reconcile import Reconcile, ReconcileReport
-from jobs.unoptimize import UnoptimizeReport, unoptimize
+from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from jobs.verify import Verify, VerifyReport
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -276,7 +276,7 @@ def stored_bytes(root: Path) -> int:
 
 def unoptimize_volume(root: Path, disk: Disk | None = None) -> UnoptimizeReport:
     with Volume.open(str(root), disk) as volume, volume.job_lock():
-        return unoptimize(volume, JobRun("unoptimize"))
+        return Unoptimize(volume, JobRun("unoptimize")).run()
 
 
 def verify_volume(root: Path) -> VerifyReport:

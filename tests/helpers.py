@@ -26,7 +26,7 @@ from jobs.compact import Compact, CompactReport
 from jobs.frame import JobRun
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
-from jobs.unoptimize import UnoptimizeReport, unoptimize
+from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from jobs.verify import Verify, VerifyReport
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -84,7 +84,7 @@ class Lab:
 
     def unoptimise(self, below: bytes = b"") -> UnoptimizeReport:
         with self.opened() as volume, volume.job_lock():
-            return unoptimize(volume, JobRun("unoptimize"), below)
+            return Unoptimize(volume, JobRun("unoptimize"), below).run()
 
     def collect(self, *, full: bool = False) -> GcReport:
         with self.opened() as volume, volume.job_lock():

@@ -15,8 +15,16 @@ from click.testing import CliRunner
 
 from dedupd import __version__
 from dedupd.cli.main import COMMANDS, main
+from dedupd.cli.run import recorded
 from dedupd.format.container import Kind
 from dedupd.units import KIB
+from jobs.compact import Compact
+from jobs.frame import Cancelled, JobRun
+from jobs.gc import Gc
+from jobs.rebuild import Rebuild
+from jobs.scrub import Scrub
+from jobs.unoptimize import Unoptimize
+from jobs.verify import Verify
 from tests.helpers import (
     REPOSITORY,
     Lab,
@@ -331,3 +339,27 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert say("--version").stdout.split()[-1] == __version__
+
+
+# --- the history ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ["unoptimize", "gc", "compact", "scrub", "rebuild", "verify"])
+def test_a_run_that_stops_half_way_is_in_the_history(lab: Lab, job: str) -> None:
+    lab.optimise()
+    with lab.opened() as volume:
+        run = JobRun(job)
+        run.cancel()
+        works: dict[str, Any] = {
+            "unoptimize": Unoptimize(volume, run),
+            "gc": Gc(volume, run),
+            "compact": Compact(volume, run),
+            "scrub": Scrub(volume, run),
+            "rebuild": Rebuild(volume, run),
+            "verify": Verify(volume, run),
+        }
+        with pytest.raises(Cancelled):
+            recorded(volume, run, works[job])
+    (last,) = reported("jobs", lab.root)["history"]
+    assert last["job"] == job
+    assert "stopped" in last["outcome"]

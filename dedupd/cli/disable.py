@@ -14,7 +14,7 @@ from dedupd.service.config import config_path
 from dedupd.service.registry import forget, is_named
 from dedupd.volume import BASE_NAME, Volume
 from jobs.scan import walk
-from jobs.unoptimize import unoptimize
+from jobs.unoptimize import Unoptimize
 
 
 @click.command("disable")
@@ -57,7 +57,7 @@ def _begin(path: str, first: bool) -> None:
             raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
         if first:
             with job_run("unoptimize") as run:
-                report = unoptimize(volume, run)
+                report = Unoptimize(volume, run).run()
             if report.errors:
                 raise DedupdError(
                     f"{path}: {report.errors} files could not be made plain, the first:"

@@ -1,9 +1,8 @@
 """``dedupd run``: one job, by the service if it runs, else in the foreground."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
 from rich.table import Table
@@ -18,10 +17,10 @@ from jobs.compact import Compact, CompactReport
 from jobs.frame import JobRun, record_run
 from jobs.gc import Gc, GcReport
 from jobs.optimize import Optimize, OptimizeReport
-from jobs.rebuild import Rebuild
+from jobs.rebuild import Rebuild, RebuildReport
 from jobs.reconcile import Reconcile, ReconcileReport, Strategy
 from jobs.scrub import Depth, Scrub, ScrubReport
-from jobs.unoptimize import UnoptimizeReport, unoptimize
+from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from jobs.verify import Verify, VerifyReport
 
 
@@ -52,7 +51,7 @@ def optimize_command(path: str, dry_run: bool, as_json: bool) -> None:
             return
         with working(volume, "optimize") as run:
             job = Optimize(volume, run, below)
-            report = _recorded(volume, run, job.run, job.report)
+            report = recorded(volume, run, job)
     _finish(asdict(report), report.errors, as_json, lambda: _show_optimize(report))
 
 
@@ -89,8 +88,7 @@ def unoptimize_command(path: str, as_json: bool) -> None:
     """Make files plain again: the whole volume PATH, or what lies below PATH in it."""
     volume, below = Volume.locate(path)
     with volume, volume.job_lock(), working(volume, "unoptimize") as run:
-        report = unoptimize(volume, run, below)
-        record_run(volume, run, asdict(report))
+        report = recorded(volume, run, Unoptimize(volume, run, below))
     _finish(asdict(report), report.errors, as_json, lambda: _show_unoptimize(report))
 
 
@@ -104,9 +102,8 @@ def unoptimize_command(path: str, as_json: bool) -> None:
 def gc_command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:
-        report = Gc(volume, run, full=full, dry_run=dry_run).run()
-        if not dry_run:
-            record_run(volume, run, asdict(report))
+        job = Gc(volume, run, full=full, dry_run=dry_run)
+        report = job.run() if dry_run else recorded(volume, run, job)
     _finish(asdict(report), report.errors, as_json, lambda: _show_gc(report))
 
 
@@ -119,9 +116,8 @@ def gc_command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
 def compact_command(path: str, dry_run: bool, as_json: bool) -> None:
     """Give the space of collected chunks back. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "compact") as run:
-        report = Compact(volume, run, dry_run=dry_run).run()
-        if not dry_run:
-            record_run(volume, run, asdict(report))
+        job = Compact(volume, run, dry_run=dry_run)
+        report = job.run() if dry_run else recorded(volume, run, job)
     _finish(asdict(report), report.errors, as_json, lambda: _show_compact(report))
 
 
@@ -145,7 +141,7 @@ def reconcile_command(path: str, strategy: str, dry_run: bool, as_json: bool) ->
         working(volume, "reconcile", unit="records") as run,
     ):
         job = Reconcile(volume, run, Strategy(strategy), dry_run=dry_run)
-        report = job.run() if dry_run else _recorded(volume, run, job.run, job.report)
+        report = job.run() if dry_run else recorded(volume, run, job)
     _finish(asdict(report), report.errors, as_json, lambda: _show_reconcile(report))
 
 
@@ -162,7 +158,7 @@ def scrub_command(path: str, full: bool, rate: str | None, as_json: bool) -> Non
     bytes_per_s = None if rate is None else parse_size(rate)
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "scrub") as run:
         job = Scrub(volume, run, depth, bytes_per_s)
-        report = _recorded(volume, run, job.run, job.report)
+        report = recorded(volume, run, job)
     if as_json:
         print_json(asdict(report))
     else:
@@ -178,8 +174,7 @@ def scrub_command(path: str, full: bool, rate: str | None, as_json: bool) -> Non
 def rebuild_command(path: str, as_json: bool) -> None:
     """Make catalogue and tables anew from the containers and the stubs alone."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "rebuild") as run:
-        report = Rebuild(volume, run).run()
-        record_run(volume, run, asdict(report))
+        report = recorded(volume, run, Rebuild(volume, run))
     if as_json:
         print_json(asdict(report))
     else:
@@ -202,8 +197,7 @@ def verify_command(path: str, as_json: bool) -> None:
         if volume.base.startswith("/proc/"):
             raise UsageError(f"{path}: verify works offline; unmount the volume first")
         with volume.job_lock(), volume.mount_lock(), working(volume, "verify", unit="files") as run:
-            report = Verify(volume, run).run()
-            record_run(volume, run, asdict(report))
+            report = recorded(volume, run, Verify(volume, run))
     if as_json:
         print_json(asdict(report))
     else:
@@ -211,17 +205,35 @@ def verify_command(path: str, as_json: bool) -> None:
     sys.exit(EXIT_DAMAGED if report.files_hit else EXIT_FINDINGS if report.findings else EXIT_DONE)
 
 
-_Report = TypeVar("_Report", OptimizeReport, ReconcileReport, ScrubReport)
+_Report = TypeVar(
+    "_Report",
+    CompactReport,
+    GcReport,
+    OptimizeReport,
+    RebuildReport,
+    ReconcileReport,
+    ScrubReport,
+    UnoptimizeReport,
+    VerifyReport,
+)
 
 
-def _recorded(
-    volume: Volume, run: JobRun, work: Callable[[], _Report], report_so_far: Callable[[], _Report]
-) -> _Report:
+_Said_co = TypeVar("_Said_co", covariant=True)
+
+
+class _Job(Protocol[_Said_co]):
+    """What every job is: something to run, that can say at any time how far it got."""
+
+    def run(self) -> _Said_co: ...
+    def report(self) -> _Said_co: ...
+
+
+def recorded(volume: Volume, run: JobRun, job: _Job[_Report]) -> _Report:
     """Run a job and keep its report in the history, also where it stops half way."""
     try:
-        report = work()
+        report = job.run()
     except DedupdError as error:
-        report = report_so_far()
+        report = job.report()
         report.outcome = str(error)
         record_run(volume, run, asdict(report))
         raise

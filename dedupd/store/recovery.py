@@ -237,15 +237,38 @@ def is_unfinished(dir_fd: int, number: int) -> bool:
     return False
 
 
-def discard_unfinished(dir_fd: int, number: int, disk: Disk) -> None:
-    """Remove a container if :func:`is_unfinished`; otherwise it is left for scrub."""
-    if is_unfinished(dir_fd, number):
+def recover_or_discard(
+    dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk
+) -> Recovered | None:
+    """As :func:`recover`; None where a crash had interrupted the making of the container, which is
+    removed then. Raises DamagedContainer where it cannot be opened: that is scrub's to see to.
+    """
+    try:
+        return recover(dir_fd, number, kind, volume, disk)
+    except DamagedContainer:
+        if not is_unfinished(dir_fd, number):
+            raise
+    try:
+        disk.unlink(dir_fd, table_name(number))
+    except FileNotFoundError:
+        pass
+    disk.unlink(dir_fd, data_name(number))
+    disk.sync_dir(dir_fd)
+    return None
+
+
+def recover_sound(dir_fd: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> Iterator[Recovered]:
+    """All containers of a directory that can be opened, ascending, each brought into a known state.
+
+    What cannot is left for scrub.
+    """
+    for number in container_numbers(dir_fd):
         try:
-            disk.unlink(dir_fd, table_name(number))
-        except FileNotFoundError:
-            pass
-        disk.unlink(dir_fd, data_name(number))
-        disk.sync_dir(dir_fd)
+            state = recover_or_discard(dir_fd, number, kind, volume, disk)
+        except DamagedContainer:
+            continue
+        if state is not None:
+            yield state
 
 
 def _recover_tail(

@@ -10,20 +10,13 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.disk import Disk
-from dedupd.errors import DamagedContainer, NoSpace
+from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.store.container import Found, data_name, table_name
-from dedupd.store.recovery import (
-    Recovered,
-    container_numbers,
-    discard_unfinished,
-    entry_of,
-    last_number,
-    recover,
-)
+from dedupd.store.recovery import Recovered, entry_of, last_number, recover, recover_sound
 from dedupd.store.states import revive
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
@@ -110,16 +103,11 @@ class ContainerWriter:
         interrupted their creation. Must be called first.
         """
         self._last_number = last_number(self._dir_fd)
-        for number in container_numbers(self._dir_fd):
-            try:
-                state = recover(self._dir_fd, number, self._kind, self._volume, self._disk)
-            except DamagedContainer:
-                discard_unfinished(self._dir_fd, number, self._disk)
-                continue
+        for state in recover_sound(self._dir_fd, self._kind, self._volume, self._disk):
             visit(state)
             self._growing.pop(state.header.partition, None)
             if self._may_reopen(state):
-                self._growing[state.header.partition] = number
+                self._growing[state.header.partition] = state.header.container
         self._reopen()
 
     def use_partition(self, partition: int) -> None:
