@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from dedupd.errors import (
     Busy,
@@ -86,7 +87,9 @@ class ControlSocket:
             pass
 
     async def _runner(self, api: "Api") -> web.AppRunner:
-        runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            api.application(), access_log=None, logger=_server_log(), shutdown_timeout=1.0
+        )
         await runner.setup()
         self._runners.append(runner)
         return runner
@@ -101,6 +104,18 @@ class ControlSocket:
             text = f"user {peer.uid} (process {peer.pid}) may not {request.method} {request.path}"
             report(Event.DENIED, text, logging.WARNING, uid=peer.uid, pid=peer.pid)
         return right
+
+
+def _server_log() -> logging.Logger:
+    """What aiohttp says, except of requests that are no HTTP, and of those who hang up."""
+
+    def matters(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, (HttpProcessingError, ConnectionError))
+
+    logger = logging.getLogger("dedupd.service.http")
+    logger.filters = [matters]
+    return logger
 
 
 def _right_of_browser(request: web.Request) -> Right:

@@ -86,6 +86,7 @@ class Service:
                 self._apply(self.config)
                 for volume in list(self.volumes.values()):
                     await volume.keeper.settled.wait()
+                    await volume.view()
                 schedule = self._group.create_task(self._schedule())
                 self._notifier.ready(self.status)
                 report(Event.SERVICE_READY, f"dedupd is ready: {self.status}", pid=os.getpid())

@@ -1,0 +1,211 @@
+"""Giving way: the rule, as properties; and a job that pauses where users are at work."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedupd.units import MIB
+from jobs.backoff import (
+    PROBE_S,
+    QUIET_S,
+    TICK_S,
+    Decide,
+    Gait,
+    Meter,
+    Readings,
+    State,
+    backing_off,
+    decide,
+    decide_eager,
+    pressure_s,
+)
+from jobs.frame import Cancelled, JobRun
+from jobs.pace import Pace
+from tests.helpers import noise
+from tests.mount_helpers import mounted_lab
+from tests.service_helpers import eventually
+
+shares = st.floats(0, 1)
+readings = st.builds(Readings, st.floats(0, 10), shares, shares, shares, shares)
+CALM, BUSY = Readings(), Readings(users=0.5)
+
+
+def after(*seen: Readings, rule: Decide = decide) -> State:
+    """The state after ticks with these readings."""
+    state = State()
+    for number, one in enumerate(seen):
+        state = rule(state, one, number * TICK_S)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("seen", "gait", "reason"),
+    [
+        (CALM, Gait.FULL, ""),
+        (Readings(users=0.02), Gait.SLOW, "users are at work"),
+        (BUSY, Gait.PAUSE, "users are at work (0.50 requests at a time)"),
+        (Readings(others_cpu=0.6), Gait.SLOW, "others use 60% of the processors"),
+        (Readings(others_cpu=0.9), Gait.PAUSE, "others use 90% of the processors"),
+        (Readings(memory_pressure=0.1), Gait.PAUSE, "memory is short"),
+        (Readings(cpu_pressure=1.0), Gait.FULL, ""),
+        (Readings(io_pressure=0.4), Gait.FULL, ""),
+        (Readings(io_pressure=0.6), Gait.PAUSE, "looking whether others wait for the disk"),
+    ],
+)
+def test_the_rule_of_the_first_tick(seen: Readings, gait: Gait, reason: str) -> None:
+    state = after(seen)
+    assert state.gait is gait and reason in state.reason
+
+
+@given(readings, st.lists(readings, max_size=20))
+def test_one_tick_of_load_is_enough_to_pause(load: Readings, before: list[Readings]) -> None:
+    state = after(*before)
+    if load.users >= 0.05 or load.others_cpu >= 0.8 or load.memory_pressure >= 0.05:
+        assert decide(state, load, 1000.0).gait is Gait.PAUSE
+
+
+@given(st.lists(readings, max_size=20))
+def test_a_calm_machine_is_worked_on_again_after_the_quiet_time(before: list[Readings]) -> None:
+    ticks = int(QUIET_S / TICK_S) + 2
+    assert after(*before, *[CALM] * ticks).gait is Gait.FULL
+
+
+@given(st.lists(readings, min_size=1, max_size=30))
+def test_whoever_waits_is_told_why(seen: list[Readings]) -> None:
+    state = after(*seen)
+    assert bool(state.reason) == (state.gait is not Gait.FULL)
+
+
+def test_a_pause_between_two_requests_of_users_is_no_quiet() -> None:
+    state = after(BUSY, CALM, BUSY, CALM, CALM)
+    assert state.gait is Gait.PAUSE
+
+
+def test_pressure_counts_while_the_job_waits() -> None:
+    assert after(BUSY, *[Readings(io_pressure=0.3)] * 20).gait is Gait.PAUSE
+    assert "wait for the disk" in after(BUSY, *[Readings(io_pressure=0.3)] * 20).reason
+
+
+def test_a_pressure_that_is_the_jobs_own_is_found_to_be_so_at_once_and_left_alone() -> None:
+    own = Readings(io_pressure=0.9)
+    looking = decide(State(), own, 0.0)
+    assert looking.gait is Gait.PAUSE
+    assert decide(looking, CALM, TICK_S).gait is Gait.FULL
+    again = decide(decide(looking, CALM, TICK_S), own, 2 * TICK_S)
+    assert again.gait is Gait.FULL
+    assert decide(again, own, PROBE_S + 1).gait is Gait.PAUSE
+
+
+def test_a_pressure_of_others_holds_the_job_after_a_look() -> None:
+    theirs = Readings(io_pressure=0.9)
+    assert after(*[theirs] * 40).gait is Gait.PAUSE
+
+
+@given(st.lists(readings, max_size=20), readings)
+def test_an_eager_job_waits_for_nothing_but_memory(before: list[Readings], seen: Readings) -> None:
+    calm = [CALM] * 6
+    state = after(*before, *calm, seen, rule=decide_eager)
+    assert (state.gait is Gait.PAUSE) == (seen.memory_pressure >= 0.05)
+
+
+# --- the pace ---------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_held_waits_and_goes_on() -> None:
+    run, passed = JobRun("scrub"), threading.Event()
+    run.pace.hold("test", "because")
+    thread = threading.Thread(target=lambda: (run.check(), passed.set()))
+    thread.start()
+    assert not passed.wait(0.3)
+    assert run.pace.reason == "because"
+    run.pace.let_go("test")
+    assert passed.wait(5)
+    thread.join()
+
+
+def test_a_job_that_is_held_can_be_cancelled() -> None:
+    run = JobRun("scrub")
+    run.pace.hold("test", "because")
+    threading.Timer(0.1, run.cancel).start()
+    with pytest.raises(Cancelled):
+        run.check()
+
+
+def test_a_job_goes_on_when_the_last_of_its_holders_lets_go() -> None:
+    pace = Pace()
+    pace.hold("one", "a")
+    pace.hold("two", "b")
+    pace.let_go("one")
+    assert pace.is_held and pace.reason == "b"
+    pace.let_go("two")
+    assert not pace.is_held
+
+
+def test_a_slow_job_rests_for_most_of_the_time() -> None:
+    run = JobRun("scrub")
+    run.check()
+    run.pace.slow(0.25, "slow")
+    began = time.monotonic()
+    for _ in range(5):
+        time.sleep(0.02)  # the job's work
+        run.check()
+    assert time.monotonic() - began >= 5 * 0.02 * 4 * 0.9
+
+
+# --- the readings -----------------------------------------------------------------------------
+
+
+def test_own_work_does_not_count_as_that_of_others() -> None:
+    def others_share(own_work: bool) -> float:
+        meter = Meter("no-such-volume")
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            if not own_work:
+                time.sleep(0.01)
+        return meter.read().others_cpu
+
+    # What others use is theirs, whatever this process does: never all of what it burns itself.
+    own_share = 1 / (os.cpu_count() or 1)
+    assert others_share(True) <= min(1.0, others_share(False) + 0.6 * own_share + 0.3)
+
+
+def test_a_kernel_that_does_not_say_has_no_pressure() -> None:
+    assert pressure_s("nothing") == 0.0
+
+
+@pytest.mark.root
+def test_a_job_pauses_within_two_seconds_of_users_coming_and_goes_on_after(tmp_path: Path) -> None:
+    with mounted_lab(tmp_path) as lab:
+        for number in range(4):
+            lab.put(f"f{number}", noise(8 * MIB, number))
+        lab.optimise()
+        with lab.opened() as volume:
+            uuid = volume.parameters.uuid
+        run, stop = JobRun("optimize"), threading.Event()
+
+        def users() -> None:
+            while not stop.is_set():
+                for number in range(4):
+                    (lab.view / f"f{number}").read_bytes()
+                    (lab.view / f"new{number}").write_bytes(b"x" * 4096)
+
+        def rule(state: State, seen: Readings, now_s: float) -> State:
+            # The machine of a test is busy with other tests.
+            return decide(state, Readings(users=seen.users), now_s)
+
+        thread = threading.Thread(target=users)
+        with backing_off(uuid, run.pace, rule, lambda: None):
+            began = time.monotonic()
+            thread.start()
+            eventually(lambda: run.pace.is_held, "the job gives way")
+            took = time.monotonic() - began
+            assert "users are at work" in run.pace.reason
+            stop.set()
+            thread.join()
+            eventually(lambda: not run.pace.is_held, "the job goes on")
+        assert took < 2

@@ -1,0 +1,216 @@
+"""Jobs of the service: by schedule and by hand, held, stopped, remembered."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedupd.units import KIB, MIB
+from dedupd.volume import Volume
+from tests.helpers import Lab, noise
+from tests.service_helpers import (
+    QUIET_POLICY,
+    ServiceLab,
+    eventually,
+    is_alive,
+    service_lab,
+)
+
+pytestmark = pytest.mark.root
+
+SLOW_SCRUB = {"full": True, "rate": "100k"}
+"""A job that takes minutes, unless it is stopped."""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[ServiceLab]:
+    with service_lab(tmp_path) as machine:
+        yield machine
+
+
+def filled(machine: ServiceLab, name: str = "volume") -> Lab:
+    lab = machine.add_volume(name)
+    for number in range(4):
+        lab.put(f"f{number}", noise(1 * MIB, number // 2))
+    return lab
+
+
+def outcomes(machine: ServiceLab, lab: Lab) -> list[tuple[str, str]]:
+    runs = machine.client.get("/v1/jobs", path=lab.root)["history"]
+    return [(run["job"], run["outcome"]) for run in runs]
+
+
+def test_a_job_runs_through_the_service_and_reports_as_in_the_foreground(
+    machine: ServiceLab,
+) -> None:
+    lab = filled(machine)
+    machine.start()
+    report = machine.json("run", "optimize", lab.root, "--wait")
+    assert (report["files_optimised"], report["outcome"]) == (4, "done")
+    assert report["sums"]["duplicate_bytes"] == 2 * MIB
+    assert "4 stubs need" in machine.run("run", "gc", lab.root, "--wait").stdout
+    assert outcomes(machine, lab) == [("gc", "done"), ("optimize", "done")]
+    shown = machine.run("jobs", lab.root).stdout
+    assert "optimize" in shown and "gc" in shown
+    savings = eventually(lambda: machine.view(lab)["savings"], "what was saved is measured")
+    assert savings["files_optimised"] == 4 and savings["saved_bytes"] > 1 * MIB
+    assert "4, 4 of them optimised" in machine.run("status", lab.root).stdout
+    assert machine.stop() == 0
+    machine.verify()
+
+
+def test_a_part_of_the_tree_can_be_optimised(machine: ServiceLab) -> None:
+    lab = machine.add_volume()
+    lab.put("in/f", noise(100 * KIB))
+    lab.put("out/f", noise(100 * KIB))
+    machine.start()
+    report = machine.json("run", "optimize", lab.root / "in", "--wait")
+    assert report["files_optimised"] == 1
+
+
+def test_what_the_schedule_says_runs_by_itself_once(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.set_policy(QUIET_POLICY.replace('background = "off"', 'background = "every 1h"'))
+    machine.start()
+    task = eventually(lambda: machine.view(lab)["tasks"]["background"]["last"], "it has run")
+    assert task["completed"] is True
+    assert outcomes(machine, lab) == [("optimize", "done")]
+    # The next service knows that it ran.
+    machine.stop()
+    machine.start()
+    assert machine.view(lab)["tasks"]["background"]["last"] == task
+
+
+def test_a_job_is_paused_and_goes_on(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    machine.start()
+    job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
+    machine.job_in(lab, "running")
+    assert machine.run("pause", lab.root).returncode == 0
+    assert machine.job_in(lab, "held")["waits_for"] == "paused by hand"
+    assert "paused by hand" in machine.run("status", lab.root).stdout
+    assert machine.run("resume", lab.root).returncode == 0
+    machine.job_in(lab, "running")
+    assert machine.run("cancel", job_id).returncode == 0
+    assert machine.ended(job_id)["outcome"] == "stopped: cancelled"
+
+
+def test_on_a_paused_volume_nothing_starts_not_even_after_a_restart(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    machine.start()
+    machine.client.act(str(lab.root), "pause")
+    machine.stop()
+    machine.start()
+    assert machine.view(lab)["paused"] is True
+    job_id = machine.submit("gc", lab)
+    assert machine.client.job(job_id, 1)["state"] == "waiting"
+    machine.client.act(str(lab.root), "resume")
+    assert machine.ended(job_id)["outcome"] == "done"
+
+
+def test_what_is_asked_for_takes_the_place_of_a_scheduled_job(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    lab.set_policy(
+        QUIET_POLICY.replace('full_scrub = "off"', 'full_scrub = "every 2s"')
+        + 'scrub_rate = "100k"\n'
+    )
+    machine.start()
+    assert machine.job_in(lab, "running")["task"] == "full_scrub"
+    assert machine.ended(machine.submit("gc", lab))["outcome"] == "done"
+    stopped = eventually(lambda: machine.view(lab)["tasks"]["full_scrub"]["last"], "it stopped")
+    assert (stopped["completed"], stopped["failures"]) == (False, 0)
+
+
+def test_jobs_of_one_volume_run_one_after_the_other(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    machine.start()
+    ids = [machine.submit(job, lab) for job in ("optimize", "gc", "compact")]
+    jobs = [machine.ended(job_id) for job_id in ids]
+    for before, after in pairwise(jobs):
+        assert before["finished_s"] <= after["started_s"]
+    assert [job["exit_status"] for job in jobs] == [0, 0, 0]
+
+
+def test_a_stop_of_the_service_lets_jobs_save_their_progress(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    machine.start()
+    machine.submit("scrub", lab, **SLOW_SCRUB)
+    machine.job_in(lab, "running")
+    assert machine.stop() == 0
+    with lab.opened() as volume:
+        assert_unlocked(volume)
+    machine.verify()
+
+
+def test_a_job_does_not_outlive_a_service_that_is_killed(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    machine.start()
+    machine.submit("scrub", lab, **SLOW_SCRUB)
+    machine.job_in(lab, "running")
+    assert machine.process is not None
+    (job,) = children_that(machine.process.pid, "scrub")
+    machine.kill()
+    eventually(lambda: not is_alive(job), "the job has ended")
+    machine.start()
+    assert machine.ended(machine.submit("gc", lab))["outcome"] == "done"
+
+
+def test_a_job_that_is_killed_has_failed_and_is_in_the_history(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    machine.start()
+    job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
+    machine.job_in(lab, "running")
+    assert machine.process is not None
+    (pid,) = children_that(machine.process.pid, "scrub")
+    subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(pid)], check=True)
+    job = machine.ended(job_id)
+    assert job["outcome"] == "ended with status -9"
+    assert outcomes(machine, lab)[0] == ("scrub", "ended with status -9")
+
+
+def test_a_volume_is_unmounted_once_its_job_has_ended(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    machine.start()
+    job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
+    machine.job_in(lab, "running")
+    assert machine.run("umount", lab.root).returncode == 0
+    assert machine.client.job(job_id)["outcome"] == "stopped: the volume is to be unmounted"
+
+
+def test_a_policy_that_cannot_be_read_is_a_problem_and_jobs_by_hand_go_on(
+    machine: ServiceLab,
+) -> None:
+    lab = filled(machine)
+    machine.start()
+    with lab.opened() as volume:
+        Path(volume.base, "policy.toml").write_text("min_age = 3\n")
+    failed = machine.ended(machine.submit("optimize", lab))
+    assert failed["exit_status"] == 2 and "min_age = 3" in failed["outcome"]
+    assert machine.ended(machine.submit("gc", lab))["outcome"] == "done"
+    (problem,) = machine.client.get("/v1/service")["problems"]
+    assert "min_age = 3" in problem
+
+
+def assert_unlocked(volume: Volume) -> None:
+    with volume.job_lock():
+        pass
+
+
+def children_that(parent: int, word: str) -> list[int]:
+    """Processes that a process has started, with a word in their command line."""
+    found = []
+    children: Any = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    for pid in map(int, children):
+        if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+            found.append(pid)
+    return found
