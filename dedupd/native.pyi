@@ -348,6 +348,38 @@ def headers_agree(fd: int, table: Buffer, *, seed: int) -> bool:
     """Whether all records of which ``table`` says that their bytes are there have the headers that
     the entries say, at the offsets that they say. False also where an entry is not valid."""
 
+class MarkSet:
+    """A bit for each record of some containers: for ``dedupd/store/marks.py``, which see."""
+
+    def add_container(self, number: int, count: int) -> None:
+        """Know a container of so many records, none of them marked."""
+    def numbers(self) -> list[int]: ...
+    def knows(self, record_id: int) -> bool: ...
+    def __contains__(self, record_id: int) -> bool: ...
+    def add(self, ids: Buffer) -> bytes:
+        """Mark records (u64); 0 is none. Returns the ids of no record."""
+    def discard(self, ids: Buffer) -> None: ...
+    def bits(self, number: int) -> bytes: ...
+    def count(self) -> int: ...
+    def add_named(
+        self,
+        data_fd: int,
+        table: Buffer,
+        *,
+        seed: int,
+        first: int,
+        ordinals: Buffer,
+        ends: Buffer,
+    ) -> tuple[int, int, bytes, bytes]:
+        """Read leaves of recipes, and mark what the first bytes of each name.
+
+        ``table`` has the entries of their container from the ordinal ``first`` on, ``ordinals``
+        (u32, ascending) are those of the nodes, ``ends`` (u64) how many bytes of each are needed.
+        Returns how many were read, and how many rows these have; the u32 ordinals of those of
+        which nothing was marked, because they are no leaves, or anything about them is out of the
+        ordinary; and the u64 ids named of no record.
+        """
+
 class KnownRecords:
     """What tables of one kind of container say: for ``jobs/known.py``, which see.
 
@@ -422,6 +454,25 @@ def scan_directory(
     attribute, None where it has none, empty where that cannot be told.
 
     No link is followed; what vanishes meanwhile is passed over. Raises OSError.
+    """
+
+def scan_stubs(
+    fd: int, attribute: bytes, seed: int
+) -> tuple[
+    list[bytes],
+    list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
+    int,
+    int,
+    bytes,
+    bytes,
+    bytes,
+]:
+    """What the stubs of a directory name, whatever state they are in.
+
+    Names of directories; files whose attribute is not valid, as :func:`scan_directory` has them;
+    how many files there are, and how many valid stubs; the u64 ids of chunks that stubs name; those
+    of recipes, and how many bytes of each are covered (u64). ``seed`` is that of the attribute's
+    checksum. Raises OSError.
     """
 
 def scan_unsettled(

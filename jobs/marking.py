@@ -11,7 +11,7 @@ from typing import Protocol
 from dedupd import native
 from dedupd.control import ControlClient
 from dedupd.errors import Busy, DamagedStub, ServiceUnreachable
-from dedupd.format.stub import Flag, decode_stub
+from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
 from dedupd.fsutil import show_path
 from dedupd.store.marks import Marks, Needs
 from dedupd.volume import Volume
@@ -245,29 +245,37 @@ class TreeMarker:
     def _list(self, fd: int) -> list[bytes]:
         """Mark what the files of a directory name; returns the names of its directories."""
         try:
-            names, files = native.scan_directory(fd, self._volume.space.name)
+            names, damaged, files, stubs, chunks, recipes, covered = native.scan_stubs(
+                fd, self._volume.space.name, checksum_seed(self._volume.space.volume)
+            )
         except OSError as error:
             if error.errno not in _VANISHED:
                 self._problem(fd, b"", error.strerror)
             return []
-        roots, volume = self._roots, self._volume.space.volume
-        chunks = list[int]()
-        for name, _, _, _, value in files:
-            roots.files += 1
-            if value is None:
-                continue
-            roots.stubs += 1
-            try:
-                stub = decode_stub(value, volume, "")
-            except DamagedStub as error:
-                self._problem(fd, name, str(error).removeprefix(": "))
-                continue
-            if stub.flags & Flag.DIRECT:
-                chunks.append(stub.recipe)
-            else:
-                self._recipes.need(stub.recipe, stub.covered)
-        self._chunks.add(chunks)
+        self._roots.files += files
+        self._roots.stubs += stubs + len(damaged)
+        for name, _, _, _, value in damaged:
+            self._damaged(fd, name, value or b"")
+        self._chunks.add_packed(chunks)
+        ends = memoryview(covered).cast("Q")
+        for recipe, end in zip(memoryview(recipes).cast("Q"), ends, strict=True):
+            self._recipes.need(recipe, end)
         return names
+
+    def _damaged(self, fd: int, name: bytes, value: bytes) -> None:
+        """Say what is wrong with an attribute; mark what it names, if that is nothing."""
+        try:
+            stub = decode_stub(value, self._volume.space.volume, "")
+        except DamagedStub as error:
+            self._problem(fd, name, str(error).removeprefix(": "))
+            return
+        self._mark(stub)
+
+    def _mark(self, stub: StubAttribute) -> None:
+        if stub.flags & Flag.DIRECT:
+            self._chunks.add([stub.recipe])
+        else:
+            self._recipes.need(stub.recipe, stub.covered)
 
     def _problem(self, parent: int, name: bytes, reason: str | None) -> None:
         path = os.readlink(b"/proc/self/fd/%d" % parent).rpartition(b"/.dedupd/data")[2]

@@ -1,20 +1,28 @@
 """Collecting garbage: nothing that is needed goes, and everything else does."""
 
 import os
+from array import array
 from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dedupd.format.container import Kind
+from dedupd.format.container import FILE_HEADER_BYTES as START
+from dedupd.format.container import Kind, seed_of
+from dedupd.format.ids import make_id
+from dedupd.format.recipe import encode_node, named_by
 from dedupd.format.table import State
 from dedupd.fsutil import opened
 from dedupd.sparse import SparseStub
+from dedupd.store.marks import Marks
 from dedupd.store.recovery import container_numbers, recover
 from dedupd.units import KIB
 from jobs.frame import JobRun
 from jobs.gc import Gc
-from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise, stop_at
+from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise, prose, stop_at
+from tests.store_helpers import LazyDisk, Records
 from tests.upkeep_helpers import chunks_of, damage_record, scrub
 
 
@@ -279,3 +287,62 @@ def test_an_interrupted_sweep_is_finished_by_the_next_run(tmp_path: Path, point:
         assert states(lab)[State.ORPHANED] > 1
         lab.compact()
         assert lab.read("kept") == noise(200 * KIB)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=30),
+    st.integers(1, 300),
+)
+@settings(max_examples=40)
+def test_leaves_are_marked_as_far_as_they_are_needed(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]], end: int
+) -> None:
+    """The native side marks what ``named_by`` says, row by row."""
+    pieces = [(make_id(1, at - 1) if at else 0, length, bytes(32)) for at, length in rows]
+    payload = encode_node(0, bytes(16), pieces)
+    directory = tmp_path_factory.mktemp("streams") / "store"
+    store = Records(directory, kind=Kind.STREAMS, disk=LazyDisk())
+    store.append(noise(100), payload, prose(500))
+    store.writer.sync()
+    state = store.recover_one()
+    marks = Marks({1: 30})
+    with opened(os.open(store.data(), os.O_RDONLY)) as fd:
+        read, count, left, strays = marks.native.add_named(
+            fd,
+            state.entries.data,
+            seed=seed_of(state.header),
+            first=0,
+            ordinals=array("I", [0, 1, 2]),
+            ends=array("Q", [end] * 3),
+        )
+    store.writer.close()
+    _, named, _ = named_by(payload, end, "")
+    assert (read, count) == (1, len(named))
+    assert list(memoryview(left).cast("I")) == [0, 2]
+    there = {one for one in named if one and marks.knows(one)}
+    assert {i for i in (make_id(1, at) for at in range(30)) if i in marks} == there
+    assert set(memoryview(strays).cast("Q")) == {i for i in named if i} - there
+
+
+def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
+    store = Records(tmp_path / "store", kind=Kind.STREAMS)
+    store.append(encode_node(0, bytes(16), [(make_id(1, 3), 100, noise(32))]))
+    store.writer.sync()
+    state = store.recover_one()
+    size = store.data().stat().st_size
+    for bit in range(START * 8, size * 8, 3):
+        flip_bit(store.data(), bit // 8, bit % 8)
+        marks = Marks({1: 30})
+        with opened(os.open(store.data(), os.O_RDONLY)) as fd:
+            _, _, left, _ = marks.native.add_named(
+                fd,
+                state.entries.data,
+                seed=seed_of(state.header),
+                first=0,
+                ordinals=array("I", [0]),
+                ends=array("Q", [1]),
+            )
+        flip_bit(store.data(), bit // 8, bit % 8)
+        assert marks.count() == (0 if left else 1)
+        assert left or bit // 8 >= size - 8, bit  # only padding may be anything
+    store.writer.close()

@@ -3,69 +3,74 @@
 from array import array
 from collections.abc import Iterable, Iterator
 
+from typing_extensions import Buffer
+
 from dedupd import native
-from dedupd.format.ids import MAX_ORDINAL, container_of, make_id, ordinal_of
+from dedupd.format.ids import container_of, make_id, ordinal_of
 
 STRAYS_MAX = 100
 
 
 class Marks:
-    """One bit for each ordinal of each container. ``strays``: some ids of no record."""
+    """One bit for each ordinal of each container. ``strays``: some ids of no record.
+
+    ``native`` is where the bits are.
+    """
 
     def __init__(self, counts: dict[int, int]) -> None:
         """``counts``: container → how many ordinals it has."""
-        self._counts = dict(counts)
-        self._bits = {number: bytearray(-(-count // 8)) for number, count in counts.items()}
+        self.native = native.MarkSet()
+        for number, count in counts.items():
+            self.native.add_container(number, count)
         self.strays: set[int] = set()
 
     def add(self, ids: Iterable[int]) -> None:
         """Mark records; holes are none."""
-        bits, counts = self._bits, self._counts
-        for one in ids:
-            ordinal = one & MAX_ORDINAL
-            if ordinal < counts.get(one >> 32, 0):
-                bits[one >> 32][ordinal >> 3] |= 1 << (one & 7)
-            elif one and len(self.strays) < STRAYS_MAX:
+        self.add_packed(array("Q", ids))
+
+    def add_packed(self, ids: Buffer) -> None:
+        """The same of an array of u64."""
+        self.note_strays(self.native.add(ids))
+
+    def note_strays(self, ids: Buffer) -> None:
+        """Keep some of the ids (u64) that were to be marked and are of no record."""
+        for one in memoryview(ids).cast("Q"):
+            if len(self.strays) < STRAYS_MAX:
                 self.strays.add(one)
 
     def discard(self, ids: Iterable[int]) -> None:
         """Take marks back."""
-        for one in ids:
-            if one in self:
-                self._bits[one >> 32][(one & MAX_ORDINAL) >> 3] &= ~(1 << (one & 7))
+        self.native.discard(array("Q", ids))
 
     def __bool__(self) -> bool:
         """Whether there is any container."""
-        return bool(self._bits)
+        return bool(self.native.numbers())
 
     def add_container(self, number: int, marked: Iterable[int], count: int) -> None:
         """Know one container more, with ``count`` ordinals, some of them marked."""
-        self._bits[number] = bytearray(-(-count // 8))
-        self._counts[number] = count
+        self.native.add_container(number, count)
         self.add(make_id(number, ordinal) for ordinal in marked)
 
     def __contains__(self, record_id: int) -> bool:
-        if not self.knows(record_id):
-            return False
-        ordinal = ordinal_of(record_id)
-        return bool(self._bits[container_of(record_id)][ordinal >> 3] >> (ordinal & 7) & 1)
+        return record_id in self.native
 
     def knows(self, record_id: int) -> bool:
         """Whether there is such a record, marked or not."""
-        return ordinal_of(record_id) < self._counts.get(container_of(record_id), 0)
+        return self.native.knows(record_id)
 
     def bits(self, container: int) -> bytes:
         """The bits of a container, the lowest ordinal in the lowest bit."""
-        return bytes(self._bits[container])
+        return self.native.bits(container)
 
     def digest(self) -> bytes:
         """The same for the same marks."""
-        parts = [b"%d:%s" % (number, self._bits[number]) for number in sorted(self._bits)]
+        bits = self.native.bits
+        parts = [b"%d:%s" % (number, bits(number)) for number in self.native.numbers()]
         return native.fingerprint(b"".join(parts))
 
     def count(self) -> int:
         """How many are marked."""
-        return sum(int.from_bytes(own, "little").bit_count() for own in self._bits.values())
+        return self.native.count()
 
 
 class Needs(Marks):

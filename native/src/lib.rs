@@ -12,6 +12,7 @@ pub mod index;
 pub mod join;
 pub mod known;
 pub mod map;
+pub mod marks;
 pub mod pieces;
 pub mod process;
 pub mod records;

@@ -11,6 +11,7 @@ mod input;
 mod join;
 mod known;
 mod map;
+mod marks;
 mod output;
 mod pieces;
 mod records;
@@ -38,6 +39,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<join::Join>()?;
     module.add_class::<known::KnownRecords>()?;
     module.add_class::<stubs::StubCounter>()?;
+    module.add_class::<marks::MarkSet>()?;
+    module.add_function(wrap_pyfunction!(marks::scan_stubs, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprint, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprints, module)?)?;

@@ -1,0 +1,151 @@
+//! `MarkSet`, `scan_stubs`.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use super::files::found;
+use super::input::{Input, pack_u32, pack_u64};
+use super::sys::{c_string, call};
+use crate::commits::{DIRECT, stub_head};
+use crate::files::{Entry, scan_directory};
+use crate::marks::{Marks, Needed, Recipes, mark_named};
+
+#[pyclass(frozen, module = "dedupd.native")]
+pub struct MarkSet(RwLock<Marks>);
+
+/// Nobody waits for the GIL while holding the lock.
+impl MarkSet {
+    fn read(&self) -> RwLockReadGuard<'_, Marks> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Marks> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Named<'py> = (u64, u64, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+#[pymethods]
+impl MarkSet {
+    #[new]
+    fn new() -> MarkSet {
+        MarkSet(RwLock::default())
+    }
+
+    fn add_container(&self, number: u32, count: usize) {
+        self.write().add_container(number, count);
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.read().numbers()
+    }
+
+    fn knows(&self, record_id: u64) -> bool {
+        self.read().knows(record_id)
+    }
+
+    fn __contains__(&self, record_id: u64) -> bool {
+        self.read().contains(record_id)
+    }
+
+    fn add<'py>(&self, py: Python<'py>, ids: Input) -> PyResult<Bound<'py, PyBytes>> {
+        let ids = ids.u64s("ids")?;
+        let strays: Vec<u64> = py.detach(|| {
+            let mut marks = self.write();
+            ids.into_iter().filter(|&id| id != 0 && !marks.set(id, true)).collect()
+        });
+        Ok(pack_u64(py, strays))
+    }
+
+    fn discard(&self, ids: Input) -> PyResult<()> {
+        let mut marks = self.write();
+        for id in ids.u64s("ids")? {
+            marks.set(id, false);
+        }
+        Ok(())
+    }
+
+    fn bits<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.read().bits(number))
+    }
+
+    fn count(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.read().count())
+    }
+
+    #[pyo3(signature = (data_fd, table, *, seed, first, ordinals, ends))]
+    #[expect(clippy::too_many_arguments, reason = "all but two by name")]
+    fn add_named<'py>(
+        &self,
+        py: Python<'py>,
+        data_fd: i32,
+        table: Input,
+        seed: u64,
+        first: u32,
+        ordinals: Input,
+        ends: Input,
+    ) -> PyResult<Named<'py>> {
+        let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
+        if ordinals.len() != ends.len() || ordinals.iter().any(|&ordinal| ordinal < first) {
+            return Err(PyValueError::new_err("ordinals begin with first, and have an end each"));
+        }
+        let needed: Vec<Needed> =
+            ordinals.into_iter().zip(ends).map(|(ordinal, end)| Needed { ordinal, end }).collect();
+        let entries = table.entries("table")?;
+        let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
+        let marked = py.detach(|| mark_named(&recipes, &needed, &mut self.write()));
+        let (left, strays) = (pack_u32(py, marked.left), pack_u64(py, marked.strays));
+        Ok((marked.recipes, marked.rows, left, strays))
+    }
+}
+
+type Stubs<'py> = (
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    u64,
+    u64,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+);
+
+#[pyfunction]
+pub fn scan_stubs<'py>(
+    py: Python<'py>,
+    fd: i32,
+    attribute: &[u8],
+    seed: u64,
+) -> PyResult<Stubs<'py>> {
+    let attribute = c_string("attribute", attribute)?;
+    let (left, files, stubs) = call(py, || {
+        let mut entries = scan_directory(fd, &attribute)?;
+        let (mut files, mut stubs) = (0u64, Vec::new());
+        entries.retain(|entry| match entry {
+            Entry::Directory { .. } => true,
+            Entry::File { attribute: None, .. } => {
+                files += 1;
+                false
+            }
+            Entry::File { attribute: Some(value), .. } => {
+                files += 1;
+                let stub = stub_head(value, seed);
+                let is_known = stub.is_some();
+                stubs.extend(stub);
+                !is_known
+            }
+        });
+        Ok((entries, files, stubs))
+    })?;
+    let count = stubs.len() as u64;
+    let (direct, others): (Vec<_>, Vec<_>) =
+        stubs.into_iter().partition(|stub| stub.flags & DIRECT != 0);
+    let chunks = pack_u64(py, direct.into_iter().map(|stub| stub.recipe));
+    let recipes = pack_u64(py, others.iter().map(|stub| stub.recipe));
+    let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
+    let (directories, damaged) = found(py, left)?;
+    Ok((directories, damaged, files, count, chunks, recipes, covered))
+}
