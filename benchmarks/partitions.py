@@ -1,0 +1,169 @@
+"""Ingest with a small index, with partitions, and with both, on a store that is filled already.
+
+Table 5 of seed 003 in our own program: for an index that keeps everything in memory and for the
+table, each with one partition and with three. Half of a data set fills the store; what is measured
+is the ingest of the other half together with a second copy of the first, and the reconciliation
+after it. Then memory: the peak of each job by the policy's ``memory``, for two sizes of volume.
+
+    python -m benchmarks.partitions [--runs 3] [--chunk-size 64k] DATASET WORK
+
+DATASET is made by ``benchmarks.dataset``; WORK must not exist, and be on the file system to measure.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIGURATIONS = (("memory", 1), ("table", 1), ("memory", 3), ("table", 3))
+BUDGETS = ("64 MiB", "128 MiB", "512 MiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One measured ingest."""
+
+    ingest_s: float
+    reconcile_s: float
+    cpu_s: float
+    logical_bytes: int
+    index_bytes: int
+    peak_bytes: int
+    stored_bytes: int
+    merged_chunks: int
+
+    @property
+    def rate(self) -> float:
+        """MB/s, reconciliation included; MB are 10^6 bytes."""
+        return self.logical_bytes / (self.ingest_s + self.reconcile_s) / 1e6
+
+    @property
+    def rate_by_cpu(self) -> float:
+        """MB for each second of processor time, which a busy machine doesn't change as much."""
+        return self.logical_bytes / self.cpu_s / 1e6
+
+
+def dedupd(*arguments: str | Path) -> dict[str, Any]:
+    """Run the program; its JSON report."""
+    result = subprocess.run(
+        [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments), "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode not in (0, 1):
+        raise RuntimeError(result.stderr)
+    report: dict[str, Any] = json.loads(result.stdout) if result.stdout else {}
+    return report
+
+
+def files_of(dataset: Path) -> list[Path]:
+    return sorted(p for p in dataset.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+def is_first_half(path: Path) -> bool:
+    return zlib.crc32(os.fsencode(path)) % 2 == 0
+
+
+def put(files: list[Path], dataset: Path, target: Path) -> None:
+    for path in files:
+        place = target / path.relative_to(dataset)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def new_volume(root: Path, chunk_size: str, policy: dict[str, str]) -> Path:
+    """An empty volume that takes every file; returns where its files are put."""
+    root.mkdir()
+    command = [sys.executable, "-m", "dedupd.cli.main"]
+    subprocess.run(
+        [*command, "enable", root, "--min-age", "0s", "--chunk-size", chunk_size],
+        check=True,
+        capture_output=True,
+    )
+    lines = [f"{key} = {value}\n" for key, value in {"min_size": '"1"', **policy}.items()]
+    with open(root / ".dedupd/policy.toml", "a") as file:
+        file.writelines(lines)
+    return root / ".dedupd/data"
+
+
+def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: int) -> Figures:
+    """Fill a store, then measure an ingest into it."""
+    root = work / "volume"
+    policy = {"index": f'"{index}"', "partitions": str(partitions)}
+    data = new_volume(root, chunk_size, policy)
+    files = files_of(dataset)
+    first = [path for path in files if is_first_half(path.relative_to(dataset))]
+    put(first, dataset, data / "first")
+    dedupd("run", "optimize", root)
+    put(first, dataset, data / "again")
+    put([path for path in files if path not in set(first)], dataset, data / "second")
+    os.sync()
+    optimised = dedupd("run", "optimize", root)
+    reconciled = dedupd("run", "reconcile", root) if partitions > 1 else None
+    stored = sum(path.stat().st_size for path in (root / ".dedupd/store").rglob("*.dat"))
+    shutil.rmtree(root)
+    reports = [optimised, *([reconciled] if reconciled else [])]
+    return Figures(
+        optimised["resources"]["wall_s"],
+        reconciled["resources"]["wall_s"] if reconciled else 0.0,
+        sum(report["resources"]["cpu_s"] for report in reports),
+        optimised["logical_bytes"],
+        optimised["index"]["memory_bytes"],
+        max(report["resources"]["memory_bytes_peak"] for report in reports),
+        stored,
+        reconciled["merged"]["chunks"] if reconciled else 0,
+    )
+
+
+def table(results: dict[tuple[str, int], list[Figures]]) -> str:
+    """Medians, as Markdown."""
+    base = statistics.median(figures.rate for figures in results["memory", 1])
+    base_by_cpu = statistics.median(figures.rate_by_cpu for figures in results["memory", 1])
+    lines = [
+        "| index | partitions | MB/s | of the first | MB per CPU second | of the first"
+        " | reconciling, s | index MB | peak MB | stored MB |",
+        "| --- " * 10 + "|",
+    ]
+    for (index, partitions), runs in results.items():
+        rate = statistics.median(figures.rate for figures in runs)
+        by_cpu = statistics.median(figures.rate_by_cpu for figures in runs)
+        last = runs[-1]
+        reconcile_s = statistics.median(figures.reconcile_s for figures in runs)
+        lines.append(
+            f"| {index} | {partitions} | {rate:.0f} | {rate / base:.2f} | {by_cpu:.0f} |"
+            f" {by_cpu / base_by_cpu:.2f} | {reconcile_s:.2f} | {last.index_bytes / 1e6:.1f} |"
+            f" {last.peak_bytes / 1e6:.0f} | {last.stored_bytes / 1e6:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--chunk-size", default="64k")
+    options = parser.parse_args()
+    options.work.mkdir()
+    try:
+        results: dict[tuple[str, int], list[Figures]] = {one: [] for one in CONFIGURATIONS}
+        for _ in range(options.runs):
+            for one in CONFIGURATIONS:
+                results[one].append(
+                    measure(options.dataset, options.work, options.chunk_size, *one)
+                )
+        print(table(results))
+    finally:
+        shutil.rmtree(options.work)
+
+
+if __name__ == "__main__":
+    main()
