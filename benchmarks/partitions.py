@@ -7,7 +7,7 @@ after it. Then memory: the peak of each job by the policy's ``memory``, for two 
 
     python -m benchmarks.partitions [--runs 3] [--chunk-size 64k] DATASET WORK
 
-DATASET is made by ``benchmarks.dataset``; WORK must not exist, and be on the file system to measure.
+DATASET is made by ``benchmarks.dataset``; WORK must not exist, on the file system to measure.
 """
 
 import argparse

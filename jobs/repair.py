@@ -17,6 +17,7 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id
 from dedupd.format.packed import UncheckedEntries
 from dedupd.format.recipe import check_of
+from dedupd.store.reader import FORWARDS_MAX
 from dedupd.store.recovery import LOST
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
@@ -131,6 +132,33 @@ class Repair:
                 self.repaired.from_copy += 1
         self.flush()
 
+    def from_merged(self) -> None:
+        """Write lost records anew from those that were merged into them: each has its own bytes
+        until it is compacted, and perhaps a second copy. Raises NoSpace."""
+        for merged_id in list(self._known.merged) if self.lost else ():
+            record_id = self._end_of(merged_id)
+            lost = self.lost.get(record_id)
+            found = None if lost is None else self._stored(merged_id)
+            if found is not None and self.is_wanted(record_id, found[0].fingerprint):
+                self._add(record_id, *found)
+        self.repaired.from_twin += self.flush()
+
+    def _end_of(self, record_id: int) -> int:
+        """Where a row of merged entries ends."""
+        for _ in range(FORWARDS_MAX):
+            entry = self._known.merged.get(record_id)
+            if entry is None:
+                break
+            record_id = entry.target
+        return record_id
+
+    def _stored(self, record_id: int) -> tuple[fmt.Record, bytes] | None:
+        """A record's own bytes, whatever became of it, or those of its second copy."""
+        try:
+            return self._reader.read_stored(record_id)
+        except (Damaged, OSError):
+            return self._copies.read_stored(record_id)
+
     def from_bytes(self, record_ids: Iterable[int], raw: bytes, fingerprint: bytes) -> None:
         """Write lost records anew from bytes that have their fingerprint. Raises NoSpace."""
         lengths = array("I", [len(raw)])
@@ -171,11 +199,14 @@ class Repair:
         if self._group.size >= GROUP_BYTES:
             self.flush()
 
-    def flush(self) -> None:
-        """Make what was added durable, then let the old entries lead there. Raises NoSpace."""
+    def flush(self) -> int:
+        """Make what was added durable, then let the old entries lead there. Raises NoSpace.
+
+        Returns how many records that were.
+        """
         group, self._group = self._group, _Group()
         if not group.ids:
-            return
+            return 0
         raw_bytes = sum(record.raw_length for record, _ in group.records)
         first = self._writer.reserve(len(group.ids), raw_bytes)
         self._writer.append_copies(first, group.records)
@@ -192,6 +223,7 @@ class Repair:
             )
             self._known.add(new, entry)
         self._merge(changes)
+        return len(changes)
 
     def _merged(self, old: int, new: int, fingerprint: bytes, raw_length: int) -> tbl.Entry:
         return self.lost[old]._replace(

@@ -306,6 +306,7 @@ class Scrub:
     def _repair_kind(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
         repair.from_twins()
         repair.from_copies()
+        repair.from_merged()
         lost = [i for i in repair.lost if self._known[kind].references(i)]
         if lost and kind is fmt.Kind.CHUNKS:
             threads = self._threads

@@ -30,9 +30,9 @@ def pairs(found: bytes) -> list[tuple[int, int]]:
 contents = st.lists(st.integers(0, 60), max_size=80)
 
 
-@given(st.lists(contents, max_size=4), st.lists(contents, max_size=4))
-def test_a_join_equals_a_dictionary(new: list[list[int]], old: list[list[int]]) -> None:
-    join = native.Join(sum(map(len, new)))
+@given(st.lists(contents, max_size=4), st.lists(contents, max_size=4), st.integers(0, 2**64 - 1))
+def test_a_join_equals_a_dictionary(new: list[list[int]], old: list[list[int]], seed: int) -> None:
+    join = native.Join(sum(map(len, new)), seed=seed)
     own = {make_id(n + 1, at): c for n, part in enumerate(new) for at, c in enumerate(part)}
     others = {make_id(n + 50, at): c for n, part in enumerate(old) for at, c in enumerate(part)}
     for number, part in enumerate(new):
@@ -53,7 +53,7 @@ def test_a_join_equals_a_dictionary(new: list[list[int]], old: list[list[int]]) 
     alone = {i: c for i, c in own.items() if c not in first}
     kept = set(alone) - set(rest)
     assert sorted(alone[i] for i in kept) == sorted(set(alone.values()))
-    assert all(alone[i] == alone[into] for i, into in rest.items())
+    assert all(alone[i] == alone[into] and into not in rest for i, into in rest.items())
 
 
 def test_only_live_and_sound_entries_count() -> None:

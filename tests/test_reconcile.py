@@ -383,6 +383,58 @@ def test_nothing_is_merged_into_a_chunk_whose_bytes_are_damaged(tmp_path: Path) 
     lab.verify_clean()
 
 
+def test_until_a_compaction_the_merged_bytes_make_up_for_damaged_ones(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = partitioned(lab, 4)
+        reconcile(lab)
+        own, into = first_merge(lab)
+        damage_record(lab, Kind.CHUNKS, into)
+        # Files of the partitions whose chunks were merged read their own.
+        names = [n for n in contents if own in {chunk for chunk, _, _ in chunks_of(lab, n)}]
+        assert names and {n: lab.read(n) for n in names} == {n: contents[n] for n in names}
+        report = scrub(lab.root)
+        assert report.repaired["from another record"] == 1 and not report.losses, report
+        assert read_all(lab, contents) == contents
+        lab.collect()
+        lab.compact()
+        assert read_all(lab, contents) == contents
+
+
+def test_references_are_counted_for_the_chunk_that_stays(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(PLAIN + "partitions = 2\nredundancy_threshold = 3\n")
+        shared = noise(100 * KIB, 5)
+        contents = {f"f{n}.t{n % 2}": shared for n in range(4)}
+        for name, content in contents.items():
+            lab.put(name, content)
+        lab.optimise()
+        assert scrub(lab.root).copies_written_bytes < 100 * KIB
+        reconcile(lab)
+        assert scrub(lab.root).copies_written_bytes >= 100 * KIB
+        assert read_all(lab, contents) == contents
+
+
+def test_the_second_copy_of_a_merged_chunk_serves_until_the_next_scrub(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(PLAIN + "partitions = 2\nredundancy_threshold = 2\n")
+        shared = noise(20 * KIB, 5)
+        contents = {f"f{n}.t0": shared for n in range(2)} | {f"g{n}.t1": shared for n in range(3)}
+        for name, content in contents.items():
+            lab.put(name, content)
+        lab.optimise()
+        assert scrub(lab.root).copies_written == 1
+        report = reconcile(lab)
+        assert report.merged.chunks == 1
+        own, into = first_merge(lab)
+        lab.collect()
+        lab.compact()
+        damage_record(lab, Kind.CHUNKS, into)
+        holders = [n for n in contents if chunks_of(lab, n)[0][0] == own]
+        assert [lab.read(name) for name in holders] == [shared] * len(holders)
+        assert not scrub(lab.root).losses
+        assert read_all(lab, contents) == contents
+
+
 def test_a_collected_forward_frees_nothing_that_others_need(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         contents = partitioned(lab, 4)

@@ -146,6 +146,9 @@ class RecordReader:
             except (DamagedContainer, OSError):
                 own = None
             if own is None or record_of(own).kind in (RecordKind.FORWARD, RecordKind.TOMBSTONE):
+                # Its second copy is older than the merge, and is kept as long as it is referred to.
+                own = None if self._copies is None else get_copy(self._copies, record_id)
+            if own is None:
                 raise
             return own
 

@@ -122,7 +122,9 @@ impl Join {
     /// What was added more than once, and not found in the other set: the first added stays.
     pub fn finish(&mut self) -> Pairs {
         let mut pairs = Pairs::new();
-        for at in 0..self.keys.len() {
+        // From an empty slot on, so that no row of taken ones is begun in its middle.
+        let begin = self.numbers.iter().position(|&number| number == EMPTY).unwrap_or(0);
+        for at in (begin..self.keys.len()).chain(0..begin) {
             if self.numbers[at] & TAKEN != 0 {
                 continue; // also where the slot is empty
             }
