@@ -39,16 +39,18 @@ class Channel:
 
     @contextmanager
     def serving(self, run: JobRun) -> Iterator[None]:
-        """Obey the service while the block runs; at its end, hand over the report."""
+        """Obey the service while the block runs; at its end, hand over the report, and say
+        whether the job got through."""
         thread = threading.Thread(target=self._obey, args=(run,), name="channel", daemon=True)
         thread.start()
         self.tell(run)
+        finished = False
         try:
             yield
+            finished = True
         finally:
             self.tell(run)
-            if run.report is not None:
-                self._send({"report": run.report})
+            self._send({"report": run.report, "finished": finished})
 
     def tell(self, run: JobRun) -> None:
         """Say how far the job is, and why it waits."""

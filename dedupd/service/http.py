@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from dedupd.errors import (
     Busy,
@@ -25,6 +26,8 @@ from dedupd.errors import (
     UsageError,
 )
 from dedupd.service.journal import Event, report
+from dedupd.service.metrics import metrics_text
+from dedupd.service.page import PAGE, PAGE_POLICY
 from dedupd.service.peers import Right, peer_of, right_of
 from dedupd.service.views import finished_view, job_view, service_view, volume_view
 from dedupd.service.volumes import ServedVolume
@@ -154,6 +157,8 @@ class Api:
         )
         application.add_routes(
             [
+                web.get("/", self._get_page),
+                web.get("/metrics", self._get_metrics),
                 web.get("/v1/service", self._get_service),
                 web.post("/v1/reload", self._reload),
                 web.get("/v1/volumes", self._get_volumes),
@@ -186,6 +191,15 @@ class Api:
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             return _error(500, "the service has failed here; its log says why", "InternalError")
+
+    async def _get_page(self, _: web.Request) -> web.Response:
+        return web.Response(
+            text=PAGE, content_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY}
+        )
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        text = await metrics_text(self._service)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _get_service(self, _: web.Request) -> web.Response:
         return _json(service_view(self._service))

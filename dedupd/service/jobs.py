@@ -56,6 +56,8 @@ class Job:
     progress: Mapping[str, Any] = field(default_factory=dict)
     exit_status: int | None = None
     report: Mapping[str, Any] | None = None
+    got_through: bool = False
+    """Whether the process said so: what it found on the way is in the report."""
     output: str = ""
     errors: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,15 +77,12 @@ class Job:
     @property
     def completed(self) -> bool:
         """Whether it did all that there was to do, whatever it found."""
-        return self.exit_status is not None and not self.failed and not self.stop_reason
+        return self.exit_status is not None and self.got_through
 
     @property
     def failed(self) -> bool:
         """Whether it ended by itself without having done its work."""
-        if self.exit_status is None or self.stop_reason:
-            return False
-        # Findings and damage are in a report; without one it did not get that far.
-        return self.exit_status != 0 and self.report is None
+        return self.exit_status is not None and not self.stop_reason and not self.got_through
 
     @property
     def was_busy(self) -> bool:
@@ -95,7 +94,7 @@ class Job:
         """What came of it, for people."""
         if self.finished_s is None:
             return self.state.value
-        if self.stop_reason and not (self.report and self.exit_status == 0):
+        if self.stop_reason and not self.got_through:
             return f"stopped: {self.stop_reason}"
         if self.report is not None:
             return str(self.report.get("outcome", "done"))
@@ -184,7 +183,7 @@ class Job:
                 return
             message = json.loads(line)
             if "report" in message:
-                self.report = message["report"]
+                self.report, self.got_through = message["report"], message["finished"]
                 continue
             self.progress = message["progress"]
             self.held, self.waits_for = message["held"], message["reason"]

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,6 +60,8 @@ class Service:
         self.running: dict[str, Job] = {}
         """By the uuid of the volume."""
         self.ended: deque[Job] = deque(maxlen=ENDED_KEPT)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """How many jobs have ended, by name and by whether they completed, stopped or failed."""
         self._notifier = notifier
         self._keeping: dict[ServedVolume, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -253,6 +255,8 @@ class Service:
         level = logging.WARNING if job.failed or job.found_damage else logging.INFO
         event = Event.JOB_FAILED if job.failed else Event.JOB_ENDED
         report(event, f"{job.job} on {job.path}: {job.outcome}", level, job=job.id, path=job.path)
+        how = "failed" if job.failed else "completed" if job.completed else "stopped"
+        self.counts[job.job, how] += 1
         del self.running[job.volume]
         self.ended.append(job)
         job.change()

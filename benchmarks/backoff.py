@@ -1,0 +1,171 @@
+"""What users notice of a job that gives way to them: latencies of reads on the mount.
+
+    python -m benchmarks.backoff DIR [--rounds 4] [--seconds 8]
+
+The first call makes a volume in DIR with stubs to read and a pile of files to optimise; further
+calls use what is there. A user reads 4 KiB at random from the stubs, each read from the mount and
+not from the kernel's cache, once without a pause and once with one of 20 ms between two reads.
+Rounds without and with `dedupd run --gentle optimize` take turns in one run. Prints JSON:
+percentiles in µs, and how much of a processor the job took meanwhile.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dedupd.disk import Disk
+from dedupd.enable import enable
+from dedupd.volume import Volume
+from fuse_stub.mount import mount_in_background, unmount
+from jobs.frame import JobRun
+from jobs.optimize import Optimize
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+STUBS, STUB_BYTES = 32, 8 << 20
+PILE, PILE_BYTES = 96, 16 << 20
+"""More than a job gets through in all rounds, were it not to give way."""
+
+READ_BYTES = 4096
+SETTLE_S = 2.0
+"""The time in which a job is to give way; reads of that time are counted by themselves."""
+
+
+def prepare(base: Path) -> None:
+    """The volume: stubs of noise, and a pile of other noise that is not to be taken yet."""
+    root = base / "volume"
+    root.mkdir(parents=True)
+    rng = random.Random(1)
+    (root / "stubs").mkdir()
+    (root / "pile").mkdir()
+    for number in range(STUBS):
+        (root / f"stubs/{number}").write_bytes(rng.randbytes(STUB_BYTES))
+    values = {"min_age": "0s"}
+    enable(str(root), chunk_size="64k", fingerprint="blake3", policy_values=values, disk=Disk())
+    with Volume.open(str(root)) as volume, volume.job_lock():
+        Optimize(volume, JobRun("optimize")).run()
+    for number in range(PILE):
+        (root / f".dedupd/data/pile/{number}").write_bytes(rng.randbytes(PILE_BYTES))
+    os.sync()
+
+
+class Reader:
+    """A user."""
+
+    def __init__(self, view: Path, pause_s: float) -> None:
+        self._fds = [os.open(view / f"stubs/{number}", os.O_RDONLY) for number in range(STUBS)]
+        self._pause_s = pause_s
+        self._rng = random.Random(2)
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+    def read_for(self, seconds: float) -> list[float]:
+        """Latencies in µs."""
+        found = []
+        end = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < end:
+            fd = self._rng.choice(self._fds)
+            offset = self._rng.randrange(STUB_BYTES // READ_BYTES) * READ_BYTES
+            os.posix_fadvise(fd, offset, READ_BYTES, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            os.pread(fd, READ_BYTES, offset)
+            found.append((time.perf_counter() - began) * 1e6)
+            if self._pause_s:
+                time.sleep(self._pause_s)
+        return found
+
+
+def percentiles(latencies: list[float]) -> dict[str, float]:
+    ordered = sorted(latencies)
+    return {
+        name: round(ordered[min(len(ordered) - 1, int(len(ordered) * part))], 1)
+        for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999))
+    } | {"reads": len(ordered)}
+
+
+def start_job(root: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "dedupd.cli.main", "run", "--gentle", "optimize", str(root)]
+    return subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(
+    root: Path, view: Path, pause_s: float, rounds: int, seconds: float
+) -> dict[str, object]:
+    """Rounds without and with a job, in turns; the job is at work before its user comes."""
+    alone: list[float] = []
+    beside: list[float] = []
+    arriving: list[float] = []
+    gave_way: list[float] = []
+    reader = Reader(view, pause_s)
+    reader.read_for(1.0)
+    for _ in range(rounds):
+        alone += reader.read_for(seconds)
+        job = start_job(root)
+        try:
+            while cpu_s(job.pid) < 1.0 and job.poll() is None:
+                time.sleep(0.05)
+            arriving += reader.read_for(SETTLE_S)
+            before_s = cpu_s(job.pid)
+            beside += reader.read_for(seconds)
+            gave_way.append((cpu_s(job.pid) - before_s) / seconds)
+        finally:
+            job.send_signal(signal.SIGTERM)
+            job.wait()
+    reader.close()
+    ratio = percentiles(beside)["p99"] / percentiles(alone)["p99"]
+    return {
+        "pause_s": pause_s,
+        "alone": percentiles(alone),
+        "beside the job": percentiles(beside),
+        "first 2 s after the user came": percentiles(arriving),
+        "p99 ratio": round(ratio, 2),
+        "processor share of the job meanwhile": [round(share, 3) for share in gave_way],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    arguments = parser.parse_args()
+    base = arguments.directory.resolve()
+    root, view = base / "volume", base / "view"
+    if not root.exists():
+        prepare(base)
+        view.mkdir()
+        print("prepared; call it again to measure", file=sys.stderr)
+        return
+    mount_in_background(str(root), str(view))
+    try:
+        results = [
+            measure(root, view, pause_s, arguments.rounds, arguments.seconds)
+            for pause_s in (0.0, 0.02)
+        ]
+    finally:
+        unmount(str(view))
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

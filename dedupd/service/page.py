@@ -1,0 +1,31 @@
+"""The page of the service: one HTML file that needs nothing but the service itself."""
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+
+
+def _hash_of(tag: str) -> str:
+    """What a browser is told to let through: the page's own script or style, and nothing else."""
+    match = re.search(f"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
+    assert match is not None
+    digest = hashlib.sha256(match[1].encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+PAGE_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        f"script-src {_hash_of('script')}",
+        f"style-src {_hash_of('style')}",
+        "img-src data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""Names of files and messages are text to the page; this is for the day that it forgets."""
