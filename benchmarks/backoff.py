@@ -1,10 +1,10 @@
 """What users notice of a job that gives way to them: latencies of reads on the mount.
 
-    python -m benchmarks.backoff DIR [--rounds 4] [--seconds 8]
+    python -m benchmarks.backoff DIR [--rounds 4] [--seconds 8] [--pause-s 0 0.005]
 
 The first call makes a volume in DIR with stubs to read and a pile of files to optimise; further
 calls use what is there. A user reads 4 KiB at random from the stubs, each read from the mount and
-not from the kernel's cache, once without a pause and once with one of 20 ms between two reads.
+not from the kernel's cache, once without a pause and once with one of 5 ms between two reads.
 Rounds without and with `dedupd run --gentle optimize` take turns in one run. Prints JSON:
 percentiles in µs, and how much of a processor the job took meanwhile.
 """
@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--pause-s", type=float, nargs="+", default=[0.0, 0.005])
     arguments = parser.parse_args()
     base = arguments.directory.resolve()
     root, view = base / "volume", base / "view"
@@ -160,7 +161,7 @@ def main() -> None:
     try:
         results = [
             measure(root, view, pause_s, arguments.rounds, arguments.seconds)
-            for pause_s in (0.0, 0.02)
+            for pause_s in arguments.pause_s
         ]
     finally:
         unmount(str(view))

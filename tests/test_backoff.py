@@ -47,8 +47,8 @@ def after(*seen: Readings, rule: Decide = decide) -> State:
     ("seen", "gait", "reason"),
     [
         (CALM, Gait.FULL, ""),
-        (Readings(users=0.02), Gait.SLOW, "users are at work"),
-        (BUSY, Gait.PAUSE, "users are at work (0.50 requests at a time)"),
+        (Readings(users=0.0015), Gait.SLOW, "users are at work"),
+        (BUSY, Gait.PAUSE, "users are at work"),
         (Readings(others_cpu=0.6), Gait.SLOW, "others use 60% of the processors"),
         (Readings(others_cpu=0.9), Gait.PAUSE, "others use 90% of the processors"),
         (Readings(memory_pressure=0.1), Gait.PAUSE, "memory is short"),
@@ -65,7 +65,7 @@ def test_the_rule_of_the_first_tick(seen: Readings, gait: Gait, reason: str) -> 
 @given(readings, st.lists(readings, max_size=20))
 def test_one_tick_of_load_is_enough_to_pause(load: Readings, before: list[Readings]) -> None:
     state = after(*before)
-    if load.users >= 0.05 or load.others_cpu >= 0.8 or load.memory_pressure >= 0.05:
+    if load.users >= 0.002 or load.others_cpu >= 0.8 or load.memory_pressure >= 0.05:
         assert decide(state, load, 1000.0).gait is Gait.PAUSE
 
 
