@@ -73,6 +73,36 @@ def test_chains_of_a_job_that_was_killed_are_made_anew(lab: Indexed) -> None:
     lab.expect_all(index)
 
 
+class SyncedDisk(Disk):
+    """Remembers what the file was whenever it was made durable."""
+
+    def __init__(self) -> None:
+        self.synced: list[bytes] = []
+
+    def sync_data(self, fd: int) -> None:
+        self.synced.append(os.pread(fd, 1 << 26, 0))
+        super().sync_data(fd)
+
+
+def test_a_file_looks_valid_on_the_disk_only_while_all_of_it_is_there(lab: Indexed) -> None:
+    index_of(lab).save()
+    saved = lab.file.read_bytes()
+    whole, disk = lab.saved, SyncedDisk()
+    lab.saved = whole._replace(disk=disk)
+    try:
+        index = index_of(lab)
+        (opened_at,) = disk.synced
+        assert opened_at == bytes(64) + saved[64:]  # nothing else was changed before
+        rows = b"".join(native.fingerprint(b"more %d" % n) for n in range(CHUNKS))
+        index.insert(rows, range(9 << 32, (9 << 32) + CHUNKS))
+        index.save()
+    finally:
+        lab.saved = whole
+    _, before_header, at_last = disk.synced
+    assert before_header == bytes(64) + at_last[64:]
+    assert at_last == lab.file.read_bytes() and at_last[:8] == b"DEDUPBLM"
+
+
 @pytest.mark.parametrize("part", ["header", "lists"])
 def test_a_damaged_saved_form_is_noticed(lab: Indexed, part: str) -> None:
     index_of(lab).save()

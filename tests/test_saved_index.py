@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from dedupd import native
+from dedupd.disk import Disk
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
@@ -105,6 +108,47 @@ def test_what_was_never_appended_is_forgotten(lab: Indexed) -> None:
     assert lab.append(index, noise(300, 1)) == make_id(1, 1)
     assert ask(index, noise(300, 1)) == make_id(1, 1)
     assert ask(index, b"reserved") == 0
+
+
+class Crash(BaseException):
+    """A job ends here."""
+
+
+class CrashingDisk(Disk):
+    """Ends the job before the so-manieth effect on the index's file."""
+
+    def __init__(self, effects: int) -> None:
+        self.effects_left = effects
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("create", "open_write", "write_at", "sync_data", "rename", "unlink"):
+            self.effects_left -= 1
+            if self.effects_left < 0:
+                raise Crash(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("effects", range(9))
+def test_a_job_that_ends_anywhere_leaves_an_index_that_knows_all_or_is_not_used(
+    lab: Indexed, effects: int
+) -> None:
+    lab.fill(60)
+    lab.open().save()
+    lab.fill(60, first=60)
+    whole, lab.saved = lab.saved, lab.saved._replace(disk=CrashingDisk(effects))
+    with suppress(Crash):
+        index = lab.open()
+        for n in range(120, 180):
+            lab.append(index, noise(300, n))
+        lab.store.writer.sync()
+        index.save()
+    lab.saved = whole
+    lab.store.writer.sync()
+    lab.expect_all(lab.open())
+    lab.open().save()
+    index = lab.open()
+    assert index.was_restored
+    lab.expect_all(index)
 
 
 def test_the_table_stays_full_while_it_grows(table: Indexed) -> None:

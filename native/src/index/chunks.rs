@@ -138,7 +138,8 @@ impl<S: Suggest> ChunkIndex<S> {
         if let Some(id) = self.buffer.get(fingerprint) {
             return Ok(id);
         }
-        if let Some((id, state)) = self.log.search(fingerprint) {
+        let cached = self.log.search(fingerprint).filter(|&(id, _)| !self.is_unwritten(id));
+        if let Some((id, state)) = cached {
             return Ok(self.take(id, state));
         }
         self.suggest.search(hash, found)?;
