@@ -13,11 +13,13 @@ from dedupd.stub import local_ranges
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.frame import JobRun
+from jobs.proofs import Proofs
 from jobs.repair import Repair
 from jobs.scan import Found, walk
 from jobs.throttle import Throttle
 
 _READ_BYTES = 8 * MIB
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 
 
 class FileSearch:
@@ -37,23 +39,47 @@ class FileSearch:
         self._threads = threads
         self._chunker = volume.parameters.chunker()
         self._algorithm = volume.parameters.fingerprint
+        self._proofs = Proofs(volume, volume.chunk_records, repair.lost)
 
     def search(self, suspects: list[bytes]) -> None:
         """Look in the stubs that need what is lost, then everywhere. Raises Cancelled, NoSpace."""
         for path in suspects:
+            self._learn(path)
+        for path in suspects:
             self._in_place(path)
         self._repair.flush()
-        if not self._wanted():
-            return
+        # What is met may be the last that was missing to tell what else was met.
+        pending = -1
+        while self._is_missing_any() and pending != len(self._proofs.pending):
+            pending = len(self._proofs.pending)
+            self._everywhere()
+            self._repair.flush()
+            if not pending:
+                return
+
+    def _everywhere(self) -> None:
         smallest = min(entry.raw_length for entry in self._repair.lost.values())
         for found in walk(self._volume):
             size = found.allocated_bytes if found.is_stub else found.identity.size
             if size >= smallest:
                 self._run.check()
                 self._in_file(found)
-                if not self._wanted():
-                    break
-        self._repair.flush()
+                if not self._is_missing_any():
+                    return
+
+    def _is_missing_any(self) -> bool:
+        return bool(self._proofs.pending or self._wanted())
+
+    def _learn(self, path: bytes) -> None:
+        """Have what a stub says of lost records serve as a proof."""
+        where = show_path(path)
+        try:
+            with opened(open_beneath(self._volume.data_fd, path, _FLAGS)) as fd:
+                stub = self._volume.space.read(fd, where)
+        except (OSError, DamagedStub):
+            return
+        if stub is not None:
+            self._proofs.learn(stub, where)
 
     def _wanted(self) -> dict[bytes, list[int]]:
         """The fingerprints that are still missing, and the records that had them."""
@@ -67,7 +93,7 @@ class FileSearch:
         """A stub's own blocks where its recipe names a lost chunk: left there by an interrupted
         commit or restore, they are that chunk."""
         try:
-            fd = open_beneath(self._volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+            fd = open_beneath(self._volume.data_fd, path, _FLAGS)
         except OSError:
             return
         with opened(fd):
@@ -75,8 +101,11 @@ class FileSearch:
                 self._throttle.take(length)
                 raw = read_at(fd, length, offset)
                 fingerprint = native.fingerprint(raw, self._algorithm)
-                if len(raw) == length and self._is_lost(chunk, fingerprint):
+                if len(raw) != length:
+                    continue
+                if self._is_lost(chunk, fingerprint):
                     self._repair.from_bytes([chunk], raw, fingerprint)
+                self._repair.from_bytes(self._proofs.met(length, fingerprint), raw, fingerprint)
 
     def _is_lost(self, chunk: int, fingerprint: bytes) -> bool:
         """Four bytes of a fingerprint, as in a recipe, do not prove enough."""
@@ -107,8 +136,7 @@ class FileSearch:
     def _in_file(self, found: Found) -> None:
         """Cut a plain file, or what a stub has of its own, and look at every chunk."""
         try:
-            flags = os.O_RDONLY | os.O_NONBLOCK
-            with opened(open_beneath(self._volume.data_fd, found.path, flags)) as fd:
+            with opened(open_beneath(self._volume.data_fd, found.path, _FLAGS)) as fd:
                 size = os.fstat(fd).st_size
                 stub = self._volume.space.read(fd, show_path(found.path))
                 ranges = [(0, size)] if stub is None else local_ranges(fd, stub, size)
@@ -130,7 +158,8 @@ class FileSearch:
             begin, packed = 0, found.fingerprints
             for number, stop in enumerate(memoryview(found.ends).cast("I")):
                 fingerprint = packed[number * native.HASH_BYTES :][: native.HASH_BYTES]
-                ids = wanted.pop(fingerprint, None)
+                ids = wanted.pop(fingerprint, [])
+                ids += self._proofs.met(stop - begin, fingerprint)
                 if ids:
                     self._repair.from_bytes(ids, data[begin:stop], fingerprint)
                 begin = stop

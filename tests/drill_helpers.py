@@ -216,11 +216,37 @@ class Drill:
             return False
         if kind is not Kind.CHUNKS:
             return True
-        fingerprint = self.model.entries[kind, record_id].fingerprint
-        is_known = not (
-            self.is_hit(kind, record_id, header_only=True) and self.is_entry_hit(kind, record_id)
+        if not self.is_in_files(record_id):
+            return True
+        return self.is_unknown(record_id) and record_id not in self.proven()
+
+    def is_in_files(self, chunk: int) -> bool:
+        return self.model.entries[Kind.CHUNKS, chunk].fingerprint in self.model.in_files
+
+    def is_unknown(self, chunk: int) -> bool:
+        """Whether neither its record nor its table nor a copy says what a chunk was."""
+        return (
+            self.is_hit(Kind.CHUNKS, chunk, header_only=True)
+            and self.is_entry_hit(Kind.CHUNKS, chunk)
+            and not self.has_copy(Kind.CHUNKS, chunk)
         )
-        return not (is_known and fingerprint in self.model.in_files)
+
+    def proven(self) -> set[int]:
+        """Unknown chunks that files hold and of which a stub, or a leaf of a recipe that misses no
+        other, tells them apart."""
+        proven: set[int] = set()
+        before = -1
+        while before != len(proven):
+            before = len(proven)
+            for name, spans in self.model.spans.items():
+                recipe = self.model.recipes.get(name)
+                if recipe is not None and self.is_lost(Kind.STREAMS, recipe):
+                    continue
+                chunks = {span.chunk for span in spans} - proven
+                missing = {chunk for chunk in chunks if self.is_unknown(chunk)}
+                if len(missing) == 1 and self.is_in_files(*missing):
+                    proven |= missing
+        return proven
 
     def expected_losses(self) -> set[tuple[str, int, int]]:
         """Files and ranges that must be named, and no other."""

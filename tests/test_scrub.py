@@ -9,6 +9,7 @@ import pytest
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.ids import ordinal_of
 from dedupd.units import KIB
 from jobs.frame import Cancelled, JobRun
 from jobs.scrub import Depth, Scrub, ScrubReport
@@ -97,6 +98,55 @@ def test_a_chunk_that_a_plain_file_still_holds_is_repaired_from_it(lab: Lab) -> 
     assert report.outcome == "repaired"
     assert report.repaired["from a file"] == 2
     assert lab.read("base") == content
+    lab.verify_clean()
+
+
+def forget_record(lab: Lab, chunk: int) -> None:
+    """Lose what a chunk's header and its table entry say, and so its fingerprint."""
+    at = entry(lab, Kind.CHUNKS, chunk).offset
+    flip_bit(lab.container(Kind.CHUNKS), at + 30)
+    flip_bit(lab.table(Kind.CHUNKS), tbl.HEADER_BYTES + ordinal_of(chunk) * tbl.ENTRY_BYTES)
+
+
+def test_a_chunk_whose_fingerprint_is_lost_is_repaired_from_a_file(lab: Lab) -> None:
+    """A recipe, or the stub itself, proves which bytes it was."""
+    contents = {name: lab.read(name) for name in ("base", "one-chunk")}
+    forget_record(lab, chunks_of(lab, "base")[1][0])
+    forget_record(lab, chunks_of(lab, "one-chunk")[0][0])
+    for name, content in contents.items():
+        lab.put(f"plain {name}", content)
+    report = scrub(lab)
+    assert report.outcome == "repaired"
+    assert report.repaired["from a file"] == 2
+    assert {name: lab.read(name) for name in contents} == contents
+    lab.verify_clean()
+
+
+def test_two_lost_fingerprints_of_one_leaf_prove_nothing(lab: Lab) -> None:
+    content = lab.read("base")
+    lost = [chunks_of(lab, "base")[at] for at in (1, 3)]
+    for chunk, _, _ in lost:
+        forget_record(lab, chunk)
+    (lab.data / "edited").unlink()
+    lab.put("plain", content)
+    report = scrub(lab)
+    assert report.outcome == "damaged"
+    assert report.repaired["from a file"] == 0
+    assert {(loss.start, loss.end) for loss in report.losses if loss.path == "base"} == {
+        (start, end) for _, start, end in lost
+    }
+
+
+def test_what_one_leaf_proves_helps_another(lab: Lab) -> None:
+    """The edited file has one of the two in common: it tells that one, and that the other."""
+    content, edited = lab.read("base"), lab.read("edited")
+    own = {chunk for chunk, _, _ in chunks_of(lab, "base")}
+    shared = own & {chunk for chunk, _, _ in chunks_of(lab, "edited")}
+    forget_record(lab, min(shared))
+    forget_record(lab, min(own - shared))
+    lab.put("plain", content)
+    assert scrub(lab).repaired["from a file"] == 2
+    assert (lab.read("base"), lab.read("edited")) == (content, edited)
     lab.verify_clean()
 
 
