@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -62,6 +63,7 @@ def html(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> str:
         size=format_size,
         duration=format_duration,
         percent=_percent,
+        times=_times,
         count=lambda value: f"{value:,.0f}",
         shown=printable,
     )
@@ -93,6 +95,12 @@ def printable(text: str) -> str:
 
 def _percent(value: float | None, decimals: int = 1) -> str:
     return "–" if value is None else f"{100 * value:.{decimals}f}%"
+
+
+def _times(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.1f}×"
 
 
 def _sources(study: Study) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What the queries of the study answer: one class per query, one field per column."""
 
+import math
 from dataclasses import dataclass
 
 CONFIDENCE_95 = 2.2
@@ -8,6 +9,9 @@ CONFIDENCE_95 = 2.2
 More than the 1.96 of a normal distribution, which held 93 % on real files: few chunks with many
 copies make estimates of the deviation itself uncertain.
 """
+
+_SEEN = 0.0005
+"""The smallest savings that do not read 0.0 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,11 @@ class WholeFileRow:
 
     @property
     def gap(self) -> float | None:
-        """How many times as much chunks save as whole files; None where those save nothing."""
-        return self.chunk / self.whole_file if self.whole_file > 0.0005 else None
+        """How many times as much chunks save as whole files: infinitely where these save nothing
+        that could be seen in the table; None where chunks do not either."""
+        if self.whole_file > _SEEN:
+            return self.chunk / self.whole_file
+        return math.inf if self.chunk > _SEEN else None
 
 
 @dataclass(frozen=True, slots=True)

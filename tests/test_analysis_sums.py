@@ -13,6 +13,7 @@ from analysis.chunkings import ALL
 from analysis.database import EVERYTHING
 from analysis.generate import Answers, generate
 from analysis.log import Log
+from analysis.results import WholeFileRow
 from analysis.study import FREQUENT_MIN, Study
 from dedupd.format.container import record_size
 from dedupd.format.table import ENTRY_BYTES
@@ -86,6 +87,16 @@ def test_table_2_compares_whole_files_blocks_and_chunks(study: Study, oracle: Or
         for name, value in (("64k", row.chunk), ("fixed-64k", row.fixed_block)):
             unique = oracle.distinct(name, files)
             assert value == 1 - sum(chunk.length for chunk in unique.values()) / data
+
+
+@pytest.mark.parametrize(
+    ("whole_file", "chunk", "gap"),
+    [(0.2, 0.4, 2.0), (0.0, 0.4, math.inf), (0.0004, 0.0004, None), (0.0, 0.0, None)],
+)
+def test_the_gap_is_infinite_only_where_chunks_save_something(
+    whole_file: float, chunk: float, gap: float | None
+) -> None:
+    assert WholeFileRow("x", 1.0, whole_file, None, chunk, 0.0).gap == gap
 
 
 def test_figure_1_says_how_much_of_a_file_is_duplicate(study: Study, oracle: Oracle) -> None:
