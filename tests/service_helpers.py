@@ -1,12 +1,12 @@
 """A real service in a process of its own, with a notify socket and a configuration of its own."""
 
 import json
+import multiprocessing
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dedupd import mounts
+from dedupd.cli.main import main
 from dedupd.errors import DedupdError
 from dedupd.service.client import ServiceClient
 from fuse_stub.mount import clear_dead_mount, unmount
-from tests.helpers import REPOSITORY, Lab, new_lab, run_cli
+from tests.helpers import Lab, new_lab, run_cli
 
 T = TypeVar("T")
 
@@ -36,6 +37,43 @@ def eventually(probe: Callable[[], T | None], what: str) -> T:
     raise AssertionError(f"never: {what}")
 
 
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["pytest", "dedupd.service.service", __name__])
+
+
+class Program:
+    """A service in a process that need not start Python and import everything."""
+
+    def __init__(self, config: str, log: str, environment: dict[str, str]) -> None:
+        self._process = _FORKS.Process(target=_serve, args=(config, log, environment))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        self._process.join(WAIT_S)
+        assert self._process.exitcode is not None, "it does not end"
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+def _serve(config: str, log: str, environment: dict[str, str]) -> None:
+    """What the process does: the command itself."""
+    os.environ.update(environment)
+    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+    try:
+        main(["serve", "--config", config], prog_name="dedupd")
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+
+
 class ServiceLab:
     """A machine with a service. Volumes are mounted over themselves."""
 
@@ -47,7 +85,7 @@ class ServiceLab:
         self.socket = base / "control.sock"
         self.configure()
         self.volumes: list[Lab] = []
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
         self.log = base / "log"
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(base / "notify"))
@@ -71,18 +109,8 @@ class ServiceLab:
 
     def start(self, **environment: str) -> None:
         """Start it, and wait until it says that it is ready."""
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dedupd.cli.main", "serve", "--config", str(self.config)],
-                cwd=REPOSITORY,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(REPOSITORY),
-                    "NOTIFY_SOCKET": str(self.base / "notify"),
-                    **environment,
-                },
-                stderr=log,
-            )
+        told = {"NOTIFY_SOCKET": str(self.base / "notify"), **environment}
+        self.process = Program(str(self.config), str(self.log), told)
         self.wait_for_word("READY=1")
 
     def wait_for_word(self, word: str) -> str:
@@ -107,12 +135,12 @@ class ServiceLab:
     def kill(self) -> None:
         """End it as a crash would."""
         assert self.process is not None
-        self.process.kill()
+        self.process.send_signal(signal.SIGKILL)
         self._end()
 
     def _end(self) -> int:
         assert self.process is not None
-        status = self.process.wait(WAIT_S)
+        status = self.process.wait()
         self.process = None
         return status
 

@@ -4,6 +4,8 @@ import errno
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.units import KIB
-from tests.helpers import Lab, noise
+from tests.helpers import REPOSITORY, Lab, noise
 from tests.service_helpers import (
     ServiceLab,
     eventually,
@@ -46,6 +48,19 @@ def test_once_it_is_ready_every_volume_is_mounted(machine: ServiceLab) -> None:
     assert "STATUS=2 of 2 volumes mounted, 0 jobs" in machine.said[-1]
 
 
+def test_the_program_itself_serves(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    command = [sys.executable, "-m", "dedupd.cli.main", "serve", "--config", str(machine.config)]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, env=environment, cwd="/", stderr=subprocess.PIPE) as program:
+        eventually(machine.socket.exists, "it answers")
+        machine.mount_pid(lab)
+        program.terminate()
+        _, said = program.communicate()
+    assert program.returncode == 0, said
+    assert b"dedupd is ready: 1 of 1 volumes mounted" in said
+
+
 def test_a_clean_stop_unmounts_and_leaves_no_process(machine: ServiceLab) -> None:
     lab = filled(machine)
     machine.start()
@@ -68,6 +83,7 @@ def test_a_volume_in_use_stays_mounted_and_is_taken_over_by_the_next(machine: Se
         assert machine.mount_pid(lab) == pid
 
 
+@pytest.mark.slow
 def test_mounts_can_be_left_at_a_clean_stop(machine: ServiceLab) -> None:
     lab = filled(machine)
     machine.configure("unmount_on_stop = false\n")

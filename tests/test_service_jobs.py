@@ -63,6 +63,7 @@ def test_a_job_runs_through_the_service_and_reports_as_in_the_foreground(
     machine.verify()
 
 
+@pytest.mark.slow
 def test_a_part_of_the_tree_can_be_optimised(machine: ServiceLab) -> None:
     lab = machine.add_volume()
     lab.put("in/f", noise(100 * KIB))
@@ -100,6 +101,7 @@ def test_a_job_is_paused_and_goes_on(machine: ServiceLab) -> None:
     assert machine.ended(job_id)["outcome"] == "stopped: cancelled"
 
 
+@pytest.mark.slow
 def test_on_a_paused_volume_nothing_starts_not_even_after_a_restart(machine: ServiceLab) -> None:
     lab = filled(machine)
     machine.start()
@@ -127,6 +129,7 @@ def test_what_is_asked_for_takes_the_place_of_a_scheduled_job(machine: ServiceLa
     assert (stopped["completed"], stopped["failures"]) == (False, 0)
 
 
+@pytest.mark.slow
 def test_jobs_of_one_volume_run_one_after_the_other(machine: ServiceLab) -> None:
     lab = filled(machine)
     machine.start()
@@ -163,6 +166,7 @@ def test_a_job_does_not_outlive_a_service_that_is_killed(machine: ServiceLab) ->
     assert machine.ended(machine.submit("gc", lab))["outcome"] == "done"
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_has_failed_and_is_in_the_history(machine: ServiceLab) -> None:
     lab = filled(machine)
     lab.optimise()
@@ -177,6 +181,7 @@ def test_a_job_that_is_killed_has_failed_and_is_in_the_history(machine: ServiceL
     assert outcomes(machine, lab)[0] == ("scrub", "ended with status -9")
 
 
+@pytest.mark.slow
 def test_a_volume_is_unmounted_once_its_job_has_ended(machine: ServiceLab) -> None:
     lab = filled(machine)
     lab.optimise()
