@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dedupd import native
 from dedupd.disk import Disk
@@ -101,6 +103,37 @@ def test_a_file_looks_valid_on_the_disk_only_while_all_of_it_is_there(lab: Index
     _, before_header, at_last = disk.synced
     assert before_header == bytes(64) + at_last[64:]
     assert at_last == lab.file.read_bytes() and at_last[:8] == b"DEDUPBLM"
+
+
+steps = st.lists(
+    st.one_of(
+        st.sampled_from(["next job", "crash", "rebuild"]).map(lambda step: (step, 0.0)),
+        st.tuples(st.just("damage"), st.floats(0, 0.999)),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=10, deadline=None)
+@given(steps)
+def test_through_jobs_crashes_and_damage_the_chains_equal_a_dictionary(
+    full: Indexed, done: list[tuple[str, float]]
+) -> None:
+    full.saved.remove()
+    index = index_of(full)
+    asked = [*list(full.store.contents.items())[::11], *((0, b"not %d" % n) for n in range(500))]
+    packed = b"".join(native.fingerprint(content) for _, content in asked)
+    for step, part in done:
+        if step == "damage":
+            flip_bit(full.file, int(part * full.file.stat().st_size))
+        elif step == "rebuild":
+            index.rebuild()
+        else:
+            if step == "next job":
+                index.save()
+            index = index_of(full)
+        assert list(index.lookup(packed)) == [chunk_id for chunk_id, _ in asked]
+        assert len(index) == CHUNKS
 
 
 @pytest.mark.parametrize("part", ["header", "lists"])
