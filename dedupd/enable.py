@@ -66,6 +66,7 @@ def enable(
             )
         if not os.path.lexists(base):
             _refuse_mounts_inside(root)
+            _refuse_volumes_inside(root, path)
             disk.make_dir(root_fd, _BASE)
             # So that a resumed call, too, finds the time that is to be kept.
             disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
@@ -250,6 +251,24 @@ def _refuse_mounts_inside(root: str) -> None:
     inside = [point for point, _, _ in mounts.all_mounts() if point.startswith(root + "/")]
     if inside:
         raise UsageError(f"{root}: {inside[0]} is mounted inside; unmount it first")
+
+
+def _refuse_volumes_inside(root: str, path: str) -> None:
+    nested = next(nested_volumes(root), None)
+    if nested is not None:
+        raise UsageError(
+            f"{path}: {nested} is a volume, and volumes cannot be nested; `dedupd disable {nested}`"
+            " makes it a plain directory"
+        )
+
+
+def nested_volumes(root: str) -> Iterator[str]:
+    """Volumes below a directory that is none."""
+    for directory, names, _ in os.walk(root):
+        if BASE_NAME in names:
+            if os.path.exists(os.path.join(directory, BASE_NAME, "volume.json")):
+                yield directory
+            names.remove(BASE_NAME)
 
 
 def _is_fresh_base(base: str) -> bool:

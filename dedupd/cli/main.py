@@ -20,6 +20,7 @@ COMMANDS = {
     "pause": "Hold the jobs of a volume.",
     "resume": "Let the jobs of a volume go on.",
     "status": "Show what a volume saves, or every mounted volume.",
+    "doctor": "Check this machine, and a volume or directory.",
     "policy": "Show and set what is optimised, and how.",
     "file": "Show what the store knows about files.",
     "expand": "Make files plain again.",
