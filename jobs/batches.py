@@ -27,6 +27,9 @@ from jobs.scan import Candidate
 BATCH_BYTES = 8 * MIB
 """Large enough that Python's cost per batch vanishes, small enough for many in flight."""
 
+BATCH_BYTES_MIN = 2 * MIB
+"""In a job that has little memory; more than any file that is read together with others."""
+
 ZERO_RUN_BYTES_MIN = 1 * MIB
 """Shorter holes are read as zeros: cheaper than a batch of their own."""
 
@@ -47,7 +50,8 @@ class BatchReader:
     """Reads candidates in a thread of its own, ahead of whoever iterates over the batches.
 
     ``headroom_bytes`` are left free at the front of every buffer for the unfinished chunk of a
-    file that goes on in it; ``resume`` says how far a large file was when a run was interrupted.
+    file that goes on in it, and ``batch_bytes`` come behind them; ``resume`` says how far a large
+    file was when a run was interrupted.
     """
 
     def __init__(
@@ -58,11 +62,13 @@ class BatchReader:
         headroom_bytes: int,
         resume: Callable[[FileIdentity], Growth | None] = lambda _: None,
         ahead: int = 2,
+        batch_bytes: int = BATCH_BYTES,
     ) -> None:
         self._volume = volume
         self._candidates = candidates
         self._pool = pool
         self._headroom = headroom_bytes
+        self._batch_bytes = batch_bytes
         self._resume = resume
         self._out: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
         self._stop = False
@@ -124,7 +130,7 @@ class BatchReader:
         fill, count = self._headroom, len(self._small)
         if self._batch is not None:
             fill, count = self._fill, count + len(self._batch.pieces)
-        room = self._headroom + BATCH_BYTES - fill - self._small_bytes
+        room = self._headroom + self._batch_bytes - fill - self._small_bytes
         return size <= room and count < FILES_PER_BATCH_MAX
 
     def _read_small(self) -> None:
@@ -255,8 +261,8 @@ class BatchReader:
                     self._add_kept(task, kept, final=False)
                     kept = []
                 continue
-            for start in range(part.start, part.end, BATCH_BYTES):
-                end = min(start + BATCH_BYTES, part.end)
+            for start in range(part.start, part.end, self._batch_bytes):
+                end = min(start + self._batch_bytes, part.end)
                 data = read_stub(fd, local, covered, content, start, end)
                 self._add_range(task, data, kept, final=end == size, cut=end == part.end)
                 kept = []
@@ -267,7 +273,7 @@ class BatchReader:
     def _add_range(
         self, task: FileTask, data: bytearray, kept: Sequence[KeptChunk], final: bool, cut: bool
     ) -> None:
-        if self._batch is not None and self._fill + len(data) > self._headroom + BATCH_BYTES:
+        if self._batch is not None and self._fill + len(data) > self._headroom + self._batch_bytes:
             self._emit()
         buffer = self._buffer_for(0)
         start, self._fill = self._fill, self._fill + len(data)
@@ -311,7 +317,9 @@ class BatchReader:
         if batch is not None:
             assert batch.buffer is not None
             room = len(batch.buffer) - self._fill
-            fits = want <= room or (want > BATCH_BYTES // 2 and room >= BATCH_BYTES // 2)
+            fits = want <= room or (
+                want > self._batch_bytes // 2 and room >= self._batch_bytes // 2
+            )
             if not fits or room == 0 or len(batch.pieces) >= FILES_PER_BATCH_MAX:
                 self._emit()
         if self._batch is None:

@@ -22,7 +22,7 @@ from dedupd.policy import Policy
 from dedupd.uncached import BufferPool
 from dedupd.units import MIB
 from dedupd.volume import Volume
-from jobs.batches import BATCH_BYTES, BatchReader
+from jobs.batches import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader
 from jobs.buffers import FileTask
 from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.frame import Cancelled, JobRun
@@ -49,7 +49,10 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a thread keeps the interpreter from others that wait for it: the reader and the commit
 give it up at every system call. Python's own 5 ms made a run of small files 6 % longer."""
 
-MEMORY_FIXED_BYTES = 64 * MIB
+BUFFERS_MIN = 4
+"""One that is read into, one that is cut, and two whose chunks are compressed."""
+
+MEMORY_FIXED_BYTES = 48 * MIB
 """What the interpreter, the threads and the encoded output of batches in flight take."""
 
 
@@ -181,8 +184,10 @@ class Optimize:
         threads = min(self._policy.cores_max or len(os.sched_getaffinity(0)), 64)
         headroom = self._volume.parameters.chunking.max_bytes
         room = self._policy.memory_bytes_max - MEMORY_FIXED_BYTES - self._partitioning.index_bytes
-        buffers = min(max(4, room // (2 * BATCH_BYTES)), 6 + 2 * threads)
-        pool = BufferPool(mmap.mmap(-1, headroom + BATCH_BYTES) for _ in range(buffers))
+        share = room // (2 * BUFFERS_MIN) // MIB * MIB
+        batch_bytes = min(max(BATCH_BYTES_MIN, share), BATCH_BYTES)
+        buffers = min(max(BUFFERS_MIN, room // (2 * batch_bytes)), 6 + 2 * threads)
+        pool = BufferPool(mmap.mmap(-1, headroom + batch_bytes) for _ in range(buffers))
         self._checkpoints.load()
         ingest = Ingest(
             self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
@@ -194,7 +199,14 @@ class Optimize:
             for partition in partitions:
                 store.use_partition(partition)
                 found = self._candidates(partition, partition == partitions[0])
-                reader = BatchReader(self._volume, found, pool, headroom, self._checkpoints.of)
+                reader = BatchReader(
+                    self._volume,
+                    found,
+                    pool,
+                    headroom,
+                    self._checkpoints.of,
+                    batch_bytes=batch_bytes,
+                )
                 try:
                     self._take_in(reader, ingest, groups, store)
                 finally:

@@ -135,11 +135,11 @@ def _load_table(dir_fd: int, name: bytes, header: fmt.FileHeader) -> tuple[tbl.T
     except FileNotFoundError:
         raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
     with opened(fd):
-        data = read_at(fd, os.fstat(fd).st_size, 0)
-    table = tbl.decode_header(data[: tbl.HEADER_BYTES], name.decode())
-    if not tbl.belongs(table, header):
-        raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
-    return table, data[tbl.HEADER_BYTES :]
+        table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
+        if not tbl.belongs(table, header):
+            raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+        size = max(0, os.fstat(fd).st_size - tbl.HEADER_BYTES)
+        return table, read_at(fd, size, tbl.HEADER_BYTES)
 
 
 def entry_of(found: Found) -> tbl.Entry:
