@@ -160,6 +160,7 @@ class Reconcile:
     def _finish_log(self) -> None:
         """Carry out what an interrupted run has planned. What it had compared is compared again:
         since then, some of it may have come to be in use again."""
+        mergelog.remove_unfinished(self._log_fd, self._volume.disk)
         try:
             log = MergeLog(self._log_fd, self._volume.space.volume)
         except FileNotFoundError:

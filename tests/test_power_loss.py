@@ -345,6 +345,12 @@ def compact(scene: Scene) -> None:
     crash.compact_volume(scene.root, scene.disk)
 
 
+def reconcile_and_compact(scene: Scene) -> None:
+    """What was merged may not be durable yet when its bytes go."""
+    crash.reconcile_volume(scene.root, scene.disk)
+    crash.compact_volume(scene.root, scene.disk)
+
+
 def remove_collect_compact(scene: Scene) -> None:
     """A user's removals are in memory only when their garbage is collected."""
     for path in ("base", "dir/copy", "edited"):
@@ -371,6 +377,18 @@ def plain_volume(root: Path, seed: int) -> None:
 def optimised_volume(root: Path, seed: int) -> None:
     plain_volume(root, seed)
     crash.optimize_volume(root)
+
+
+def volume_in_partitions(root: Path, seed: int) -> None:
+    """Files of three types, which have much in common and share nothing."""
+    plain_volume(root, seed)
+    data = root / ".dedupd/data"
+    for name in ("base", "text"):
+        for kind in ("t1", "t2"):
+            path = data / f"{name}.{kind}"
+            path.write_bytes((data / name).read_bytes())
+            os.utime(path, ns=(crash.MTIME_NS, crash.MTIME_NS))
+    crash.optimise_in_partitions(root)
 
 
 def volume_with_more(root: Path, seed: int) -> None:
@@ -456,6 +474,12 @@ def upkeep_to_the_end(root: Path) -> None:
     assert crash.half_done(root) == []
 
 
+def reconcile_to_the_end(root: Path) -> None:
+    assert crash.reconcile_volume(root).messages == []
+    assert crash.reconcile_volume(root).compared_records == 0
+    upkeep_to_the_end(root)
+
+
 def unoptimize_to_the_end(root: Path) -> None:
     assert crash.unoptimize_volume(root).messages == []
     assert crash.verify_volume(root).stubs == 0
@@ -514,6 +538,9 @@ SCENARIOS = {
     "compact": Scenario(volume_with_orphans, compact, upkeep_to_the_end),
     "remove, collect and compact": Scenario(
         optimised_volume, remove_collect_compact, upkeep_to_the_end
+    ),
+    "reconcile and compact": Scenario(
+        volume_in_partitions, reconcile_and_compact, reconcile_to_the_end
     ),
     "optimise what orphans hold": Scenario(
         volume_that_meets_orphans, optimize_more, upkeep_to_the_end

@@ -25,8 +25,7 @@ class MergeLogWriter:
         self._dir_fd = dir_fd
         self._volume = volume
         self._disk = disk
-        with suppress(FileNotFoundError):
-            disk.unlink(dir_fd, NAME + NEW)
+        remove_unfinished(dir_fd, disk)
         self._fd = disk.create(dir_fd, NAME + NEW)
         self._hash = xxhash.xxh3_64()
         self._end = merge.HEADER_BYTES
@@ -92,8 +91,13 @@ class MergeLog:
 
 
 def remove(dir_fd: int, disk: Disk) -> None:
-    """Remove the log, durably, and one that was not completed."""
-    for name in (NAME, NAME + NEW):
-        with suppress(FileNotFoundError):
-            disk.unlink(dir_fd, name)
+    """Remove the log, durably."""
+    with suppress(FileNotFoundError):
+        disk.unlink(dir_fd, NAME)
     disk.sync_dir(dir_fd)
+
+
+def remove_unfinished(dir_fd: int, disk: Disk) -> None:
+    """Remove a log that was not completed."""
+    with suppress(FileNotFoundError):
+        disk.unlink(dir_fd, NAME + NEW)
