@@ -494,6 +494,7 @@ def read_files(
     settle_ns: int,
     out: Buffer,
     offset: int,
+    threads: int = 1,
 ) -> bytes:
     """Read whole files (path, identity) without holes, one after the other, into ``out`` from
     ``offset`` on, bypassing the page cache.

@@ -204,8 +204,9 @@ class Optimize:
                     found,
                     pool,
                     headroom,
-                    self._checkpoints.of,
+                    resume=self._checkpoints.of,
                     batch_bytes=batch_bytes,
+                    threads=min(threads, 2),
                 )
                 try:
                     self._take_in(reader, ingest, groups, store)

@@ -27,7 +27,8 @@ BUFFERS = 3
 def reading(lab: Lab, candidates: list[Candidate]) -> Iterator[tuple[BatchReader, BufferPool]]:
     with lab.opened() as volume:
         pool = BufferPool(mmap.mmap(-1, HEADROOM + batches.BATCH_BYTES) for _ in range(BUFFERS))
-        reader = BatchReader(volume, [(c, True) for c in candidates], pool, HEADROOM)
+        found = [(c, True) for c in candidates]
+        reader = BatchReader(volume, found, pool, HEADROOM, threads=2)
         try:
             yield reader, pool
         finally:

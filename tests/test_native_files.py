@@ -225,6 +225,25 @@ def test_each_file_takes_its_own_room_whether_it_was_read_or_not(
     assert buffer[5117:] == bytes(6000 - 5117)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_many_files_are_the_same_with_any_number_of_threads(
+    tmp_path: Path, directory: int, threads: int
+) -> None:
+    contents = [bytes([number]) * (1 + number * 37 % 4001) for number in range(150)]
+    files = [
+        (b"%d" % number, make(tmp_path / str(number), content))
+        for number, content in enumerate(contents)
+    ]
+    (tmp_path / "77").write_bytes(b"changed")
+    buffer = bytearray(sum(map(len, contents)) + 3)
+    read = native.read_files(directory, files, 0, buffer, 3, threads)
+    assert read == bytes(number != 77 for number in range(150))
+    at = 3
+    for number, content in enumerate(contents):
+        assert number == 77 or buffer[at : at + len(content)] == content, number
+        at += len(content)
+
+
 def test_files_are_not_read_over_a_link(tmp_path: Path, directory: int) -> None:
     (tmp_path / "real").mkdir()
     identity = make(tmp_path / "real/file", b"content")

@@ -5,6 +5,8 @@ use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::parallel;
+
 /// What makes a file the one that was found. Times are nanoseconds since the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -268,6 +270,9 @@ fn read_unchanged(
         && same()
 }
 
+/// Files that a thread reads at once.
+const GROUP: usize = 32;
+
 /// Reads files one after the other as [`read_unchanged`] does, each into as many bytes of `out` as
 /// it had. None where `out` is too short for all of them.
 pub fn read_files(
@@ -275,13 +280,24 @@ pub fn read_files(
     files: &[(CString, Identity)],
     settle_ns: i64,
     mut out: &mut [u8],
+    threads: usize,
 ) -> Option<Vec<bool>> {
-    let mut read = Vec::with_capacity(files.len());
-    for (path, expected) in files {
+    let mut read = vec![false; files.len()];
+    let mut groups = Vec::with_capacity(files.len().div_ceil(GROUP));
+    for (files, read) in files.chunks(GROUP).zip(read.chunks_mut(GROUP)) {
+        let sizes = files.iter().map(|(_, expected)| usize::try_from(expected.size));
         let own;
-        (own, out) = out.split_at_mut_checked(usize::try_from(expected.size).ok()?)?;
-        read.push(read_unchanged(dir, path, *expected, settle_ns, own));
+        (own, out) =
+            out.split_at_mut_checked(sizes.sum::<std::result::Result<usize, _>>().ok()?)?;
+        groups.push((files, read, own));
     }
+    parallel::for_each(groups.into_iter(), threads, |(files, read, mut out)| {
+        for ((path, expected), read) in files.iter().zip(read) {
+            let (own, rest) = out.split_at_mut(expected.size as usize);
+            *read = read_unchanged(dir, path, *expected, settle_ns, own);
+            out = rest;
+        }
+    });
     Some(read)
 }
 

@@ -70,6 +70,7 @@ pub fn found(py: Python<'_>, entries: Vec<Entry>) -> PyResult<Found<'_>> {
 }
 
 #[pyfunction]
+#[pyo3(signature = (dir_fd, requests, settle_ns, out, offset, threads = 1))]
 pub fn read_files<'py>(
     py: Python<'py>,
     dir_fd: i32,
@@ -77,13 +78,15 @@ pub fn read_files<'py>(
     settle_ns: i64,
     mut out: Output,
     offset: usize,
+    threads: usize,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let files = requests
         .iter()
         .map(|(path, fields)| Ok((c_string("path", path)?, identity_of(*fields))))
         .collect::<PyResult<Vec<_>>>()?;
     let read = py.detach(|| {
-        files::read_files(dir_fd, &files, settle_ns, out.bytes_mut().get_mut(offset..)?)
+        let out = out.bytes_mut().get_mut(offset..)?;
+        files::read_files(dir_fd, &files, settle_ns, out, threads)
     });
     let Some(read) = read else {
         let size: i64 = files.iter().map(|(_, identity)| identity.size).sum();
