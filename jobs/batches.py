@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 
 from dedupd import native
 from dedupd.content import read_stub
@@ -43,10 +42,6 @@ FILES_PER_BATCH_MAX = 1024
 KEPT_PER_PIECE_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
 
-SHARED_BYTES_MIN = 2 * MIB
-"""From this on two threads read a piece: copying out of the page cache is what one is busy with,
-and files that are all duplicates cost little else."""
-
 SMALL_BYTES_MAX = 1 * MIB
 """Up to this a file is read as a whole, many of them in one native call."""
 
@@ -77,7 +72,6 @@ class BatchReader:
         self._batch_bytes = batch_bytes
         self._resume = resume
         self._threads = threads
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._out: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
         self._stop = False
         self._batch: Batch | None = None
@@ -103,7 +97,6 @@ class BatchReader:
             except queue.Empty:
                 continue
         self._thread.join()
-        self._helper.shutdown()
 
     def _run(self) -> None:
         try:
@@ -312,7 +305,7 @@ class BatchReader:
         start = self._fill
         want = min(stop - offset, len(buffer) - start)
         began = time.perf_counter()
-        count = self._fill_from(fd, memoryview(buffer)[start : start + want], offset)
+        count = read_uncached(fd, memoryview(buffer)[start : start + want], offset)
         assert self._batch is not None
         self._batch.read_s += time.perf_counter() - began
         if count < want:
@@ -320,19 +313,6 @@ class BatchReader:
         self._fill += count
         self._add(task, start, start + count, offset + count == size)
         return count
-
-    def _fill_from(self, fd: int, view: memoryview, offset: int) -> int:
-        """Read into ``view``, in two threads where that pays; returns the bytes, less at the end
-        of the file."""
-        if self._threads < 2 or len(view) < SHARED_BYTES_MIN:
-            return read_uncached(fd, view, offset)
-        half = len(view) // 2
-        behind = self._helper.submit(read_uncached, fd, view[half:], offset + half)
-        try:
-            count = read_uncached(fd, view[:half], offset)
-        finally:
-            wait([behind])  # nobody may use the buffer before
-        return count + behind.result() if count == half else count
 
     def _buffer_for(self, want: int) -> mmap.mmap:
         """The buffer of the current batch; a new batch where a small file would be split."""
