@@ -3,7 +3,7 @@
 Table 5 of seed 003 in our own program: for an index that keeps everything in memory and for the
 table, each with one partition and with three. Half of a data set fills the store; what is measured
 is the ingest of the other half together with a second copy of the first, and the reconciliation
-after it. Then memory: the peak of each job by the policy's ``memory``, for two sizes of volume.
+after it.
 
     python -m benchmarks.partitions [--runs 3] [--chunk-size 64k] DATASET WORK
 
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 CONFIGURATIONS = (("memory", 1), ("table", 1), ("memory", 3), ("table", 3))
-BUDGETS = ("64 MiB", "128 MiB", "512 MiB")
 
 
 @dataclass(frozen=True, slots=True)
