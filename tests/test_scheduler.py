@@ -365,6 +365,15 @@ def test_volumes_that_always_have_work_share_the_time(seed: int) -> None:
 
 @settings(max_examples=MONTHS)
 @given(st.integers(0, 2**32))
+def test_tasks_without_windows_all_have_their_turn(seed: int) -> None:
+    busy: dict[TaskName, Schedule] = {task: Every(60) for task in USUAL}
+    done = simulate([VolumeView("v", busy)], MONDAY + DAY, durations(seed, 600))
+    counts = [sum(run.task == task for run in done) for task in busy]
+    assert max(counts) <= min(counts) + 1
+
+
+@settings(max_examples=MONTHS)
+@given(st.integers(0, 2**32))
 def test_no_run_outlives_its_window(seed: int) -> None:
     volumes = [VolumeView(name, USUAL, since_s=MONDAY) for name in "ab"]
     for run in simulate(volumes, MONDAY + WEEK, durations(seed, 20 * HOUR)):

@@ -252,7 +252,9 @@ def _waiting(
                 wakes.append(one.at_s)
                 continue
             start = StartTask(volume.uuid, one.task, one.urgency, one.until_s(now_s))
-            order = (one.urgency, volume.served_s, rank)
+            # Those without a window take turns: the others would leave the last one no time.
+            due_s = one.at_s if one.urgency == Urgency.BACKGROUND else 0.0
+            order = (one.urgency, volume.served_s, due_s, rank)
             ready.append((order, one.urgency, volume.uuid, start))
     ready.sort(key=lambda row: (row[0], row[2]))
     return [(urgency, uuid, start) for _, urgency, uuid, start in ready], wakes
