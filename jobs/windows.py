@@ -1,7 +1,8 @@
 """Containers read from one end to the other, window by window, and every record checked.
 
-While one window is being checked, by all cores, the next one is being read. Nothing is left behind
-in the page cache, and the memory is that of two windows.
+While one window is being checked, by all cores, the next one is being read, past the page cache,
+and the memory is that of two windows. What is as its table says is passed over in pieces first,
+each read and checked by one thread: of these, the kernel keeps a few percent in its cache.
 """
 
 import mmap
