@@ -17,10 +17,10 @@ from dedupd.mounts import all_mounts
 from dedupd.units import parse_size
 from tests.helpers import let_others_pass
 
-# Programs for administrators (mkfs, losetup) are not on everybody's PATH.
 # A service of this machine has nothing to do with the volumes of the tests.
 os.environ["DEDUPD_CONFIG"] = "/nonexistent/dedupd.toml"
 
+# Programs for administrators (mkfs, losetup) are not on everybody's PATH.
 os.environ["PATH"] += ":/usr/local/sbin:/usr/sbin:/sbin"
 
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -89,6 +88,7 @@ class ServiceLab:
         self.log = base / "log"
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(base / "notify"))
+        self._notify.settimeout(0.1)
         self.said: list[str] = []
 
     @property
@@ -117,13 +117,15 @@ class ServiceLab:
         """Wait until the service sends systemd a message with this line."""
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
-            if select.select([self._notify], [], [], 0.1)[0]:
+            try:
                 message = self._notify.recv(4096).decode()
-                self.said.append(message)
-                if word in message.split("\n"):
-                    return message
-            elif self.process is not None and self.process.poll() is not None:
-                break
+            except TimeoutError:
+                if self.process is not None and self.process.poll() is not None:
+                    break
+                continue
+            self.said.append(message)
+            if word in message.split("\n"):
+                return message
         raise AssertionError(f"{word} was never said; the log: {self.log.read_text()[-4000:]}")
 
     def stop(self) -> int:
