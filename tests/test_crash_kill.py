@@ -365,7 +365,7 @@ def test_killed_at_random_moments_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.optimize.GROUP_FILES_MAX", 8)  # commits all along, not at the end
-    _random_kills(root, 20, copies=8, seed=1, run=_forked(root))
+    _random_kills(root, 10, copies=8, seed=1, run=_forked(root))
 
 
 @pytest.mark.slow

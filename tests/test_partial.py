@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd import failpoint
@@ -246,6 +246,7 @@ def test_a_stub_in_use_that_is_mostly_its_own_becomes_plain(lab: Lab) -> None:
     assert lab.read("busy") == content
 
 
+@settings(max_examples=30)
 @given(data=st.data())
 def test_edits_in_turns_with_optimise_read_back(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
