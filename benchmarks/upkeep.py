@@ -26,6 +26,7 @@ from dedupd.disk import Disk
 from dedupd.enable import enable
 from dedupd.format import container as fmt
 from dedupd.format.container import Codec
+from dedupd.priority import cores
 from dedupd.store.container import Found, scan
 from dedupd.units import MIB, format_size
 from dedupd.volume import Volume
@@ -33,7 +34,6 @@ from jobs.frame import JobRun
 from jobs.optimize import Optimize
 from jobs.scrub import Depth, Scrub
 from jobs.verify import Verify
-from jobs.windows import cores
 
 SAMPLE_BYTES = 256 * MIB
 """Raw bytes that are fingerprinted in memory: more than any processor's cache."""

@@ -21,6 +21,16 @@ _DAMAGED = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError)
 """What LMDB says of files that it will never be able to use."""
 
 
+def catalogue_of(base: str) -> str:
+    """The directory of the catalogue of the volume whose ``.dedupd`` is ``base``."""
+    return os.path.join(base, "catalog")
+
+
+def time_key(prefix: str, time_s: float) -> str:
+    """The key of what happened then; such keys sort by time."""
+    return f"{prefix}{int(time_s * 1e9):020d}"
+
+
 class Catalog:
     """Job history, totals and checkpoints of one volume. All errors are CatalogUnusable."""
 

@@ -94,3 +94,11 @@ class DamagedRecipe(Damaged):
 
 class DamagedStub(Damaged):
     """A stub's attribute does not decode or belongs to another volume."""
+
+
+def error_named(kind: str, message: str) -> DedupdError:
+    """The error that another process reported, of its own class where that is one of these."""
+    known = globals().get(kind)
+    if isinstance(known, type) and issubclass(known, DedupdError):
+        return known(message)
+    return DedupdError(message)

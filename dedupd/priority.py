@@ -1,5 +1,6 @@
-"""The priority of work that nobody waits for."""
+"""The priority of work that nobody waits for, and the cores that it may use."""
 
+import os
 from enum import StrEnum
 
 import psutil
@@ -28,3 +29,8 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
         process.ionice(*_IO_CLASSES[io_priority])
     except (OSError, psutil.Error):
         pass  # a kernel without I/O classes schedules all alike
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 
 from dedupd import mounts
+from dedupd.catalog import catalogue_of
 from dedupd.content import ReadChunk, StoreContent, chunk_reader, open_content
 from dedupd.control import ControlClient, fetch_base, socket_path
 from dedupd.disk import Disk
@@ -165,10 +166,15 @@ class Volume:
                     pass
             return os.open(os.path.join(self.base, directory), flags)
 
+    @property
+    def catalogue(self) -> str:
+        """The directory of the volume's ``Catalog``."""
+        return catalogue_of(self.base)
+
     @cached_property
     def repairs(self) -> RepairNotes:
         """Notes of damage that readers met."""
-        return RepairNotes(os.path.join(self.base, "catalog"))
+        return RepairNotes(self.catalogue)
 
     @cached_property
     def chunk_records(self) -> RecordReader:

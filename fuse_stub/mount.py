@@ -18,12 +18,13 @@ from contextlib import ExitStack, contextmanager, suppress
 import pyfuse3
 import trio
 
-import dedupd.errors
 from dedupd import mounts, native
+from dedupd.child import child_environment
 from dedupd.commit import settle_noted
 from dedupd.control import ControlClient, socket_path
 from dedupd.disk import Disk
-from dedupd.errors import Busy, DedupdError, ServiceUnreachable, UsageError
+from dedupd.errors import Busy, ServiceUnreachable, UsageError, error_named
+from dedupd.priority import cores
 from dedupd.transitions import Transitions
 from dedupd.units import MIB
 from dedupd.volume import Volume
@@ -74,7 +75,7 @@ def serve(
         _mount_lock(own) as transitions,
     ):
         settle_noted(own, transitions)
-        threads = len(os.sched_getaffinity(0))
+        threads = cores()
         served = Served(own, transitions, mountpoint, cache_bytes, threads)
         try:
             # At the last moment: users see errors until then, and never the directory below.
@@ -233,7 +234,7 @@ def _start(arguments: list[str], *pass_fds: int) -> int:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd="/",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
+                env=child_environment(),
                 start_new_session=True,
             )
         finally:
@@ -251,23 +252,10 @@ def _start(arguments: list[str], *pass_fds: int) -> int:
     reply = json.loads(text)
     if "error" in reply:
         process.wait()
-        raise _error(reply["kind"], reply["error"])
+        raise error_named(reply["kind"], reply["error"])
     # It is not ours to wait for from here on.
     process.returncode = 0
     return process.pid
-
-
-def _import_path() -> list[str]:
-    """Where this program was imported from; the child works in another directory."""
-    return [os.path.abspath(entry) for entry in sys.path]
-
-
-def _error(kind: str, message: str) -> Exception:
-    """The error that the child reported, of its own class where that is one of ours."""
-    known = getattr(dedupd.errors, kind, None)
-    if isinstance(known, type) and issubclass(known, DedupdError):
-        return known(message)
-    return DedupdError(message)
 
 
 def serve_for_parent(

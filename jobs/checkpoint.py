@@ -8,7 +8,6 @@ are unreferenced, so whoever collects garbage clears the checkpoints first
 """
 
 import json
-import os
 from typing import NamedTuple
 
 from dedupd import native
@@ -38,7 +37,7 @@ class Checkpoints:
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self._directory = os.path.join(volume.base, "catalog")
+        self._directory = volume.catalogue
         self._found: dict[int, Checkpoint] = {}
 
     def load(self) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import resource
 import signal
 import threading
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dedupd.catalog import Catalog
+from dedupd.catalog import Catalog, time_key
 from dedupd.errors import CatalogUnusable, DedupdError
 from dedupd.volume import Volume
 from jobs.pace import Pace
@@ -136,15 +135,15 @@ def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
     """Keep a run in the volume's history; where that is not possible, say so and go on."""
     run.report = report
     try:
-        with Catalog(os.path.join(volume.base, "catalog")) as catalog:
-            catalog.put(f"run/{int(run.started_s * 1e9):020d}", report)
+        with Catalog(volume.catalogue) as catalog:
+            catalog.put(time_key("run/", run.started_s), report)
     except CatalogUnusable as error:
         _log.warning("the run is not in the history: %s", error)
 
 
 def history(volume: Volume, count: int) -> list[dict[str, Any]]:
     """The last runs, newest first."""
-    with Catalog(os.path.join(volume.base, "catalog")) as catalog:
+    with Catalog(volume.catalogue) as catalog:
         return catalog.latest("run/", count)
 
 

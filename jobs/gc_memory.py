@@ -3,7 +3,6 @@
 Only a hint, and only ever a reason to do nothing: a wrong one leaves garbage where it is.
 """
 
-import os
 from collections.abc import Mapping
 
 from dedupd import native
@@ -28,7 +27,7 @@ def digest(named: Mapping[Kind, bytes], live: Mapping[Kind, Mapping[int, int]]) 
 def is_as_left(volume: Volume, current: str) -> bool:
     """Whether the last collection left the volume with this digest."""
     try:
-        with Catalog(os.path.join(volume.base, "catalog")) as catalog:
+        with Catalog(volume.catalogue) as catalog:
             return bool(catalog.get(_KEY) == current)
     except CatalogUnusable:
         return False
@@ -37,7 +36,7 @@ def is_as_left(volume: Volume, current: str) -> bool:
 def remember(volume: Volume, current: str) -> None:
     """Keep the digest for the next run; a catalogue that can't costs that run some time."""
     try:
-        with Catalog(os.path.join(volume.base, "catalog")) as catalog:
+        with Catalog(volume.catalogue) as catalog:
             catalog.put(_KEY, current)
     except CatalogUnusable:
         pass

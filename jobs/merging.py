@@ -15,6 +15,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of, show_id
+from dedupd.priority import cores
 from dedupd.store.container import Container
 from dedupd.store.mergelog import MergeLog
 from dedupd.store.states import join_set
@@ -23,7 +24,6 @@ from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.joining import Range
 from jobs.stores import Directory, OpenContainers
-from jobs.windows import cores
 
 _MERGED = define("reconcile.merged", "some chunks of the merge log lead to those that stay")
 _JOINED = define("reconcile.joined", "a round is merged, and its chunks are in the set")

@@ -2,7 +2,6 @@
 
 import gc
 import mmap
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from dedupd.errors import DedupdError, NoSpace
 from dedupd.fsutil import show_path
 from dedupd.index.base import IndexCounters
 from dedupd.policy import Policy
+from dedupd.priority import cores
 from dedupd.uncached import BufferPool
 from dedupd.units import MIB
 from dedupd.volume import Volume
@@ -181,7 +181,7 @@ class Optimize:
             self._run.findings.add(message)
 
     def _optimise(self, store: Store, partitions: list[int]) -> None:
-        threads = min(self._policy.cores_max or len(os.sched_getaffinity(0)), 64)
+        threads = min(self._policy.cores_max or cores(), 64)
         headroom = self._volume.parameters.chunking.max_bytes
         room = self._policy.memory_bytes_max - MEMORY_FIXED_BYTES - self._partitioning.index_bytes
         share = room // (2 * BUFFERS_MIN) // MIB * MIB

@@ -1,6 +1,5 @@
 """The partitions of a volume in a job: what each holds, what is to come, and where it goes."""
 
-import os
 from dataclasses import asdict
 
 from dedupd.catalog import Catalog
@@ -21,7 +20,7 @@ _KEY = "partitions"
 def load_map(volume: Volume) -> PartitionMap:
     """Where files went last; without a catalogue, what a new volume has."""
     try:
-        with Catalog(_catalogue(volume)) as catalog:
+        with Catalog(volume.catalogue) as catalog:
             return PartitionMap.from_json(catalog.get(_KEY))
     except CatalogUnusable:
         return PartitionMap()
@@ -30,14 +29,10 @@ def load_map(volume: Volume) -> PartitionMap:
 def save_map(volume: Volume, partitions: PartitionMap) -> None:
     """Remember where files go. Losing it costs duplicates until the next reconciliation."""
     try:
-        with Catalog(_catalogue(volume)) as catalog:
+        with Catalog(volume.catalogue) as catalog:
             catalog.put(_KEY, partitions.to_json())
     except CatalogUnusable:
         pass
-
-
-def _catalogue(volume: Volume) -> str:
-    return os.path.join(volume.base, "catalog")
 
 
 class Partitioning:

@@ -75,7 +75,7 @@ class Rebuild:
     def _rebuild_catalogue(self) -> None:
         """A catalogue that is damaged is begun anew when it is opened."""
         self._run.update(phase="catalogue")
-        directory = os.path.join(self._volume.base, "catalog")
+        directory = self._volume.catalogue
         existed = os.path.exists(os.path.join(directory, "data.mdb"))
         try:
             with Catalog(directory) as catalog:

@@ -12,6 +12,7 @@ from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
 from dedupd.fsutil import open_beneath, opened, show_path
+from dedupd.priority import cores
 from dedupd.store.container import Container
 from dedupd.store.recipes import Broken, Leaf
 from dedupd.stub import FileIdentity
@@ -20,7 +21,6 @@ from jobs.frame import JobRun
 from jobs.invariants import Finding, Invariant
 from jobs.known import KnownRecords
 from jobs.scan import Found
-from jobs.windows import cores
 
 DIRECTORIES_AT_ONCE = 64
 """Looked at by one call, which uses all cores; each takes a descriptor."""

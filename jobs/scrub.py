@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from dedupd.errors import Damaged, DamagedTable, NoSpace
 from dedupd.format import container as fmt
 from dedupd.format.ids import container_of, ordinal_of
+from dedupd.priority import cores
 from dedupd.repairs import Note
 from dedupd.store.copies import all_copies
 from dedupd.store.mend import mend
@@ -37,7 +38,6 @@ from jobs.scrub_records import RecordScrub
 from jobs.search import FileSearch
 from jobs.stores import Directory
 from jobs.throttle import Throttle
-from jobs.windows import cores
 
 FINDINGS_KEPT_MAX = 1000
 """In a report; the counts go on."""

@@ -1,6 +1,5 @@
 """How far a full scrub is, kept in the catalogue: an interrupted one goes on where it stopped."""
 
-import os
 import time
 from typing import Any
 
@@ -22,7 +21,7 @@ class ScrubProgress:
     """
 
     def __init__(self, volume: Volume, is_kept: bool) -> None:
-        self._directory = os.path.join(volume.base, "catalog")
+        self._directory = volume.catalogue
         self._is_kept = is_kept
         self._saved_s = time.monotonic()
         self._begun: tuple[int, int, int, int, int] | None = self._load() if is_kept else None

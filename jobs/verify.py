@@ -11,6 +11,7 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
 from dedupd.format.packed import UncheckedEntries
 from dedupd.fsutil import opened, read_at
+from dedupd.priority import cores
 from dedupd.store.container import Gap, data_name, payload_is_intact, scan
 from dedupd.store.recovery import container_numbers, is_unfinished, load_table, table_numbers
 from dedupd.units import MIB
@@ -22,7 +23,7 @@ from jobs.losses import losses
 from jobs.records import Problem, RecordCheck, check_all, rows
 from jobs.references import ReferenceWalk
 from jobs.verify_set import check_log, check_merges, check_partitions, check_set
-from jobs.windows import Window, WindowReader, cores
+from jobs.windows import Window, WindowReader
 
 PORTION_BYTES = 32 * MIB
 """Read by one call: a run stops within the time that this takes."""

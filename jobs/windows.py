@@ -6,7 +6,6 @@ each read and checked by one thread: of these, the kernel keeps a few percent in
 """
 
 import mmap
-import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -176,8 +175,3 @@ class _Next:
 
     offset: int
     record: fmt.Record | None
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0))

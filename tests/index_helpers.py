@@ -10,7 +10,8 @@ from dedupd import native
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.index.bloom import BloomIndex
-from dedupd.index.table import SavedFile, TableIndex
+from dedupd.index.logged import SavedFile
+from dedupd.index.table import TableIndex
 from dedupd.store.states import set_states
 from tests.helpers import noise
 from tests.store_helpers import VOLUME, Records

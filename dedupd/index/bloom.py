@@ -5,19 +5,22 @@ BloomStore, seed 002, chapter 4; the design and its figures are in docs/index.md
 
 import errno
 import os
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from dedupd import native
 from dedupd.format.container import Kind
 from dedupd.fsutil import opened
-from dedupd.index.base import IndexCounters
-from dedupd.index.table import CACHE_ENTRIES, GHOSTS_MAX, PAGE_ENTRIES, SAVED_ENTRIES_MIN, SavedFile
-from dedupd.store.recovery import Recovered
+from dedupd.index.logged import (
+    CACHE_ENTRIES,
+    PAGE_ENTRIES,
+    SAVED_ENTRIES_MIN,
+    LoggedIndex,
+    SavedFile,
+)
 
 
-class BloomIndex:
+class BloomIndex(LoggedIndex[native.BloomIndex]):
     """A ``StoreIndex`` over ``native.BloomIndex``. ``dir_fd`` (containers and tables) is borrowed.
 
     ``capacity``: entries that are about to be loaded. The file ``saved`` is there, and not valid,
@@ -65,37 +68,14 @@ class BloomIndex:
         with opened(fd):
             yield fd
 
-    def __len__(self) -> int:
-        return len(self._native)
-
-    def lookup(self, fingerprints: bytes) -> Sequence[int]:
-        return memoryview(self._native.lookup(fingerprints)).cast("Q")
-
-    def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:
-        self._native.insert(fingerprints, array("Q", ids))
-
-    def load(self, container: Recovered) -> None:
-        self._native.load(container.header.container, container.header.generation)
-
-    def take_found_orphans(self) -> set[int]:
-        return set(memoryview(self._native.take_found_orphans()).cast("Q"))
-
-    def counters(self) -> IndexCounters:
-        return IndexCounters(*self._native.counters(), self.memory_bytes)
-
     @property
     def memory_bytes(self) -> int:
         """RAM of the filter, the write buffers, the record numbers and the cache."""
         return self._native.figures()[1]
 
-    def rebuild(self) -> None:
-        """Make everything anew by a sequential scan of the redirection tables."""
-        self._native.rebuild()
-
     def save(self) -> None:
         entries, _, is_lossy = self._native.figures()
-        ghosts = entries - len(self)
-        if entries < self._saved_entries_min or ghosts * GHOSTS_MAX > entries or is_lossy:
+        if is_lossy or not self._is_worth_saving(entries):
             self._saved.remove()
         else:
             self._write()

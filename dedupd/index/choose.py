@@ -6,8 +6,9 @@ from dedupd.disk import Disk
 from dedupd.format.container import Kind
 from dedupd.index.base import StoreIndex
 from dedupd.index.bloom import BloomIndex
+from dedupd.index.logged import SavedFile
 from dedupd.index.memory import MemoryIndex
-from dedupd.index.table import SavedFile, TableIndex
+from dedupd.index.table import TableIndex
 
 
 class IndexChoice(StrEnum):

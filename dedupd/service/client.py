@@ -7,8 +7,14 @@ import socket
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import dedupd.errors
-from dedupd.errors import ConfigurationError, DedupdError, NotAVolume, ServiceUnreachable
+from dedupd.errors import (
+    EXIT_USAGE,
+    ConfigurationError,
+    DedupdError,
+    NotAVolume,
+    ServiceUnreachable,
+    error_named,
+)
 from dedupd.service.config import config_path, default_socket, load_config
 
 TIMEOUT_S = 150.0
@@ -20,7 +26,7 @@ SYSTEM_SOCKET = "/run/dedupd.sock"
 class Denied(DedupdError):
     """The service does not let this user do that."""
 
-    exit_status = dedupd.errors.EXIT_USAGE
+    exit_status = EXIT_USAGE
 
 
 class _Connection(http.client.HTTPConnection):
@@ -126,12 +132,7 @@ _ERRORS = "surrogateescape"
 
 
 def _error(kind: str, message: str) -> DedupdError:
-    if kind == "Denied":
-        return Denied(message)
-    known = getattr(dedupd.errors, kind, None)
-    if isinstance(known, type) and issubclass(known, DedupdError):
-        return known(message)
-    return DedupdError(message)
+    return Denied(message) if kind == "Denied" else error_named(kind, message)
 
 
 def _places() -> list[str]:

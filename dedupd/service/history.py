@@ -6,12 +6,11 @@ savings/<time, ns>    what the volume saved then: Savings
 paused                whether somebody has paused the volume's jobs
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_args
 
-from dedupd.catalog import Catalog
+from dedupd.catalog import Catalog, catalogue_of, time_key
 from dedupd.service.scheduler import TaskHistory, TaskName
 
 RUNS_KEPT = 2000
@@ -58,7 +57,7 @@ class History:
     """The catalogue of the volume whose ``.dedupd`` is ``base``. All raise CatalogUnusable."""
 
     def __init__(self, base: str) -> None:
-        self._directory = os.path.join(base, "catalog")
+        self._directory = catalogue_of(base)
 
     def load(self) -> Memory:
         with Catalog(self._directory) as catalog:
@@ -82,11 +81,11 @@ class History:
     def note_run(self, started_s: float, report: Mapping[str, Any]) -> None:
         """Keep a run that could not keep itself, because it failed."""
         with Catalog(self._directory) as catalog:
-            catalog.put(f"run/{int(started_s * 1e9):020d}", dict(report))
+            catalog.put(time_key("run/", started_s), dict(report))
 
     def note_savings(self, savings: Savings) -> None:
         with Catalog(self._directory) as catalog:
-            catalog.put(f"savings/{int(savings.time_s * 1e9):020d}", asdict(savings))
+            catalog.put(time_key("savings/", savings.time_s), asdict(savings))
             catalog.keep_latest("savings/", SAVINGS_KEPT)
             catalog.keep_latest("run/", RUNS_KEPT)
 

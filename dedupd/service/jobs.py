@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import socket
 import sys
 import time
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from dedupd.child import child_environment
 from dedupd.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
 from dedupd.service.scheduler import TaskName, Urgency
 from jobs.channel import CHANNEL_VARIABLE
@@ -145,7 +145,7 @@ class Job:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env=_environment(theirs.fileno()),
+                env={**child_environment(), CHANNEL_VARIABLE: str(theirs.fileno())},
                 start_new_session=True,
                 cwd="/",
             )
@@ -196,8 +196,3 @@ async def _tail(stream: asyncio.StreamReader) -> str:
     while data := await stream.read(1 << 16):
         kept = (kept + data)[-OUTPUT_BYTES_MAX:]
     return kept.decode("utf-8", "replace")
-
-
-def _environment(channel_fd: int) -> dict[str, str]:
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, CHANNEL_VARIABLE: str(channel_fd)}

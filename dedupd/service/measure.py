@@ -3,10 +3,10 @@
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 
+from dedupd.child import child_environment
 from dedupd.service.history import Savings
 
 log = logging.getLogger("dedupd.service")
@@ -14,13 +14,12 @@ log = logging.getLogger("dedupd.service")
 
 async def measure(path: str) -> Savings | None:
     """The figures of the volume at ``path`` as they are now; None where they cannot be had."""
-    imports = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "dedupd.cli.main", "status", "--here", "--json", "--", path),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": imports},
+        env=child_environment(),
         start_new_session=True,
         cwd="/",
     )

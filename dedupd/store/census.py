@@ -30,7 +30,7 @@ def census(dir_fd: int) -> Iterator[Counted]:
             header = fmt.decode_file_header(data, name.decode())
         except (FileNotFoundError, DamagedContainer, UnknownFormat):
             continue
-        yield Counted(number, header.partition, _entries_in(dir_fd, number))
+        yield Counted(number, header.partition, entries_in(dir_fd, number))
 
 
 def entries_by_partition(dir_fd: int) -> dict[int, int]:
@@ -41,7 +41,8 @@ def entries_by_partition(dir_fd: int) -> dict[int, int]:
     return entries
 
 
-def _entries_in(dir_fd: int, number: int) -> int:
+def entries_in(dir_fd: int, number: int) -> int:
+    """About how many entries the table of a container has: as many as its size has room for."""
     try:
         size = os.stat(table_name(number), dir_fd=dir_fd, follow_symlinks=False).st_size
     except FileNotFoundError:

@@ -135,11 +135,20 @@ def _load_table(dir_fd: int, name: bytes, header: fmt.FileHeader) -> tuple[tbl.T
     except FileNotFoundError:
         raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
     with opened(fd):
-        table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
-        if not tbl.belongs(table, header):
-            raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+        table = table_header(fd, name, header)
         size = max(0, os.fstat(fd).st_size - tbl.HEADER_BYTES)
         return table, read_at(fd, size, tbl.HEADER_BYTES)
+
+
+def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeader:
+    """The header of an open redirection table, which is that of the container with ``header``.
+
+    Raises DamagedTable.
+    """
+    table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
+    if not tbl.belongs(table, header):
+        raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+    return table
 
 
 def entry_of(found: Found) -> tbl.Entry:

@@ -10,8 +10,9 @@ from dedupd.errors import DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import opened
 from dedupd.store.container import Container, table_name
+from dedupd.store.recovery import table_header
 
 _WRITTEN = define("states.written", "entries of a table are changed, not yet synced")
 _DURABLE = define("states.durable", "changed entries of a table are durable")
@@ -78,10 +79,7 @@ def _opened_table(
     except FileNotFoundError:
         raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
     with opened(fd):
-        table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
-        if not tbl.belongs(table, header):
-            raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
-        yield fd, table
+        yield fd, table_header(fd, name, header)
 
 
 def revive(

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::check::{u32_at, u64_at};
+use crate::check::u32_at;
+use crate::leaf::Leaf;
 use crate::seal::{ENTRY_BYTES, STATE_AT, STATE_LIVE, STATE_ORPHANED, STATE_TOMBSTONE, entry_body};
 
 /// Where the counting of references stops.
@@ -176,32 +177,24 @@ impl Known {
 /// The rows of a leaf of a recipe whose bytes `chunks` has, each once; None where it is no leaf, or
 /// covers less than `covered` bytes, or any of its chunks is not there.
 pub fn sound_leaf(payload: &[u8], covered: u64, chunks: &Known) -> Option<Vec<u64>> {
-    const MAGIC: u32 = 0x5052_4444;
-    const FORMAT: u8 = 1;
-    const HEADER_BYTES: usize = 40;
-    const ROW_BYTES: usize = 16;
-    let (header, rows) = payload.split_at_checked(HEADER_BYTES)?;
-    let is_leaf = u32_at(header, 0) == MAGIC && (header[4], header[5]) == (FORMAT, 0);
-    let length = u64_at(header, 16);
-    if !is_leaf || rows.len() != u32_at(header, 8) as usize * ROW_BYTES || length < covered {
+    let leaf = Leaf::of(payload)?;
+    if leaf.length < covered {
         return None;
     }
-    let mut ids = Vec::with_capacity(rows.len() / ROW_BYTES);
+    let rows = leaf.rows();
+    let mut ids = Vec::with_capacity(rows.len());
     let mut sum = 0u64;
-    for row in rows.chunks_exact(ROW_BYTES) {
-        let (id, said) = (u64_at(row, 0), u64_at(row, 8));
-        let size = if id == 0 { said } else { said & 0xFFFF_FFFF };
-        if size == 0 {
+    for row in rows {
+        if row.length == 0 {
             return None;
         }
-        sum = sum.checked_add(size)?;
-        if id != 0 {
-            // A leaf has length and check the other way round.
-            if !chunks.holds(id, said.rotate_left(32)) {
+        sum = sum.checked_add(row.length)?;
+        if row.id != 0 {
+            if !chunks.holds(row.id, word(row.length as u32, row.check)) {
                 return None;
             }
-            ids.push(id);
+            ids.push(row.id);
         }
     }
-    (sum == length).then_some(ids)
+    (sum == leaf.length).then_some(ids)
 }

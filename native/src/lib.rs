@@ -11,6 +11,7 @@ pub mod fingerprint;
 pub mod index;
 pub mod join;
 pub mod known;
+pub mod leaf;
 pub mod map;
 pub mod marks;
 pub mod pieces;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::check::{u32_at, u64_at};
 use crate::encode::{CODEC_ZSTD, check, decode};
 use crate::files::fill_at;
+use crate::leaf::Leaf;
 use crate::seal::{
     ENTRY_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_AT, STATE_LIVE, STATE_ORPHANED,
     entry_body,
@@ -131,21 +132,13 @@ pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) 
 
 /// The ids, holes included, of the first `end` bytes of a leaf; None where it is no sound leaf.
 fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<u64>> {
-    const MAGIC: u32 = 0x5052_4444;
-    const FORMAT: u8 = 1;
-    const HEADER_BYTES: usize = 40;
-    const ROW_BYTES: usize = 16;
-    let (header, rows) = payload.split_at_checked(HEADER_BYTES)?;
-    let is_leaf = u32_at(header, 0) == MAGIC && (header[4], header[5]) == (FORMAT, 0);
-    if !is_leaf || rows.len() != u32_at(header, 8) as usize * ROW_BYTES {
-        return None;
-    }
-    let whole = end >= u64_at(header, 16);
-    let (mut ids, mut begin) = (Vec::with_capacity(rows.len() / ROW_BYTES), 0u64);
-    for row in rows.chunks_exact(ROW_BYTES) {
-        let (id, said) = (u64_at(row, 0), u64_at(row, 8));
-        ids.push(id);
-        begin = begin.checked_add(if id == 0 { said } else { said & 0xFFFF_FFFF })?;
+    let leaf = Leaf::of(payload)?;
+    let whole = end >= leaf.length;
+    let rows = leaf.rows();
+    let (mut ids, mut begin) = (Vec::with_capacity(rows.len()), 0u64);
+    for row in rows {
+        ids.push(row.id);
+        begin = begin.checked_add(row.length)?;
         if !whole && begin >= end {
             return Some(ids);
         }

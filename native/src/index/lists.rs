@@ -28,6 +28,43 @@ pub fn checked(data: &[u8]) -> Option<&[u8]> {
     (check == xxh3_64(body).to_le_bytes()).then_some(body)
 }
 
+/// The first bytes of both files. What `byte` and `parts` are is the matter of each index, and so is
+/// what is counted.
+pub struct Header {
+    pub byte: u8,
+    pub parts: u32,
+    pub entries: u64,
+    pub counts: [u32; 4],
+}
+
+impl Header {
+    pub const BYTES: usize = 64;
+
+    pub fn encode(&self, magic: &[u8; 8], format: u16, owner: &Owner) -> Vec<u8> {
+        let mut out = magic.to_vec();
+        out.extend(format.to_le_bytes());
+        out.extend([owner.kind, self.byte]);
+        out.extend(self.parts.to_le_bytes());
+        out.extend(owner.volume);
+        out.extend(self.entries.to_le_bytes());
+        self.counts.iter().for_each(|count| out.extend(count.to_le_bytes()));
+        seal(out)
+    }
+
+    /// None for a file of another volume, kind or format, or a damaged one.
+    pub fn decode(data: &[u8], magic: &[u8; 8], format: u16, owner: &Owner) -> Option<Header> {
+        let body = checked(data)?;
+        let word = |at: usize| u32::from_le_bytes(*body[at..].first_chunk().unwrap_or(&[0; 4]));
+        let header = Header {
+            byte: body[11],
+            parts: word(12),
+            entries: u64::from(word(32)) | u64::from(word(36)) << 32,
+            counts: [40, 44, 48, 52].map(word),
+        };
+        (header.encode(magic, format, owner) == data).then_some(header)
+    }
+}
+
 pub fn encode_stamps(stamps: &HashMap<u32, Stamp>) -> Vec<u8> {
     let mut out = Vec::with_capacity(stamps.len() * STAMP_BYTES);
     for (container, stamp) in stamps {

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use super::chunks::{ChunkIndex, Stamp};
 use super::lists::{
-    Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks, encode_stamps,
-    halves, seal, words,
+    Header, Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks,
+    encode_stamps, halves, seal, words,
 };
 use super::numbers::Numbers;
 use super::plane::{BUCKET_BYTES, Plane, SLOTS};
@@ -15,7 +15,6 @@ use super::table::{GROUP_BITS_MAX, Table};
 
 const MAGIC: &[u8; 8] = b"DEDUPTBL";
 const FORMAT: u16 = 1;
-pub const HEADER_BYTES: usize = 64;
 const STASHED_BYTES: usize = 16;
 const CHECK_BYTES: usize = 8;
 
@@ -53,41 +52,37 @@ impl Counts {
     }
 
     fn file_bytes(&self) -> usize {
-        HEADER_BYTES
+        Header::BYTES
             + self.list_bytes()
             + CHECK_BYTES
             + self.planes * (self.plane_bytes() + CHECK_BYTES)
     }
 
     fn encode(&self, owner: &Owner) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        out.extend(FORMAT.to_le_bytes());
-        out.push(owner.kind);
-        out.push(self.group_bits as u8);
-        out.extend((self.groups as u32).to_le_bytes());
-        out.extend(owner.volume);
-        out.extend(self.entries.to_le_bytes());
-        for count in [self.stamps, self.blocks, self.planes, self.stashed] {
-            out.extend((count as u32).to_le_bytes());
-        }
-        seal(out)
+        let header = Header {
+            byte: self.group_bits as u8,
+            parts: self.groups as u32,
+            entries: self.entries,
+            counts: [self.stamps, self.blocks, self.planes, self.stashed].map(|n| n as u32),
+        };
+        header.encode(MAGIC, FORMAT, owner)
     }
 
     /// None for another volume's table, one of another format, or one that is damaged.
     fn decode(data: &[u8], owner: &Owner) -> Option<Counts> {
-        let body = checked(data)?;
-        let word = |at: usize| u32::from_le_bytes(*body[at..].first_chunk().unwrap_or(&[0; 4]));
-        let counts = Counts {
-            group_bits: body[11].into(),
-            groups: word(12) as usize,
-            entries: u64::from(word(32)) | u64::from(word(36)) << 32,
-            stamps: word(40) as usize,
-            blocks: word(44) as usize,
-            planes: word(48) as usize,
-            stashed: word(52) as usize,
-        };
-        let is_ours = counts.encode(owner) == data;
-        (is_ours && counts.group_bits <= GROUP_BITS_MAX && counts.groups > 0).then_some(counts)
+        let header = Header::decode(data, MAGIC, FORMAT, owner)?;
+        let [stamps, blocks, planes, stashed] = header.counts.map(|count| count as usize);
+        let group_bits = header.byte.into();
+        let (groups, entries) = (header.parts as usize, header.entries);
+        (group_bits <= GROUP_BITS_MAX && groups > 0).then_some(Counts {
+            group_bits,
+            groups,
+            entries,
+            stamps,
+            blocks,
+            planes,
+            stashed,
+        })
     }
 }
 
@@ -145,11 +140,11 @@ pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, 
         let mut data = vec![0; length];
         file.read_exact_at(&mut data, offset as u64).ok().map(|()| data)
     };
-    let counts = Counts::decode(&at(0, HEADER_BYTES)?, owner)?;
+    let counts = Counts::decode(&at(0, Header::BYTES)?, owner)?;
     if file.metadata().ok()?.len() != counts.file_bytes() as u64 {
         return None;
     }
-    let lists = at(HEADER_BYTES, counts.list_bytes() + CHECK_BYTES)?;
+    let lists = at(Header::BYTES, counts.list_bytes() + CHECK_BYTES)?;
     let mut lists = checked(&lists)?;
     let mut take = |length: usize| {
         let (taken, rest) = lists.split_at(length);
@@ -163,7 +158,7 @@ pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, 
     if widths.iter().sum::<usize>() != counts.planes || widths.contains(&0) {
         return None;
     }
-    let mut offset = HEADER_BYTES + counts.list_bytes() + CHECK_BYTES;
+    let mut offset = Header::BYTES + counts.list_bytes() + CHECK_BYTES;
     let mut groups: Vec<Vec<Plane>> = Vec::new();
     for width in widths {
         let mut planes = Vec::new();

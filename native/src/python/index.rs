@@ -9,10 +9,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::input::{Input, pack_u64};
+use super::input::{Input, pack_u64, pairs};
 use super::sys::call;
 use crate::index::bloom::Bloom;
-use crate::index::chunks::{ABSENT, ChunkIndex};
+use crate::index::chunks::ChunkIndex;
 use crate::index::lists::Owner;
 use crate::index::log::Log;
 use crate::index::snapshot;
@@ -50,19 +50,7 @@ impl<S: Suggest + Send> Shared<S> {
     }
 
     fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
-        let keys = fingerprints.fingerprints("fingerprints")?;
-        let ids = ids.u64s("ids")?;
-        if keys.len() != ids.len() {
-            return Err(PyValueError::new_err(format!(
-                "ids has {} items, fingerprints has {}",
-                ids.len(),
-                keys.len()
-            )));
-        }
-        if ids.contains(&ABSENT) {
-            return Err(PyValueError::new_err("ids: 0 stands for an absent entry"));
-        }
-        let rows: Vec<_> = keys.into_iter().zip(ids).collect();
+        let rows = pairs(&fingerprints, &ids)?;
         call(py, || self.lock().insert(&rows))
     }
 

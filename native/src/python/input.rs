@@ -75,6 +75,23 @@ impl Input {
     }
 }
 
+/// What an insertion takes: fingerprints, and an id for each, which is not 0.
+pub fn pairs<'a>(fingerprints: &'a Input, ids: &Input) -> PyResult<Vec<(&'a Fingerprint, u64)>> {
+    let keys = fingerprints.fingerprints("fingerprints")?;
+    let ids = ids.u64s("ids")?;
+    if keys.len() != ids.len() {
+        return Err(PyValueError::new_err(format!(
+            "ids has {} items, fingerprints has {}",
+            ids.len(),
+            keys.len()
+        )));
+    }
+    if ids.contains(&0) {
+        return Err(PyValueError::new_err("ids: 0 stands for an absent entry"));
+    }
+    Ok(keys.into_iter().zip(ids).collect())
+}
+
 impl<'py> FromPyObject<'_, 'py> for Input {
     type Error = PyErr;
 

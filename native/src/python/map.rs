@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::input::{Input, pack_u64};
+use super::input::{Input, pack_u64, pairs};
 use crate::map;
 
 /// What a look-up returns for a fingerprint that is not there; so it can't be an id.
@@ -51,21 +51,10 @@ impl FingerprintMap {
     }
 
     fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
-        let keys = fingerprints.fingerprints("fingerprints")?;
-        let ids = ids.u64s("ids")?;
-        if keys.len() != ids.len() {
-            return Err(PyValueError::new_err(format!(
-                "ids has {} items, fingerprints has {}",
-                ids.len(),
-                keys.len()
-            )));
-        }
-        if ids.contains(&ABSENT) {
-            return Err(PyValueError::new_err("ids: 0 stands for an absent entry"));
-        }
+        let rows = pairs(&fingerprints, &ids)?;
         Ok(py.detach(|| {
             let mut map = self.write();
-            keys.iter().zip(ids).filter(|&(key, id)| map.insert(key, id)).count()
+            rows.into_iter().filter(|&(key, id)| map.insert(key, id)).count()
         }))
     }
 

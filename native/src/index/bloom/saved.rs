@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 
 use super::super::chunks::{ChunkIndex, Stamp};
 use super::super::lists::{
-    Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks, encode_stamps,
-    halves, seal,
+    Header, Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks,
+    encode_stamps, halves, seal,
 };
 use super::super::numbers::Numbers;
 use super::units::{CHAIN_PAGES, UNIT_BYTES};
@@ -15,7 +15,6 @@ use super::{Bloom, first_unit, offset};
 
 const MAGIC: &[u8; 8] = b"DEDUPBLM";
 const FORMAT: u16 = 1;
-const HEADER_BYTES: usize = 64;
 const CHAIN_BYTES: usize = 8;
 const BUFFERED_BYTES: usize = 12;
 const CHECK_BYTES: usize = 8;
@@ -51,31 +50,28 @@ impl Counts {
     }
 
     fn encode(&self, owner: &Owner) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        out.extend(FORMAT.to_le_bytes());
-        out.extend([owner.kind, 0]);
-        out.extend((self.partitions as u32).to_le_bytes());
-        out.extend(owner.volume);
-        out.extend(self.entries.to_le_bytes());
-        for count in [self.stamps, self.blocks, self.chains, self.buffered] {
-            out.extend((count as u32).to_le_bytes());
-        }
-        seal(out)
+        let header = Header {
+            byte: 0,
+            parts: self.partitions as u32,
+            entries: self.entries,
+            counts: [self.stamps, self.blocks, self.chains, self.buffered].map(|n| n as u32),
+        };
+        header.encode(MAGIC, FORMAT, owner)
     }
 
     /// None for another volume's chains, those of another format, or damaged ones.
     fn decode(data: &[u8], owner: &Owner) -> Option<Counts> {
-        let body = checked(data)?;
-        let word = |at: usize| u32::from_le_bytes(*body[at..].first_chunk().unwrap_or(&[0; 4]));
-        let counts = Counts {
-            partitions: word(12) as usize,
-            entries: u64::from(word(32)) | u64::from(word(36)) << 32,
-            stamps: word(40) as usize,
-            blocks: word(44) as usize,
-            chains: word(48) as usize,
-            buffered: word(52) as usize,
-        };
-        (counts.encode(owner) == data && counts.partitions > 0).then_some(counts)
+        let header = Header::decode(data, MAGIC, FORMAT, owner)?;
+        let [stamps, blocks, chains, buffered] = header.counts.map(|count| count as usize);
+        let (partitions, entries) = (header.parts as usize, header.entries);
+        (header.byte == 0 && partitions > 0).then_some(Counts {
+            partitions,
+            entries,
+            stamps,
+            blocks,
+            chains,
+            buffered,
+        })
     }
 }
 
@@ -140,7 +136,7 @@ impl ChunkIndex<Bloom> {
             return Ok(false);
         };
         let file = self.suggest.file.try_clone()?;
-        file.write_all_at(&[0; HEADER_BYTES], 0)?;
+        file.write_all_at(&[0; Header::BYTES], 0)?;
         let mut bloom = Bloom::with_partitions(file, capacity, counts.partitions);
         for (chain, &(partition, _)) in (0u32..).zip(&lists.chains) {
             bloom.chains_of[partition as usize].push(chain);
@@ -162,7 +158,7 @@ impl ChunkIndex<Bloom> {
 
     fn read_saved(&self, owner: &Owner) -> Option<(Counts, Lists)> {
         let file = &self.suggest.file;
-        let mut header = [0; HEADER_BYTES];
+        let mut header = [0; Header::BYTES];
         file.read_exact_at(&mut header, 0).ok()?;
         let counts = Counts::decode(&header, owner)?;
         let start = offset(first_unit(counts.chains));
