@@ -1,6 +1,7 @@
 """Finding the files of a study, whose number has no bound: they go to disk, not to memory."""
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,13 +42,21 @@ class ScanSums:
 def file_type(path: bytes) -> str:
     """The type of a file: its extension in small letters, or ``''``.
 
-    Numbers at the end are those of a version, and no type: ``libc.so.6`` is an ``so``.
+    Versions behind it are no type. They are numbers, what begins with a digit and has more than
+    letters and digits, and all behind ``.so.`` and a number that begins with a digit:
+    ``libc.so.6``, ``libLLVM.so.22.1-rust-1.95.0-stable`` and ``libssl.so.1.0.2k`` are ``so``.
     """
     name = path.rpartition(b"/")[2]
+    if library := _VERSIONED_LIBRARY.fullmatch(name):
+        name = library[1]
     stem, dot, extension = name.rpartition(b".")
-    while extension.isdigit() and dot and stem:
+    while dot and stem and _VERSION.fullmatch(extension):
         stem, dot, extension = stem.rpartition(b".")
     return _shown_type(extension) if dot and stem else ""
+
+
+_VERSION = re.compile(rb"[0-9]+|[0-9][^.]*[^.A-Za-z0-9][^.]*")
+_VERSIONED_LIBRARY = re.compile(rb"(.+\.so)\.[0-9]+(\.[0-9][^.]*)*", re.DOTALL | re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)

@@ -461,6 +461,14 @@ def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> Non
         (b".so.6", ""),
         (b"1.2.3", ""),
         (b"foo.", ""),
+        (b"libLLVM.so.22.1-rust-1.95.0-stable", "so"),
+        (b"libssl.so.1.0.2k", "so"),
+        (b"libstdc++.so.6.0.30-gdb.py", "py"),
+        (b"backup.so.7z", "7z"),
+        (b"vmlinuz-6.1.0-18-amd64", ""),
+        (b"python3.11-config", ""),
+        (b"dump-2026.01.31-full.sql", "sql"),
+        (b"clip.3gp", "3gp"),
     ],
 )
 def test_version_numbers_are_no_type(name: bytes, kind: str) -> None:
