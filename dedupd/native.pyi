@@ -5,7 +5,7 @@ copying it, releases the GIL while it works, and returns packed little-endian ar
 ``bytes``; ``memoryview(x).cast("I")`` (or ``"Q"``) gives the typed view.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from typing_extensions import Buffer
 
@@ -446,14 +446,15 @@ class StubCounter:
         """
 
 def scan_directory(
-    fd: int, attribute: bytes
+    fd: int, attribute: bytes, check: Callable[[], None] | None = None
 ) -> tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]]:
     """Names of directories, and regular files on the same file system, in no order.
 
     Of each file: name; inode, size, mtime and ctime in ns; links; allocated bytes; value of the
     attribute, None where it has none, empty where that cannot be told.
 
-    No link is followed; what vanishes meanwhile is passed over. Raises OSError.
+    No link is followed; what vanishes meanwhile is passed over. ``check`` is called every some
+    thousand entries; what it raises ends the scan. Raises OSError.
     """
 
 def scan_stubs(
@@ -476,7 +477,7 @@ def scan_stubs(
     """
 
 def scan_unsettled(
-    fd: int, attribute: bytes, seed: int
+    fd: int, attribute: bytes, seed: int, check: Callable[[], None] | None = None
 ) -> tuple[
     tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]],
     int,

@@ -138,11 +138,10 @@ class Optimize:
         self._run.update(phase="scanning")
         total = 0
         skipped, errors = Skipped(), list[str]()
-        for candidate in candidates(self._volume, self._policy, self._below, skipped, errors):
+        for candidate in self._scan(skipped, errors):
             total += candidate.work_bytes
             self._partitioning.expect(candidate)
             self._run.update(total=total)
-            self._run.check()
         self._unsettled = skipped.unsettled
         self._mostly_local = skipped.mostly_local
         if total or skipped.unsettled or skipped.mostly_local:
@@ -151,6 +150,10 @@ class Optimize:
         for message in errors:
             self._run.findings.add(message)
         return False
+
+    def _scan(self, skipped: Skipped, errors: list[str]) -> Iterator[Candidate]:
+        check = self._run.check
+        return candidates(self._volume, self._policy, self._below, skipped, errors, check)
 
     def _settle(self) -> None:
         """Finish what an interrupted job left half done."""
@@ -174,7 +177,7 @@ class Optimize:
         """The files of one partition; the first walk tells of all that are left, and why."""
         errors: list[str] = []
         skipped = self._skipped if is_first else Skipped()
-        for candidate in candidates(self._volume, self._policy, self._below, skipped, errors):
+        for candidate in self._scan(skipped, errors):
             if self._partitioning.is_in(candidate.path, partition):
                 yield candidate, self._policy.compresses(candidate.path)
         for message in errors if is_first else ():

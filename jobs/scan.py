@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +21,12 @@ _Entries = tuple[list[bytes], list[_NativeFile]]
 _File = tuple[bytes, _Identity, int, bytes | None]
 """What :class:`Found` has, in its order."""
 
+
+Check = Callable[[], None]
+"""A safe place of the job: waits where it is to give way, raises where it is to stop."""
+
+FILES_BETWEEN_CHECKS = 1024
+"""Looked at in a few milliseconds."""
 
 OPTIMISED = "already optimised"
 
@@ -79,12 +85,16 @@ def walk(volume: Volume, below: bytes = b"", errors: list[str] | None = None) ->
     Follows no link. What vanishes meanwhile is passed over; what cannot be read is added to
     ``errors``.
     """
-    for path, identity, allocated, attribute in _files(volume, below, errors, None):
+    for path, identity, allocated, attribute in _files(volume, below, errors, None, None):
         yield Found(path, FileIdentity._make(identity), allocated, attribute)
 
 
 def _files(
-    volume: Volume, below: bytes, errors: list[str] | None, skipped: Skipped | None
+    volume: Volume,
+    below: bytes,
+    errors: list[str] | None,
+    skipped: Skipped | None,
+    check: Check | None,
 ) -> Iterator[_File]:
     """As :func:`walk`, in plain tuples: most files of a run are looked at, and left.
 
@@ -94,6 +104,8 @@ def _files(
     seen: set[int] = set()
     pending = [below]
     while pending:
+        if check is not None:
+            check()
         directory = pending.pop()
         try:
             fd = open_beneath(volume.data_fd, directory, os.O_RDONLY | os.O_NONBLOCK)
@@ -109,7 +121,7 @@ def _files(
                 continue
             if stat.S_ISDIR(status.st_mode):
                 try:
-                    entries = _scan(volume, fd, skipped)
+                    entries = _scan(volume, fd, skipped, check)
                 except OSError as error:
                     if errors is not None:
                         errors.append(f"{show_path(directory) or '.'}: {error.strerror}")
@@ -121,11 +133,11 @@ def _files(
                 yield directory, FileIdentity.of(status), allocated, value
 
 
-def _scan(volume: Volume, fd: int, skipped: Skipped | None) -> _Entries:
+def _scan(volume: Volume, fd: int, skipped: Skipped | None, check: Check | None) -> _Entries:
     if skipped is None:
-        return native.scan_directory(fd, volume.space.name)
+        return native.scan_directory(fd, volume.space.name, check)
     seed = checksum_seed(volume.space.volume)
-    entries, count, size_bytes = native.scan_unsettled(fd, volume.space.name, seed)
+    entries, count, size_bytes = native.scan_unsettled(fd, volume.space.name, seed, check)
     if count:
         skipped.add(OPTIMISED, size_bytes, count)
     return entries
@@ -155,11 +167,22 @@ def _inode(file: _NativeFile) -> int:
 
 
 def candidates(
-    volume: Volume, policy: Policy, below: bytes, skipped: Skipped, errors: list[str]
+    volume: Volume,
+    policy: Policy,
+    below: bytes,
+    skipped: Skipped,
+    errors: list[str],
+    check: Check | None = None,
 ) -> Iterator[Candidate]:
-    """The files that the policy wants optimised and that are not yet."""
+    """The files that the policy wants optimised and that are not yet.
+
+    ``check`` is called every few milliseconds, also where no file is a candidate.
+    """
     newest_ns = time.time_ns() - int(policy.age_s_min * 1e9) if policy.age_s_min > 0 else None
-    for path, identity, allocated, attribute in _files(volume, below, errors, skipped):
+    files = _files(volume, below, errors, skipped, check)
+    for number, (path, identity, allocated, attribute) in enumerate(files):
+        if check is not None and number % FILES_BETWEEN_CHECKS == 0:
+            check()
         _, size, mtime_ns, ctime_ns = identity
         is_young = newest_ns is not None and (mtime_ns > newest_ns or ctime_ns > newest_ns)
         if attribute is None:

@@ -77,6 +77,26 @@ def test_a_scan_finds_thousands_of_names(tmp_path: Path, directory: int) -> None
     assert sorted(file[0] for file in files) == sorted(names)
 
 
+def test_whoever_scans_a_large_directory_has_a_say_in_between(
+    tmp_path: Path, directory: int
+) -> None:
+    (tmp_path / "0").touch()
+    for number in range(1, 20_000):
+        os.link("0", str(number), src_dir_fd=directory, dst_dir_fd=directory)
+    says: list[None] = []
+    _, files = native.scan_directory(directory, NAME, lambda: says.append(None))
+    assert (len(files), len(says)) == (20_000, 2)
+
+    class Enough(Exception):
+        pass
+
+    def stop() -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        native.scan_unsettled(directory, NAME, 0, stop)
+
+
 def test_what_is_no_directory_cannot_be_scanned(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fd = os.open(tmp_path / "file", os.O_RDONLY)

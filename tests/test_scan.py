@@ -216,6 +216,24 @@ def test_a_damaged_attribute_is_reported_and_the_file_left_alone(tmp_path: Path)
     assert report.files_skipped == {"has a damaged attribute": 1}
 
 
+def test_a_job_can_give_way_where_no_file_is_taken(tmp_path: Path) -> None:
+    """Between directories, and every thousand files."""
+    with lab_in(tmp_path) as lab:
+        for number in range(30):
+            lab.put(f"d{number}/f", b"")
+        many = lab.data / "many"
+        many.mkdir()
+        for number in range(3000):
+            (many / str(number)).touch()
+        checks: list[None] = []
+        with lab.opened() as volume:
+            skipped, errors = Skipped(), list[str]()
+            found = candidates(volume, TAKES_ALL, b"", skipped, errors, lambda: checks.append(None))
+            assert list(found) == []
+    assert skipped.files == {"empty": 3030}
+    assert len(checks) >= 32 + 3
+
+
 def test_reasons_add_up_to_all_files(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         for at in range(30):

@@ -1,5 +1,6 @@
 //! Looking at many files, and reading small ones, with few crossings of the language border.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int};
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -93,40 +94,70 @@ pub fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
 /// Directories and regular files in the directory `fd` that lie on its file system; what vanishes
 /// meanwhile is passed over. `attribute` is the extended attribute to bring along.
 pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // SAFETY: the name is NUL-terminated.
-    let own = owned(unsafe { libc::openat(fd, c".".as_ptr(), flags) })?;
-    let device = status_of(own.as_raw_fd())?.st_dev;
     let mut entries = Vec::new();
-    for (name, kind) in names(own.as_raw_fd())? {
-        if !matches!(kind, libc::DT_DIR | libc::DT_REG | libc::DT_UNKNOWN) {
-            continue;
+    Scan::new(fd, attribute)?.next(usize::MAX, &mut entries)?;
+    Ok(entries)
+}
+
+/// [`scan_directory`] in pieces, for whoever has something else to do in between.
+pub struct Scan<'a> {
+    directory: OwnedFd,
+    attribute: &'a CStr,
+    device: libc::dev_t,
+    buffer: Vec<u8>,
+    names: VecDeque<(CString, u8)>,
+    pub is_over: bool,
+}
+
+impl<'a> Scan<'a> {
+    pub fn new(fd: RawFd, attribute: &'a CStr) -> Result<Scan<'a>> {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        // SAFETY: the name is NUL-terminated.
+        let directory = owned(unsafe { libc::openat(fd, c".".as_ptr(), flags) })?;
+        let device = status_of(directory.as_raw_fd())?.st_dev;
+        let (buffer, names) = (vec![0; DIRENT_BYTES], VecDeque::new());
+        Ok(Scan { directory, attribute, device, buffer, names, is_over: false })
+    }
+
+    /// Adds entries until there are `count`, or no more. Called again after an error, it goes on
+    /// where it was.
+    pub fn next(&mut self, count: usize, entries: &mut Vec<Entry>) -> Result<()> {
+        while !self.is_over && entries.len() < count {
+            let Some((name, kind)) = self.names.front() else {
+                self.names = next_names(self.directory.as_raw_fd(), &mut self.buffer)?.into();
+                self.is_over = self.names.is_empty();
+                continue;
+            };
+            entries.extend(self.entry(name.clone(), *kind)?);
+            self.names.pop_front();
         }
-        if kind == libc::DT_DIR {
-            entries.push(Entry::Directory { name });
-            continue;
+        Ok(())
+    }
+
+    fn entry(&self, name: CString, kind: u8) -> Result<Option<Entry>> {
+        match kind {
+            libc::DT_DIR => return Ok(Some(Entry::Directory { name })),
+            libc::DT_REG | libc::DT_UNKNOWN => {}
+            _ => return Ok(None),
         }
+        let fd = self.directory.as_raw_fd();
         let status = match status_at(fd, &name) {
             Ok(status) => status,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
             Err(error) => return Err(error),
         };
-        match status.st_mode & libc::S_IFMT {
-            libc::S_IFDIR => entries.push(Entry::Directory { name }),
-            libc::S_IFREG if status.st_dev == device => {
-                let value = attribute_of(fd, &name, attribute);
-                entries.push(Entry::File {
-                    identity: Identity::of(&status),
-                    links: status.st_nlink as u64,
-                    allocated: status.st_blocks * 512,
-                    attribute: value,
-                    name,
-                });
-            }
-            _ => {}
-        }
+        Ok(match status.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => Some(Entry::Directory { name }),
+            libc::S_IFREG if status.st_dev == self.device => Some(Entry::File {
+                identity: Identity::of(&status),
+                links: status.st_nlink as u64,
+                allocated: status.st_blocks * 512,
+                attribute: attribute_of(fd, &name, self.attribute),
+                name,
+            }),
+            _ => None,
+        })
     }
-    Ok(entries)
 }
 
 pub const DIRENT_BYTES: usize = 64 << 10;
@@ -134,18 +165,6 @@ pub const DIRENT_BYTES: usize = 64 << 10;
 const RECORD_LENGTH_AT: usize = 16;
 const KIND_AT: usize = 18;
 const NAME_AT: usize = 19;
-
-fn names(fd: RawFd) -> Result<Vec<(CString, u8)>> {
-    let mut buffer = vec![0u8; DIRENT_BYTES];
-    let mut found = Vec::new();
-    loop {
-        let next = next_names(fd, &mut buffer)?;
-        if next.is_empty() {
-            return Ok(found);
-        }
-        found.extend(next);
-    }
-}
 
 /// Names and kinds (`DT_*`) of the next entries of a directory, as many as `buffer` holds records
 /// of; none at its end.

@@ -1,14 +1,17 @@
 //! `scan_directory`, `scan_unsettled`, `read_files`.
 
+use std::ffi::CStr;
+use std::io::{Error, ErrorKind};
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 
 use super::output::Output;
-use super::sys::{c_string, call};
+use super::sys::{c_string, call, os_error};
 use crate::commits::is_settled_stub;
-use crate::files::{self, Entry, Identity};
+use crate::files::{self, Entry, Identity, Scan};
 
 /// Inode, size, mtime and ctime in nanoseconds, as Python has them.
 pub type Fields = (u64, i64, i64, i64);
@@ -20,23 +23,33 @@ pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
 /// Names of directories, and files.
 pub type Found<'py> = (Bound<'py, PyList>, Bound<'py, PyList>);
 
+/// How many entries of a directory are looked at before the caller has its say: some 20 ms.
+const ENTRIES_AT_ONCE: usize = 8192;
+
 #[pyfunction]
-pub fn scan_directory<'py>(py: Python<'py>, fd: i32, attribute: &[u8]) -> PyResult<Found<'py>> {
+#[pyo3(signature = (fd, attribute, check = None))]
+pub fn scan_directory<'py>(
+    py: Python<'py>,
+    fd: i32,
+    attribute: &[u8],
+    check: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Found<'py>> {
     let attribute = c_string("attribute", attribute)?;
-    found(py, call(py, || files::scan_directory(fd, &attribute))?)
+    found(py, scan(py, fd, &attribute, check, |_| {})?)
 }
 
 #[pyfunction]
+#[pyo3(signature = (fd, attribute, seed, check = None))]
 pub fn scan_unsettled<'py>(
     py: Python<'py>,
     fd: i32,
     attribute: &[u8],
     seed: u64,
+    check: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Found<'py>, u64, i64)> {
     let attribute = c_string("attribute", attribute)?;
-    let (left, count, size) = call(py, || {
-        let mut entries = files::scan_directory(fd, &attribute)?;
-        let (mut count, mut bytes) = (0, 0);
+    let (mut count, mut bytes) = (0, 0);
+    let left = scan(py, fd, &attribute, check, |entries| {
         entries.retain(|entry| match entry {
             Entry::File { identity, links: 1, allocated: 0, attribute: Some(value), .. }
                 if is_settled_stub(value, identity.size, seed) =>
@@ -47,9 +60,37 @@ pub fn scan_unsettled<'py>(
             }
             _ => true,
         });
-        Ok((entries, count, bytes))
     })?;
-    Ok((found(py, left)?, count, size))
+    Ok((found(py, left)?, count, bytes))
+}
+
+/// The entries of a directory of which `keep` leaves some, piece by piece, with `check` called in
+/// between.
+fn scan<'py>(
+    py: Python<'py>,
+    fd: i32,
+    attribute: &CStr,
+    check: Option<&Bound<'py, PyAny>>,
+    mut keep: impl FnMut(&mut Vec<Entry>) + Send,
+) -> PyResult<Vec<Entry>> {
+    let mut directory = call(py, || Scan::new(fd, attribute))?;
+    let (mut entries, mut piece) = (Vec::new(), Vec::new());
+    while !directory.is_over {
+        let step = py.detach(|| {
+            directory.next(ENTRIES_AT_ONCE, &mut piece)?;
+            keep(&mut piece);
+            Ok::<(), Error>(())
+        });
+        match step {
+            Ok(()) => entries.append(&mut piece),
+            Err(error) if error.kind() == ErrorKind::Interrupted => py.check_signals()?,
+            Err(error) => return Err(os_error(py, &error)),
+        }
+        if let Some(check) = check.filter(|_| !directory.is_over) {
+            check.call0()?;
+        }
+    }
+    Ok(entries)
 }
 
 pub fn found(py: Python<'_>, entries: Vec<Entry>) -> PyResult<Found<'_>> {
