@@ -118,7 +118,7 @@ def _group(value: Any) -> str:
         if name:
             grp.getgrnam(name)
     except KeyError:
-        raise UsageError(f"there is no such group; `groupadd --system {name}` makes it") from None
+        raise UsageError("there is no such group; `groupadd --system` makes one") from None
     except ValueError:
         raise UsageError("that is no name of a group") from None
     return name
