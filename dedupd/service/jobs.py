@@ -13,6 +13,7 @@ from typing import Any
 from dedupd.child import child_environment
 from dedupd.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
 from dedupd.service.scheduler import TaskName, Urgency
+from dedupd.service.slice import command_in_slice
 from jobs.channel import CHANNEL_VARIABLE
 
 LINE_BYTES_MAX = 16 << 20
@@ -137,9 +138,11 @@ class Job:
         self.change()
 
     async def _follow(self) -> None:
+        in_slice = await command_in_slice()
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
+                *in_slice,
                 *self._command(),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
