@@ -5,14 +5,15 @@ BIN := .venv/bin
 CARGO_PATH := PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/uv pip compile --quiet --upgrade \
 	--universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links
+SUITE ?= bookworm
 SIZE ?= 6G
 RUNS ?= 3
 DIR ?= build/bench/data
 BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native test-slow lint types format wheel lock \
-	bench bench-dataset clean distclean
+.PHONY: help setup setup-develop build demo test test-native test-slow lint types format wheel \
+	deb test-deb lock bench bench-dataset clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +55,13 @@ format: setup-develop ## rewrite the sources in their form
 wheel: setup ## a wheel to install elsewhere, in dist/
 	$(CARGO_PATH):"$(CURDIR)/$(BIN)" $(BIN)/python -m pip wheel -q --no-build-isolation --no-deps --wheel-dir dist .
 
+deb: ## a Debian package for this release of Debian, in dist/
+	@scripts/setup.sh package
+	$(CARGO_PATH) DEB_OUTPUT=dist debian/rules binary
+
+test-deb: ## build the package in a clean Debian, install it in another, reboot that [SUITE=bookworm]
+	scripts/test_deb.sh $(SUITE)
+
 lock: setup ## choose versions anew, within the bounds of pyproject.toml
 	python3 -m venv build/lock && build/lock/bin/pip install -q uv
 	$(COMPILE) --extra dev pyproject.toml --output-file requirements.lock
@@ -70,7 +78,8 @@ bench-dataset: ## build the data set of the benchmarks: DIR=where [SIZE=6G]
 	$(BIN)/python -m benchmarks.dataset --size $(SIZE) $(DIR)
 
 clean: ## remove what tests and builds leave
-	rm -rf build dist native/target .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist debian/.debhelper debian/dedupd debian/files debian/debhelper-build-stamp
+	rm -rf debian/*.substvars debian/*.debhelper* native/target .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name .venv -prune -o -name __pycache__ -print0 | xargs -0r rm -rf
 
 distclean: clean ## and the virtual environment and the native module

@@ -5,6 +5,7 @@
 #   scripts/setup.sh run         what running dedupd needs
 #   scripts/setup.sh develop     and what the tests and checks need
 #   scripts/setup.sh benchmark   and the programs that the benchmarks compare with
+#   scripts/setup.sh package     what building a Debian package needs, and no .venv
 #
 # It asks before it uses root. DEDUPD_SETUP_YES=1 is a yes in advance; so is CI=… without a
 # terminal. PYTHON=… chooses the interpreter (3.11 or later).
@@ -15,7 +16,8 @@ cd "$(dirname "$0")/.."
 purpose=${1:-run}
 case $purpose in
     run | develop | benchmark) ;;
-    *) echo "usage: scripts/setup.sh [run|develop|benchmark]" >&2; exit 2 ;;
+    package) PYTHON=/usr/bin/python3 ;; # what the package depends on is Debian's own
+    *) echo "usage: scripts/setup.sh [run|develop|benchmark|package]" >&2; exit 2 ;;
 esac
 
 RUST_MINOR_MIN=85 # edition 2024
@@ -109,6 +111,12 @@ rust_by_rustup() { has rustup && rustup which cargo >/dev/null 2>&1; }
 look() {
     needed=() optional=() reasons=()
     has make || need make "to run the targets of the Makefile"
+    if [ "$purpose" = package ]; then
+        look_for_python
+        look_for_compilers
+        has dh || need debhelper "to build a Debian package"
+        return
+    fi
     has fusermount3 || need fuse3 "mounts and unmounts"
     environment_is_made || look_for_python
     environment_is_made && native_is_made || look_for_compilers
@@ -130,6 +138,7 @@ look_for_python() {
     has pkg-config || need pkg-config "tells pyfuse3's build where libfuse is"
     pkg-config --exists fuse3 2>/dev/null || need libfuse3-dev "headers to build pyfuse3"
     python=$(find_python)
+    [ "$purpose" != package ] || [ "$python" = "$PYTHON" ] || python=
     if [ -z "$python" ]; then
         need python3 "runs dedupd"
     fi
@@ -201,7 +210,7 @@ install_packages() {
 }
 
 add_rust_checks() {
-    [ "$purpose" != run ] && rust_by_rustup || return 0
+    [[ $purpose =~ ^(develop|benchmark)$ ]] && rust_by_rustup || return 0
     cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
         rustup component add rustfmt clippy || say "Going on without rustfmt and clippy."
 }
@@ -241,6 +250,7 @@ build_peers() {
 
 look
 install_packages
+[ "$purpose" != package ] || exit 0
 add_rust_checks
 make_environment
 build_native

@@ -5,15 +5,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from dedupd.service.config import SERVICE_KEYS, ServiceConfig, parse_config
+from dedupd.service.slice import SLICE
 from tests.helpers import REPOSITORY, let_others_pass, noise
 from tests.mount_helpers import ALICE, as_user
 from tests.service_helpers import eventually, service_lab
 
-UNIT = REPOSITORY / "packaging/systemd/dedupd.service"
+PACKAGING = REPOSITORY / "packaging"
+UNIT = PACKAGING / "systemd/dedupd.service"
+SLICE_UNIT = PACKAGING / "systemd" / SLICE
 
 
 def settings(name: str) -> list[str]:
@@ -21,16 +26,45 @@ def settings(name: str) -> list[str]:
     return " ".join(re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)).split()
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / UNIT.name
-    # The program is not installed on a machine that runs tests.
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd is not installed"
+)
+
+
+def unit_to_check(directory: Path) -> Path:
+    """The unit, for a machine on which the program is not installed."""
+    unit = directory / UNIT.name
     unit.write_text(UNIT.read_text().replace("/usr/bin/dedupd", "/bin/true"))
+    return unit
+
+
+@needs_systemd
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    unit = unit_to_check(tmp_path)
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", str(unit), str(SLICE_UNIT)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    complaints = [line for line in done.stderr.splitlines() if unit.name in line]
-    assert complaints == []
+    names = (unit.name, SLICE_UNIT.name)
+    assert [line for line in done.stderr.splitlines() if any(n in line for n in names)] == []
+
+
+@needs_systemd
+def test_systemd_finds_the_service_less_exposed_than_most(tmp_path: Path) -> None:
+    """6.0 of 10; the rest is what a file system server that everybody sees cannot do without."""
+    subprocess.run(
+        [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            "--threshold=60",
+            unit_to_check(tmp_path),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def test_a_service_that_ends_takes_no_mount_with_it() -> None:
@@ -91,3 +125,67 @@ def _do_what_root_and_users_do(root: Path) -> None:
     os.mknod(home / "null", 0o666 | 0o020000, os.makedev(1, 3))
     os.setxattr(home / "renamed", "security.capability", b"\1\0\0\2" + bytes(16))
     os.chown(home / "renamed", 0, 0)
+
+
+# --- the slice of the jobs --------------------------------------------------------------------
+
+
+def test_jobs_get_what_nobody_else_wants() -> None:
+    text = SLICE_UNIT.read_text()
+    assert "\nCPUWeight=idle\n" in text and "\nIOWeight=1\n" in text
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("systemd_works", [True, False])
+def test_a_service_of_systemd_runs_its_jobs_in_the_slice(
+    tmp_path: Path, systemd_works: bool
+) -> None:
+    """Where systemd does not do it, they run all the same, and the log says why not."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    calls = tmp_path / "calls"
+    stand_in = programs / "systemd-run"
+    # As the real one does, it becomes the command.
+    become = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+    refuse = "echo no bus here >&2; exit 1"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n{become if systemd_works else refuse}\n')
+    stand_in.chmod(0o755)
+    with service_lab(tmp_path) as machine:
+        lab = machine.add_volume()
+        lab.put("f", noise(100_000))
+        machine.start(INVOCATION_ID="1", PATH=f"{programs}:{os.environ['PATH']}")
+        ended = machine.ended(machine.submit("optimize", lab))
+        assert ended["exit_status"] == 0 and lab.stub("f") is not None
+        machine.stop()
+        machine.verify()
+    asked = calls.read_text()
+    assert f"--scope --slice={SLICE} -- " in asked
+    assert ("dedupd.cli.main run" in asked) == systemd_works
+    assert (f"outside of {SLICE}: no bus here" in machine.log.read_text()) != systemd_works
+
+
+# --- what else comes with the package ---------------------------------------------------------
+
+
+def test_the_example_names_every_key_with_its_default() -> None:
+    text = (PACKAGING / "dedupd.toml").read_text()
+    assert parse_config(text.replace('"dedupd"', '"root"'), "example").group == "root"
+    keys = re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE)
+    config = parse_config("\n".join(key for key in keys if not key.startswith("listen")), "keys")
+    assert config == ServiceConfig()
+    named = {key.partition(" ")[0] for key in keys} | {"group", "socket"}
+    assert named == set(SERVICE_KEYS)
+
+
+def test_the_package_has_the_version_of_the_program() -> None:
+    newest = (REPOSITORY / "debian/changelog").read_text().partition("\n")[0]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert newest.startswith(f"dedupd ({project['version']}) ")
+
+
+def test_nothing_of_the_package_goes_near_a_volume() -> None:
+    """What its scripts delete lies in the program's own directory."""
+    for script in (REPOSITORY / "debian").glob("dedupd.p*"):
+        for line in script.read_text().splitlines():
+            if re.search(r"\b(rm|rmdir|unlink|mv)\b", line.partition("#")[0]):
+                assert "/usr/lib/dedupd" in line, line

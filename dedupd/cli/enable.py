@@ -15,7 +15,13 @@ from dedupd.service.registry import register
 
 @click.command("enable")
 @click.argument("path", type=click.Path())
-@click.option("--profile", type=click.Choice(list(PROFILES)), default="general", show_default=True)
+@click.option(
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    default="general",
+    show_default=True,
+    help="What the policy is written for.",
+)
 @click.option(
     "--chunk-size",
     type=click.Choice(list(PRESETS)),

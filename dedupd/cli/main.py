@@ -5,6 +5,7 @@ import io
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from dedupd import __version__
 
@@ -42,6 +43,15 @@ class _Commands(click.Group):
         module = importlib.import_module(f"dedupd.cli.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=summary)
+            for name, summary in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
