@@ -103,6 +103,7 @@ class Batch:
 
 def new_buffer() -> mmap.mmap:
     """A buffer for a batch and what it keeps of the one before."""
-    buffer = mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES)
+    # Shared memory, which is what is made otherwise, would not have huge pages.
+    buffer = mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer

@@ -26,7 +26,17 @@ SIZES = tuple(reversed(PRESETS))
 
 ALL = (*(f"{size}{suffix}" for size in reversed(SIZES) for suffix in ("", BASIC_SUFFIX)), FIXED)
 
-Segment = tuple[int, int, bool]
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Ranges of a buffer that begin at a chunk's start each: parallel arrays.
+
+    Where ``final`` is not set, the range is not where the file ends.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    final: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class Cutter(Protocol):
 
     max_bytes: int
 
-    def process(self, data: memoryview, segments: Sequence[Segment]) -> Cuts: ...
+    def process(self, data: memoryview, segments: Segments) -> Cuts: ...
 
 
 class RabinCutter:
@@ -57,8 +67,9 @@ class RabinCutter:
         self.max_bytes = chunking.max_bytes
         self._chunker = native.Chunker(**asdict(chunking))
 
-    def process(self, data: memoryview, segments: Sequence[Segment]) -> Cuts:
-        found = self._chunker.process(data, segments)
+    def process(self, data: memoryview, segments: Segments) -> Cuts:
+        packed = (segments.starts.tobytes(), segments.ends.tobytes(), segments.final.tobytes())
+        found = self._chunker.process_packed(data, *packed)
         return Cuts(
             np.frombuffer(found.ends, np.uint32),
             np.frombuffer(found.counts, np.uint32),
@@ -76,11 +87,12 @@ class FixedCutter:
         zeros = native.fingerprint(bytes(FIXED_BYTES))
         self._zero_block = np.frombuffer(zeros, np.uint64)
 
-    def process(self, data: memoryview, segments: Sequence[Segment]) -> Cuts:
+    def process(self, data: memoryview, segments: Segments) -> Cuts:
         ends: list[int] = []
         counts = []
         tails = []
-        for start, end, final in segments:
+        columns = segments.starts.tolist(), segments.ends.tolist(), segments.final.tolist()
+        for start, end, final in zip(*columns, strict=True):
             cuts = range(start + FIXED_BYTES, end + 1, FIXED_BYTES)
             ends += cuts
             count = len(cuts)
@@ -89,7 +101,7 @@ class FixedCutter:
                 ends.append(end)
                 count += 1
             counts.append(count)
-        base = segments[0][0]
+        base = int(segments.starts[0])
         relative = np.array(ends, np.uint32) - np.uint32(base)
         packed = native.fingerprints(data[base:], relative.tobytes())
         fingerprints = np.frombuffer(packed, np.uint64).reshape(-1, 4)

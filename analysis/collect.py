@@ -11,10 +11,11 @@ from typing import Protocol
 from analysis.batches import Batch, Cursor, new_buffer
 from analysis.chunkings import DEFAULT, lanes_of
 from analysis.compressed import CompressedSizes
+from analysis.files import logged_files
 from analysis.lanes import Lane, Selection, Stream, WholeFiles
-from analysis.log import Checkpoint, Log, PartWriter, Timing
+from analysis.log import Checkpoint, Log, Timing, write_part
 from analysis.reading import Reader
-from analysis.scan import Failure, scan, write_failures
+from analysis.scan import Failure, Scan, write_failures
 from dedupd.uncached import BufferPool
 
 BUFFERS = 5
@@ -51,31 +52,14 @@ def collect(log: Log, left_out: str, watcher: Watcher | None = None, threads: in
     ``threads`` 0 is one per core.
     """
     watcher = watcher or Unwatched()
-    checkpoint = log.checkpoint
-    if checkpoint.complete:
+    if log.checkpoint.complete:
         return
-    log.drop_invalid_parts()
-    if not checkpoint.scanned:
-        _scan(log, left_out, watcher)
-    run = _Collection(log, watcher, threads or os.cpu_count() or 1)
+    log.begin()
+    run = _Collection(log, left_out, watcher, threads or os.cpu_count() or 1)
     try:
         run.run()
     finally:
         run.close()
-
-
-def _scan(log: Log, left_out: str, watcher: Watcher) -> None:
-    checkpoint = log.checkpoint
-    checkpoint.collected_s = time.time()
-
-    def found(files: int) -> None:
-        watcher.update(phase="finding files", done=0, total=0, files=files)
-
-    sums = scan(log, left_out, watcher.check, found)
-    checkpoint.scanned = True
-    checkpoint.parts = 1
-    checkpoint.files, checkpoint.total_bytes = sums.files, sums.size_bytes
-    log.save()
 
 
 @dataclass(slots=True)
@@ -87,9 +71,9 @@ class _InUse:
 
 
 class _Collection:
-    """Reader → lanes → rows → parts, with checkpoints in between."""
+    """Scan → reader → lanes → rows → parts, with checkpoints in between."""
 
-    def __init__(self, log: Log, watcher: Watcher, threads: int) -> None:
+    def __init__(self, log: Log, left_out: str, watcher: Watcher, threads: int) -> None:
         self._log = log
         self._watcher = watcher
         state = log.checkpoint
@@ -105,8 +89,10 @@ class _Collection:
         self._pool = BufferPool(new_buffer() for _ in range(BUFFERS))
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="lane")
         self._queues = _LaneQueues(lanes, self._workers, self._pool)
-        self._writer = PartWriter(log.path)
-        self._reader = Reader(log, Cursor(state.file, state.position), self._pool)
+        self._scan = None if state.scanned else Scan(log, left_out)
+        begin = Cursor(state.file, state.position)
+        files = self._scan.files() if self._scan else logged_files(log, begin.file)
+        self._reader = Reader(spec.datasets, files, begin, self._pool)
         self._failures: list[Failure] = []
         self._began_s = time.monotonic() - state.wall_s
 
@@ -115,14 +101,13 @@ class _Collection:
         state = self._log.checkpoint
         cursor, done = Cursor(state.file, state.position), state.done_bytes
         try:
-            for batch in self._reader:
+            for batch in self._reader.batches():
                 self._watcher.check()
-                self._queues.put(batch)
-                self._failures += batch.failures
-                cursor, done = batch.after, done + batch.done_bytes
-                self._watcher.update(
-                    phase="reading", done=done, total=state.total_bytes, files=state.files
-                )
+                if batch is not None:
+                    self._queues.put(batch)
+                    self._failures += batch.failures
+                    cursor, done = batch.after, done + batch.done_bytes
+                self._tell(done)
                 held = sum(stream.rows for stream in self._streams)
                 if held >= ROWS_HELD_MAX or time.monotonic() - saved_s > CHECKPOINT_S:
                     self._save(cursor, done, complete=False)
@@ -134,22 +119,48 @@ class _Collection:
         self._save(cursor, done, complete=True)
 
     def close(self) -> None:
+        if self._scan is not None:
+            self._scan.close()
         self._reader.close()
         self._workers.shutdown(wait=True, cancel_futures=True)
-        self._writer.close()
+
+    def _tell(self, done: int) -> None:
+        """How much there is to do is known when all files are found."""
+        state = self._log.checkpoint
+        if self._scan is not None:
+            self._look_at_scan(self._scan)
+        self._watcher.update(
+            phase="reading" if state.scanned else "finding files, and reading",
+            done=done,
+            total=state.total_bytes if state.scanned else 0,
+            files=state.files,
+        )
+
+    def _look_at_scan(self, scan: Scan) -> None:
+        state = self._log.checkpoint
+        # Asked for first: what is complete does not grow meanwhile.
+        complete = scan.complete
+        state.files, state.total_bytes = scan.sums.files, scan.sums.size_bytes
+        self._failures += scan.take_failures()
+        if complete:
+            state.scanned, state.second_names = True, scan.second_names
+            self._scan = None
 
     def _save(self, cursor: Cursor, done: int, *, complete: bool) -> None:
         """Wait until the lanes have caught up with ``cursor``, write their rows, and say so."""
         self._queues.wait()
+        if self._scan is not None:
+            self._look_at_scan(self._scan)
         state = self._log.checkpoint
         number = state.parts + 1
+        path = self._log.path
         for stream in self._streams:
             if (rows := stream.take_rows()) is not None:
-                self._writer.write(("chunks", f"chunking={stream.name}"), number, rows.columns)
+                write_part(path, ("chunks", f"chunking={stream.name}"), number, rows.columns)
             if stream.whole is not None and (rows := stream.whole.take_rows()) is not None:
-                self._writer.write(("whole",), number, rows.columns)
+                write_part(path, ("whole",), number, rows.columns)
         if self._failures:
-            write_failures(self._writer, number, self._failures)
+            write_failures(path, number, self._failures)
             self._failures = []
         state.parts = number
         state.file, state.position, state.done_bytes = cursor.file, cursor.position, done
@@ -162,7 +173,8 @@ class _Collection:
         }
         state.whole = next(s.whole.state() for s in self._streams if s.whole is not None)
         state.timings = {stream.name: stream.timing for stream in self._streams}
-        self._log.save()
+        if state.scanned:
+            self._log.save()
 
 
 def _streams(log: Log) -> list[Stream]:

@@ -101,7 +101,7 @@ class Database:
             [
                 f"{_keys(self, at)}, * EXCLUDE (dataset, file),"
                 " greatest(modified_ns, changed_ns) / 1e9 AS changed_s"
-                f" FROM {_parquet(log.file_parts())}"
+                f" FROM {_files(log)}"
                 for at, log in enumerate(self.logs)
             ],
         )
@@ -132,7 +132,7 @@ class Database:
             f" WHERE {'' if blank else 'NOT'} (fp_high = 0 AND fp_low <= {HOLE_MARK})"
             + (
                 f" AND (file + {at << 32}) IN (SELECT file FROM files)"
-                if log.parts("failures")
+                if log.parts("failures") or log.checkpoint.second_names
                 else ""
             )
             for at, log in enumerate(self.logs)
@@ -179,6 +179,15 @@ def _keys(database: Database, log: int) -> str:
 def _parquet(paths: Sequence[str]) -> str:
     listed = ", ".join(f"'{quoted(path)}'" for path in paths)
     return f"read_parquet([{listed}], hive_partitioning = false)"
+
+
+def _files(log: Log) -> str:
+    """The table of files, each under the first of its names that was found."""
+    table = _parquet(log.file_parts())
+    if not log.checkpoint.second_names:
+        return table
+    first = f"SELECT min(file) FROM {table} WHERE links > 1 GROUP BY dataset, inode"
+    return f"(FROM {table} WHERE links = 1 OR file IN ({first}))"
 
 
 def _common_spec(logs: Sequence[Log]) -> Spec:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.batches import Batch, Piece, Pieces
-from analysis.chunkings import Cuts, Cutter, cutter
+from analysis.chunkings import Cuts, Cutter, Segments, cutter
 from analysis.compressed import CompressedSizes
 from analysis.log import HOLE_MARK, NOT_MEASURED, Timing, logged_share
 
@@ -210,14 +210,13 @@ class Lane:
         if len(whole):
             begins = whole["start"] - np.where(whole["first"], 0, stream.pending)
             ends = whole["end"]
-            final = whole["final"] & (whole["hole"] == 0)
-            segments = list(zip(begins.tolist(), ends.tolist(), final.tolist(), strict=True))
+            segments = Segments(begins, ends, whole["final"] & (whole["hole"] == 0))
             began = time.thread_time()
             cuts = cut.process(data, segments)
             stream.timing.chunk_s += time.thread_time() - began
             stream.timing.chunk_bytes += int((ends - whole["start"]).sum())
             self._log_chunks(stream, data, whole, begins, cuts)
-            self._after(stream, cut.max_bytes, Piece(*whole[-1].item()), segments[-1][0], cuts)
+            self._after(stream, cut.max_bytes, Piece(*whole[-1].item()), int(begins[-1]), cuts)
         if len(whole) < len(pieces):
             stream.pending = 0
             if stream.whole is not None:

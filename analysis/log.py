@@ -2,7 +2,7 @@
 
     study.json                          what was asked for: datasets, chunkings, sampling
     checkpoint.json                     how far the collection is; replaced atomically
-    files.parquet                       every file found, hard links once
+    files/part-00001.parquet            every file found, in the order of reading
     whole/part-00001.parquet            one row per file that was read: its length and fingerprint
     chunks/chunking=64k/part-00001.parquet   one row per chunk, in the order of the file
     failures/part-00001.parquet         what could not be read, and why
@@ -16,6 +16,7 @@ for as many chunks as their length takes.
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.connection import connect
+from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat, UsageError
 
 FORMAT = 1
@@ -40,9 +41,8 @@ _LOGGED_PER_MEASURED = 100
 next to nothing beside the compression. And how often chunks occur varies more than how they
 compress: a few that occur a hundred times are in a small sample or not, and make the estimate."""
 
-_WRITER_MEMORY_MB = 96
-
-Columns = Mapping[str, NDArray[Any]]
+Column = NDArray[Any] | list[bytes] | list[str]
+Columns = Mapping[str, Column]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,14 @@ class Timing:
 class Checkpoint:
     """How far a collection is: what is before ``position`` of ``file`` is in parts up to ``parts``.
 
-    ``consumed`` is where each chunking's next chunk begins in ``file``, and ``whole`` the state of
-    that file's fingerprint; both are empty between files.
+    There is none on the disk before all files are found. ``second_names`` says that the table of
+    files may have several names of the same file. ``consumed`` is where each chunking's next chunk
+    begins in ``file``, and ``whole`` the state of that file's fingerprint; both are empty between
+    files.
     """
 
     scanned: bool = False
+    second_names: bool = False
     complete: bool = False
     collected_s: float = 0.0
     files: int = 0
@@ -176,9 +179,10 @@ class Log:
             for name in names
         )
 
-    def drop_invalid_parts(self) -> None:
-        """Remove the parts that an interrupted run wrote after its last checkpoint."""
+    def begin(self) -> None:
+        """Go on from the last checkpoint: remove what an interrupted run wrote after it."""
         if not self.checkpoint.scanned:
+            self.checkpoint = Checkpoint(collected_s=time.time())
             shutil.rmtree(os.path.join(self.path, "files"), ignore_errors=True)
         for directory, _, names in os.walk(self.path):
             if os.path.basename(directory) == "files":
@@ -197,26 +201,31 @@ class Log:
                 os.unlink(path)
 
 
-class PartWriter:
-    """Writes tables as Parquet parts. For one thread."""
+def write_part(log: str, table: Sequence[str], number: int, columns: Columns) -> None:
+    """Write a part of a table of the log at that path.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._database = connect(_WRITER_MEMORY_MB, os.path.join(path, "temporary"), threads=1)
+    Its bytes are valid only once a checkpoint counts it. Lists are not empty.
+    """
+    rows = len(next(iter(columns.values())))
+    packed = [(name, *_packed(values)) for name, values in columns.items()]
+    native.write_parquet(part_path(log, table, number), packed, rows)
 
-    def close(self) -> None:
-        self._database.close()
 
-    def write(self, table: Sequence[str], number: int, columns: Columns) -> None:
-        """Write a part; its bytes are valid only once a checkpoint counts it."""
-        directory = os.path.join(self._path, *table)
-        os.makedirs(directory, exist_ok=True)
-        target = os.path.join(directory, f"part-{number:05d}.parquet")
-        self._database.register("part", dict(columns))
-        self._database.execute(
-            f"COPY (SELECT * FROM part) TO '{quoted(target)}' (FORMAT parquet, COMPRESSION zstd)"
-        )
-        self._database.unregister("part")
+def part_path(log: str, table: Sequence[str], number: int) -> str:
+    """Where a part is, in a directory that exists from now on."""
+    directory = os.path.join(log, *table)
+    os.makedirs(directory, exist_ok=True)
+    return os.path.join(directory, f"part-{number:05d}.parquet")
+
+
+def _packed(values: Column) -> tuple[str, bytes | memoryview]:
+    """A column as ``native.write_parquet`` takes it."""
+    if isinstance(values, np.ndarray):
+        return f"{values.dtype.kind}{8 * values.dtype.itemsize}", np.ascontiguousarray(values).data
+    is_text = isinstance(values[0], str)
+    items = [value.encode() if isinstance(value, str) else value for value in values]
+    packed = b"".join(len(item).to_bytes(4, "little") + item for item in items)
+    return "text" if is_text else "bytes", packed
 
 
 def logged_share(sample: float) -> float:
@@ -227,13 +236,6 @@ def logged_share(sample: float) -> float:
 def quoted(text: str) -> str:
     """The inside of an SQL string literal."""
     return text.replace("'", "''")
-
-
-def objects(values: Sequence[Any]) -> NDArray[np.object_]:
-    """A column of Python values, also where they are sequences."""
-    column = np.empty(len(values), object)
-    column[:] = values
-    return column
 
 
 def _number(name: str) -> int:

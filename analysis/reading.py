@@ -7,11 +7,8 @@ import queue
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analysis.batches import (
     BATCH_BYTES,
@@ -23,8 +20,8 @@ from analysis.batches import (
     one_piece,
     whole_files,
 )
-from analysis.connection import connect
-from analysis.log import Dataset, Log
+from analysis.files import Files, FoundFile
+from analysis.log import Dataset
 from analysis.scan import Failure
 from dedupd import native
 from dedupd.fsutil import data_ranges
@@ -47,53 +44,66 @@ bytes: they are read many at a time."""
 _THREADS = 2
 """For small files, most of whose time is the file system's."""
 
-_FILES_FETCHED = 50_000
-"""At once; 10 MB."""
-
-_MEMORY_MB = 64
+_LOOK_AROUND_S = 1.0
 
 
 class Reader:
-    """Reads the files of a log from ``begin`` on, in a thread of its own."""
+    """Reads ``files`` from ``begin`` on, in a thread of its own."""
 
-    def __init__(self, log: Log, begin: Cursor, pool: BufferPool) -> None:
-        self._log = log
-        self._begin = begin
+    def __init__(
+        self,
+        datasets: tuple[Dataset, ...],
+        files: Iterator[Files],
+        begin: Cursor,
+        pool: BufferPool,
+    ) -> None:
+        self._files = files
+        self._filler = _Filler(datasets, begin, self._take, self._put)
         self._pool = pool
         self._out: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Batch]:
-        while (item := self._out.get()) is not None:
+    def batches(self) -> Iterator[Batch | None]:
+        """What was read, in order; None where there is none for a while, to look around."""
+        while True:
+            try:
+                item = self._out.get(timeout=_LOOK_AROUND_S)
+            except queue.Empty:
+                yield None
+                continue
+            if item is None:
+                return
             if isinstance(item, BaseException):
                 raise item
             yield item
 
     def close(self) -> None:
-        """Stop reading; safe at any time."""
+        """Stop reading; safe at any time. Where files come from has to end, too."""
         self._stop = True
         self._pool.close()
         self._thread.join()
 
     def _run(self) -> None:
-        filler = _Filler(self._log.spec.datasets, self._begin, self._take, self._out.put)
         try:
-            for files in _files_from(self._log, self._begin.file):
+            for files in self._files:
                 at = 0
-                while at < len(files.file) and not self._stop:
-                    at = filler.read_some(files, at)
+                while at < len(files) and not self._stop:
+                    at = self._filler.read_some(files, at)
                 if self._stop:
                     return
-            filler.finish()
+            self._filler.finish()
             self._out.put(None)
         except _Stopped:
             return
         except BaseException as error:
             self._out.put(error)
         finally:
-            filler.close()
+            self._filler.close()
+
+    def _put(self, batch: Batch) -> None:
+        self._out.put(batch)
 
     def _take(self) -> mmap.mmap:
         buffer = self._pool.take()
@@ -108,59 +118,6 @@ class _Stopped(Exception):
 
 class _Shrank(Exception):
     """A file is shorter than it was when it was opened."""
-
-
-class _Found(NamedTuple):
-    """A file as the scan found it."""
-
-    file: int
-    dataset: int
-    path: bytes
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Files in the order of reading, as the scan found them: parallel columns."""
-
-    file: NDArray[np.uint32]
-    dataset: NDArray[np.uint16]
-    path: NDArray[np.object_]
-    inode: NDArray[np.uint64]
-    size_bytes: NDArray[np.uint64]
-    modified_ns: NDArray[np.int64]
-    changed_ns: NDArray[np.int64]
-
-    def __getitem__(self, at: int) -> _Found:
-        return _Found(
-            int(self.file[at]),
-            int(self.dataset[at]),
-            bytes(self.path[at]),
-            int(self.size_bytes[at]),
-        )
-
-    def identities(self, first: int, stop: int) -> bytes:
-        """Of some of the files, as ``native.read_packed`` takes them."""
-        times = self.modified_ns.view(np.uint64), self.changed_ns.view(np.uint64)
-        columns = [column[first:stop] for column in (self.inode, self.size_bytes, *times)]
-        return np.stack(columns, axis=1).tobytes()
-
-
-def _files_from(log: Log, first: int) -> Iterator[_Files]:
-    """The files with content, in order, some at a time: a part of the table may have them all."""
-    columns = ", ".join(field.name for field in fields(_Files))
-    with connect(_MEMORY_MB, threads=1) as database:
-        for part in log.file_parts():
-            ((begin, last),) = database.execute(
-                "SELECT coalesce(min(file), 0), coalesce(max(file), 0) FROM read_parquet(?)", [part]
-            ).fetchall()
-            for number in range(max(begin, first), last + 1, _FILES_FETCHED):
-                found = database.execute(
-                    f"SELECT {columns} FROM read_parquet(?)"
-                    " WHERE file >= ? AND file < ? AND size_bytes > 0",
-                    [part, number, number + _FILES_FETCHED],
-                ).fetchnumpy()
-                yield _Files(**found)
 
 
 class _Filler:
@@ -191,21 +148,21 @@ class _Filler:
         for fd in self._roots.values():
             os.close(fd)
 
-    def read_some(self, files: _Files, at: int) -> int:
+    def read_some(self, files: Files, at: int) -> int:
         """Read on from the file at ``at``; returns where the next one is."""
         if read := self._read_small(files, at):
             return at + read
         self._read_one(files[at])
         return at + 1
 
-    def _read_small(self, files: _Files, at: int) -> int:
+    def _read_small(self, files: Files, at: int) -> int:
         """Read small files that follow each other in one call, as many as there is room for.
 
         Returns their number, 0 where the first one is not small or cannot be read this way.
         """
-        if files.size_bytes[at] >= SMALL_BYTES_MAX or self._resume_at is not None:
+        if files.sizes[at] >= SMALL_BYTES_MAX or self._resume_at is not None:
             return 0
-        if HEADROOM_BYTES + BATCH_BYTES - self._fill < files.size_bytes[at]:
+        if HEADROOM_BYTES + BATCH_BYTES - self._fill < files.sizes[at]:
             self._emit_if_filled()
         batch = self._current()
         stop = self._small_until(files, at, PIECES_PER_BATCH_MAX - batch.count)
@@ -214,18 +171,17 @@ class _Filler:
             root = self._root(dataset)
         except OSError:
             return 0
-        paths = b"".join(path + b"\0" for path in files.path[at:stop])
-        identities = files.identities(at, stop)
+        paths, identities = files.paths_of(at, stop), files.identities[at:stop].tobytes()
         read = native.read_packed(root, paths, identities, batch.buffer, self._fill, _THREADS)
         if read:
-            numbers, sizes = files.file[at : at + read], files.size_bytes[at : at + read]
-            self._add(whole_files(dataset, numbers, sizes.astype(np.int64), self._fill))
+            some = slice(at, at + read)
+            self._add(whole_files(dataset, files.file[some], files.sizes[some], self._fill))
             self._emit_if_full()
         return read
 
-    def _small_until(self, files: _Files, at: int, count_max: int) -> int:
+    def _small_until(self, files: Files, at: int, count_max: int) -> int:
         """Where the files from ``at`` on stop to be small, of one dataset, or to fit."""
-        sizes = files.size_bytes[at : at + count_max].astype(np.int64)
+        sizes = files.sizes[at : at + count_max]
         room = HEADROOM_BYTES + BATCH_BYTES - self._fill
         wrong = (
             (sizes >= SMALL_BYTES_MAX)
@@ -234,7 +190,7 @@ class _Filler:
         )
         return at + (int(wrong.argmax()) if wrong.any() else len(wrong))
 
-    def _read_one(self, found: _Found) -> None:
+    def _read_one(self, found: FoundFile) -> None:
         """Read one file of any size; what goes wrong with it is noted in the batch."""
         dataset, file, path = found.dataset, found.file, found.path
         try:

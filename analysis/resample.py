@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from analysis.connection import connect
 from analysis.lanes import Selection
-from analysis.log import HOLE_MARK, NOT_MEASURED, Log, PartWriter
+from analysis.log import HOLE_MARK, NOT_MEASURED, Log, write_part
 
 _MEMORY_MB = 512
 
@@ -28,16 +28,12 @@ def resample(
     for table in ("files", "whole", "failures"):
         if os.path.isdir(os.path.join(log.path, table)):
             shutil.copytree(os.path.join(log.path, table), os.path.join(path, table))
-    writer = PartWriter(path)
-    try:
-        for name in names:
-            _sample_chunks(log, writer, name, Selection(sample, salt))
-    finally:
-        writer.close()
+    for name in names:
+        _sample_chunks(log, path, name, Selection(sample, salt))
     return new
 
 
-def _sample_chunks(log: Log, writer: PartWriter, chunking: str, selection: Selection) -> None:
+def _sample_chunks(log: Log, path: str, chunking: str, selection: Selection) -> None:
     table = ("chunks", f"chunking={chunking}")
     for number, part in enumerate(log.parts(*table), 1):
         with connect(_MEMORY_MB, threads=1) as database:
@@ -49,4 +45,5 @@ def _sample_chunks(log: Log, writer: PartWriter, chunking: str, selection: Selec
         measured = selection.measured(columns["fp_low"]) | blank
         if log.spec.compression_level:
             columns["compressed_bytes"][~measured] = NOT_MEASURED
-        writer.write(table, number, {name: values[keep] for name, values in columns.items()})
+        kept = {name: values[keep] for name, values in columns.items()}
+        write_part(path, table, number, kept)

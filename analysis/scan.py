@@ -1,25 +1,30 @@
 """Finding the files of a study, whose number has no bound: they go to disk, not to memory."""
 
 import os
-import re
-import stat
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import count
 
 import numpy as np
-from numpy.typing import NDArray
 
-from analysis.connection import connect
-from analysis.log import Dataset, Log, PartWriter, objects, quoted
+from analysis.files import Files, files_of, part_files
+from analysis.log import Columns, Dataset, Log, part_path, write_part
 from dedupd import native
 from dedupd.errors import UsageError
+from dedupd.units import MIB
 
-ENTRIES_PER_PART = 20_000
-"""Listed while those before them are written."""
+FILES_PER_PART_MAX = 20_000
+FILES_PER_PART_MIN = 1_000
+"""The first part is small, since the reading begins with it; then they grow."""
 
-_MEMORY_MB = 160
+AHEAD_BYTES_MAX = 16 * MIB
+"""Of what is found and not yet read, this much stays in memory; the reader takes the rest from the
+table."""
+
+NAMES_MAX = 3_500_000
+"""Files with several names whose second ones are told apart while they are found; 40 MB. Others
+are read again, and the queries leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +44,6 @@ class ScanSums:
     size_bytes: int
 
 
-def file_type(path: bytes) -> str:
-    """The type of a file: its extension in small letters, or ``''``.
-
-    Versions behind it are no type. They are numbers, what begins with a digit and has more than
-    letters and digits, and all behind ``.so.`` and a number that begins with a digit:
-    ``libc.so.6``, ``libLLVM.so.22.1-rust-1.95.0-stable`` and ``libssl.so.1.0.2k`` are ``so``.
-    """
-    name = path.rpartition(b"/")[2]
-    if library := _VERSIONED_LIBRARY.fullmatch(name):
-        name = library[1]
-    stem, dot, extension = name.rpartition(b".")
-    while dot and stem and _VERSION.fullmatch(extension):
-        stem, dot, extension = stem.rpartition(b".")
-    return _shown_type(extension) if dot and stem else ""
-
-
-_VERSION = re.compile(rb"[0-9]+|[0-9][^.]*[^.A-Za-z0-9][^.]*")
-_VERSIONED_LIBRARY = re.compile(rb"(.+\.so)\.[0-9]+(\.[0-9][^.]*)*", re.DOTALL | re.IGNORECASE)
-
-
-@lru_cache(maxsize=4096)
-def _shown_type(extension: bytes) -> str:
-    return extension.decode("utf-8", "backslashreplace").lower()
-
-
 def check_datasets(datasets: tuple[Dataset, ...]) -> None:
     """Raises UsageError where a path does not exist, or bytes would be counted twice."""
     labels = [dataset.label for dataset in datasets]
@@ -81,169 +61,118 @@ def check_datasets(datasets: tuple[Dataset, ...]) -> None:
                 raise UsageError(f"{path} and {other}: one contains the other; name only one")
 
 
-def scan(
-    log: Log, left_out: str, check: Callable[[], None], found: Callable[[int], None]
-) -> ScanSums:
-    """Write the table ``files``: every regular file once, numbered in the order of reading.
+class Scan:
+    """Writes the table ``files``: every regular file once, numbered in the order of reading.
 
-    The directory ``left_out`` is passed over. ``check`` may raise to stop; ``found`` is told the
-    number of files so far.
-    """
-    own = os.stat(left_out)
-    failures: list[Failure] = []
-    entries = _Entries(log)
-    try:
-        for dataset, tree in enumerate(log.spec.datasets):
-            root = os.path.realpath(os.fsencode(tree.path))
-            for portion in _walk(dataset, root, (own.st_dev, own.st_ino), failures):
-                if portion.paths:
-                    entries.add(dataset, portion)
-                check()
-                found(entries.number)
-        if not entries.number:
-            entries.add(0, _NOTHING)
-        if failures:
-            write_failures(entries.writer, 1, failures)
-    finally:
-        entries.writer.close()
-    return _without_second_names(log) if entries.linked else entries.sums
-
-
-def write_failures(writer: PartWriter, number: int, failures: list[Failure]) -> None:
-    writer.write(
-        ("failures",),
-        number,
-        {
-            "dataset": np.array([f.dataset for f in failures], np.uint16),
-            "path": objects([f.path for f in failures]),
-            "reason": objects([f.reason for f in failures]),
-        },
-    )
-
-
-class _Entries:
-    """Files found, on their way to the disk, one portion of a walk after the other."""
-
-    def __init__(self, log: Log) -> None:
-        self.writer = PartWriter(log.path)
-        self.number = 0
-        self.linked = False
-        self.sums = ScanSums(0, 0)
-        self._part = 0
-
-    def add(self, dataset: int, portion: "_Portion") -> None:
-        """Write a part of the table."""
-        inodes, sizes, modified, changed, links, allocated = portion.statuses.T
-        count = len(sizes)
-        shown = [name.decode("utf-8", "backslashreplace") for name in portion.directories]
-        self._part += 1
-        self.writer.write(
-            ("files",),
-            self._part,
-            {
-                "dataset": np.full(count, dataset, np.uint16),
-                "file": np.arange(self.number, self.number + count, dtype=np.uint32),
-                "path": objects(portion.paths),
-                "directory": np.repeat(objects(shown), portion.counts),
-                "type": objects([file_type(path) for path in portion.paths]),
-                "inode": inodes.view(np.uint64),
-                "size_bytes": sizes.astype(np.uint64),
-                "modified_ns": modified,
-                "changed_ns": changed,
-                "links": links.astype(np.uint32),
-                "allocated_bytes": allocated.astype(np.uint64),
-            },
-        )
-        self.number += count
-        self.linked = self.linked or bool((links > 1).any())
-        self.sums = ScanSums(
-            self.sums.files + int(np.count_nonzero(sizes)), self.sums.size_bytes + int(sizes.sum())
-        )
-
-
-def _without_second_names(log: Log) -> ScanSums:
-    """Keep one name of each file with hard links. In the database, since they may be many."""
-    directory = os.path.join(log.path, "files")
-    source = f"read_parquet('{quoted(directory)}/part-*.parquet')"
-    once = os.path.join(directory, "once.parquet")
-    database = connect(_MEMORY_MB, os.path.join(log.path, "temporary"), threads=1)
-    with database:
-        database.execute(
-            f"""
-            COPY (
-                SELECT * FROM {source} AS entry
-                WHERE links = 1 OR file IN (
-                    SELECT min(file) FROM {source} WHERE links > 1 GROUP BY dataset, inode)
-                ORDER BY file
-            ) TO '{quoted(once)}' (FORMAT parquet, COMPRESSION zstd)
-            """
-        )
-        row = database.execute(
-            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM read_parquet(?)"
-            " WHERE size_bytes > 0",
-            [once],
-        ).fetchone()
-    assert row is not None
-    for name in os.listdir(directory):
-        if name.startswith("part-"):
-            os.unlink(os.path.join(directory, name))
-    os.rename(once, os.path.join(directory, "part-00001.parquet"))
-    return ScanSums(int(row[0]), int(row[1]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Portion:
-    """Files that a walk came upon: their paths, what ``stat`` says, and how many in a row are in
-    which directory.
-
-    Columns of ``statuses``: inode, size, mtime and ctime in ns, links, allocated bytes.
+    In a thread of its own, ahead of the reading. The directory ``left_out`` is passed over.
     """
 
-    paths: list[bytes]
-    statuses: NDArray[np.int64]
-    directories: list[bytes]
-    counts: NDArray[np.uint32]
+    def __init__(self, log: Log, left_out: str) -> None:
+        self._log = log
+        status = os.stat(left_out)
+        self._left_out = status.st_dev, status.st_ino
+        self._changed = threading.Condition()
+        self._ahead: dict[int, Files] = {}
+        self._failures: list[Failure] = []
+        self._parts = 0
+        self._number = 0
+        self._sums = ScanSums(0, 0)
+        self._second_names = False
+        self._ended = self._stop = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="scan", daemon=True)
+        self._thread.start()
 
+    @property
+    def sums(self) -> ScanSums:
+        """Of what was found until now."""
+        return self._sums
 
-_NOTHING = _Portion([], np.empty((0, 6), np.int64), [], np.empty(0, np.uint32))
+    @property
+    def complete(self) -> bool:
+        return self._ended and self._error is None and not self._stop
 
+    @property
+    def second_names(self) -> bool:
+        """Whether some files may be in the table under several of their names."""
+        return self._second_names
 
-def _walk(
-    dataset: int, root: bytes, left_out: tuple[int, int], failures: list[Failure]
-) -> Iterator[_Portion]:
-    """Every regular file below ``root``, or ``root`` itself.
+    def take_failures(self) -> list[Failure]:
+        """What could not be listed, since the last call."""
+        with self._changed:
+            failures, self._failures = self._failures, []
+        return failures
 
-    Never enters other file systems, and follows no link. The directory ``left_out`` (device,
-    inode) is passed over, and so is what vanishes meanwhile; what cannot be read is added to
-    ``failures``.
-    """
-    try:
-        status = os.stat(root)
-        if stat.S_ISREG(status.st_mode):
-            yield _single_file(root, status)
+    def files(self) -> Iterator[Files]:
+        """All files with content, as they are found. Raises what the scan has failed with."""
+        for part in count(1):
+            with self._changed:
+                while self._parts < part and not self._ended:
+                    self._changed.wait()
+                if self._error is not None:
+                    raise self._error
+                if self._parts < part:
+                    return
+                files = self._ahead.pop(part, None)
+            if files is not None:
+                yield files
+            else:
+                yield from part_files(part_path(self._log.path, ("files",), part))
+
+    def close(self) -> None:
+        """Stop finding files; safe at any time."""
+        self._stop = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for dataset, tree in enumerate(self._log.spec.datasets):
+                self._walk(dataset, os.path.realpath(os.fsencode(tree.path)))
+            if not self._parts:
+                self._add(native.FoundFiles(), 0)
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _walk(self, dataset: int, root: bytes) -> None:
+        try:
+            tree = native.TreeWalk(root, self._left_out, NAMES_MAX)
+        except OSError as error:
+            with self._changed:
+                self._failures.append(Failure(dataset, b"", error.strerror or "cannot be read"))
             return
-        tree = native.TreeWalk(root, left_out)
-    except OSError as error:
-        failures.append(Failure(dataset, b"", error.strerror or "cannot be read"))
-        return
-    with ThreadPoolExecutor(1) as ahead:
-        next_one = ahead.submit(tree.next, ENTRIES_PER_PART)
-        while (found := next_one.result()) is not None:
-            next_one = ahead.submit(tree.next, ENTRIES_PER_PART)
-            failures += [
-                Failure(dataset, path, os.strerror(errno)) for path, errno in found.failures
-            ]
-            yield _Portion(
-                found.paths.split(b"\0")[:-1],
-                np.frombuffer(found.statuses, np.int64).reshape(-1, 6),
-                found.directories.split(b"\0")[:-1],
-                np.frombuffer(found.counts, np.uint32),
+        while not self._stop and (found := tree.next(self._next_count())) is not None:
+            self._add(found, dataset)
+        self._second_names |= tree.beyond_names
+
+    def _next_count(self) -> int:
+        return min(max(FILES_PER_PART_MIN, self._number), FILES_PER_PART_MAX)
+
+    def _add(self, found: native.FoundFiles, dataset: int) -> None:
+        """Write a part of the table, and tell the reader."""
+        part = self._parts + 1
+        found.write(part_path(self._log.path, ("files",), part), dataset, self._number)
+        files = files_of(found, dataset, self._number)
+        failures = [Failure(dataset, path, os.strerror(errno)) for path, errno in found.failures]
+        with self._changed:
+            if sum(one.nbytes for one in self._ahead.values()) < AHEAD_BYTES_MAX:
+                self._ahead[part] = files
+            self._parts = part
+            self._number += len(found)
+            self._sums = ScanSums(
+                self._sums.files + len(files), self._sums.size_bytes + int(files.sizes.sum())
             )
+            self._failures += failures
+            self._changed.notify_all()
 
 
-def _single_file(path: bytes, status: os.stat_result) -> _Portion:
-    times = status.st_mtime_ns, status.st_ctime_ns
-    fields = [status.st_ino, status.st_size, *times, status.st_nlink, status.st_blocks * 512]
-    return _Portion(
-        [os.path.basename(path)], np.array([fields], np.int64), [b""], np.ones(1, np.uint32)
-    )
+def write_failures(log: str, number: int, failures: list[Failure]) -> None:
+    columns: Columns = {
+        "dataset": np.array([f.dataset for f in failures], np.uint16),
+        "path": [f.path for f in failures],
+        "reason": [f.reason for f in failures],
+    }
+    write_part(log, ("failures",), number, columns)

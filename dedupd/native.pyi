@@ -67,6 +67,8 @@ class Chunker:
         self, data: Buffer, segments: Sequence[tuple[int, int, bool]], threads: int = 1
     ) -> Chunks:
         """Cut and fingerprint several independent segments ``(start, end, final)`` of ``data``."""
+    def process_packed(self, data: Buffer, starts: Buffer, ends: Buffer, finals: Buffer) -> Chunks:
+        """:meth:`process` with the segments as columns: u64 starts and ends, u8 finals."""
 
 def fingerprint(data: Buffer, algorithm: str = "blake3") -> bytes:
     """32-byte fingerprint (``blake3`` or ``sha256``) of one buffer."""
@@ -537,33 +539,58 @@ class Commits:
 class FoundFiles:
     """Regular files that a :class:`TreeWalk` found: parallel arrays, one element per file."""
 
-    @property
-    def paths(self) -> bytes:
-        """Relative to the root, each with a NUL byte behind it."""
-    @property
-    def statuses(self) -> bytes:
-        """i64 inode, size, mtime and ctime in ns, links, allocated bytes of each file."""
-    @property
-    def directories(self) -> bytes:
-        """The directories of the files, in their order, each with a NUL byte behind it."""
-    @property
-    def counts(self) -> bytes:
-        """u32 number of files in a row that are in each of ``directories``."""
+    def __new__(cls) -> FoundFiles:
+        """None at all."""
+    def with_content(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """Those that have something to read: parallel columns.
+
+        u32 numbers, which count all files from 0 on; paths relative to the root, each with a NUL
+        byte behind it; u64 ends of the paths; u64 inode, size, mtime and ctime in ns.
+        """
     @property
     def failures(self) -> list[tuple[bytes, int]]:
         """Paths of directories that could not be listed, and the error's number."""
     def __len__(self) -> int: ...
+    def write(self, path: str, dataset: int, first_file: int) -> None:
+        """Write the files as a part of the study's table, numbered from ``first_file`` on.
+
+        Columns dataset, file, path, directory, type (:func:`file_type`), inode, size_bytes,
+        modified_ns, changed_ns, links, allocated_bytes. Raises OSError.
+        """
 
 class TreeWalk:
     """All regular files of a tree: no link is followed, no other file system entered.
 
-    Depth first; the files of a directory mostly in the order of their inodes.
+    Depth first; the files of a directory mostly in the order of their inodes. Second names of
+    files with hard links are passed over, those of the first ``names_max`` such files at least.
     """
 
-    def __new__(cls, root: bytes, left_out: tuple[int, int]) -> TreeWalk:
-        """``left_out`` is a directory to pass over (device, inode). Raises OSError."""
+    def __new__(cls, root: bytes, left_out: tuple[int, int], names_max: int) -> TreeWalk:
+        """Of a directory, or of a single file.
+
+        ``left_out`` is a directory to pass over (device, inode). Raises OSError.
+        """
+    @property
+    def beyond_names(self) -> bool:
+        """Whether there were more than ``names_max``: then some files were found again."""
     def next(self, files_min: int) -> FoundFiles | None:
         """At least so many more files, less only before the end; None there."""
+
+def file_type(name: bytes) -> str:
+    """The type of a file: its extension in small letters, or ``""``.
+
+    Versions behind it are no type. They are numbers, what begins with a digit and has more than
+    letters and digits, and all behind ``.so.`` and a number that begins with a digit:
+    ``libc.so.6``, ``libLLVM.so.22.1-rust-1.95.0-stable`` and ``libssl.so.1.0.2k`` are ``so``.
+    """
+
+def write_parquet(path: str, columns: Sequence[tuple[str, str, Buffer]], rows: int) -> None:
+    """Write a table, compressed with zstandard, at a new path or over an old one.
+
+    Each column is its name, its kind, and its items, little-endian: ``u16``, ``u32``, ``u64`` or
+    ``i64``; ``bytes`` and ``text`` (UTF-8) have the u32 length of each item in front of it.
+    Raises OSError, and ValueError where a column has not ``rows`` items.
+    """
 
 def read_packed(
     root_fd: int, paths: Buffer, identities: Buffer, out: Buffer, offset: int, threads: int

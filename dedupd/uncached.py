@@ -41,10 +41,13 @@ def read_uncached(fd: int, view: memoryview, offset: int) -> int:
 
 
 class BufferPool:
-    """A fixed number of buffers: the bound on a pipeline's memory, and the brake on its reader."""
+    """A fixed number of buffers: the bound on a pipeline's memory, and the brake on its reader.
+
+    The one given back last is taken first: the processor's cache still has it.
+    """
 
     def __init__(self, buffers: Iterable[mmap.mmap]) -> None:
-        self._free: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[mmap.mmap | None] = queue.LifoQueue()
         for buffer in buffers:
             self._free.put(buffer)
 

@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
@@ -16,14 +17,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from analysis import lanes, reading
+from analysis import lanes, reading, scan
 from analysis.chunkings import DEFAULT
 from analysis.collect import Unwatched, collect
 from analysis.generate import generate
 from analysis.lanes import Selection
 from analysis.log import HOLE_MARK, Log
-from analysis.scan import file_type
-from dedupd import uncached
+from dedupd import native, uncached
 from dedupd.errors import Damaged, UsageError
 from dedupd.policy import Policy
 from dedupd.units import MIB
@@ -57,6 +57,19 @@ def failures_of(log: Log) -> dict[bytes, str]:
     if not (parts := log.parts("failures")):
         return {}
     return dict(duckdb.execute("SELECT path, reason FROM read_parquet(?)", [parts]).fetchall())
+
+
+class StopWhenFound(Unwatched):
+    """Stops the collection when all files are found, before any is logged."""
+
+    class Stopped(Exception):
+        pass
+
+    def check(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "scan":
+                thread.join()
+        raise self.Stopped
 
 
 class StopAt(Unwatched):
@@ -205,6 +218,35 @@ def test_a_killed_collection_goes_on_from_its_last_checkpoint(
     assert whole_of(log) == whole_of(complete)
 
 
+def test_a_collection_stopped_before_all_files_are_found_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    for number in range(2000):
+        (tree / str(number)).mkdir(parents=True)
+        (tree / str(number) / "file").write_bytes(b"%d" % number * 100)
+    expected = whole_of(collected(tmp_path / "all", spec_of({"x": tree}, ("64k",), level=0)))
+    log = Log.create(str(tmp_path / "log"), spec_of({"x": tree}, ("64k",), level=0))
+    with monkeypatch.context() as few_at_a_time:
+        few_at_a_time.setattr(scan, "FILES_PER_PART_MAX", 10)
+        few_at_a_time.setattr(reading, "PIECES_PER_BATCH_MAX", 10)
+        with pytest.raises(StopAt.Stopped):
+            collect(log, str(tmp_path / "log"), StopAt(2))
+    assert not log.checkpoint.scanned, "files are read while others are being found"
+    collect(log, str(tmp_path / "log"))
+    assert whole_of(log) == expected
+
+
+def test_files_found_far_ahead_of_the_reading_are_read_all_the_same(
+    tree: Path, complete: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "AHEAD_BYTES_MAX", 0)
+    monkeypatch.setattr(scan, "FILES_PER_PART_MAX", 10)
+    log = collected(tmp_path, spec_of({"x": tree}, ("64k",), level=0))
+    assert len(log.file_parts()) > 3
+    assert whole_of(log) == whole_of(complete)
+
+
 def test_a_complete_collection_is_not_repeated(complete: Log) -> None:
     before = complete.checkpoint.parts
     collect(Log.open(complete.path), "/", StopAt(0))
@@ -248,9 +290,9 @@ def test_files_that_vanish_or_change_are_reported_and_do_not_count(tmp_path: Pat
     out = tmp_path / "out"
     out.mkdir()
     log = Log.create(str(out / "log"), spec_of({"x": tree}, ("64k",)))
-    with pytest.raises(StopAt.Stopped):
-        collect(log, str(out), StopAt(1))
-    assert log.checkpoint.scanned
+    with pytest.raises(StopWhenFound.Stopped):
+        collect(log, str(out), StopWhenFound())
+    assert log.checkpoint.scanned and not log.checkpoint.file
     for name in ("gone", "now a directory", "now a pipe"):
         (tree / "sub" / name).unlink()
     (tree / "sub/now a directory").mkdir()
@@ -403,6 +445,28 @@ def test_links_are_not_followed_and_hard_links_count_once(tmp_path: Path) -> Non
     assert len(whole_of(log)) == 1
 
 
+def test_hard_links_count_once_where_there_are_more_than_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = {label: tmp_path / label for label in ("x", "y")}
+    for label, tree in trees.items():
+        for number in range(6):
+            (tree / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+            first = tree / f"{number % 2}" / f"first{number}"
+            first.write_bytes(random.Random(f"{label}{number // 2}").randbytes(200_000))
+            os.link(first, tree / f"second{number}")
+        (tree / "alone").write_bytes(b"alone" * 1000)
+    spec = spec_of(trees, ("64k", "64k-basic"), level=0)
+    exact = study_of(collected(tmp_path / "exact", spec))
+    monkeypatch.setattr(scan, "NAMES_MAX", 2)
+    log = collected(tmp_path / "beyond", spec)
+    assert len(whole_of(log)) > 2 * 7, "some are read under both names"
+    study = study_of(log)
+    assert [row.files for row in study.table1_datasets] == [7, 7]
+    for table in ("table1_datasets", "table2_whole_file_and_chunks", "figure2_chunk_size"):
+        assert getattr(study, table) == getattr(exact, table)
+
+
 def test_trees_that_overlap_are_refused(tmp_path: Path) -> None:
     from analysis.scan import check_datasets
 
@@ -472,12 +536,12 @@ def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> Non
     ],
 )
 def test_version_numbers_are_no_type(name: bytes, kind: str) -> None:
-    assert file_type(name) == kind
+    assert native.file_type(os.path.basename(name)) == kind
 
 
 @given(name=st.text(alphabet="ab.Z/é", max_size=12).map(str.encode))
 def test_types_are_those_of_the_policy(name: bytes) -> None:
-    kind = file_type(name)
+    kind = native.file_type(os.path.basename(name))
     if kind:
         assert Policy(exclude_types=(kind,)).excludes(name)
     assert not Policy(exclude_types=("unheard-of",)).excludes(name)

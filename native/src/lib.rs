@@ -14,6 +14,7 @@ pub mod known;
 pub mod leaf;
 pub mod map;
 pub mod marks;
+pub mod parquet;
 pub mod pieces;
 pub mod process;
 pub mod records;
@@ -23,6 +24,7 @@ pub mod stub;
 pub mod stubs;
 pub mod study;
 pub mod sys;
+pub mod types;
 pub mod watchdog;
 
 mod parallel;

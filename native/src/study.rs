@@ -1,13 +1,17 @@
 //! What a study does to many files at once: finding them in a tree, and reading small ones.
 
-use std::collections::VecDeque;
-use std::ffi::{CString, c_int};
+use std::collections::{HashSet, VecDeque};
+use std::ffi::{CStr, CString, OsStr, c_int};
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::files::{DIRENT_BYTES, Identity, fill, next_names, owned, status_at, status_of};
 use crate::parallel;
+use crate::parquet::{self, Column, Kind};
+use crate::types::{file_type, shown};
 
 /// Regular files as a walk came upon them: parallel columns.
 #[derive(Default)]
@@ -16,11 +20,21 @@ pub struct Found {
     pub paths: Vec<u8>,
     /// Of each file: inode, size, mtime and ctime in ns, links, allocated bytes.
     pub statuses: Vec<[i64; 6]>,
-    /// Directories, each with a NUL behind it, and how many of the files in a row are in it.
-    pub directories: Vec<u8>,
-    pub counts: Vec<u32>,
     /// What could not be listed, and the error's number.
     pub failures: Vec<(Vec<u8>, c_int)>,
+}
+
+/// Files that have something to read: parallel columns, little-endian.
+#[derive(Default)]
+pub struct Content {
+    /// u32, from 0 on; files without content are counted.
+    pub numbers: Vec<u8>,
+    /// Each with a NUL behind it.
+    pub paths: Vec<u8>,
+    /// u64, behind the NUL.
+    pub path_ends: Vec<u8>,
+    /// u64 inode, size, mtime and ctime in ns.
+    pub identities: Vec<u8>,
 }
 
 /// A walk over a tree, depth first, without links and other file systems.
@@ -28,10 +42,34 @@ pub struct Walk {
     root: OwnedFd,
     device: libc::dev_t,
     left_out: (libc::dev_t, libc::ino64_t),
+    /// A root that is no directory, but a file: its name.
+    single: Option<CString>,
     /// The next one is at the end.
     pending: Vec<Vec<u8>>,
     open: Option<Directory>,
     buffer: Vec<u8>,
+    names: Names,
+}
+
+/// Tells second names of a file from the first, as far as the memory that they are given reaches.
+struct Names {
+    /// Inodes of files with several names that were found.
+    inodes: HashSet<i64>,
+    max: usize,
+    beyond: bool,
+}
+
+impl Names {
+    fn is_first(&mut self, [inode, .., links, _]: [i64; 6]) -> bool {
+        if links == 1 {
+            return true;
+        }
+        if self.inodes.len() >= self.max {
+            self.beyond |= !self.inodes.contains(&inode);
+            return !self.inodes.contains(&inode);
+        }
+        self.inodes.insert(inode)
+    }
 }
 
 /// One whose entries are being read. The study's memory has a bound, and that of a directory's
@@ -56,17 +94,40 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 impl Walk {
-    /// `left_out` is a directory to pass over: device and inode.
-    pub fn new(root: &[u8], left_out: (u64, u64)) -> Result<Walk> {
+    /// Of a directory, or a single file. `left_out` is a directory to pass over: device and inode.
+    /// Second names of up to `names_max` files with hard links are passed over.
+    pub fn new(root: &[u8], left_out: (u64, u64), names_max: usize) -> Result<Walk> {
+        let path = Path::new(OsStr::from_bytes(root));
+        let is_file = status_at(libc::AT_FDCWD, &CString::new(root)?)?.st_mode & libc::S_IFMT
+            == libc::S_IFREG;
+        let (root, single) = match (is_file, path.parent(), path.file_name()) {
+            (true, Some(parent), Some(name)) => (parent, Some(CString::new(name.as_bytes())?)),
+            _ => (path, None),
+        };
+        let root = root.as_os_str().as_bytes();
         let root = open_at(libc::AT_FDCWD, root, libc::O_PATH | libc::O_DIRECTORY)?;
         let device = status_of(root.as_raw_fd())?.st_dev;
+        let pending = if single.is_some() { Vec::new() } else { vec![Vec::new()] };
         let buffer = vec![0; DIRENT_BYTES];
-        Ok(Walk { root, device, left_out, pending: vec![Vec::new()], open: None, buffer })
+        let names = Names { inodes: HashSet::new(), max: names_max, beyond: false };
+        Ok(Walk { root, device, left_out, single, pending, open: None, buffer, names })
+    }
+
+    /// Whether there were more files with several names than could be told apart: then some were
+    /// found twice.
+    pub fn beyond_names(&self) -> bool {
+        self.names.beyond
     }
 
     /// At least `files` of the files that are left, unless these are all; none at the end.
     pub fn next(&mut self, files: usize) -> Option<Found> {
         let mut found = Found::default();
+        if let Some(name) = self.single.take() {
+            match status_at(self.root.as_raw_fd(), &name) {
+                Ok(status) => found.add(b"", &name, columns(&status)),
+                Err(error) => found.failed(Vec::new(), &error),
+            }
+        }
         while found.statuses.len() < files {
             let directory = match self.open.take() {
                 Some(directory) => directory,
@@ -113,14 +174,10 @@ impl Walk {
             }
         };
         files.sort_unstable_by_key(|(_, status): &(CString, [i64; 6])| status[0]);
-        if !files.is_empty() {
-            found.directories.extend_from_slice(&directory.path);
-            found.directories.push(0);
-            found.counts.push(files.len() as u32);
-        }
         for (name, status) in files {
-            found.paths.extend(join(&directory.path, name.as_bytes_with_nul()));
-            found.statuses.push(status);
+            if self.names.is_first(status) {
+                found.add(&directory.path, &name, status);
+            }
         }
         if more {
             self.open = Some(directory);
@@ -132,9 +189,89 @@ impl Walk {
 }
 
 impl Found {
+    fn add(&mut self, directory: &[u8], name: &CStr, status: [i64; 6]) {
+        if !directory.is_empty() {
+            self.paths.extend_from_slice(directory);
+            self.paths.push(b'/');
+        }
+        self.paths.extend_from_slice(name.to_bytes_with_nul());
+        self.statuses.push(status);
+    }
+
+    pub fn with_content(&self) -> Content {
+        let mut content =
+            Content { paths: Vec::with_capacity(self.paths.len()), ..Content::default() };
+        let paths = self.paths.split_inclusive(|&byte| byte == 0);
+        for (number, (path, status)) in paths.zip(&self.statuses).enumerate() {
+            if status[1] == 0 {
+                continue;
+            }
+            content.numbers.extend_from_slice(&(number as u32).to_le_bytes());
+            content.paths.extend_from_slice(path);
+            content.path_ends.extend_from_slice(&(content.paths.len() as u64).to_le_bytes());
+            for word in &status[..4] {
+                content.identities.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        content
+    }
+
+    /// Writes a part of the table of files, numbered from `first` on.
+    pub fn write(&self, path: &Path, dataset: u16, first: u32) -> Result<()> {
+        let rows = self.statuses.len();
+        const LENGTH_BYTES: usize = 4;
+        let mut paths = Vec::with_capacity(self.paths.len() + LENGTH_BYTES * rows);
+        let mut directories = Vec::with_capacity(paths.capacity());
+        let mut types = Vec::with_capacity(2 * LENGTH_BYTES * rows);
+        let mut last: (&[u8], Vec<u8>) = (b"", Vec::new());
+        push_item(&mut last.1, b"");
+        for path in self.paths.split_inclusive(|&byte| byte == 0) {
+            let path = &path[..path.len() - 1];
+            let slash = path.iter().rposition(|&byte| byte == b'/');
+            let (directory, name) = match slash {
+                Some(slash) => (&path[..slash], &path[slash + 1..]),
+                None => (&b""[..], path),
+            };
+            if directory != last.0 {
+                last = (directory, Vec::new());
+                push_item(&mut last.1, shown(directory).as_bytes());
+            }
+            push_item(&mut paths, path);
+            directories.extend_from_slice(&last.1);
+            push_item(&mut types, file_type(name).as_bytes());
+        }
+        let datasets: Vec<u8> = (0..rows).flat_map(|_| dataset.to_le_bytes()).collect();
+        let numbers: Vec<u8> = (first..).take(rows).flat_map(u32::to_le_bytes).collect();
+        let words = |at: usize| -> Vec<u8> {
+            self.statuses.iter().flat_map(|status| status[at].to_le_bytes()).collect()
+        };
+        let links: Vec<u8> =
+            self.statuses.iter().flat_map(|status| (status[4] as u32).to_le_bytes()).collect();
+        let columns: [(&str, Kind, &[u8]); 11] = [
+            ("dataset", Kind::U16, &datasets),
+            ("file", Kind::U32, &numbers),
+            ("path", Kind::Bytes, &paths),
+            ("directory", Kind::Text, &directories),
+            ("type", Kind::Text, &types),
+            ("inode", Kind::U64, &words(0)),
+            ("size_bytes", Kind::U64, &words(1)),
+            ("modified_ns", Kind::I64, &words(2)),
+            ("changed_ns", Kind::I64, &words(3)),
+            ("links", Kind::U32, &links),
+            ("allocated_bytes", Kind::U64, &words(5)),
+        ];
+        let columns = columns.map(|(name, kind, items)| Column { name, kind, items });
+        parquet::write(path, columns.into(), rows)
+    }
+
     fn failed(&mut self, path: Vec<u8>, error: &Error) {
         self.failures.push((path, error.raw_os_error().unwrap_or(libc::EIO)));
     }
+}
+
+fn push_item(items: &mut Vec<u8>, item: &[u8]) {
+    items.extend_from_slice(&(item.len() as u32).to_le_bytes());
+    items.extend_from_slice(item);
 }
 
 impl Directory {

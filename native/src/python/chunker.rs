@@ -112,20 +112,50 @@ impl Chunker {
         threads: usize,
     ) -> PyResult<Chunks> {
         let data = data.bytes_u32("data")?;
+        let segments = segments.into_iter().map(|(start, end, last)| Segment { start, end, last });
+        self.process_all(py, data, segments.collect(), threads)
+    }
+
+    fn process_packed(
+        &self,
+        py: Python<'_>,
+        data: Input,
+        starts: Input,
+        ends: Input,
+        finals: Input,
+    ) -> PyResult<Chunks> {
+        let data = data.bytes_u32("data")?;
+        let (starts, ends) = (starts.u64s("starts")?, ends.u64s("ends")?);
+        let finals = finals.bytes();
+        if starts.len() != ends.len() || starts.len() != finals.len() {
+            let message = "starts, ends and finals have not the same number of items";
+            return Err(PyValueError::new_err(message));
+        }
+        let offset = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let segments = starts.into_iter().zip(ends).zip(finals).map(|((start, end), last)| {
+            Segment { start: offset(start), end: offset(end), last: *last != 0 }
+        });
+        self.process_all(py, data, segments.collect(), 1)
+    }
+}
+
+impl Chunker {
+    fn process_all(
+        &self,
+        py: Python<'_>,
+        data: &[u8],
+        segments: Vec<Segment>,
+        threads: usize,
+    ) -> PyResult<Chunks> {
         check_threads(threads)?;
-        let segments = segments
-            .into_iter()
-            .map(|(start, end, last)| {
-                if start <= end && end <= data.len() {
-                    Ok(Segment { start, end, last })
-                } else {
-                    Err(PyValueError::new_err(format!(
-                        "segments: {start} to {end} is not a range within {} bytes of data",
-                        data.len()
-                    )))
-                }
-            })
-            .collect::<PyResult<Vec<_>>>()?;
+        for &Segment { start, end, .. } in &segments {
+            if start > end || end > data.len() {
+                return Err(PyValueError::new_err(format!(
+                    "segments: {start} to {end} is not a range within {} bytes of data",
+                    data.len()
+                )));
+            }
+        }
         let work = || process::process(&self.inner, self.algorithm, data, &segments, threads);
         let found = py.detach(work);
         let chunks = || found.iter().flatten();

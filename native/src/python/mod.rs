@@ -13,6 +13,7 @@ mod known;
 mod map;
 mod marks;
 mod output;
+mod parquet;
 mod pieces;
 mod records;
 mod seal;
@@ -65,6 +66,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<study::TreeWalk>()?;
     module.add_class::<study::FoundFiles>()?;
     module.add_function(wrap_pyfunction!(study::read_packed, module)?)?;
+    module.add_function(wrap_pyfunction!(study::file_type, module)?)?;
+    module.add_function(wrap_pyfunction!(parquet::write_parquet, module)?)?;
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
     module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;
     module.add_function(wrap_pyfunction!(sys::syncfs, module)?)?;

@@ -1,6 +1,7 @@
-//! `TreeWalk`, `FoundFiles`, `read_packed`.
+//! `TreeWalk`, `FoundFiles`, `read_packed`, `file_type`.
 
-use std::sync::{Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,7 +11,7 @@ use super::input::Input;
 use super::output::Output;
 use super::sys::os_error;
 use crate::files::Identity;
-use crate::study::{self, Walk, Wanted};
+use crate::study::{self, Content, Found, Walk, Wanted};
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct TreeWalk(Mutex<Walk>);
@@ -18,50 +19,60 @@ pub struct TreeWalk(Mutex<Walk>);
 #[pymethods]
 impl TreeWalk {
     #[new]
-    fn new(py: Python<'_>, root: &[u8], left_out: (u64, u64)) -> PyResult<TreeWalk> {
-        let walk = py.detach(|| Walk::new(root, left_out)).map_err(|e| os_error(py, &e))?;
+    fn new(
+        py: Python<'_>,
+        root: &[u8],
+        left_out: (u64, u64),
+        names_max: usize,
+    ) -> PyResult<TreeWalk> {
+        let walk =
+            py.detach(|| Walk::new(root, left_out, names_max)).map_err(|e| os_error(py, &e))?;
         Ok(TreeWalk(Mutex::new(walk)))
     }
 
-    fn next(&self, py: Python<'_>, files_min: usize) -> PyResult<Option<FoundFiles>> {
-        let next = || self.0.lock().unwrap_or_else(PoisonError::into_inner).next(files_min);
-        let Some(found) = py.detach(next) else { return Ok(None) };
-        let failures = PyList::empty(py);
-        for (path, errno) in found.failures {
-            failures.append((PyBytes::new(py, &path), errno))?;
-        }
-        let statuses: Vec<u8> =
-            found.statuses.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
-        Ok(Some(FoundFiles {
-            length: found.statuses.len(),
-            paths: PyBytes::new(py, &found.paths).unbind(),
-            statuses: PyBytes::new(py, &statuses).unbind(),
-            directories: PyBytes::new(py, &found.directories).unbind(),
-            counts: super::input::pack_u32(py, found.counts).unbind(),
-            failures: failures.unbind(),
-        }))
+    fn next(&self, py: Python<'_>, files_min: usize) -> Option<FoundFiles> {
+        py.detach(|| self.walk().next(files_min)).map(FoundFiles)
+    }
+
+    #[getter]
+    fn beyond_names(&self) -> bool {
+        self.walk().beyond_names()
+    }
+}
+
+impl TreeWalk {
+    fn walk(&self) -> MutexGuard<'_, Walk> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[pyclass(frozen, module = "dedupd.native")]
-pub struct FoundFiles {
-    length: usize,
-    #[pyo3(get)]
-    paths: Py<PyBytes>,
-    #[pyo3(get)]
-    statuses: Py<PyBytes>,
-    #[pyo3(get)]
-    directories: Py<PyBytes>,
-    #[pyo3(get)]
-    counts: Py<PyBytes>,
-    #[pyo3(get)]
-    failures: Py<PyList>,
-}
+pub struct FoundFiles(Found);
 
 #[pymethods]
 impl FoundFiles {
+    #[new]
+    fn new() -> FoundFiles {
+        FoundFiles(Found::default())
+    }
+
     fn __len__(&self) -> usize {
-        self.length
+        self.0.statuses.len()
+    }
+
+    fn with_content<'py>(&self, py: Python<'py>) -> [Bound<'py, PyBytes>; 4] {
+        let Content { numbers, paths, path_ends, identities } = py.detach(|| self.0.with_content());
+        [numbers, paths, path_ends, identities].map(|column| PyBytes::new(py, &column))
+    }
+
+    #[getter]
+    fn failures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let failures = self.0.failures.iter();
+        PyList::new(py, failures.map(|(path, errno)| (PyBytes::new(py, path), *errno)))
+    }
+
+    fn write(&self, py: Python<'_>, path: PathBuf, dataset: u16, first_file: u32) -> PyResult<()> {
+        py.detach(|| self.0.write(&path, dataset, first_file)).map_err(|e| os_error(py, &e))
     }
 }
 
@@ -108,4 +119,9 @@ pub fn read_packed(
         Some(study::read_packed(root_fd, &files, out, threads))
     })
     .ok_or_else(|| PyValueError::new_err(format!("out has no room for the files at {offset}")))
+}
+
+#[pyfunction]
+pub fn file_type(name: &[u8]) -> String {
+    crate::types::file_type(name)
 }
