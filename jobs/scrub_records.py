@@ -32,8 +32,8 @@ _METADATA = frozenset((fmt.Kind.STREAMS, fmt.Kind.STREAM_COPIES))
 """What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
 
 
-PORTION_BYTES = 32 * MIB
-"""Read by one call, unless a rate says less: a run stops within the time that this takes."""
+PORTION_BYTES = 128 * MIB
+"""Read by one call, unless a rate says less: at its end, the cores wait for a moment."""
 
 
 class Said:

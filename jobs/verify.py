@@ -25,8 +25,8 @@ from jobs.references import ReferenceWalk
 from jobs.verify_set import check_log, check_merges, check_partitions, check_set
 from jobs.windows import Window, WindowReader
 
-PORTION_BYTES = 32 * MIB
-"""Read by one call: a run stops within the time that this takes."""
+PORTION_BYTES = 128 * MIB
+"""Read by one call: at its end, the cores wait for a moment."""
 
 
 @dataclass(slots=True)

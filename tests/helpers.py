@@ -213,6 +213,14 @@ def stop_at(point: str, passes: int = 1) -> Iterator[None]:
         failpoint.hook = None
 
 
+def cached_pages(path: Path) -> int:
+    """How many pages of a file are in the page cache; takes ``fincore``."""
+    found = subprocess.run(
+        ["fincore", "--noheadings", "--output", "PAGES", path], capture_output=True, check=True
+    )
+    return int(found.stdout)
+
+
 def run_cli(
     *arguments: str | bytes | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

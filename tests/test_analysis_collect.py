@@ -30,6 +30,7 @@ from dedupd.units import MIB
 from tests.analysis_helpers import collected, spec_of, study_of
 from tests.analysis_oracle import cut
 from tests.conftest import MakeFileSystem
+from tests.helpers import cached_pages
 
 Row = tuple[bytes, int, int, int, int, int]
 
@@ -565,13 +566,6 @@ def test_reading_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
     assert cached_pages(tree / "cold") == 0
     if uncached._kernel["knows_dont_cache"]:
         assert cached_pages(tree / "warm") > 0.9 * warm
-
-
-def cached_pages(path: Path) -> int:
-    found = subprocess.run(
-        ["fincore", "--noheadings", "--output", "PAGES", path], capture_output=True, check=True
-    )
-    return int(found.stdout)
 
 
 @pytest.mark.slow

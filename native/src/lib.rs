@@ -1,6 +1,7 @@
 //! Native kernel of dedupd: chunking, fingerprints, payload encoding, the index, and
 //! system calls. Everything but `python` is plain Rust.
 
+pub mod ahead;
 pub mod check;
 pub mod chunker;
 pub mod commits;

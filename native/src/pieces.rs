@@ -1,22 +1,23 @@
-//! A container against its table, in pieces that several threads read and check at once.
+//! A container against its table, in pieces: one thread reads them, several check what was read.
 //!
 //! The table says where records begin, so that no thread waits for another one's. Only what is
 //! exactly as the table says is passed; `jobs/records.py` looks into everything else.
 
-use std::cell::RefCell;
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
+use crate::ahead::{self, Source};
 use crate::check::{self, Checked, KIND_FORWARD, KIND_TOMBSTONE, Place, Status, u32_at, u64_at};
-use crate::files::fill_at;
 use crate::fingerprint::Algorithm;
-use crate::parallel;
 use crate::seal::{
     ENTRY_BYTES, RECORD_HEADER_BYTES, STATE_AT, STATE_LIVE, STATE_MERGED, STATE_ORPHANED,
     STATE_TOMBSTONE, entry_body,
 };
 
 /// Read at once, and checked while it is in the processor's cache.
-const PIECE_BYTES: u64 = 1 << 20;
+const PIECE_BYTES: u64 = 512 << 10;
+/// No piece is begun after so long: the caller wants to stop, or to give way, at any time.
+const CALL_TIME_MAX: Duration = Duration::from_millis(250);
 /// A table that says more of a single record is not believed.
 const RECORD_BYTES_MAX: u64 = 64 << 20;
 
@@ -52,16 +53,20 @@ pub struct Passed {
 struct Piece {
     from: Position,
     to: Position,
+    is_read: bool,
     /// Records and raw bytes, where all of it is as the table says.
     sound: Option<(u64, u64)>,
 }
 
-thread_local! {
-    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+impl Piece {
+    fn new(from: Position, to: Position) -> Piece {
+        Piece { from, to, is_read: false, sound: None }
+    }
 }
 
 impl Container<'_> {
-    /// Reads and checks what the table says lies behind `from` and before `end`, `bytes` of it.
+    /// Reads and checks what the table says lies behind `from` and before `end`, `bytes` of it, or
+    /// as much as there is time for.
     pub fn pass(
         &self,
         from: Position,
@@ -71,10 +76,17 @@ impl Container<'_> {
         threads: usize,
     ) -> Passed {
         let mut pieces = self.plan(from, end, bytes);
-        parallel::for_each(pieces.iter_mut(), threads, |piece| {
-            piece.sound = self.check(piece, algorithm);
+        let begun = Instant::now();
+        let tasks = pieces
+            .iter_mut()
+            .take_while(|_| begun.elapsed() < CALL_TIME_MAX)
+            .map(|piece| (piece.from.offset..piece.to.offset, piece));
+        ahead::for_each(&Source::new(self.data), tasks, threads, |piece, data| {
+            piece.is_read = true;
+            piece.sound = data.and_then(|data| self.check(piece, data, algorithm));
         });
-        let read_bytes = pieces.iter().map(|piece| piece.to.offset - piece.from.offset).sum();
+        let read = pieces.iter().filter(|piece| piece.is_read);
+        let read_bytes = read.map(|piece| piece.to.offset - piece.from.offset).sum();
         let mut passed = Passed { to: from, records: 0, raw_bytes: 0, read_bytes };
         for piece in &pieces {
             let Some((records, raw_bytes)) = piece.sound else { break };
@@ -102,7 +114,7 @@ impl Container<'_> {
             last = offset;
             if offset - begin.offset >= PIECE_BYTES {
                 let to = Position { ordinal, offset };
-                pieces.push(Piece { from: begin, to, sound: None });
+                pieces.push(Piece::new(begin, to));
                 begin = to;
                 if offset - from.offset >= bytes {
                     return pieces;
@@ -111,21 +123,15 @@ impl Container<'_> {
         }
         if begin.offset < end && end - last <= RECORD_BYTES_MAX {
             let to = Position { ordinal: self.entries.len(), offset: end };
-            pieces.push(Piece { from: begin, to, sound: None });
+            pieces.push(Piece::new(begin, to));
         }
         pieces
     }
 
-    fn check(&self, piece: &Piece, algorithm: Algorithm) -> Option<(u64, u64)> {
-        let length = usize::try_from(piece.to.offset - piece.from.offset).ok()?;
-        let found = BUFFER.with_borrow_mut(|buffer| {
-            buffer.resize(length.max(buffer.len()), 0);
-            let data = &mut buffer[..length];
-            let offset = piece.from.offset;
-            let place = Place { seed: self.seed, offset, algorithm, threads: 1 };
-            fill_at(self.data, offset, data).then(|| check::check(data, &place))
-        })?;
-        let is_all = found.consumed == length && self.agrees(&found, piece);
+    fn check(&self, piece: &Piece, data: &[u8], algorithm: Algorithm) -> Option<(u64, u64)> {
+        let place = Place { seed: self.seed, offset: piece.from.offset, algorithm, threads: 1 };
+        let found = check::check(data, &place);
+        let is_all = found.consumed == data.len() && self.agrees(&found, piece);
         is_all.then_some((found.kinds.len() as u64, found.raw_bytes))
     }
 
