@@ -12,7 +12,7 @@ from dedupd.errors import PolicyError, UsageError
 from dedupd.index.choose import IndexChoice
 from dedupd.priority import IoPriority
 from dedupd.schedule import Schedule, parse_schedule, show_schedule
-from dedupd.units import exact_duration, exact_size
+from dedupd.units import brief, cut, exact_duration, exact_size
 from dedupd.values import duration, fraction, size, strings, whole, yes_or_no
 
 _HOURLY = parse_schedule("every 1h")
@@ -251,8 +251,8 @@ def parse_policy(text: str, where: str) -> Policy:
     """The policy in a file's text. Raises PolicyError that names file, key, value and reason."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PolicyError(f"{where}: not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # numbers too long are no TOMLDecodeError
+        raise PolicyError(f"{where}: not valid TOML: {cut(str(error))}") from error
     return apply_values(Policy(), table, where)
 
 
@@ -262,11 +262,11 @@ def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
     for name, value in values.items():
         key = KEYS.get(name)
         if key is None:
-            raise PolicyError(f"{where}: unknown key {name!r}; the keys are {', '.join(KEYS)}")
+            raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
         try:
             changes[key.attribute] = key.parse(value)
         except UsageError as error:
-            raise PolicyError(f"{where}: {name} = {value!r}: {error}") from error
+            raise PolicyError(f"{where}: {name} = {brief(value)}: {error}") from error
     return replace(policy, **changes)
 
 
@@ -289,7 +289,7 @@ def policy_text(values: dict[str, Any]) -> str:
 def set_in_text(text: str, name: str, value: str, where: str) -> str:
     """The file's text with one key set, comments kept. Raises PolicyError."""
     if name not in KEYS:
-        raise PolicyError(f"{where}: unknown key {name!r}; the keys are {', '.join(KEYS)}")
+        raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
     parse_policy(text, where)
     apply_values(Policy(), {name: value}, where)
     parsed = KEYS[name].parse(value)

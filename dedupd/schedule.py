@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, tzinfo
 
 from dedupd.errors import UsageError
-from dedupd.units import exact_duration, parse_duration
+from dedupd.units import brief, exact_duration, parse_duration
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
@@ -128,7 +128,7 @@ def _days(text: str) -> frozenset[int]:
 def _day(text: str) -> int:
     name = text.capitalize()
     if name not in DAYS:
-        raise UsageError(f"{text!r} is no day; write daily, or {', '.join(DAYS)}")
+        raise UsageError(f"{brief(text)} is no day; write daily, or {', '.join(DAYS)}")
     return DAYS.index(name)
 
 

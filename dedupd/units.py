@@ -20,27 +20,44 @@ _AGE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d|w)?\s*$", re.IG
 _AGE_FACTOR = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
+SHOWN_CHARACTERS_MAX = 200
+
+
+def brief(value: object) -> str:
+    """A value for a message, as Python writes it: what people wrote may be of any length."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """The beginning of a text that may be of any length, for a message."""
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
+
+
 def parse_size(text: str) -> int:
     """Bytes meant by ``32k``, ``1.5 GiB`` or ``4096`` (powers of 1024). Raises UsageError."""
     match = _SIZE.match(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a size; write bytes, or a number with k, M, G or T")
+        raise UsageError(f"{brief(text)} is not a size; write bytes, or a number with k, M, G or T")
     factor = _SIZE_FACTOR[match[2].lower()]
-    # Whole numbers stay exact: a float holds 53 bits.
-    size = int(match[1]) * factor if match[1].isdigit() else int(Decimal(match[1]) * factor)
+    # Exact, which a float is for 53 bits only.
+    size = Decimal(match[1]) * factor
     if size > SIZE_BYTES_MAX:
-        raise UsageError(f"{text!r} is more than any file can hold")
-    return size
+        raise UsageError(f"{brief(text)} is more than any file can hold")
+    return int(size)
 
 
 def parse_duration(text: str) -> float:
     """Seconds meant by ``3d``, ``12h``, ``0s``; a bare number is days. Raises UsageError."""
     match = _AGE.match(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a duration; write a number with s, min, h, d or w")
+        raise UsageError(f"{brief(text)} is not a duration; write a number with s, min, h, d or w")
     duration = float(match[1]) * _AGE_FACTOR[(match[2] or "d").lower()]
     if duration > DURATION_S_MAX:
-        raise UsageError(f"{text!r} is longer than a thousand years")
+        raise UsageError(f"{brief(text)} is longer than a thousand years")
     return duration
 
 

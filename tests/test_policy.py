@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tomlkit
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd.errors import PolicyError
@@ -21,6 +21,8 @@ from dedupd.policy import (
 )
 from dedupd.priority import IoPriority
 from dedupd.schedule import Every, Off
+from dedupd.units import brief
+from tests.malformed import malformed
 
 WHERE = "/srv/share/.dedupd/policy.toml"
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs/policy.md"
@@ -125,7 +127,7 @@ def test_an_error_names_file_key_value_and_reason(key: str, value: Any, reason: 
     with pytest.raises(PolicyError) as caught:
         apply_values(Policy(), {key: value}, WHERE)
     message = str(caught.value)
-    assert message.startswith(f"{WHERE}: {key} = {value!r}: ")
+    assert message.startswith(f"{WHERE}: {key} = {brief(value)}: ")
     assert reason in message
 
 
@@ -287,3 +289,28 @@ def test_the_examples_of_the_documentation_are_valid() -> None:
     assert examples
     for example in examples:
         parse_policy(example, "docs/policy.md")
+
+
+# --- fuzz -------------------------------------------------------------------------------------
+
+
+def is_refused_or_valid(text: str) -> None:
+    try:
+        policy = parse_policy(text, "policy.toml")
+    except PolicyError as error:
+        assert str(error).startswith("policy.toml: ")
+        assert len(str(error)) < 1500
+    else:
+        assert isinstance(policy, Policy)
+
+
+@given(malformed(KEYS))
+def test_a_malformed_policy_is_refused(text: str) -> None:
+    is_refused_or_valid(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000)
+@given(malformed(KEYS))
+def test_ten_thousand_malformed_policies_are_refused(text: str) -> None:
+    is_refused_or_valid(text)

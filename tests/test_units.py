@@ -10,6 +10,7 @@ from dedupd.units import (
     SIZE_BYTES_MAX,
     align_down,
     align_up,
+    brief,
     exact_duration,
     exact_size,
     format_duration,
@@ -46,7 +47,7 @@ def test_sizes_are_read_in_powers_of_1024(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_size(text)
-    assert repr(text) in str(caught.value)
+    assert brief(text) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_durations_are_read_with_a_unit_and_as_days_without(text: str, seconds: 
 def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_duration(text)
-    assert repr(text) in str(caught.value)
+    assert brief(text) in str(caught.value)
 
 
 @given(sizes)
@@ -100,3 +101,16 @@ def test_aligning_goes_to_the_nearest_multiple_on_each_side(value: int, unit: in
     low, high = align_down(value, unit), align_up(value, unit)
     assert low % unit == high % unit == 0
     assert value - unit < low <= value <= high < value + unit
+
+
+def test_messages_show_long_values_in_brief() -> None:
+    assert brief("ab") == "'ab'"
+    assert len(brief("x" * 100_000)) < 250
+    assert brief(1 << 100_000) == "a number of thousands of digits"
+
+
+def test_a_size_of_any_number_of_digits_is_refused_or_exact() -> None:
+    with pytest.raises(UsageError, match="more than any file can hold"):
+        parse_size("9" * 5000)
+    assert parse_size(str(SIZE_BYTES_MAX)) == SIZE_BYTES_MAX
+    assert parse_size("9007199254740993") == 9007199254740993

@@ -17,7 +17,7 @@ import tomlkit
 
 from dedupd.control import runtime_dir
 from dedupd.errors import ConfigurationError, UsageError
-from dedupd.units import MIB, exact_size
+from dedupd.units import MIB, brief, cut, exact_size
 from dedupd.values import size, whole, yes_or_no
 
 CONFIG_PATH = "/etc/dedupd/dedupd.toml"
@@ -218,8 +218,8 @@ def _read(path: str) -> str:
 def _table(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{where}: not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # numbers too long are no TOMLDecodeError
+        raise ConfigurationError(f"{where}: not valid TOML: {cut(str(error))}") from error
 
 
 def parse_config(text: str, where: str) -> ServiceConfig:
@@ -250,16 +250,13 @@ def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
 
 def _parsed(parse: Parse | None, name: str, value: Any, where: str, keys: Mapping[str, Any]) -> Any:
     if parse is None:
-        raise ConfigurationError(f"{where}: unknown key {name!r}; the keys are {', '.join(keys)}")
+        raise ConfigurationError(
+            f"{where}: unknown key {brief(name)}; the keys are {', '.join(keys)}"
+        )
     try:
         return parse(value)
     except UsageError as error:
-        raise ConfigurationError(f"{where}: {name} = {_shown(value)}: {error}") from error
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+        raise ConfigurationError(f"{where}: {name} = {brief(value)}: {error}") from error
 
 
 def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ...]:
@@ -269,11 +266,13 @@ def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ..
             if one == other:
                 continue
             if one.path == other.path:
-                raise ConfigurationError(f"{where}: path = {one.path!r}: named twice; remove one")
+                raise ConfigurationError(
+                    f"{where}: path = {brief(one.path)}: named twice; remove one"
+                )
             if one.mountpoint == other.mountpoint:
                 raise ConfigurationError(
-                    f"{where}: mountpoint = {one.mountpoint!r}: of two volumes, {other.path} and"
-                    f" {one.path}; give one another mountpoint"
+                    f"{where}: mountpoint = {brief(one.mountpoint)}: of two volumes,"
+                    f" {brief(other.path)} and {brief(one.path)}; give one another mountpoint"
                 )
     return tuple(dict.fromkeys(volumes))
 
