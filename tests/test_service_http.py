@@ -263,6 +263,17 @@ def test_malformed_requests_are_refused(machine: ServiceLab) -> None:
             fuzz(machine, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
 
 
+def test_whoever_goes_away_in_the_middle_is_no_failure_of_the_service(machine: ServiceLab) -> None:
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+    with nothing_changes(machine):
+        for _ in range(5):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(30)
+                connection.connect(str(machine.socket))
+                connection.sendall(head)
+                assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+
+
 @pytest.mark.slow
 def test_ten_thousand_malformed_requests_are_refused(machine: ServiceLab) -> None:
     @settings(max_examples=10_000)

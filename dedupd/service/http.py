@@ -297,7 +297,10 @@ class Api:
 
 async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any]:
     """The JSON object of a request, with these keys at most. Raises UsageError."""
-    raw = await request.read()
+    try:
+        raw = await request.read()
+    except ConnectionError:
+        raise UsageError("the sender went away before the end of the body") from None
     if not raw:
         return {}
     try:
