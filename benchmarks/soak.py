@@ -32,7 +32,8 @@ from dedupd.enable import enable
 from dedupd.errors import DedupdError
 from dedupd.service.client import ServiceClient
 from dedupd.volume import Volume
-from fuse_stub.mount import clear_dead_mount, unmount
+from fuse_stub.mount import unmount
+from fuse_stub.points import clear_dead_mount
 from jobs.frame import JobRun
 from jobs.verify import Verify
 

@@ -1,7 +1,6 @@
 """Mounting a volume, serving it, and unmounting it."""
 
 import ctypes
-import errno
 import json
 import logging
 import logging.handlers
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-import pyfuse3
 import trio
 
 from dedupd import mounts, native
@@ -23,15 +21,19 @@ from dedupd.child import child_environment
 from dedupd.commit import settle_noted
 from dedupd.control import ControlClient, socket_path
 from dedupd.disk import Disk
-from dedupd.errors import Busy, ServiceUnreachable, UsageError, error_named
+from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
+from dedupd.fsutil import opened
 from dedupd.priority import cores
 from dedupd.transitions import Transitions
 from dedupd.units import MIB
-from dedupd.volume import Volume
+from dedupd.volume import BASE_NAME, Volume
+from fuse_stub import attach
 from fuse_stub.control import ControlServer
 from fuse_stub.operations import StubOperations
+from fuse_stub.points import clear_dead_mount, detach, is_dead, is_dead_mount
 from fuse_stub.pump import Pump
 from fuse_stub.served import Served
+from fuse_stub.session import options_for, session
 
 log = logging.getLogger("dedupd.mount")
 
@@ -78,13 +80,8 @@ def serve(
         threads = cores()
         served = Served(own, transitions, mountpoint, cache_bytes, threads)
         try:
-            # At the last moment: users see errors until then, and never the directory below.
-            clear_dead_mount(mountpoint)
-            _open_session(StubOperations(served), mountpoint, _options(own, debug))
-            try:
+            with session(StubOperations(served), mountpoint, options_for(own, debug)):
                 trio.run(_run, served, ready)
-            finally:
-                pyfuse3.close(unmount=True)
         finally:
             served.close()
             native.syncfs(own.data_fd)
@@ -111,37 +108,6 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
                     raise
                 time.sleep(LOCK_POLL_S)
         yield transitions
-
-
-def _options(volume: Volume, debug: bool) -> set[str]:
-    """Mount options: those of the file system below, as far as they concern users."""
-    below = os.fstatvfs(volume.data_fd).f_flag
-    options = {
-        f"fsname={mounts.SOURCE_PREFIX}{volume.parameters.uuid}",
-        "subtype=dedupd",
-        "default_permissions",
-    }
-    if os.geteuid() == 0:
-        options |= {
-            "allow_other",
-            "nosuid" if below & os.ST_NOSUID else "suid",
-            "nodev" if below & os.ST_NODEV else "dev",
-        }
-        if below & os.ST_NOEXEC:
-            options.add("noexec")
-    if debug:
-        options.add("debug")
-    return options
-
-
-def _open_session(operations: StubOperations, mountpoint: str, options: set[str]) -> None:
-    try:
-        pyfuse3.init(operations, mountpoint, options)
-    except RuntimeError as error:
-        raise UsageError(
-            f"{mountpoint}: cannot be mounted ({error}); is the module fuse loaded, and may this"
-            " user open /dev/fuse and write to the directory?"
-        ) from error
 
 
 def _allow_descriptors() -> None:
@@ -202,12 +168,13 @@ async def _stop_on_signal(
 def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES) -> int:
     """Mount the volume at ``path`` in a process of its own; returns its pid once it answers.
 
-    What a killed predecessor left is cleared away first. Raises what kept it from mounting:
+    It takes the place of what a killed predecessor left. Raises what kept it from mounting:
     NotAVolume, Busy, Damaged and so on, as in :func:`serve`.
     """
-    clear_dead_mount(path)
-    clear_dead_mount(mountpoint)
-    return _start([path, mountpoint, str(cache_bytes)])
+    with open_volume(path) as volume:
+        return mount_again_in_background(
+            volume.root, volume.base_fd, mountpoint, cache_bytes=cache_bytes
+        )
 
 
 def mount_again_in_background(
@@ -215,8 +182,7 @@ def mount_again_in_background(
 ) -> int:
     """Mount a volume whose ``.dedupd`` is open already, as :func:`mount_in_background` does.
 
-    A dead mount, which may cover the volume, is taken away only when the new one is ready to take
-    its place. ``base_fd`` stays the caller's.
+    ``base_fd`` stays the caller's.
     """
     return _start([path, mountpoint, str(cache_bytes), str(base_fd)], base_fd)
 
@@ -306,21 +272,26 @@ def _log_to_system() -> None:
         logger.addHandler(handler)
 
 
-def is_dead(point: str) -> bool:
-    """Whether the process that served a mount is gone."""
-    try:
-        # The kernel would answer a stat from what it remembers.
-        os.statvfs(point)
-    except OSError as error:
-        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
+def open_volume(path: str) -> Volume:
+    """The volume at ``path``, also where its own mount covers it that is dead; that stays.
 
-
-def clear_dead_mount(path: str) -> None:
-    """Take away the mount of a killed process at ``path``; users have seen errors there so far."""
-    point = os.path.abspath(path)
-    if any(mount.point == point for mount in mounts.volumes()) and is_dead(point):
-        _detach(point, lazily=True)
+    Only root can look below a mount: for others it goes. Raises as ``Volume.open``, and OSError.
+    """
+    if not is_dead_mount(path):
+        return Volume.open(path)
+    if os.geteuid() != 0:
+        clear_dead_mount(path)
+        return Volume.open(path)
+    root = os.path.abspath(path)
+    with opened(attach.uncovered(root)) as below:
+        try:
+            base_fd = os.open(BASE_NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=below)
+        except FileNotFoundError:
+            raise NotAVolume(
+                f"{path}: the dead mount of a volume elsewhere; `dedupd mount` with the volume's"
+                f" own path brings it back, `dedupd umount {path}` takes it away"
+            ) from None
+    return Volume(root, f"/proc/self/fd/{base_fd}", base_fd, Disk())
 
 
 def unmount(mountpoint: str) -> None:
@@ -329,10 +300,11 @@ def unmount(mountpoint: str) -> None:
     if not found:
         raise UsageError(f"{mountpoint}: no volume is mounted there")
     if is_dead(mountpoint):
-        _detach(mountpoint, lazily=True)
+        clear_dead_mount(mountpoint)
         return
     pid_fd = _process_of(found[-1].volume)
-    _detach(mountpoint, lazily=False)
+    detach(mountpoint, lazily=False)
+    clear_dead_mount(mountpoint)
     if pid_fd is not None and not _exits(pid_fd, EXIT_WAIT_MS):
         raise Busy(f"{mountpoint}: unmounted, but still writing what was not synced")
 
@@ -353,16 +325,3 @@ def _process_of(volume: str) -> int | None:
             return os.pidfd_open(client.call("status")["pid"])
     except (ServiceUnreachable, ProcessLookupError):
         return None
-
-
-def _detach(point: str, *, lazily: bool) -> None:
-    command = ["umount", *(["-l"] if lazily else []), "--", point]
-    if os.geteuid() != 0:
-        command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", point]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return
-    reason = done.stderr.strip().splitlines()
-    if "busy" in done.stderr:
-        raise Busy(f"{point}: in use; `fuser -vm {point}` shows by whom")
-    raise UsageError(f"{point}: cannot be unmounted: {reason[-1] if reason else done.returncode}")

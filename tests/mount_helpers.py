@@ -19,6 +19,7 @@ from dedupd.enable import enable
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
 from fuse_stub import mount
+from fuse_stub.points import is_dead
 from jobs.optimize import OptimizeReport
 from tests.helpers import Lab
 
@@ -102,7 +103,6 @@ class Nursery:
 
     def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int:
         """Stands in for :func:`fuse_stub.mount.mount_in_background`."""
-        mount.clear_dead_mount(mountpoint)
         receiver, sender = self._context.Pipe(duplex=False)
         arguments = (path, mountpoint, cache_bytes, sender)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
@@ -195,4 +195,4 @@ NOBODY = -1
 
 
 def is_serving(lab: MountedLab) -> bool:
-    return not mount.is_dead(str(lab.view))
+    return not is_dead(str(lab.view))

@@ -16,7 +16,8 @@ from dedupd import mounts
 from dedupd.cli.main import main
 from dedupd.errors import DedupdError
 from dedupd.service.client import ServiceClient
-from fuse_stub.mount import clear_dead_mount, unmount
+from fuse_stub.mount import unmount
+from fuse_stub.points import clear_dead_mount
 from tests.helpers import Lab, new_lab, run_cli
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ import pytest
 from dedupd import mounts
 from dedupd.errors import ServiceUnreachable
 from fuse_stub import mount
+from fuse_stub.points import clear_dead_mount
 from tests import crash_helpers as crash
 
 pytestmark = pytest.mark.root
@@ -42,7 +43,7 @@ def mounted(root: Path, view: Path, dying_at: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        mount.clear_dead_mount(str(view))
+        clear_dead_mount(str(view))
         if mounts.find(str(view)) is not None:
             mount.unmount(str(view))
 

@@ -9,8 +9,8 @@ from dedupd.cli.common import exits, json_option, print_json
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.units import parse_size
-from dedupd.volume import Volume
-from fuse_stub.mount import clear_dead_mount, mount_in_background, serve
+from fuse_stub.mount import mount_in_background, open_volume, serve
+from fuse_stub.points import is_dead_mount
 
 
 @click.command("mount")
@@ -29,16 +29,15 @@ def command(
     if client is not None:
         _mount_by_service(client, path, as_json)
         return
-    for place in {path, mountpoint or path}:
-        clear_dead_mount(place)
     point = os.path.realpath(mountpoint or path)
-    if not os.path.isdir(point):
+    takes_over = is_dead_mount(point)
+    if not takes_over and not os.path.isdir(point):
         raise UsageError(f"{point}: no such directory to mount at")
     mounted = mounts.find(point)
-    if mounted is not None:
+    if mounted is not None and not takes_over:
         raise Busy(f"{point}: lies in a volume that is mounted at {mounted.point} already")
     if foreground:
-        with Volume.open(path) as volume:
+        with open_volume(path) as volume:
             serve(volume, point, ready=None, cache_bytes=parse_size(cache), debug=debug)
         return
     pid = mount_in_background(os.path.realpath(path), point, cache_bytes=parse_size(cache))

@@ -15,8 +15,8 @@ from dedupd.control import ControlClient, fetch_base, socket_path
 from dedupd.errors import Busy, DedupdError, UsageError
 from dedupd.service.config import VolumeConfig
 from dedupd.service.journal import Event, report
-from dedupd.volume import Volume
-from fuse_stub.mount import clear_dead_mount, is_dead, mount_again_in_background, unmount
+from fuse_stub.mount import mount_again_in_background, open_volume, unmount
+from fuse_stub.points import is_dead
 
 RETRY_S_MIN = 0.5
 RETRY_S_MAX = 60.0
@@ -128,9 +128,7 @@ class MountKeeper:
         if mounted is not None and not is_dead(point):
             return self._adopt(mounted)
         if self._base_fd is None:
-            # Nobody has it open: only now has a dead mount to go before the new one is there.
-            clear_dead_mount(path)
-            with Volume.open(path) as volume:
+            with open_volume(path) as volume:
                 self.uuid = volume.parameters.uuid
                 self._base_fd = os.dup(volume.base_fd)
         around = mounts.find(point)

@@ -1,0 +1,101 @@
+"""Letting a mount take the place of a dead one, with nothing to be seen in between.
+
+Where a mount is taken away before the next one is there, users see the directory below for a
+moment: empty, and open to their writes. A mirror that runs then deletes its copy of everything.
+The kernel's newer calls can do better: a file system is mounted where nobody sees it (fsopen,
+fsconfig, fsmount), goes beneath the dead mount (move_mount, Linux 6.5), and comes to light when
+that is detached. For root only.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Mapping
+
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
+"""System calls, of the same numbers on all architectures that have Python 3.11 but Alpha."""
+
+_AT_FDCWD = -100
+_OPEN_TREE_CLONE = 1
+_CLOEXEC = 1
+"""Of fsopen and fsmount alike."""
+_SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
+_FROM_EMPTY_PATH, BENEATH = 0x4, 0x200
+_DETACH, _NO_FOLLOW = 2, 8
+
+ATTRIBUTES = {"nosuid": 0x2, "nodev": 0x4, "noexec": 0x8}
+"""Options that belong to the mount and not to its file system."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def uncovered(path: str) -> int:
+    """Open the directory at ``path`` that a mount there covers; the caller closes the descriptor.
+
+    Raises OSError.
+    """
+    parent, name = os.path.split(os.path.abspath(path))
+    # A copy of the mount that the parent lies in, without those upon it.
+    tree = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(parent), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    try:
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
+    finally:
+        os.close(tree)
+
+
+def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
+    """A FUSE file system on an open ``/dev/fuse``, mounted nowhere yet; the caller closes it.
+
+    ``options``: those of fuse(4), and those in ``ATTRIBUTES``; an empty value is that of a flag.
+    Raises OSError.
+    """
+    context = _call(_FSOPEN, b"fuse", _CLOEXEC)
+    try:
+        attributes = 0
+        for name, value in {**options, "fd": str(device_fd)}.items():
+            if name in ATTRIBUTES:
+                attributes |= ATTRIBUTES[name]
+            elif value:
+                _call(_FSCONFIG, context, _SET_STRING, name.encode(), os.fsencode(value), 0)
+            else:
+                _call(_FSCONFIG, context, _SET_FLAG, name.encode(), None, 0)
+        _call(_FSCONFIG, context, _CREATE, None, None, 0)
+        return _call(_FSMOUNT, context, _CLOEXEC, attributes)
+    finally:
+        os.close(context)
+
+
+def replace(mount_fd: int, point: str) -> None:
+    """Put a mount in the place of the uppermost one at ``point``, which goes. Raises OSError.
+
+    Before Linux 6.5 the directory below shows for some microseconds.
+    """
+    target = os.fsencode(point)
+    try:
+        _call(_MOVE_MOUNT, mount_fd, b"", _AT_FDCWD, target, _FROM_EMPTY_PATH | BENEATH)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        detach(point)
+        _call(_MOVE_MOUNT, mount_fd, b"", _AT_FDCWD, target, _FROM_EMPTY_PATH)
+    else:
+        detach(point)
+
+
+def detach(point: str) -> None:
+    """Take the uppermost mount at ``point`` away; who has files open there keeps them."""
+    if _libc.umount2(os.fsencode(point), _DETACH | _NO_FOLLOW) < 0:
+        raise _error(point)
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
+    passed = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result: int = _libc.syscall(ctypes.c_long(number), *passed)
+    if result < 0:
+        raise _error()
+    return result
+
+
+def _error(*where: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), *where)

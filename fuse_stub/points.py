@@ -1,0 +1,44 @@
+"""Mount points: whether the process that serves one is alive, and taking it away."""
+
+import errno
+import os
+import subprocess
+
+from dedupd import mounts
+from dedupd.errors import Busy, UsageError
+
+
+def is_dead(point: str) -> bool:
+    """Whether the process that served a mount is gone."""
+    try:
+        # The kernel would answer a stat from what it remembers.
+        os.statvfs(point)
+    except OSError as error:
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
+
+
+def is_dead_mount(path: str) -> bool:
+    """Whether the mount of a killed process is at ``path``."""
+    point = os.path.abspath(path)
+    return any(mount.point == point for mount in mounts.volumes()) and is_dead(point)
+
+
+def clear_dead_mount(path: str) -> None:
+    """Take away what killed processes left mounted at ``path``: users see what is below then."""
+    while is_dead_mount(path):
+        detach(os.path.abspath(path), lazily=True)
+
+
+def detach(point: str, *, lazily: bool) -> None:
+    """Unmount what is at ``point``; lazily, also while it is in use. Raises Busy, UsageError."""
+    command = ["umount", *(["-l"] if lazily else []), "--", point]
+    if os.geteuid() != 0:
+        command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", point]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    reason = done.stderr.strip().splitlines()
+    if "busy" in done.stderr:
+        raise Busy(f"{point}: in use; `fuser -vm {point}` shows by whom")
+    raise UsageError(f"{point}: cannot be unmounted: {reason[-1] if reason else done.returncode}")

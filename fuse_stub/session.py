@@ -1,0 +1,84 @@
+"""A FUSE session: a file system that libfuse serves, at its mount point."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pyfuse3
+
+from dedupd import mounts
+from dedupd.errors import UsageError
+from dedupd.fsutil import opened
+from dedupd.volume import Volume
+from fuse_stub import attach
+from fuse_stub.operations import StubOperations
+from fuse_stub.points import clear_dead_mount, is_dead_mount
+
+
+def options_for(volume: Volume, debug: bool) -> set[str]:
+    """Mount options: those of the file system below, as far as they concern users."""
+    below = os.fstatvfs(volume.data_fd).f_flag
+    options = {
+        f"fsname={mounts.SOURCE_PREFIX}{volume.parameters.uuid}",
+        "subtype=dedupd",
+        "default_permissions",
+    }
+    if os.geteuid() == 0:
+        options |= {
+            "allow_other",
+            "nosuid" if below & os.ST_NOSUID else "suid",
+            "nodev" if below & os.ST_NODEV else "dev",
+        }
+        if below & os.ST_NOEXEC:
+            options.add("noexec")
+    if debug:
+        options.add("debug")
+    return options
+
+
+@contextmanager
+def session(operations: StubOperations, mountpoint: str, options: set[str]) -> Iterator[None]:
+    """The mount. It takes a dead one's place: users see errors until then, and then their files."""
+    takes_over = is_dead_mount(mountpoint) and os.geteuid() == 0
+    if not takes_over:
+        clear_dead_mount(mountpoint)
+    try:
+        if takes_over:
+            _take_over(operations, mountpoint, options)
+        else:
+            pyfuse3.init(operations, mountpoint, options)
+    except (RuntimeError, OSError) as error:
+        raise UsageError(
+            f"{mountpoint}: cannot be mounted ({error}); is the module fuse loaded, and may this"
+            " user open /dev/fuse and write to the directory?"
+        ) from error
+    try:
+        yield
+    finally:
+        pyfuse3.close(unmount=True)
+        if takes_over:
+            # libfuse did not mount it, and leaves it.
+            clear_dead_mount(mountpoint)
+
+
+def _take_over(operations: StubOperations, mountpoint: str, options: set[str]) -> None:
+    device_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        mount_fd = attach.new_mount(device_fd, _of_the_kernel(options))
+        with opened(mount_fd):
+            pyfuse3.init(operations, f"/dev/fd/{device_fd}", options)
+            attach.replace(mount_fd, mountpoint)
+    except BaseException:
+        with suppress(OSError):  # libfuse closes the one that it got
+            os.close(device_fd)
+        raise
+
+
+def _of_the_kernel(options: set[str]) -> dict[str, str]:
+    """What libfuse would make of ``options`` for the kernel."""
+    own = {"rootmode": f"{stat.S_IFDIR:o}", "user_id": "0", "group_id": "0"}
+    for option in options - {"suid", "dev", "debug"}:
+        name, _, value = option.partition("=")
+        own["source" if name == "fsname" else name] = value
+    return own

@@ -1,0 +1,161 @@
+"""A mount takes the place of one whose process was killed, and users never see what is below."""
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dedupd import mounts
+from dedupd.errors import NotAVolume
+from fuse_stub import attach, mount
+from fuse_stub.points import clear_dead_mount, is_dead_mount
+from tests.helpers import Lab, new_lab, noise
+from tests.mount_helpers import MountedLab, mounted_lab, opened_pid
+
+pytestmark = pytest.mark.root
+
+CONTENT = noise(200_000)
+TAKEN_OVER = {errno.ENOTCONN, errno.ECONNABORTED}
+"""What programs may be told while nobody serves the mount."""
+
+
+class Watcher:
+    """A user who looks all the time, and writes new files."""
+
+    def __init__(self, view: Path) -> None:
+        self.view = view
+        self.seen: set[str] = set()
+        self.written: list[str] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Watcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        number = 0
+        while not self._end.is_set():
+            number += 1
+            name = f"new-{number:06}"
+            try:
+                if "file" not in os.listdir(self.view):
+                    self.seen.add("an empty directory")
+                if (self.view / "file").read_bytes() != CONTENT:
+                    self.seen.add("wrong content")
+                (self.view / name).write_text(name)
+                self.written.append(name)
+            except OSError as error:
+                if error.errno not in TAKEN_OVER:
+                    self.seen.add(str(error))
+
+
+def kill(pid: int) -> None:
+    with opened_pid(pid) as pid_fd:
+        os.kill(pid, signal.SIGKILL)
+        assert mount._exits(os.dup(pid_fd), 120_000)
+
+
+@contextmanager
+def covered(directory: Path) -> Iterator[Lab]:
+    """A volume for mounting over itself."""
+    directory.mkdir()
+    lab = new_lab(directory)
+    try:
+        yield lab
+    finally:
+        clear_dead_mount(str(lab.root))
+        if any(found.point == str(lab.root) for found in mounts.volumes()):
+            mount.unmount(str(lab.root))
+
+
+def names_of(where: Path) -> list[str]:
+    return sorted(name for name in os.listdir(where) if name.startswith("new-"))
+
+
+def test_users_see_their_files_or_an_error_while_a_mount_is_brought_back(tmp_path: Path) -> None:
+    with mounted_lab(tmp_path) as lab:
+        lab.make_stub("file", CONTENT)
+        with Watcher(lab.view) as user:
+            for _ in range(4):
+                lab.kill()
+                lab.mount()
+        assert user.seen == set()
+        assert user.written != []
+        assert set(user.written) <= set(names_of(lab.view))
+        lab.unmount()
+        assert os.listdir(lab.view) == []
+
+
+def test_a_mount_over_the_volume_itself_is_brought_back_likewise(tmp_path: Path) -> None:
+    with covered(tmp_path / "volume") as lab:
+        root = str(lab.root)
+        pid = mount.mount_in_background(root, root)
+        (lab.root / "file").write_bytes(CONTENT)
+        with Watcher(lab.root) as user:
+            for _ in range(4):
+                kill(pid)
+                pid = mount.mount_in_background(root, root)
+        assert user.seen == set()
+        assert set(user.written) <= set(names_of(lab.root))
+        mount.unmount(root)
+        assert os.listdir(root) == [".dedupd"]
+
+
+def test_a_mount_that_took_over_ends_with_its_process(tmp_path: Path) -> None:
+    with mounted_lab(tmp_path) as lab:
+        lab.kill()
+        lab.mount()
+        with opened_pid(lab.pid) as pid_fd:
+            os.kill(lab.pid, signal.SIGTERM)
+            assert mount._exits(os.dup(pid_fd), 120_000)
+        assert all(found.point != str(lab.view) for found in mounts.volumes())
+
+
+def test_a_mount_that_took_over_is_mounted_with_the_same_options(tmp_path: Path) -> None:
+    def options(lab: MountedLab) -> tuple[int, set[str]]:
+        return os.statvfs(lab.view).f_flag, mounts.options_of(str(lab.view))
+
+    with mounted_lab(tmp_path) as lab:
+        before = options(lab)
+        lab.kill()
+        lab.mount()
+        assert options(lab) == before
+        assert [found.point for found in mounts.volumes()].count(str(lab.view)) == 1
+
+
+def test_the_dead_mount_of_a_volume_elsewhere_is_named(tmp_path: Path) -> None:
+    with mounted_lab(tmp_path) as lab:
+        lab.kill()
+        with pytest.raises(NotAVolume, match=f"{lab.view}: the dead mount of a volume elsewhere"):
+            mount.mount_in_background(str(lab.view), str(lab.view))
+        assert is_dead_mount(str(lab.view))
+
+
+def test_a_kernel_without_mounting_beneath_swaps_the_mounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "BENEATH", 1 << 20)  # a flag that no kernel knows: EINVAL
+    point = tmp_path / "point"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "old", point], check=True)
+    device_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    kernel = {"source": "new", "rootmode": "40000", "user_id": "0", "group_id": "0"}
+    mount_fd = attach.new_mount(device_fd, kernel)
+    try:
+        attach.replace(mount_fd, str(point))
+        assert [row[2] for row in mounts.all_mounts() if row[0] == str(point)] == ["new"]
+    finally:
+        os.close(mount_fd)
+        os.close(device_fd)
+        attach.detach(str(point))
