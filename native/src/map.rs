@@ -44,10 +44,10 @@ impl FingerprintMap {
         }
     }
 
-    /// Keep the entries whose id is wanted, and no more room than they need.
-    pub fn retain(&mut self, wanted: impl Fn(u64) -> bool) {
+    /// Keep the entries whose id is wanted, and no more room than they need, or `capacity` of them.
+    pub fn retain(&mut self, capacity: usize, mut wanted: impl FnMut(u64) -> bool) {
         self.0.retain(|&mut (_, id)| wanted(id));
-        self.0.shrink_to_fit(|(known, _)| hash(known));
+        self.0.shrink_to(capacity, |(known, _)| hash(known));
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&Fingerprint, u64)> {

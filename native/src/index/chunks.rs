@@ -1,6 +1,6 @@
 //! The index itself: what suggests entries, the log below it, and what is not yet in the log.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{Error, ErrorKind, Result};
 
 use super::log::{self, Log, STATE_ORPHANED};
@@ -9,8 +9,9 @@ use super::suggest::Suggest;
 use crate::fingerprint::Fingerprint;
 use crate::map::FingerprintMap;
 
-/// Keys whose memory is asked for before the first of them is looked at.
-pub(super) const AHEAD: usize = 32;
+/// Keys whose memory is asked for before the first of them is looked at. With fewer, the last entries of
+/// each batch to find a slot have nothing to do while they wait for their buckets.
+pub const AHEAD: usize = 128;
 
 /// What `lookup` says of a fingerprint that is not known; so it can't be an id.
 pub const ABSENT: u64 = 0;
@@ -45,7 +46,7 @@ pub struct ChunkIndex<S> {
     buffer: FingerprintMap,
     buffer_max: usize,
     /// Containers with entries in the buffer: which ordinals the log has. The buffer has the rest.
-    written: HashMap<u32, u32>,
+    written: BTreeMap<u32, u32>,
     found_orphans: HashSet<u64>,
     pub counters: Counters,
     /// Entries that can be found: what was usable when it was loaded, and what was inserted.
@@ -73,7 +74,7 @@ impl<S: Suggest> ChunkIndex<S> {
             log,
             buffer: FingerprintMap::default(),
             buffer_max: BUFFER_ENTRIES,
-            written: HashMap::new(),
+            written: BTreeMap::new(),
             found_orphans: HashSet::new(),
             counters: Counters::default(),
             usable: 0,
@@ -235,9 +236,12 @@ impl<S: Suggest> ChunkIndex<S> {
             *count = self.log.count(container)?;
         }
         let written = &self.written;
-        self.buffer
-            .retain(|id| written.get(&((id >> 32) as u32)).is_none_or(|&count| id as u32 >= count));
-        let left: HashSet<u32> = self.buffer.iter().map(|(_, id)| (id >> 32) as u32).collect();
+        let mut left = BTreeSet::new();
+        self.buffer.retain(BUFFER_ENTRIES, |id| {
+            let container = (id >> 32) as u32;
+            let is_left = written.get(&container).is_none_or(|&count| id as u32 >= count);
+            is_left && (left.contains(&container) || left.insert(container))
+        });
         self.written.retain(|container, _| left.contains(container));
         self.last = None;
         self.buffer_max = BUFFER_ENTRIES.max(2 * self.buffer.len());

@@ -15,8 +15,8 @@ use crate::seal::{ENTRY_BYTES, STATE_AT, STATE_LIVE, TABLE_HEADER_BYTES, entry_b
 pub const STATE_NONE: u8 = 0;
 pub const STATE_ORPHANED: u8 = 2;
 
-/// Entries of one read of a scan: 4 MiB, sequential.
-const SCAN_ENTRIES: usize = 1 << 16;
+/// Entries of one read of a scan: 256 KiB, which stay in the cache of a core until they were looked at.
+const SCAN_ENTRIES: usize = 1 << 12;
 
 /// A state of chunks whose bytes are there, so that more files may come to name them.
 pub fn is_usable(state: u8) -> bool {

@@ -47,6 +47,22 @@ const PLANES_WIDE: usize = 4;
 /// What is known of an entry's key: its signature, and the lower one of its buckets.
 type Stashed = (u16, u64);
 
+/// Whether a signature may be among some, without a look at each of them.
+#[derive(Default)]
+struct Held([u64; 16]);
+
+impl Held {
+    #[inline]
+    fn insert(&mut self, signature: u16) {
+        self.0[usize::from(signature >> 6) % 16] |= 1 << (signature % 64);
+    }
+
+    #[inline]
+    fn may_have(&self, signature: u16) -> bool {
+        self.0[usize::from(signature >> 6) % 16] >> (signature % 64) & 1 != 0
+    }
+}
+
 /// An entry on its way to a bucket.
 #[derive(Clone, Copy)]
 struct InHand {
@@ -62,11 +78,14 @@ pub struct Table {
     pub(super) stash: HashMap<Stashed, Vec<u32>>,
     pub(super) len: usize,
     planes: usize,
+    buckets: u64,
     next_group: usize,
     /// Free slots of each group.
     free: Vec<u32>,
     /// Entries that were added and have no slot yet, because their buckets were full.
     in_hand: Vec<InHand>,
+    /// The signatures of `in_hand`, and a few others.
+    held: Held,
     random: u64,
 }
 
@@ -93,10 +112,12 @@ impl Table {
             len: slots - free.iter().map(|&free| free as usize).sum::<usize>(),
             stash: HashMap::new(),
             planes,
+            buckets: (groups.len() as u64) << group_bits,
             next_group: planes % groups.len(),
             groups,
             free,
             in_hand: Vec::new(),
+            held: Held::default(),
             random: 0x9E37_79B9_7F4A_7C15,
         }
     }
@@ -122,15 +143,11 @@ impl Table {
             + self.stash.values().map(|numbers| 64 + numbers.capacity() * 4).sum::<usize>()
     }
 
-    fn buckets(&self) -> u64 {
-        (self.groups.len() as u64) << self.group_bits
-    }
-
     /// Signature, never 0, and first bucket.
     #[inline]
     fn place(&self, hash: u64) -> (u16, u64) {
         let signature = ((hash >> 48) as u16).max(1);
-        let index = u128::from(hash << 16) * u128::from(self.buckets());
+        let index = u128::from(hash << 16) * u128::from(self.buckets);
         (signature, (index >> 64) as u64)
     }
 
@@ -138,8 +155,8 @@ impl Table {
     #[inline]
     fn other(&self, signature: u16, bucket: u64) -> u64 {
         let mixed = u64::from(signature).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let sum = ((u128::from(mixed) * u128::from(self.buckets())) >> 64) as u64;
-        if sum >= bucket { sum - bucket } else { sum + self.buckets() - bucket }
+        let sum = ((u128::from(mixed) * u128::from(self.buckets)) >> 64) as u64;
+        if sum >= bucket { sum - bucket } else { sum + self.buckets - bucket }
     }
 
     #[inline]
@@ -166,6 +183,16 @@ impl Table {
         self.planes_of(bucket).for_each(prefetch);
     }
 
+    /// Ask for the part of a bucket that was added last: most of what is free is there.
+    #[inline]
+    fn prefetch_room(&self, bucket: u64) {
+        let (group, at) = self.split(bucket);
+        if let Some(plane) = self.groups[group].last() {
+            prefetch(&plane[at]);
+            prefetch_numbers(&plane[at]);
+        }
+    }
+
     /// Append the numbers of all entries that have the buckets and the signature of a hash.
     #[inline]
     pub fn candidates(&self, hash: u64, found: &mut Vec<u32>) {
@@ -175,10 +202,11 @@ impl Table {
         if second != first {
             self.matching(second, signature, found);
         }
-        for held in &self.in_hand {
-            if held.signature == signature && (held.bucket == first || held.bucket == second) {
-                found.push(held.number);
-            }
+        if self.held.may_have(signature) {
+            let of_key = |held: &&InHand| {
+                held.signature == signature && (held.bucket == first || held.bucket == second)
+            };
+            found.extend(self.in_hand.iter().filter(of_key).map(|held| held.number));
         }
         if !self.stash.is_empty() {
             let stashed = self.stash.get(&(signature, first.min(second)));
@@ -211,16 +239,30 @@ impl Table {
         let bucket = if self.free_in(first) >= self.free_in(second) { first } else { second };
         let added = InHand { signature, number, bucket };
         if !self.put(added) {
+            self.held.insert(signature);
             self.in_hand.push(added);
+            // `displace` is going to look at it.
+            self.planes_of(bucket).for_each(prefetch_numbers);
         }
     }
 
     fn free_in(&self, bucket: u64) -> u32 {
+        if self.free[self.split(bucket).0] == 0 {
+            return 0;
+        }
         self.planes_of(bucket).map(|plane| plane.matches(0).count_ones()).sum()
     }
 
     /// Give a slot to each entry in hand, moving others to their other buckets as far as needed.
     pub fn settle(&mut self) {
+        if self.in_hand.is_empty() {
+            return;
+        }
+        self.settle_all();
+        self.held = Held::default();
+    }
+
+    fn settle_all(&mut self) {
         let (mut moves, mut growths) = (0, 0);
         while !self.in_hand.is_empty() {
             for at in (0..self.in_hand.len()).rev() {
@@ -229,7 +271,7 @@ impl Table {
                     self.in_hand.swap_remove(at);
                 } else {
                     let next = self.displace(held);
-                    self.prefetch_bucket(next.bucket);
+                    self.prefetch_room(next.bucket);
                     self.in_hand[at] = next;
                 }
             }
@@ -257,7 +299,7 @@ impl Table {
         if self.free[group] == 0 {
             return false;
         }
-        for plane in &mut self.groups[group] {
+        for plane in self.groups[group].iter_mut().rev() {
             let own = &mut plane[at];
             if let Some(slot) = bits(own.matches(0)).next() {
                 own.signatures[slot] = held.signature;
@@ -272,32 +314,33 @@ impl Table {
     /// Take the place of an entry of a full bucket; returns that entry, on its way to its other one.
     ///
     /// It is one of those whose other bucket is in the group with the most room, or in one with a
-    /// free slot in every bucket.
+    /// free slot in every bucket. The plane that was added last is looked at first: it is in cache.
     fn displace(&mut self, held: InHand) -> InHand {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
+        let turn = (self.random >> 32) as usize;
         let (group, at) = self.split(held.bucket);
         let enough = 1 << self.group_bits;
-        let planes = &self.groups[group];
-        let slots = planes.len() * SLOTS;
-        let start = (self.random >> 32) as usize % slots;
-        let (mut chosen, mut target, mut room) = (start, 0, None);
-        for slot in (start..slots).chain(0..start) {
-            let other = self.other(planes[slot / SLOTS][at].signatures[slot % SLOTS], held.bucket);
-            let free = self.free[self.split(other).0];
-            if room.is_none_or(|room| free > room) {
-                (chosen, target, room) = (slot, other, Some(free));
+        let (mut chosen, mut target, mut room) = ((0, 0), 0, None);
+        for (number, plane) in self.groups[group].iter().enumerate().rev() {
+            let signatures = &plane[at].signatures;
+            for step in 0..SLOTS {
+                let slot = (step + turn) % SLOTS;
+                let other = self.other(signatures[slot], held.bucket);
+                let free = Some(self.free[self.split(other).0]);
+                if free > room {
+                    (chosen, target, room) = ((number, slot), other, free);
+                }
             }
-            if free >= enough {
+            if room >= Some(enough) {
                 break;
             }
         }
-        let own = &mut self.groups[group][chosen / SLOTS][at];
-        let slot = chosen % SLOTS;
+        let own = &mut self.groups[group][chosen.0][at];
         InHand {
-            signature: std::mem::replace(&mut own.signatures[slot], held.signature),
-            number: std::mem::replace(&mut own.numbers[slot], held.number),
+            signature: std::mem::replace(&mut own.signatures[chosen.1], held.signature),
+            number: std::mem::replace(&mut own.numbers[chosen.1], held.number),
             bucket: target,
         }
     }
@@ -310,17 +353,29 @@ impl Table {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+/// Ask for a bucket's signatures.
 #[inline]
 fn prefetch(bucket: &Bucket) {
+    prefetch_line(&bucket.signatures);
+}
+
+/// Ask for a bucket's last numbers: half of all buckets reach into the next cache line.
+#[inline]
+fn prefetch_numbers(bucket: &Bucket) {
+    prefetch_line(&bucket.numbers[SLOTS - 1]);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn prefetch_line<T>(of: &T) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: a hint; the address is that of a reference.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(bucket).cast()) };
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(of).cast()) };
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
-fn prefetch(_: &Bucket) {}
+fn prefetch_line<T>(_: &T) {}
 
 impl Suggest for Table {
     fn prefetch(&self, hash: u64) {
