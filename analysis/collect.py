@@ -6,6 +6,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from analysis.batches import Batch, Cursor, new_buffer
@@ -13,7 +14,7 @@ from analysis.chunkings import DEFAULT, lanes_of
 from analysis.compressed import CompressedSizes
 from analysis.files import logged_files
 from analysis.lanes import Lane, Selection, Stream, WholeFiles
-from analysis.log import Checkpoint, Log, Timing, write_part
+from analysis.log import Checkpoint, Log, ScanState, Timing, write_part
 from analysis.reading import Reader
 from analysis.scan import Failure, Scan, write_failures
 from dedupd.uncached import BufferPool
@@ -91,8 +92,8 @@ class _Collection:
         self._queues = _LaneQueues(lanes, self._workers, self._pool)
         self._scan = None if state.scanned else Scan(log, left_out)
         begin = Cursor(state.file, state.position)
-        files = self._scan.files() if self._scan else logged_files(log, begin.file)
-        self._reader = Reader(spec.datasets, files, begin, self._pool)
+        find = self._scan.files if self._scan else partial(logged_files, log)
+        self._reader = Reader(spec.datasets, find(begin.file), begin, self._pool)
         self._failures: list[Failure] = []
         self._began_s = time.monotonic() - state.wall_s
 
@@ -140,10 +141,12 @@ class _Collection:
         state = self._log.checkpoint
         # Asked for first: what is complete does not grow meanwhile.
         complete = scan.complete
-        state.files, state.total_bytes = scan.sums.files, scan.sums.size_bytes
-        self._failures += scan.take_failures()
+        progress, failures = scan.take()
+        self._failures += failures
+        state.files, state.total_bytes = progress.files, progress.size_bytes
+        state.scan, state.second_names = progress.state, progress.second_names
         if complete:
-            state.scanned, state.second_names = True, scan.second_names
+            state.scanned, state.scan = True, ScanState()
             self._scan = None
 
     def _save(self, cursor: Cursor, done: int, *, complete: bool) -> None:
@@ -173,8 +176,7 @@ class _Collection:
         }
         state.whole = next(s.whole.state() for s in self._streams if s.whole is not None)
         state.timings = {stream.name: stream.timing for stream in self._streams}
-        if state.scanned:
-            self._log.save()
+        self._log.save()
 
 
 def _streams(log: Log) -> list[Stream]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,13 +78,28 @@ def files_of(found: native.FoundFiles, dataset: int, first: int) -> Files:
 
 def logged_files(log: Log, first: int) -> Iterator[Files]:
     """Those of a log whose scan is complete, from number ``first`` on."""
-    for part in log.file_parts():
-        yield from part_files(part, first)
+    with PartReader() as reader:
+        for part in log.file_parts():
+            yield from reader.files(part, first)
 
 
-def part_files(part: str, first: int = 0) -> Iterator[Files]:
-    """Those of a part, which may have all files of a log, from number ``first`` on."""
-    with connect(_MEMORY_MB, threads=1) as database:
+class PartReader:
+    """Reads parts of the table of files."""
+
+    def __init__(self) -> None:
+        self._database: duckdb.DuckDBPyConnection | None = None
+
+    def __enter__(self) -> "PartReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def files(self, part: str, first: int) -> Iterator[Files]:
+        """Those of a part, which may have all files of a log, from number ``first`` on."""
+        # Only when it is needed: to start it takes as long as to read a thousand files.
+        database = self._database = self._database or connect(_MEMORY_MB, threads=1)
         ((begin, last),) = database.execute(
             "SELECT coalesce(min(file), 0), coalesce(max(file), 0) FROM read_parquet(?)", [part]
         ).fetchall()

@@ -84,17 +84,32 @@ class Timing:
     compress_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ScanState:
+    """How far the finding of files is: what is before is in the first ``parts`` of their table.
+
+    ``found`` counts them, with and without content. ``walk`` is where the walk through the tree of
+    ``dataset`` is: ``native.TreeWalk.state``, compressed, in base 64; empty where it has not begun.
+    """
+
+    parts: int = 0
+    found: int = 0
+    dataset: int = 0
+    walk: str = ""
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """How far a collection is: what is before ``position`` of ``file`` is in parts up to ``parts``.
 
-    There is none on the disk before all files are found. ``second_names`` says that the table of
-    files may have several names of the same file. ``consumed`` is where each chunking's next chunk
-    begins in ``file``, and ``whole`` the state of that file's fingerprint; both are empty between
-    files.
+    ``scanned`` says that all files are found; before that, ``scan`` says how far this is.
+    ``second_names`` says that the table of files may have several names of the same file.
+    ``consumed`` is where each chunking's next chunk begins in ``file``, and ``whole`` the state of
+    that file's fingerprint; both are empty between files.
     """
 
     scanned: bool = False
+    scan: ScanState = ScanState()
     second_names: bool = False
     complete: bool = False
     collected_s: float = 0.0
@@ -142,7 +157,8 @@ class Log:
             spec = Spec(**fields)
             state = _read_json(os.path.join(path, CHECKPOINT_FILE))
             timings = {name: Timing(**one) for name, one in state.pop("timings").items()}
-            return cls(path, spec, Checkpoint(**state, timings=timings))
+            scan = ScanState(**state.pop("scan", {}))
+            return cls(path, spec, Checkpoint(**state, scan=scan, timings=timings))
         except FileNotFoundError:
             raise UsageError(f"{path}: no chunk log; name the directory of an analysis") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -181,14 +197,16 @@ class Log:
 
     def begin(self) -> None:
         """Go on from the last checkpoint: remove what an interrupted run wrote after it."""
-        if not self.checkpoint.scanned:
-            self.checkpoint = Checkpoint(collected_s=time.time())
-            shutil.rmtree(os.path.join(self.path, "files"), ignore_errors=True)
+        state = self.checkpoint
+        state.collected_s = state.collected_s or time.time()
         for directory, _, names in os.walk(self.path):
+            last = state.parts
             if os.path.basename(directory) == "files":
-                continue
+                if state.scanned:
+                    continue
+                last = state.scan.parts
             for name in names:
-                if name.startswith("part-") and _number(name) > self.checkpoint.parts:
+                if name.startswith("part-") and _number(name) > last:
                     os.unlink(os.path.join(directory, name))
 
     def discard(self) -> None:

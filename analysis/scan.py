@@ -1,15 +1,17 @@
 """Finding the files of a study, whose number has no bound: they go to disk, not to memory."""
 
+import base64
 import os
 import threading
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
 
-from analysis.files import Files, files_of, part_files
-from analysis.log import Columns, Dataset, Log, part_path, write_part
+from analysis.files import Files, PartReader, files_of
+from analysis.log import Columns, Dataset, Log, ScanState, part_path, write_part
 from dedupd import native
 from dedupd.errors import UsageError
 from dedupd.units import MIB
@@ -37,11 +39,13 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanSums:
-    """What a scan found: files with content, and their bytes."""
+class Progress:
+    """What was found until now: files with content, and their bytes."""
 
     files: int
     size_bytes: int
+    second_names: bool
+    state: ScanState
 
 
 def check_datasets(datasets: tuple[Dataset, ...]) -> None:
@@ -64,7 +68,8 @@ def check_datasets(datasets: tuple[Dataset, ...]) -> None:
 class Scan:
     """Writes the table ``files``: every regular file once, numbered in the order of reading.
 
-    In a thread of its own, ahead of the reading. The directory ``left_out`` is passed over.
+    In a thread of its own, ahead of the reading, from where the log's checkpoint stands. The
+    directory ``left_out`` is passed over.
     """
 
     def __init__(self, log: Log, left_out: str) -> None:
@@ -74,50 +79,44 @@ class Scan:
         self._changed = threading.Condition()
         self._ahead: dict[int, Files] = {}
         self._failures: list[Failure] = []
-        self._parts = 0
-        self._number = 0
-        self._sums = ScanSums(0, 0)
-        self._second_names = False
+        begin = log.checkpoint
+        # Those of the files found before are not known any more.
+        second_names = begin.second_names or begin.scan.found > 0
+        self._progress = Progress(begin.files, begin.total_bytes, second_names, begin.scan)
         self._ended = self._stop = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="scan", daemon=True)
         self._thread.start()
 
     @property
-    def sums(self) -> ScanSums:
-        """Of what was found until now."""
-        return self._sums
-
-    @property
     def complete(self) -> bool:
         return self._ended and self._error is None and not self._stop
 
-    @property
-    def second_names(self) -> bool:
-        """Whether some files may be in the table under several of their names."""
-        return self._second_names
-
-    def take_failures(self) -> list[Failure]:
-        """What could not be listed, since the last call."""
+    def take(self) -> tuple[Progress, list[Failure]]:
+        """How far it is, and what could not be listed since the last call."""
         with self._changed:
             failures, self._failures = self._failures, []
-        return failures
+            return self._progress, failures
 
-    def files(self) -> Iterator[Files]:
-        """All files with content, as they are found. Raises what the scan has failed with."""
-        for part in count(1):
-            with self._changed:
-                while self._parts < part and not self._ended:
-                    self._changed.wait()
-                if self._error is not None:
-                    raise self._error
-                if self._parts < part:
-                    return
-                files = self._ahead.pop(part, None)
-            if files is not None:
-                yield files
-            else:
-                yield from part_files(part_path(self._log.path, ("files",), part))
+    def files(self, first: int) -> Iterator[Files]:
+        """All files with content from number ``first`` on, as they are found.
+
+        Raises what the scan has failed with.
+        """
+        with PartReader() as reader:
+            for part in count(1):
+                with self._changed:
+                    while self._progress.state.parts < part and not self._ended:
+                        self._changed.wait()
+                    if self._error is not None:
+                        raise self._error
+                    if self._progress.state.parts < part:
+                        return
+                    files = self._ahead.pop(part, None)
+                if files is not None:
+                    yield files
+                else:
+                    yield from reader.files(part_path(self._log.path, ("files",), part), first)
 
     def close(self) -> None:
         """Stop finding files; safe at any time."""
@@ -125,11 +124,14 @@ class Scan:
         self._thread.join()
 
     def _run(self) -> None:
+        begin = self._progress.state
         try:
             for dataset, tree in enumerate(self._log.spec.datasets):
-                self._walk(dataset, os.path.realpath(os.fsencode(tree.path)))
-            if not self._parts:
-                self._add(native.FoundFiles(), 0)
+                if dataset >= begin.dataset:
+                    walk = begin.walk if dataset == begin.dataset else ""
+                    self._walk(dataset, os.path.realpath(os.fsencode(tree.path)), walk)
+            if not self._progress.state.parts:
+                self._add(native.FoundFiles(), ScanState(1), second_names=False)
         except BaseException as error:
             self._error = error
         finally:
@@ -137,35 +139,43 @@ class Scan:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _walk(self, dataset: int, root: bytes) -> None:
+    def _walk(self, dataset: int, root: bytes, begin: str) -> None:
         try:
             tree = native.TreeWalk(root, self._left_out, NAMES_MAX)
         except OSError as error:
             with self._changed:
                 self._failures.append(Failure(dataset, b"", error.strerror or "cannot be read"))
+                done = replace(self._progress.state, dataset=dataset + 1, walk="")
+                self._progress = replace(self._progress, state=done)
             return
-        while not self._stop and (found := tree.next(self._next_count())) is not None:
-            self._add(found, dataset)
-        self._second_names |= tree.beyond_names
+        if begin:
+            tree.resume(zlib.decompress(base64.b64decode(begin)))
+        while not self._stop:
+            before = self._progress.state
+            found = tree.next(min(max(FILES_PER_PART_MIN, before.found), FILES_PER_PART_MAX))
+            if found is None:
+                return
+            walk = base64.b64encode(zlib.compress(tree.state(), level=1)).decode()
+            after = ScanState(before.parts + 1, before.found + len(found), dataset, walk)
+            self._add(found, after, second_names=tree.beyond_names)
 
-    def _next_count(self) -> int:
-        return min(max(FILES_PER_PART_MIN, self._number), FILES_PER_PART_MAX)
-
-    def _add(self, found: native.FoundFiles, dataset: int) -> None:
+    def _add(self, found: native.FoundFiles, after: ScanState, *, second_names: bool) -> None:
         """Write a part of the table, and tell the reader."""
-        part = self._parts + 1
-        found.write(part_path(self._log.path, ("files",), part), dataset, self._number)
-        files = files_of(found, dataset, self._number)
+        progress, dataset = self._progress, after.dataset
+        first = progress.state.found
+        found.write(part_path(self._log.path, ("files",), after.parts), dataset, first)
+        files = files_of(found, dataset, first)
         failures = [Failure(dataset, path, os.strerror(errno)) for path, errno in found.failures]
         with self._changed:
             if sum(one.nbytes for one in self._ahead.values()) < AHEAD_BYTES_MAX:
-                self._ahead[part] = files
-            self._parts = part
-            self._number += len(found)
-            self._sums = ScanSums(
-                self._sums.files + len(files), self._sums.size_bytes + int(files.sizes.sum())
-            )
+                self._ahead[after.parts] = files
             self._failures += failures
+            self._progress = Progress(
+                progress.files + len(files),
+                progress.size_bytes + int(files.sizes.sum()),
+                progress.second_names or second_names,
+                after,
+            )
             self._changed.notify_all()
 
 

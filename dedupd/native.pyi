@@ -570,6 +570,14 @@ class TreeWalk:
 
         ``left_out`` is a directory to pass over (device, inode). Raises OSError.
         """
+    def state(self) -> bytes:
+        """Where the walk is, for :meth:`resume`. Raises OSError."""
+    def resume(self, state: Buffer) -> None:
+        """Go on where another walk of the same tree was, also in the middle of a directory.
+
+        Second names of files that it has found are found again. Raises ValueError where ``state``
+        is not of a walk.
+        """
     @property
     def beyond_names(self) -> bool:
         """Whether there were more than ``names_max``: then some files were found again."""

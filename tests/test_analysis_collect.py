@@ -219,23 +219,37 @@ def test_a_killed_collection_goes_on_from_its_last_checkpoint(
     assert whole_of(log) == whole_of(complete)
 
 
-def test_a_collection_stopped_before_all_files_are_found_begins_anew(
+def test_a_collection_goes_on_from_where_files_were_being_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = tmp_path / "tree"
-    for number in range(2000):
-        (tree / str(number)).mkdir(parents=True)
-        (tree / str(number) / "file").write_bytes(b"%d" % number * 100)
-    expected = whole_of(collected(tmp_path / "all", spec_of({"x": tree}, ("64k",), level=0)))
-    log = Log.create(str(tmp_path / "log"), spec_of({"x": tree}, ("64k",), level=0))
+    """In small directories, and in the middle of a large one."""
+    trees = {label: tmp_path / label for label in ("linked", "large", "small")}
+    for number in range(700):
+        for place in (f"small/{number}/file", f"large/{'n' * 200}{number}", f"linked/{number}/a"):
+            path = tmp_path / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(f"{place}".encode() * 20)
+        os.link(path, path.with_name("b"))
+    spec = spec_of(trees, ("64k", "64k-basic"), level=0)
+    complete = collected(tmp_path / "complete", spec)
+    log = Log.create(str(tmp_path / "log"), spec)
+    found = set()
     with monkeypatch.context() as few_at_a_time:
         few_at_a_time.setattr(scan, "FILES_PER_PART_MAX", 10)
-        few_at_a_time.setattr(reading, "PIECES_PER_BATCH_MAX", 10)
-        with pytest.raises(StopAt.Stopped):
-            collect(log, str(tmp_path / "log"), StopAt(2))
-    assert not log.checkpoint.scanned, "files are read while others are being found"
+        few_at_a_time.setattr(reading, "PIECES_PER_BATCH_MAX", 20)
+        for _ in range(3):
+            with suppress(StopAt.Stopped):
+                collect(log, str(tmp_path / "log"), StopAt(1))
+            log = Log.open(log.path)
+            found.add(log.checkpoint.scan.found)
+    assert found - {0}, "files are read while others are being found"
     collect(log, str(tmp_path / "log"))
-    assert whole_of(log) == expected
+    assert study_of(log).table1_datasets == study_of(complete).table1_datasets
+    for name in (b"file", b"nnn"):
+        rows = [row for row in whole_of(log) if name in row[0]]
+        assert rows == [row for row in whole_of(complete) if name in row[0]]
+        assert len(rows) == 700
+    assert study_of(log).figure2_chunk_size == study_of(complete).figure2_chunk_size
 
 
 def test_files_found_far_ahead_of_the_reading_are_read_all_the_same(

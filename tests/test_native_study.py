@@ -1,6 +1,7 @@
 """The native side of the study: the table of files, and writing Parquet."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,49 @@ def test_second_names_are_passed_over_as_far_as_memory_reaches(tmp_path: Path) -
         assert found is not None
         assert len(found) == expected
         assert walk.beyond_names == (expected > 10)
+
+
+def test_a_walk_goes_on_where_another_one_was(tmp_path: Path) -> None:
+    """Also in a directory with more entries than the kernel lists at once."""
+    for place in ("a", "a/b", "c", "d/e"):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        for number in range(600):
+            (tmp_path / place / f"{'n' * 200}{number}").write_bytes(b"x")
+    root = os.fsencode(tmp_path)
+    whole = native.TreeWalk(root, NOWHERE, 10).next(10_000)
+    assert whole is not None and len(whole) == 4 * 600
+    paths, steps = b"", 0
+    state = native.TreeWalk(root, NOWHERE, 10).state()
+    while True:
+        walk = native.TreeWalk(root, NOWHERE, 10)
+        walk.resume(state)
+        if (found := walk.next(1)) is None:
+            break
+        paths += found.with_content()[1]
+        state = walk.state()
+        steps += 1
+    assert steps > 4
+    assert paths == whole.with_content()[1]
+
+
+def test_a_walk_goes_on_without_a_directory_that_vanished(tmp_path: Path) -> None:
+    for place in ("a/b", "c"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "file").write_bytes(b"x")
+    for number in range(600):
+        (tmp_path / "a" / f"{'n' * 200}{number}").write_bytes(b"x")
+    walk = native.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10)
+    assert walk.next(1) is not None
+    state = walk.state()
+    shutil.rmtree(tmp_path / "a")
+    again = native.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10)
+    again.resume(state)
+    found = again.next(1000)
+    assert found is not None
+    assert (found.with_content()[1], found.failures) == (b"c/file\0", [])
+
+
+@pytest.mark.parametrize("state", [b"", bytes(11), b"\xff" * 12 + b"no end"])
+def test_what_is_not_the_state_of_a_walk_is_refused(tmp_path: Path, state: bytes) -> None:
+    with pytest.raises(ValueError, match="not that of a walk"):
+        native.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10).resume(state)

@@ -47,6 +47,8 @@ pub struct Walk {
     /// The next one is at the end.
     pending: Vec<Vec<u8>>,
     open: Option<Directory>,
+    /// What could not be gone on with.
+    failures: Vec<(Vec<u8>, Error)>,
     buffer: Vec<u8>,
     names: Names,
 }
@@ -110,7 +112,53 @@ impl Walk {
         let pending = if single.is_some() { Vec::new() } else { vec![Vec::new()] };
         let buffer = vec![0; DIRENT_BYTES];
         let names = Names { inodes: HashSet::new(), max: names_max, beyond: false };
-        Ok(Walk { root, device, left_out, single, pending, open: None, buffer, names })
+        let (open, failures) = (None, Vec::new());
+        Ok(Walk { root, device, left_out, single, pending, open, failures, buffer, names })
+    }
+
+    /// Where the walk is, for [`Walk::resume`]: the position in the directory that is open (i64, -1
+    /// where none is) and the number of those found in it (u32), its path, these, and all others
+    /// that are left, each with a NUL behind it.
+    pub fn state(&self) -> Result<Vec<u8>> {
+        let (position, path, below) = match &self.open {
+            None => (-1, &b""[..], &[][..]),
+            Some(directory) => (directory.position()?, &directory.path[..], &directory.below[..]),
+        };
+        let mut state = position.to_le_bytes().to_vec();
+        state.extend((below.len() as u32).to_le_bytes());
+        for path in [path].into_iter().chain(below.iter().chain(&self.pending).map(Vec::as_slice)) {
+            state.extend_from_slice(path);
+            state.push(0);
+        }
+        Ok(state)
+    }
+
+    /// Goes on where another walk of the tree was. None where `state` is not of one. Second names of
+    /// what that one has found are not known for such.
+    pub fn resume(&mut self, state: &[u8]) -> Option<()> {
+        let (position, rest) = state.split_first_chunk::<8>()?;
+        let (below, rest) = rest.split_first_chunk::<4>()?;
+        let position = i64::from_le_bytes(*position);
+        let mut paths = rest
+            .split_inclusive(|&byte| byte == 0)
+            .map(|path| path.strip_suffix(b"\0").map(<[u8]>::to_vec));
+        let path = paths.next()??;
+        let mut below =
+            paths.by_ref().take(u32::from_le_bytes(*below) as usize).collect::<Option<Vec<_>>>()?;
+        let pending = paths.collect::<Option<Vec<_>>>()?;
+        (self.single, self.pending, self.open) = (None, pending, None);
+        if position >= 0 {
+            match self.enter(&path).and_then(|fd| fd.map(|fd| seek(fd, position)).transpose()) {
+                Ok(Some(fd)) => {
+                    self.open = Some(Directory { fd, path, below });
+                    return Some(());
+                }
+                Ok(None) => {}
+                Err(error) => self.failures.push((path, error)),
+            }
+        }
+        self.pending.append(&mut below);
+        Some(())
     }
 
     /// Whether there were more files with several names than could be told apart: then some were
@@ -122,6 +170,9 @@ impl Walk {
     /// At least `files` of the files that are left, unless these are all; none at the end.
     pub fn next(&mut self, files: usize) -> Option<Found> {
         let mut found = Found::default();
+        for (path, error) in self.failures.drain(..) {
+            found.failed(path, &error);
+        }
         if let Some(name) = self.single.take() {
             match status_at(self.root.as_raw_fd(), &name) {
                 Ok(status) => found.add(b"", &name, columns(&status)),
@@ -274,7 +325,24 @@ fn push_item(items: &mut Vec<u8>, item: &[u8]) {
     items.extend_from_slice(item);
 }
 
+fn seek(directory: OwnedFd, position: i64) -> Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    match unsafe { libc::lseek64(directory.as_raw_fd(), position, libc::SEEK_SET) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(directory),
+    }
+}
+
 impl Directory {
+    /// Behind the entries that were read.
+    fn position(&self) -> Result<i64> {
+        // SAFETY: takes no pointers.
+        match unsafe { libc::lseek64(self.fd.as_raw_fd(), 0, libc::SEEK_CUR) } {
+            -1 => Err(Error::last_os_error()),
+            position => Ok(position),
+        }
+    }
+
     /// The next entries; false at the end. What vanishes meanwhile is passed over.
     fn read(
         &mut self,

@@ -34,6 +34,17 @@ impl TreeWalk {
         py.detach(|| self.walk().next(files_min)).map(FoundFiles)
     }
 
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let state = py.detach(|| self.walk().state()).map_err(|e| os_error(py, &e))?;
+        Ok(PyBytes::new(py, &state))
+    }
+
+    fn resume(&self, py: Python<'_>, state: Input) -> PyResult<()> {
+        let state = state.bytes();
+        py.detach(|| self.walk().resume(state))
+            .ok_or_else(|| PyValueError::new_err("state is not that of a walk"))
+    }
+
     #[getter]
     fn beyond_names(&self) -> bool {
         self.walk().beyond_names()
