@@ -450,7 +450,7 @@ class StubCounter:
 def scan_directory(
     fd: int, attribute: bytes, check: Callable[[], None] | None = None
 ) -> tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]]:
-    """Names of directories, and regular files on the same file system, in no order.
+    """Names of directories, and regular files on the same file system, in the order of inodes.
 
     Of each file: name; inode, size, mtime and ctime in ns; links; allocated bytes; value of the
     attribute, None where it has none, empty where that cannot be told.

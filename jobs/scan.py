@@ -151,8 +151,6 @@ def _in_directory(
 ) -> Iterator[_File]:
     prefix = directory + b"/" if directory else b""
     directories, files = entries
-    # In the order of inodes, which on a disk is near that of their blocks.
-    files.sort(key=_inode)
     for name, identity, links, allocated, value in files:
         if links > 1:
             if identity[0] in seen:
@@ -160,10 +158,6 @@ def _in_directory(
             seen.add(identity[0])
         yield prefix + name, identity, allocated, value
     pending.extend(prefix + name for name in sorted(directories, reverse=True))
-
-
-def _inode(file: _NativeFile) -> int:
-    return file[1][0]
 
 
 def candidates(

@@ -75,6 +75,8 @@ def test_a_scan_finds_thousands_of_names(tmp_path: Path, directory: int) -> None
         os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=directory))
     _, files = native.scan_directory(directory, NAME)
     assert sorted(file[0] for file in files) == sorted(names)
+    inodes = [identity[0] for _, identity, *_ in files]
+    assert inodes == sorted(inodes)
 
 
 def test_whoever_scans_a_large_directory_has_a_say_in_between(
@@ -85,7 +87,7 @@ def test_whoever_scans_a_large_directory_has_a_say_in_between(
         os.link("0", str(number), src_dir_fd=directory, dst_dir_fd=directory)
     says: list[None] = []
     _, files = native.scan_directory(directory, NAME, lambda: says.append(None))
-    assert (len(files), len(says)) == (20_000, 2)
+    assert (len(files), len(says)) == (20_000, 4)
 
     class Enough(Exception):
         pass

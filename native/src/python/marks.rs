@@ -146,6 +146,6 @@ pub fn scan_stubs<'py>(
     let chunks = pack_u64(py, direct.into_iter().map(|stub| stub.recipe));
     let recipes = pack_u64(py, others.iter().map(|stub| stub.recipe));
     let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
-    let (directories, damaged) = found(py, left)?;
+    let (directories, damaged) = found(py, left, None)?;
     Ok((directories, damaged, files, count, chunks, recipes, covered))
 }

@@ -69,7 +69,7 @@ impl StubCounter {
                     error.raw_os_error().unwrap_or(libc::EIO).into_pyobject(py)?.into_any()
                 }
                 Ok(listed) => {
-                    let (directories, files) = found(py, listed.left)?;
+                    let (directories, files) = found(py, listed.left, None)?;
                     (directories, files, listed.stubs, listed.plain, listed.logical_bytes)
                         .into_pyobject(py)?
                         .into_any()
