@@ -422,13 +422,17 @@ class StubCounter:
         *,
         attribute: bytes,
         seed: int,
-        leaves_direct: bool,
+        tables: tuple[int, Sequence[tuple[int, bytes, int]]] | None,
     ) -> StubCounter:
         """``streams`` are containers of recipes: number, descriptors of data and table, seed; the
-        caller keeps them open. ``seed`` is that of the attribute's checksum. ``leaves_direct``:
-        stubs that name a chunk are not counted."""
+        caller keeps them open. ``seed`` is that of the attribute's checksum.
+
+        ``tables`` are those of the containers of chunks: a directory, which the caller keeps open,
+        and number, name and seed of each. With them, the chunk that a stub names is held against
+        all that the stub keeps of its fingerprint, without them against what is known of chunks.
+        """
     def look_at(
-        self, directories: Sequence[int], threads: int
+        self, root_fd: int, directories: Sequence[bytes], threads: int
     ) -> list[
         tuple[
             list[bytes],
@@ -439,8 +443,9 @@ class StubCounter:
         ]
         | int
     ]:
-        """Of each directory (a descriptor): the error's number, or the names of its directories,
-        the files that are left, and how many stubs, plain files, and bytes of stubs were not.
+        """Of each directory (a path below ``root_fd``, over no link and into no other file system):
+        the error's number, or the names of its directories, the files that are left, and how many
+        stubs, plain files, and bytes of stubs were not.
 
         What is left is as :func:`scan_directory` has it, and nothing of it is counted: files of
         several names, and stubs of which anything is out of the ordinary: a transition, a recipe

@@ -1,5 +1,6 @@
 """What the tree refers to: every stub, its recipe, and the chunks that they name."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,9 +12,9 @@ from dedupd.errors import Damaged, DamagedStub
 from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
-from dedupd.fsutil import open_beneath, opened, show_path
+from dedupd.fsutil import opened, show_path
 from dedupd.priority import cores
-from dedupd.store.container import Container
+from dedupd.store.container import Container, table_name
 from dedupd.store.recipes import Broken, Leaf
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
@@ -23,7 +24,10 @@ from jobs.known import KnownRecords
 from jobs.scan import Found
 
 DIRECTORIES_AT_ONCE = 64
-"""Looked at by one call, which uses all cores; each takes a descriptor."""
+"""Looked at by one call, which uses all cores."""
+
+_NO_DIRECTORY = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV))
+"""What was a directory is gone by now, or something else, or another file system."""
 
 STREAMS_OPEN_MAX = 128
 """Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
@@ -94,7 +98,7 @@ class ReferenceWalk:
                 self._streams(stack),
                 attribute=self._volume.space.name,
                 seed=checksum_seed(self._volume.space.volume),
-                leaves_direct=self._is_exact,
+                tables=self._tables(stack) if self._is_exact else None,
             )
             while pending:
                 self._run.check()
@@ -118,21 +122,29 @@ class ReferenceWalk:
                     streams.append((number, container.fd, container.table_fd, container.seed))
         return streams
 
+    def _tables(self, stack: ExitStack) -> tuple[int, list[tuple[int, bytes, int]]]:
+        """The tables of the containers of chunks: their directory; number, name and seed."""
+        kind, uuid = fmt.Kind.CHUNKS, self._volume.space.volume
+        directory = stack.enter_context(opened(self._volume.open_directory(kind)))
+        tables: list[tuple[int, bytes, int]] = []
+        for number in self._chunks.numbers():
+            try:
+                container = Container(directory, kind, number, uuid)
+            except (Damaged, OSError):
+                continue
+            tables.append((number, table_name(number), container.seed))
+            container.close()
+        return directory, tables
+
     def _directories(
         self, counter: native.StubCounter, batch: list[bytes], pending: list[bytes]
     ) -> None:
         """Look at directories; those below them become ``pending``."""
-        with ExitStack() as stack:
-            there = []
-            for path in batch:
-                fd = self._open(path)
-                if fd is not None:
-                    stack.callback(os.close, fd)
-                    there.append((path, fd))
-            listed = counter.look_at([fd for _, fd in there], self._threads)
-        for (path, _), one in zip(there, listed, strict=True):
+        listed = counter.look_at(self._volume.data_fd, [p or b"." for p in batch], self._threads)
+        for path, one in zip(batch, listed, strict=True):
             if isinstance(one, int):
-                self._unreadable(path, os.strerror(one))
+                if one not in _NO_DIRECTORY:
+                    self._unreadable(path, os.strerror(one))
                 continue
             names, files, stubs, plain_files, logical_bytes = one
             self._found.stubs += stubs
@@ -144,20 +156,6 @@ class ReferenceWalk:
                 found = Found(prefix + name, FileIdentity._make(identity), allocated, value)
                 if links == 1 or not self._is_seen(found):
                     self._file(found)
-
-    def _open(self, path: bytes) -> int | None:
-        """A directory; None where it is gone by now, or another file system."""
-        try:
-            fd = open_beneath(self._volume.data_fd, path, os.O_RDONLY | os.O_DIRECTORY)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            self._unreadable(path, error.strerror or "")
-            return None
-        if os.fstat(fd).st_dev != os.fstat(self._volume.data_fd).st_dev:
-            os.close(fd)
-            return None
-        return fd
 
     def _unreadable(self, path: bytes, detail: str) -> None:
         where = show_path(path) or "."

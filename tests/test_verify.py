@@ -1,6 +1,7 @@
 """Verify finds every class of damage, names the files that are hit, and changes nothing."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from dedupd.format.stub import StubAttribute, encode_stub
 from dedupd.units import KIB
 from jobs.invariants import INVARIANTS
 from jobs.stores import Directory
+from tests import dataset
 from tests.helpers import (
     Lab,
     as_user,
@@ -30,6 +32,7 @@ from tests.helpers import (
     public_directory,
     stop_at,
 )
+from tests.upkeep_helpers import scrub
 
 FIRST_RECORD = fmt.FILE_HEADER_BYTES
 FIRST_PAYLOAD = FIRST_RECORD + fmt.RECORD_HEADER_BYTES
@@ -117,6 +120,13 @@ def longer_than_its_recipe(lab: Lab) -> None:
     set_attribute(lab, "prose", covered=300 * KIB)
 
 
+def another_chunk(lab: Lab) -> None:
+    """A stub that names a chunk by its id, and by the first bytes of its fingerprint alone."""
+    stub = lab.stub("one-chunk")
+    assert stub is not None
+    set_attribute(lab, "one-chunk", digest=stub.digest[:8] + bytes(8))
+
+
 DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
     ("container-header", "", lambda lab: flip_bit(lab.container(Kind.CHUNKS), 30)),
     ("container-records", "", lambda lab: flip_bit(lab.container(Kind.CHUNKS), FIRST_RECORD + 9)),
@@ -136,6 +146,8 @@ DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
     ("stub-recipe", "prose", lambda lab: set_attribute(lab, "prose", recipe=make_id(9, 9))),
     ("stub-recipe", "prose", longer_than_its_recipe),
     ("recipe-chunks", "prose", lambda lab: lab.container(Kind.CHUNKS).unlink()),
+    ("recipe-chunks", "one-chunk", lambda lab: lab.container(Kind.CHUNKS).unlink()),
+    ("recipe-chunks", "one-chunk", another_chunk),
 ]
 
 
@@ -158,6 +170,16 @@ def test_damage_is_found_by_the_name_of_what_it_violates(
 def test_every_invariant_has_its_damage_in_these_tests() -> None:
     elsewhere = {"tree-readable", *OF_RECONCILIATION}
     assert {name for name, _, _ in DAMAGE} | elsewhere == set(INVARIANTS)
+
+
+def test_stubs_are_found_however_deep_they_lie(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        dataset.deeper_than_a_path(os.fsencode(lab.data))
+        lab.optimise()
+        assert lab.verify().stubs == 1
+        assert scrub(lab.root).stubs == 1
+        shutil.rmtree(lab.data)  # nobody else can clear that away
+        lab.data.mkdir()
 
 
 @pytest.mark.root

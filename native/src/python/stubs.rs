@@ -10,7 +10,7 @@ use super::files::found;
 use super::known::KnownRecords;
 use super::sys::c_string;
 use crate::records::Files;
-use crate::stubs::Store;
+use crate::stubs::{Store, Tables};
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct StubCounter {
@@ -19,20 +19,22 @@ pub struct StubCounter {
     streams: HashMap<u32, Files>,
     attribute: CString,
     seed: u64,
-    leaves_direct: bool,
+    tables: Option<Tables>,
 }
+
+type NamedTables = (i32, Vec<(u32, Vec<u8>, u64)>);
 
 #[pymethods]
 impl StubCounter {
     #[new]
-    #[pyo3(signature = (chunks, nodes, streams, *, attribute, seed, leaves_direct))]
+    #[pyo3(signature = (chunks, nodes, streams, *, attribute, seed, tables))]
     fn new(
         chunks: Py<KnownRecords>,
         nodes: Py<KnownRecords>,
         streams: Vec<(u32, i32, i32, u64)>,
         attribute: &[u8],
         seed: u64,
-        leaves_direct: bool,
+        tables: Option<NamedTables>,
     ) -> PyResult<StubCounter> {
         let streams = streams
             .into_iter()
@@ -41,15 +43,27 @@ impl StubCounter {
             })
             .collect();
         let attribute = c_string("attribute", attribute)?;
-        Ok(StubCounter { chunks, nodes, streams, attribute, seed, leaves_direct })
+        let tables = tables
+            .map(|(directory, names)| {
+                let named = |(number, name, seed): (u32, Vec<u8>, u64)| {
+                    Ok((number, (c_string("table", &name)?, seed)))
+                };
+                let names = names.into_iter().map(named).collect::<PyResult<_>>()?;
+                PyResult::Ok(Tables { directory, names })
+            })
+            .transpose()?;
+        Ok(StubCounter { chunks, nodes, streams, attribute, seed, tables })
     }
 
     fn look_at<'py>(
         &self,
         py: Python<'py>,
-        directories: Vec<i32>,
+        root: i32,
+        directories: Vec<Vec<u8>>,
         threads: usize,
     ) -> PyResult<Bound<'py, PyList>> {
+        let paths: Vec<CString> =
+            directories.iter().map(|path| c_string("path", path)).collect::<PyResult<_>>()?;
         let results = py.detach(|| {
             let (chunks, nodes) = (self.chunks.get().read(), self.nodes.get().read());
             let store = Store {
@@ -58,9 +72,9 @@ impl StubCounter {
                 streams: &self.streams,
                 attribute: &self.attribute,
                 seed: self.seed,
-                leaves_direct: self.leaves_direct,
+                tables: self.tables.as_ref(),
             };
-            store.look_at(&directories, threads)
+            store.look_at(root, &paths, threads)
         });
         let list = PyList::empty(py);
         for result in results {
