@@ -18,8 +18,8 @@ use crate::seal::{
 const PIECE_BYTES: u64 = 512 << 10;
 /// No piece is begun after so long: the caller wants to stop, or to give way, at any time.
 const CALL_TIME_MAX: Duration = Duration::from_millis(250);
-/// A table that says more of a single record is not believed.
-const RECORD_BYTES_MAX: u64 = 64 << 20;
+/// A table that says more of a single record is not believed: none that we write is a MiB long.
+const RECORD_BYTES_MAX: u64 = 4 << 20;
 
 const OFFSET_AT: usize = 32;
 const TARGET_AT: usize = 40;
