@@ -21,7 +21,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import TypeAlias
 
 SRV = Path("/srv")
 SHARE = SRV / "share"
@@ -29,6 +32,9 @@ IMAGE = Path("/root/disk.img")
 USER_ID = 12345
 WAIT_S = 300.0
 PROGRAM = "/usr/lib/dedupd/bin/python"
+
+Results: TypeAlias = "Queue[tuple[Counter[str], list[str]]]"
+"""How often the reader got what, and all that was wrong."""
 
 
 def run(*command: str | Path) -> str:
@@ -148,7 +154,7 @@ def content_of(number: int) -> bytes:
     return " ".join(rng.choices(words, k=30_000)).encode()
 
 
-def watch(names: list[str], until: "multiprocessing.synchronize.Event", queue: "multiprocessing.Queue[tuple[Counter[str], list[str]]]") -> None:  # fmt: skip # noqa: E501
+def watch(names: list[str], until: Event, results: Results) -> None:
     """Read everything, without rights, until told to stop."""
     os.setgroups([])
     os.setgid(USER_ID)
@@ -168,7 +174,7 @@ def watch(names: list[str], until: "multiprocessing.synchronize.Event", queue: "
             else:
                 kind = "empty" if not data else "zeros" if not any(data) else "other bytes"
                 wrong.append(f"{name}: {kind}, {len(data)} bytes")
-    queue.put((seen, wrong))
+    results.put((seen, wrong))
 
 
 def is_right(names: list[str]) -> bool:
@@ -211,8 +217,8 @@ def main() -> None:
         sys.exit("not all files were optimised")
 
     until = multiprocessing.Event()
-    queue: multiprocessing.Queue[tuple[Counter[str], list[str]]] = multiprocessing.Queue()
-    reader = multiprocessing.Process(target=watch, args=(names, until, queue))
+    results: Results = multiprocessing.Queue()
+    reader = multiprocessing.Process(target=watch, args=(names, until, results))
     reader.start()
     ready_s, written = [], []
     for reboot in range(reboots):
@@ -233,7 +239,7 @@ def main() -> None:
             if path.read_bytes() != content:
                 sys.exit(f"{path}: synced content is lost")
     until.set()
-    seen, wrong = queue.get(timeout=WAIT_S)
+    seen, wrong = results.get(timeout=WAIT_S)
     reader.join()
     print(f"{reboots} reboots, ready after {max(ready_s):.1f} s at most; reads: {dict(seen)}")
     if wrong or not seen["right"]:
@@ -251,7 +257,8 @@ def remove_and_return(machine: Machine, names: list[str]) -> None:
     package = next(str(path) for path in Path("/root").glob("dedupd_*.deb"))
     before = digest_of(SHARE / ".dedupd")
     for action in ("remove", "purge"):
-        done = subprocess.run(["dpkg", f"--{action}", "dedupd"], capture_output=True, text=True, check=True)  # fmt: skip # noqa: E501
+        command = ["dpkg", f"--{action}", "dedupd"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         print(done.stderr, end="")
         if action == "remove" and str(SHARE) not in done.stderr:
             sys.exit("removing does not say which volumes there are")

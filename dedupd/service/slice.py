@@ -15,6 +15,9 @@ SLICE = "dedupd-jobs.slice"
 STARTED_BY_SYSTEMD = "INVOCATION_ID"
 """systemd sets it for what it starts."""
 
+ANSWER_S_MAX = 10.0
+"""systemd answers in milliseconds, unless it does not."""
+
 _log = logging.getLogger("dedupd")
 
 
@@ -31,12 +34,21 @@ async def command_in_slice() -> list[str]:
         process = await asyncio.create_subprocess_exec(
             *command, "true", stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
         )
-        _, errors = await process.communicate()
+        reason = await asyncio.wait_for(_errors_of(process), ANSWER_S_MAX)
+    except TimeoutError:
+        process.kill()
+        reason = f"no answer for {ANSWER_S_MAX:.0f} s"
     except OSError as error:
-        errors = str(error).encode()
-    else:
-        if process.returncode == 0:
-            return command
-    reason = errors.decode("utf-8", "replace").strip()
-    _log.warning("jobs run outside of %s: %s", SLICE, reason or "systemd-run failed")
+        reason = str(error)
+    if not reason:
+        return command
+    _log.warning("jobs run outside of %s: %s", SLICE, reason)
     return []
+
+
+async def _errors_of(process: asyncio.subprocess.Process) -> str:
+    """Why a process failed, once it has ended; empty where it did not."""
+    _, errors = await process.communicate()
+    if process.returncode == 0:
+        return ""
+    return errors.decode("utf-8", "replace").strip() or "systemd-run failed"
