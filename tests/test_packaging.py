@@ -133,6 +133,8 @@ def _do_what_root_and_users_do(root: Path) -> None:
 def test_jobs_get_what_nobody_else_wants() -> None:
     text = SLICE_UNIT.read_text()
     assert "\nCPUWeight=idle\n" in text and "\nIOWeight=1\n" in text
+    # Weights count among neighbours, and a slice with a dash in its name has none but its like.
+    assert "-" not in SLICE
 
 
 @pytest.mark.root

@@ -10,7 +10,7 @@ import os
 import shutil
 from asyncio.subprocess import DEVNULL, PIPE
 
-SLICE = "dedupd-jobs.slice"
+SLICE = "dedupd.slice"
 
 STARTED_BY_SYSTEMD = "INVOCATION_ID"
 """systemd sets it for what it starts."""
