@@ -29,7 +29,7 @@ pub struct Column<'a> {
 
 /// What readers take at once, and hold in memory; as many as DuckDB puts there.
 const ROWS_PER_GROUP: usize = 122_880;
-/// Much faster than the usual 3, and within 1 % of its size on these tables.
+/// The fastest: most bytes are those of fingerprints, which no level makes smaller.
 const LEVEL: i32 = 1;
 const MAGIC: &[u8; 4] = b"PAR1";
 
