@@ -208,7 +208,8 @@ def test_a_cancelled_run_leaves_every_partition_in_order(
             patch.setattr(Store, "use_partition", cancel_at_the_third)
             with pytest.raises(Cancelled):
                 Optimize(volume, run).run()
-        assert set(by_partition(lab)) == {0, 1, 2}
+        # It may end before anything of the third is there.
+        assert {0, 1} <= set(by_partition(lab)) <= {0, 1, 2}
         lab.optimise()
         assert set(by_partition(lab)) == {0, 1, 2, 3}
         assert {name: lab.read(name) for name in contents} == contents
