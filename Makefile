@@ -30,7 +30,8 @@ demo: setup ## deduplicate real files in a temporary volume, and compare every b
 	$(BIN)/dedupd demo
 
 test: setup-develop ## the tests, in minutes (ARGS="-k name" chooses)
-	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow" $(ARGS)
+	@# Two a core: half of the time of a test is the disk's, or a clock's.
+	$(BIN)/python -m pytest -n $$((2 * $$(nproc))) --dist worksteal -m "not slow" $(ARGS)
 
 test-native: setup-develop ## the tests of the Rust crate by itself
 	$(CARGO_PATH) cargo test --manifest-path native/Cargo.toml --locked --no-default-features --lib --quiet
