@@ -73,7 +73,7 @@ class Volume:
         mount = mounts.find(root)
         if mount is not None:
             base_fd = fetch_base(mount.volume)
-            return cls(mount.point, f"/proc/self/fd/{base_fd}", base_fd, disk)
+            return cls.at(mount.point, base_fd, disk)
         base = os.path.join(root, BASE_NAME)
         if not os.path.isdir(root):
             raise NotAVolume(f"{path}: no such directory")
@@ -89,6 +89,14 @@ class Volume:
             raise NotAVolume(f"{path}: not a volume; `dedupd enable {path}` makes it one") from None
         base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return cls(root, base, base_fd, disk)
+
+    @classmethod
+    def at(cls, root: str, base_fd: int, disk: Disk | None = None) -> "Volume":
+        """The volume whose ``.dedupd`` is open as ``base_fd``, whatever covers ``root``.
+
+        ``base_fd`` is the volume's from here on, also where this fails. Raises as :meth:`open`.
+        """
+        return cls(root, f"/proc/self/fd/{base_fd}", base_fd, disk or Disk())
 
     @classmethod
     def locate(cls, path: str, disk: Disk | None = None) -> tuple["Volume", bytes]:

@@ -1,9 +1,9 @@
-"""``python -m fuse_stub``: the process of a mount, started by ``mount_in_background``."""
+"""``python -m fuse_stub``: the process of a mount, started by ``mount_again_in_background``."""
 
 import sys
 
 from fuse_stub.mount import serve_for_parent
 
 if __name__ == "__main__":
-    answer_fd, path, mountpoint, cache_bytes, *base_fd = sys.argv[1:]
-    serve_for_parent(path, mountpoint, int(cache_bytes), int(answer_fd), *map(int, base_fd))
+    path, base_fd, mountpoint, cache_bytes, answer_fd = sys.argv[1:]
+    serve_for_parent(path, int(base_fd), mountpoint, int(cache_bytes), int(answer_fd))

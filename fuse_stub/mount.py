@@ -20,7 +20,6 @@ from dedupd import mounts, native
 from dedupd.child import child_environment
 from dedupd.commit import settle_noted
 from dedupd.control import ControlClient, socket_path
-from dedupd.disk import Disk
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
 from dedupd.fsutil import opened
 from dedupd.priority import cores
@@ -73,7 +72,7 @@ def serve(
     # Once it is covered by its own mount, the volume is reachable through this descriptor only.
     base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with (
-        Volume(volume.root, f"/proc/self/fd/{base_fd}", base_fd, volume.disk) as own,
+        Volume.at(volume.root, base_fd, volume.disk) as own,
         _mount_lock(own) as transitions,
     ):
         settle_noted(own, transitions)
@@ -184,18 +183,16 @@ def mount_again_in_background(
 
     ``base_fd`` stays the caller's.
     """
-    return _start([path, mountpoint, str(cache_bytes), str(base_fd)], base_fd)
-
-
-def _start(arguments: list[str], *pass_fds: int) -> int:
-    """Start the process of a mount; its pid once it answers."""
     read_fd, write_fd = os.pipe()
-    command = [sys.executable, "-P", "-m", "fuse_stub", str(write_fd), *arguments]
+    command = [
+        *(sys.executable, "-P", "-m", "fuse_stub"),
+        *(path, str(base_fd), mountpoint, str(cache_bytes), str(write_fd)),
+    ]
     with os.fdopen(read_fd, "rb") as answer:
         try:
             process = subprocess.Popen(
                 command,
-                pass_fds=[write_fd, *pass_fds],
+                pass_fds=[write_fd, base_fd],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -212,7 +209,7 @@ def _start(arguments: list[str], *pass_fds: int) -> int:
             reason = stderr.read().decode("utf-8", "replace").strip().splitlines()
             process.wait()
             raise ServiceUnreachable(
-                f"{arguments[1]}: the process that was to serve the mount died:"
+                f"{mountpoint}: the process that was to serve the mount died:"
                 f" {reason[-1] if reason else f'status {process.returncode}'}"
             )
     reply = json.loads(text)
@@ -225,10 +222,11 @@ def _start(arguments: list[str], *pass_fds: int) -> int:
 
 
 def serve_for_parent(
-    path: str, mountpoint: str, cache_bytes: int, answer_fd: int, base_fd: int | None = None
+    path: str, base_fd: int, mountpoint: str, cache_bytes: int, answer_fd: int
 ) -> None:
-    """The child's side of :func:`mount_in_background`, or with ``base_fd`` of its fellow."""
+    """The child's side of :func:`mount_again_in_background`."""
     os.set_inheritable(answer_fd, False)
+    os.set_inheritable(base_fd, False)
     answered = False
 
     def tell(reply: dict[str, str]) -> None:
@@ -242,19 +240,12 @@ def serve_for_parent(
 
     _log_to_system()
     try:
-        with _opened(path, base_fd) as volume:
+        with Volume.at(path, base_fd) as volume:
             serve(volume, mountpoint, ready=lambda: tell({}), cache_bytes=cache_bytes)
     except BaseException as error:
         log.exception("the mount at %s ends", mountpoint)
         tell({"error": _reason(error), "kind": type(error).__name__})
         raise SystemExit(1) from error
-
-
-def _opened(path: str, base_fd: int | None) -> Volume:
-    if base_fd is None:
-        return Volume.open(path)
-    os.set_inheritable(base_fd, False)
-    return Volume(path, f"/proc/self/fd/{base_fd}", base_fd, Disk())
 
 
 def _reason(error: BaseException) -> str:
@@ -291,7 +282,7 @@ def open_volume(path: str) -> Volume:
                 f"{path}: the dead mount of a volume elsewhere; `dedupd mount` with the volume's"
                 f" own path brings it back, `dedupd umount {path}` takes it away"
             ) from None
-    return Volume(root, f"/proc/self/fd/{base_fd}", base_fd, Disk())
+    return Volume.at(root, base_fd)
 
 
 def unmount(mountpoint: str) -> None:

@@ -41,12 +41,11 @@ def options_for(volume: Volume, debug: bool) -> set[str]:
 def session(operations: StubOperations, mountpoint: str, options: set[str]) -> Iterator[None]:
     """The mount. It takes a dead one's place: users see errors until then, and then their files."""
     takes_over = is_dead_mount(mountpoint) and os.geteuid() == 0
-    if not takes_over:
-        clear_dead_mount(mountpoint)
     try:
         if takes_over:
             _take_over(operations, mountpoint, options)
         else:
+            clear_dead_mount(mountpoint)
             pyfuse3.init(operations, mountpoint, options)
     except (RuntimeError, OSError) as error:
         raise UsageError(

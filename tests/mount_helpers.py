@@ -49,9 +49,7 @@ class MountedLab(Lab):
 
     def kill(self) -> None:
         """End the process that serves the mount as a crash would, and wait until it is gone."""
-        with opened_pid(self.pid) as pid_fd:
-            os.kill(self.pid, signal.SIGKILL)
-            assert mount._exits(os.dup(pid_fd), DEATH_WAIT_MS)
+        end(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         self.pid = 0
@@ -118,7 +116,16 @@ def _serve(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> 
     answer_fd = os.dup(answer.fileno())
     answer.close()
     logging.basicConfig(filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s")
-    mount.serve_for_parent(path, mountpoint, cache_bytes, answer_fd)
+    with mount.open_volume(path) as volume:
+        root, base_fd = volume.root, os.dup(volume.base_fd)
+    mount.serve_for_parent(root, base_fd, mountpoint, cache_bytes, answer_fd)
+
+
+def end(pid: int, number: int) -> None:
+    """Send the process that serves a mount a signal, and wait until it is gone."""
+    with opened_pid(pid) as pid_fd:
+        os.kill(pid, number)
+        assert mount._exits(os.dup(pid_fd), DEATH_WAIT_MS)
 
 
 @contextmanager

@@ -251,14 +251,18 @@ def nothing_changes(machine: ServiceLab) -> Iterator[None]:
     assert "Traceback" not in machine.log.read_text()
 
 
-def test_malformed_requests_are_refused(machine: ServiceLab) -> None:
-    @settings(max_examples=100)
+def fuzz_at_random(machine: ServiceLab, count: int) -> None:
+    @settings(max_examples=count)
     @given(raw=requests())
     def some(raw: bytes) -> None:
         fuzz(machine, raw)
 
+    some()
+
+
+def test_malformed_requests_are_refused(machine: ServiceLab) -> None:
     with nothing_changes(machine):
-        some()
+        fuzz_at_random(machine, 100)
         for path in PATHS:
             fuzz(machine, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
 
@@ -276,13 +280,8 @@ def test_whoever_goes_away_in_the_middle_is_no_failure_of_the_service(machine: S
 
 @pytest.mark.slow
 def test_ten_thousand_malformed_requests_are_refused(machine: ServiceLab) -> None:
-    @settings(max_examples=10_000)
-    @given(raw=requests())
-    def many(raw: bytes) -> None:
-        fuzz(machine, raw)
-
     with nothing_changes(machine):
-        many()
+        fuzz_at_random(machine, 10_000)
 
 
 def test_many_connections_that_say_nothing_keep_nobody_out(machine: ServiceLab) -> None:

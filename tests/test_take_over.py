@@ -14,9 +14,9 @@ import pytest
 from dedupd import mounts
 from dedupd.errors import NotAVolume
 from fuse_stub import attach, mount
-from fuse_stub.points import clear_dead_mount, is_dead_mount
+from fuse_stub.points import is_dead_mount
 from tests.helpers import Lab, new_lab, noise
-from tests.mount_helpers import MountedLab, mounted_lab, opened_pid
+from tests.mount_helpers import MountedLab, end, mounted_lab
 
 pytestmark = pytest.mark.root
 
@@ -60,12 +60,6 @@ class Watcher:
                     self.seen.add(str(error))
 
 
-def kill(pid: int) -> None:
-    with opened_pid(pid) as pid_fd:
-        os.kill(pid, signal.SIGKILL)
-        assert mount._exits(os.dup(pid_fd), 120_000)
-
-
 @contextmanager
 def covered(directory: Path) -> Iterator[Lab]:
     """A volume for mounting over itself."""
@@ -74,7 +68,6 @@ def covered(directory: Path) -> Iterator[Lab]:
     try:
         yield lab
     finally:
-        clear_dead_mount(str(lab.root))
         if any(found.point == str(lab.root) for found in mounts.volumes()):
             mount.unmount(str(lab.root))
 
@@ -104,7 +97,7 @@ def test_a_mount_over_the_volume_itself_is_brought_back_likewise(tmp_path: Path)
         (lab.root / "file").write_bytes(CONTENT)
         with Watcher(lab.root) as user:
             for _ in range(4):
-                kill(pid)
+                end(pid, signal.SIGKILL)
                 pid = mount.mount_in_background(root, root)
         assert user.seen == set()
         assert set(user.written) <= set(names_of(lab.root))
@@ -116,9 +109,7 @@ def test_a_mount_that_took_over_ends_with_its_process(tmp_path: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         lab.kill()
         lab.mount()
-        with opened_pid(lab.pid) as pid_fd:
-            os.kill(lab.pid, signal.SIGTERM)
-            assert mount._exits(os.dup(pid_fd), 120_000)
+        end(lab.pid, signal.SIGTERM)
         assert all(found.point != str(lab.view) for found in mounts.volumes())
 
 

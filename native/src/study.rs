@@ -67,8 +67,9 @@ impl Names {
             return true;
         }
         if self.inodes.len() >= self.max {
-            self.beyond |= !self.inodes.contains(&inode);
-            return !self.inodes.contains(&inode);
+            let is_new = !self.inodes.contains(&inode);
+            self.beyond |= is_new;
+            return is_new;
         }
         self.inodes.insert(inode)
     }
