@@ -79,10 +79,10 @@ def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
 def drop_unwritten(fd: int, size: int, disk: Disk) -> None:
     """Turn what was allocated but never written into holes.
 
-    What is only in memory yet is written first, and stays. Nobody else may write meanwhile.
+    What is only in memory yet is written first, by the very call that then tells, and stays. Nobody
+    else may write meanwhile.
     """
     if next(unwritten_ranges(fd, size), None) is None:
         return
-    disk.sync_data(fd)
-    for start, end in list(unwritten_ranges(fd, size)):
+    for start, end in list(_unwritten(fd, size, _SYNC_FIRST)):
         disk.punch(fd, start, end - start)

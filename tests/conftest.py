@@ -40,6 +40,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root"))
 
 
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Where long contents differ: what pytest says of it takes minutes where ``CI`` is set."""
+    if op != "==" or not isinstance(left, bytes | bytearray):
+        return None
+    if not isinstance(right, bytes | bytearray) or max(len(left), len(right)) < 1024:
+        return None
+    pairs = enumerate(zip(left, right, strict=False))
+    at = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(left), len(right)))
+    return [
+        f"contents of {len(left):,} and {len(right):,} bytes",
+        f"they differ from byte {at:,} on: {left[at : at + 32]!r} and {right[at : at + 32]!r}",
+    ]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _others_may_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests act as other users too, below directories that pytest makes for its own user."""

@@ -3,9 +3,9 @@
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -158,8 +158,7 @@ def test_a_job_does_not_outlive_a_service_that_is_killed(machine: ServiceLab) ->
     machine.start()
     machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
-    assert machine.process is not None
-    (job,) = children_that(machine.process.pid, "scrub")
+    job = process_of(machine, "scrub")
     machine.kill()
     eventually(lambda: not is_alive(job), "the job has ended")
     machine.start()
@@ -173,8 +172,7 @@ def test_a_job_that_is_killed_has_failed_and_is_in_the_history(machine: ServiceL
     machine.start()
     job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
-    assert machine.process is not None
-    (pid,) = children_that(machine.process.pid, "scrub")
+    pid = process_of(machine, "scrub")
     subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(pid)], check=True)
     job = machine.ended(job_id)
     assert job["outcome"] == "ended with status -9"
@@ -211,11 +209,16 @@ def assert_unlocked(volume: Volume) -> None:
         pass
 
 
-def children_that(parent: int, word: str) -> list[int]:
-    """Processes that a process has started, with a word in their command line."""
-    found = []
-    children: Any = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    for pid in map(int, children):
-        if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-            found.append(pid)
-    return found
+def process_of(machine: ServiceLab, job: str) -> int:
+    """The process of a job that runs, once there is one: the job runs a little earlier."""
+    assert machine.process is not None
+    parent = machine.process.pid
+
+    def probe() -> int | None:
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if job in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                    return int(pid)
+        return None
+
+    return eventually(probe, f"{job} has a process")

@@ -1,5 +1,6 @@
 """The sparse stream without FUSE: a stub read and written in place, on real file systems."""
 
+import ctypes
 import errno
 import os
 import random
@@ -16,13 +17,14 @@ from dedupd import native
 from dedupd.content import open_content
 from dedupd.disk import Disk
 from dedupd.errors import NoSpace
-from dedupd.extents import unwritten_ranges
+from dedupd.extents import drop_unwritten, unwritten_ranges
 from dedupd.fsutil import data_ranges, opened
 from dedupd.sparse import SparseStub
 from dedupd.stub import settle
 from dedupd.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.helpers import Lab, new_lab, noise
+from tests.store_helpers import LazyDisk
 
 pytestmark = pytest.mark.root
 
@@ -219,6 +221,28 @@ def test_blocks_that_were_never_written_are_holes(lab: Lab) -> None:
         assert present(one.fd) == [(4 * BLOCK, 5 * BLOCK)]
         assert one.read(0, SIZE) == expected
     assert lab.read("f") == expected
+
+
+def test_blocks_that_are_being_written_are_not_holes(lab: Lab) -> None:
+    """ext4 and XFS enter them as unwritten until they are on disk, whoever waits for that."""
+    fd = os.open(lab.data / "f", os.O_RDWR | os.O_CREAT)
+    data = noise(1 << 20)
+    with opened(fd):
+        for turn in range(8):
+            for at in range(0, 32 << 20, len(data)):
+                os.pwrite(fd, data, turn * BLOCK + at)
+            start_writing_back(fd)
+            drop_unwritten(fd, os.fstat(fd).st_size, LazyDisk())
+            for at in range(0, 32 << 20, len(data)):
+                assert os.pread(fd, len(data), turn * BLOCK + at) == data
+            os.ftruncate(fd, 0)
+
+
+def start_writing_back(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    nothing = ctypes.c_longlong(0)
+    sync_file_range_write = 2
+    assert libc.sync_file_range(fd, nothing, nothing, sync_file_range_write) == 0
 
 
 # --- a full disk ------------------------------------------------------------------------------
