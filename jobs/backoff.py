@@ -10,20 +10,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import psutil
 
 from dedupd.control import ControlClient, socket_path
 from dedupd.errors import ServiceUnreachable
-from jobs.pace import Pace
+from jobs.pace import CRAWL_SHARE, Pace
 
 TICK_S = 0.5
 """Between two looks. With what is in the pipes of a job it gives way within a second."""
 
 QUIET_S = 2.0
 """How long all has to be calm before a job goes on."""
+
+PATIENCE_S = 600.0
+"""How long a job waits for others. On a machine that is never calm it would never be done."""
 
 SLOW_SHARE = 0.25
 """How much of its time a slow job works."""
@@ -53,6 +56,7 @@ class Gait(Enum):
 
     FULL = "full"
     SLOW = "slow"
+    CRAWL = "crawl"
     PAUSE = "pause"
 
 
@@ -70,21 +74,26 @@ class Readings:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the job goes, why, and since when all has been calm."""
+    """How the job goes, why, since when all has been calm, and since when the job has waited."""
 
     gait: Gait = Gait.FULL
     reason: str = ""
     calm_since_s: float | None = None
     probed_s: float = -PROBE_S
     probing: bool = False
+    waiting_since_s: float | None = None
 
 
 def decide(state: State, seen: Readings, now_s: float) -> State:
     """How to go on, given what the last tick has shown; ``now_s`` is of a monotonic clock."""
-    gait, reason = _wanted(seen, waits=state.gait is Gait.PAUSE)
+    waits = state.gait in (Gait.PAUSE, Gait.CRAWL)
+    gait, reason = _wanted(seen, waits=waits)
     if gait is Gait.PAUSE:
-        return State(gait, reason, None, state.probed_s)
-    if state.gait is not Gait.PAUSE:
+        since_s = now_s if state.waiting_since_s is None else state.waiting_since_s
+        if now_s >= since_s + PATIENCE_S and seen.memory_pressure < MEMORY_PRESSURE:
+            gait, reason = Gait.CRAWL, f"{reason}; it goes on for {CRAWL_SHARE:.0%} of the time"
+        return State(gait, reason, None, state.probed_s, waiting_since_s=since_s)
+    if not waits:
         if seen.io_pressure >= IO_SUSPECT and now_s >= state.probed_s + PROBE_S:
             looking = "looking whether others wait for the disk"
             return State(Gait.PAUSE, looking, None, now_s, probing=True)
@@ -92,7 +101,7 @@ def decide(state: State, seen: Readings, now_s: float) -> State:
     calm_since_s = now_s if state.calm_since_s is None else state.calm_since_s
     if state.probing or now_s >= calm_since_s + QUIET_S:
         return State(gait, reason, None, state.probed_s)
-    return State(Gait.PAUSE, state.reason, calm_since_s, state.probed_s)
+    return replace(state, calm_since_s=calm_since_s)
 
 
 def _wanted(seen: Readings, *, waits: bool) -> tuple[Gait, str]:
@@ -115,6 +124,8 @@ def _wanted(seen: Readings, *, waits: bool) -> tuple[Gait, str]:
 
 
 _USERS = "users are at work"
+
+_SHARES = {Gait.FULL: 1.0, Gait.SLOW: SLOW_SHARE, Gait.CRAWL: CRAWL_SHARE}
 
 
 def decide_eager(state: State, seen: Readings, now_s: float) -> State:
@@ -235,7 +246,7 @@ def _watch(
         if state.gait is Gait.PAUSE:
             pace.hold("back-off", state.reason)
         else:
-            pace.slow(SLOW_SHARE if state.gait is Gait.SLOW else 1.0, state.reason)
+            pace.slow(_SHARES[state.gait], state.reason)
             pace.let_go("back-off")
         if (before.gait, before.reason) != (state.gait, state.reason):
             on_change()

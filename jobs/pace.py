@@ -1,13 +1,17 @@
 """How fast a job may go: told by others, kept by the job itself at its next safe place."""
 
+import os
 import threading
 import time
 
 POLL_S = 0.1
 """How soon a job that is held notices that it may go on, or is to stop."""
 
-REST_S_MAX = 2.0
-"""The longest rest in one piece, so that a job which is to go on does so soon."""
+REST_S_MAX = 60.0
+"""The longest rest in one piece."""
+
+CRAWL_SHARE = 0.01
+"""The share of the time in which a job that never has the machine for itself works."""
 
 
 class Pace:
@@ -18,6 +22,8 @@ class Pace:
         self._share = 1.0
         self._slow_reason = ""
         self._worked_since_s = time.monotonic()
+        self._cpu_s = time.process_time()
+        self._cores = os.cpu_count() or 1
         self.held_s = 0.0
         """How long the job has waited altogether."""
 
@@ -34,7 +40,8 @@ class Pace:
 
     @property
     def is_held(self) -> bool:
-        return bool(self._holds)
+        """Whether it makes no headway to speak of."""
+        return bool(self._holds) or self._share <= CRAWL_SHARE
 
     @property
     def reason(self) -> str:
@@ -45,11 +52,19 @@ class Pace:
     def keep(self, stop: threading.Event) -> None:
         """Wait as long as the job has to, or until it is to stop."""
         began_s = time.monotonic()
-        share = self._share
-        if share < 1:
-            rest_s = (began_s - self._worked_since_s) * (1 / share - 1)
-            stop.wait(min(rest_s, REST_S_MAX))
+        # Its other threads finish what they have while it rests: that is work, too.
+        cpu_s, self._cpu_s = self._cpu_s, time.process_time()
+        worked_s = max(began_s - self._worked_since_s, (self._cpu_s - cpu_s) / self._cores)
+        self._rest(worked_s, self._share, stop)
         while self._holds and not stop.is_set():
             stop.wait(POLL_S)
         self._worked_since_s = time.monotonic()
         self.held_s += self._worked_since_s - began_s
+
+    def _rest(self, worked_s: float, share: float, stop: threading.Event) -> None:
+        """Rest after so much work, unless the job is to go at another speed meanwhile."""
+        end_s = time.monotonic() + min(REST_S_MAX, worked_s * (1 / share - 1))
+        while (left_s := end_s - time.monotonic()) > 0:
+            if stop.is_set() or self._share != share:
+                return
+            stop.wait(min(left_s, POLL_S))

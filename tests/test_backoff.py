@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dedupd.units import MIB
 from jobs.backoff import (
+    PATIENCE_S,
     PROBE_S,
     QUIET_S,
     TICK_S,
@@ -25,7 +26,7 @@ from jobs.backoff import (
     pressure_s,
 )
 from jobs.frame import Cancelled, JobRun
-from jobs.pace import Pace
+from jobs.pace import CRAWL_SHARE, Pace
 from tests.helpers import noise
 from tests.mount_helpers import mounted_lab
 from tests.service_helpers import eventually
@@ -66,7 +67,7 @@ def test_the_rule_of_the_first_tick(seen: Readings, gait: Gait, reason: str) -> 
 def test_one_tick_of_load_is_enough_to_pause(load: Readings, before: list[Readings]) -> None:
     state = after(*before)
     if load.users >= 0.002 or load.others_cpu >= 0.8 or load.memory_pressure >= 0.05:
-        assert decide(state, load, 1000.0).gait is Gait.PAUSE
+        assert decide(state, load, len(before) * TICK_S).gait is Gait.PAUSE
 
 
 @given(st.lists(readings, max_size=20))
@@ -104,6 +105,28 @@ def test_a_pressure_that_is_the_jobs_own_is_found_to_be_so_at_once_and_left_alon
 def test_a_pressure_of_others_holds_the_job_after_a_look() -> None:
     theirs = Readings(io_pressure=0.9)
     assert after(*[theirs] * 40).gait is Gait.PAUSE
+
+
+def test_a_job_that_waited_for_long_goes_on_a_little_until_it_is_calm() -> None:
+    state = after(*[BUSY] * (int(PATIENCE_S / TICK_S) + 1))
+    assert state.gait is Gait.CRAWL
+    assert "users are at work; it goes on for 1% of the time" in state.reason
+    assert decide(state, BUSY, 2 * PATIENCE_S).gait is Gait.CRAWL
+    assert decide(state, CALM, PATIENCE_S + TICK_S).gait is Gait.CRAWL
+    calm = decide(state, CALM, PATIENCE_S + TICK_S)
+    assert decide(calm, CALM, PATIENCE_S + TICK_S + QUIET_S).gait is Gait.FULL
+
+
+def test_whoever_had_calm_in_between_has_not_waited_for_long() -> None:
+    half = [BUSY] * int(PATIENCE_S / TICK_S / 2)
+    calm = [CALM] * (int(QUIET_S / TICK_S) + 2)
+    assert after(*half, *calm, *half, BUSY).gait is Gait.PAUSE
+
+
+@pytest.mark.parametrize("rule", [decide, decide_eager])
+def test_where_memory_is_short_a_job_waits_however_long(rule: Decide) -> None:
+    short = Readings(memory_pressure=0.1)
+    assert after(*[short] * (2 * int(PATIENCE_S / TICK_S)), rule=rule).gait is Gait.PAUSE
 
 
 @given(st.lists(readings, max_size=20), readings)
@@ -155,6 +178,35 @@ def test_a_slow_job_rests_for_most_of_the_time() -> None:
         time.sleep(0.02)  # the job's work
         run.check()
     assert time.monotonic() - began >= 5 * 0.02 * 4 * 0.9
+
+
+def test_what_a_jobs_other_threads_do_while_it_waits_is_work() -> None:
+    run = JobRun("scrub")
+    run.pace.hold("test", "because")
+    thread = threading.Thread(target=run.check)
+    thread.start()
+    end = time.thread_time() + 0.1
+    while time.thread_time() < end:
+        pass
+    run.pace.let_go("test")
+    thread.join()
+    run.pace.slow(0.1, "slow")
+    began = time.monotonic()
+    run.check()
+    assert time.monotonic() - began >= 0.1 / (os.cpu_count() or 1) * 9 * 0.9
+
+
+def test_a_job_that_rests_goes_on_as_soon_as_it_may() -> None:
+    run, passed = JobRun("scrub"), threading.Event()
+    run.pace.slow(CRAWL_SHARE / 1e6, "slow")
+    thread = threading.Thread(target=lambda: (time.sleep(0.01), run.check(), passed.set()))
+    thread.start()
+    assert not passed.wait(0.3)
+    assert run.pace.is_held
+    run.pace.slow(1.0, "")
+    assert passed.wait(30)
+    assert not run.pace.is_held
+    thread.join()
 
 
 # --- the readings -----------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_failures_in_a_row_are_tried_again_more_and_more_slowly() -> None:
         found = due("background", Every(60), failed, 0, night(3) + 60, UTC)
         assert found is not None
         delays.append(found.at_s - failed.finished_s)
-    assert delays == [600, 1200, 2400, 86400]
+    assert delays == [60, 120, 240, 86400]
 
 
 def test_a_background_run_that_was_stopped_goes_on_soon() -> None:
@@ -131,7 +131,7 @@ def test_what_people_ask_for_goes_before_everything_else() -> None:
 def test_a_background_run_gives_way_to_a_window_of_its_volume() -> None:
     schedules: dict[TaskName, Schedule] = {"gc": USUAL["gc"], "background": Every(60)}
     volume = VolumeView("v", schedules, since_s=MONDAY)
-    running = Running("v", Urgency.BACKGROUND, night(5, 1))
+    running = Running("v", Urgency.BACKGROUND, night(5, 1), task="background")
     assert isinstance(decide(volume, now=night(5, 2.5), running=[running]), Wait)
     assert isinstance(decide(volume, now=night(5, 3), running=[running]), Stop)
 
@@ -165,11 +165,42 @@ def test_of_two_volumes_the_one_goes_first_that_has_waited_longer() -> None:
 
 def test_a_long_background_run_lets_another_volume_have_its_turn() -> None:
     views = [VolumeView(name, {"background": Every(HOUR)}) for name in "ab"]
-    running = Running("a", Urgency.BACKGROUND, night(0))
+    running = Running("a", Urgency.BACKGROUND, night(0), task="background")
     waited = decide(*views, now=night(0), running=[running])
     assert waited == Wait(night(0) + SLICE_S)
     action = decide(*views, now=night(0) + SLICE_S, running=[running])
     assert action == Stop("a", "it is another volume's turn")
+
+
+def test_a_long_background_run_lets_another_task_of_its_volume_have_its_turn() -> None:
+    schedules: dict[TaskName, Schedule] = {"gc": Every(HOUR), "background": Every(HOUR)}
+    volume = VolumeView("v", schedules)
+    running = Running("v", Urgency.BACKGROUND, night(0), task="background")
+    assert decide(volume, now=night(0), running=[running]) == Wait(night(0) + SLICE_S)
+    action = decide(volume, now=night(0) + SLICE_S, running=[running])
+    assert action == Stop("v", "it is another task's turn")
+
+
+def test_a_run_does_not_wait_for_itself() -> None:
+    volume = VolumeView("v", {"background": Every(60)})
+    running = Running("v", Urgency.BACKGROUND, night(0), task="background")
+    assert isinstance(decide(volume, now=night(9), running=[running]), Wait)
+
+
+def test_a_window_that_waits_for_users_lets_that_of_another_volume_have_its_turn() -> None:
+    views = [VolumeView(name, USUAL) for name in "ab"]
+    running = Running("a", Urgency.WINDOW, night(5, 3), night(5, 10), task="gc", held=True)
+    assert decide(*views, now=night(5, 3), running=[running]) == Wait(night(5, 3) + SLICE_S)
+    action = decide(*views, now=night(5, 3) + SLICE_S, running=[running])
+    assert action == Stop("a", "it is another volume's turn")
+    working = replace(running, held=False)
+    assert isinstance(decide(*views, now=night(5, 3) + SLICE_S, running=[working]), Wait)
+
+
+def test_a_window_that_waits_for_users_does_not_give_way_to_background_work() -> None:
+    views = [VolumeView("a", USUAL), VolumeView("b", {"background": Every(HOUR)})]
+    running = Running("a", Urgency.WINDOW, night(5, 3), night(5, 10), task="gc", held=True)
+    assert isinstance(decide(*views, now=night(5, 5), running=[running]), Wait)
 
 
 # --- any decision -----------------------------------------------------------------------------
@@ -214,6 +245,8 @@ runnings = st.lists(
         started_s=times,
         until_s=st.none() | times,
         stopping=st.booleans(),
+        task=st.none() | names,
+        held=st.booleans(),
     ),
     max_size=2,
     unique_by=lambda one: one.volume,
@@ -311,7 +344,8 @@ def simulate(
                 done.append(Ran(action.volume, action.task, action.urgency, began, now, stopping))
                 job = None
             else:
-                running = [Running(action.volume, action.urgency, began, action.until_s)]
+                urgency, until_s = action.urgency, action.until_s
+                running = [Running(action.volume, urgency, began, until_s, task=action.task)]
         step = next_action(list(views.values()), [], running, now, 1, UTC)
         if isinstance(step, StartTask):
             job = (step, now, next(work_s), False)

@@ -14,15 +14,17 @@ from dedupd.schedule import Calendar, Every, Off, Schedule
 
 TaskName = Literal["reconcile", "gc", "compact", "scrub", "full_scrub", "throughput", "background"]
 
-RETRY_S_MIN = 600.0
+RETRY_S_MIN = 60.0
 RETRY_S_MAX = 86400.0
-"""After a failure; each one in a row doubles the wait."""
+"""After a failure; each one in a row doubles the wait. The first may be somebody's who killed the
+process, or a machine's that was out of memory for a moment."""
 
 CONTINUE_S = 60.0
 """After a background run that was stopped: it goes on where it was."""
 
 SLICE_S = 1800.0
-"""How long a background run goes on while another volume waits for its turn."""
+"""How long a background run, or one that others hold up, goes on while something else waits for
+its turn."""
 
 WAIT_S_MAX = 3600.0
 """The longest wait; clocks are set now and then."""
@@ -82,6 +84,9 @@ class Running:
     started_s: float
     until_s: float | None = None
     stopping: bool = False
+    task: TaskName | None = None
+    held: bool = False
+    """Whether it waits for users, or whoever else has the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +214,8 @@ def next_action(
         holder = by_volume.get(volume)
         if holder is None and has_room:
             return start
+        if holder is not None and isinstance(start, StartTask) and start.task == holder.task:
+            continue
         blockers = [holder] if holder is not None else list(running)
         # One stop is enough: there is room as soon as it has taken effect.
         if any(one.stopping for one in blockers):
@@ -216,13 +223,13 @@ def next_action(
         for blocker in blockers:
             if _gives_way(urgency, blocker):
                 return Stop(blocker.volume, "something more urgent is to run")
-        if holder is None:
-            for blocker in blockers:
-                if blocker.urgency != Urgency.BACKGROUND:
-                    continue
-                if now_s >= blocker.started_s + SLICE_S:
-                    return Stop(blocker.volume, "it is another volume's turn")
-                wakes.append(blocker.started_s + SLICE_S)
+        for blocker in blockers:
+            if not _takes_turns(urgency, volume, blocker):
+                continue
+            if now_s >= blocker.started_s + SLICE_S:
+                other = "task" if volume == blocker.volume else "volume"
+                return Stop(blocker.volume, f"it is another {other}'s turn")
+            wakes.append(blocker.started_s + SLICE_S)
     return Wait(min([now_s + WAIT_S_MAX, *(wake for wake in wakes if wake > now_s)]))
 
 
@@ -230,6 +237,15 @@ def _gives_way(urgency: Urgency, running: Running) -> bool:
     if urgency == Urgency.BY_HAND:
         return running.urgency != Urgency.BY_HAND
     return urgency < Urgency.BACKGROUND and running.urgency == Urgency.BACKGROUND
+
+
+def _takes_turns(urgency: Urgency, volume: str, running: Running) -> bool:
+    """Whether a job goes on for a while only, while something of this urgency waits."""
+    if running.urgency == Urgency.BACKGROUND:
+        return True
+    # Another volume may be at rest. What it has to do must be as urgent, or it would be stopped.
+    is_held_up = running.held and running.urgency != Urgency.BY_HAND
+    return is_held_up and volume != running.volume and urgency <= running.urgency
 
 
 def _waiting(

@@ -206,7 +206,13 @@ class Service:
             now_s = time.time()
             running = [
                 Running(
-                    uuid, job.urgency, job.started_s or now_s, job.until_s, bool(job.stop_reason)
+                    uuid,
+                    job.urgency,
+                    job.started_s or now_s,
+                    job.until_s,
+                    stopping=bool(job.stop_reason),
+                    task=job.task,
+                    held=job.held,
                 )
                 for uuid, job in self.running.items()
             ]
