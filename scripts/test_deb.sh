@@ -14,6 +14,7 @@ suite=${1:-bookworm}
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 security=${DEBIAN_SECURITY:-http://deb.debian.org/debian-security}
 work=$PWD/build/test-deb/$suite
+maintainer="Who Builds It" address=builder@example.org
 base=$work/base builder=$work/builder target=$work/target
 
 [ "$(id -u)" = 0 ] || { echo "test_deb: needs root" >&2; exit 2; }
@@ -60,12 +61,15 @@ inside "$builder" apt-get install -q -y --no-install-recommends make ca-certific
 # Authorities that this machine trusts beside the usual ones.
 cat /etc/ssl/certs/ca-certificates.crt >"$builder/etc/ssl/certs/ca-certificates.crt"
 started=$SECONDS
-inside "$builder" env DEDUPD_SETUP_YES=1 make -C /src deb
+inside "$builder" env DEDUPD_SETUP_YES=1 DEBFULLNAME="$maintainer" DEBEMAIL="$address" \
+    make -C /src deb
 echo "make deb: $((SECONDS - started)) s"
 
 echo "== install"
 fresh "$target"
 cp "$builder"/src/dist/dedupd_*.deb "$target/root/"
+named=$(dpkg-deb --field "$target"/root/dedupd_*.deb Maintainer)
+[ "$named" = "$maintainer <$address>" ] || { echo "test_deb: maintained by $named" >&2; exit 1; }
 cp scripts/deb_reboots.py "$target/root/"
 started=$SECONDS
 inside "$target" sh -c 'apt-get install -q -y --no-install-recommends /root/dedupd_*.deb'
