@@ -432,7 +432,11 @@ class StubCounter:
         all that the stub keeps of its fingerprint, without them against what is known of chunks.
         """
     def look_at(
-        self, root_fd: int, directories: Sequence[bytes], threads: int
+        self,
+        root_fd: int,
+        directories: Sequence[bytes],
+        threads: int,
+        check: Callable[[], None],
     ) -> list[
         tuple[
             list[bytes],
@@ -450,6 +454,8 @@ class StubCounter:
         What is left is as :func:`scan_directory` has it, and nothing of it is counted: files of
         several names, and stubs of which anything is out of the ordinary: a transition, a recipe
         of several nodes, a record that is not there, or that leads to another one.
+
+        ``check`` is called every 64 entries, by any of the threads; what it raises ends the call.
         """
 
 def scan_directory(
@@ -465,7 +471,7 @@ def scan_directory(
     """
 
 def scan_stubs(
-    fd: int, attribute: bytes, seed: int
+    fd: int, attribute: bytes, seed: int, check: Callable[[], None] | None = None
 ) -> tuple[
     list[bytes],
     list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
@@ -480,7 +486,7 @@ def scan_stubs(
     Names of directories; files whose attribute is not valid, as :func:`scan_directory` has them;
     how many files there are, and how many valid stubs; the u64 ids of chunks that stubs name; those
     of recipes, and how many bytes of each are covered (u64). ``seed`` is that of the attribute's
-    checksum. Raises OSError.
+    checksum. ``check`` is as for :func:`scan_directory`. Raises OSError.
     """
 
 def scan_unsettled(

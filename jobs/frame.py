@@ -6,17 +6,22 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from dedupd.catalog import Catalog, time_key
 from dedupd.errors import CatalogUnusable, DedupdError
 from dedupd.volume import Volume
 from jobs.pace import Pace
 
+T = TypeVar("T")
+
 _log = logging.getLogger("dedupd")
+
+ITEMS_BETWEEN_CHECKS = 1024
+"""Looked at in a few milliseconds."""
 
 ERRORS_KEPT_MAX = 100
 """Messages in a report; the count goes on."""
@@ -89,6 +94,13 @@ class JobRun:
         self.pace.keep(self._stop)
         if self._stop.is_set():
             raise Cancelled(f"{self.job}: stopped; what was committed stays, run it again to go on")
+
+    def checked(self, items: Iterable[T]) -> Iterator[T]:
+        """Items to be looked at one by one, with a safe place now and then. Raises Cancelled."""
+        for number, item in enumerate(items):
+            if number % ITEMS_BETWEEN_CHECKS == 0:
+                self.check()
+            yield item
 
     def wait(self, seconds: float) -> None:
         """Do nothing for so long, but stop at once. Raises Cancelled."""

@@ -180,6 +180,7 @@ class Gc:
         name = table_name(shape.header.container)
         with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
             for first in range(0, shape.count, BLOCK_ENTRIES):
+                self._run.check()
                 count = min(BLOCK_ENTRIES, shape.count - first)
                 offset = tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES
                 yield first, memoryview(read_at(fd, count * tbl.ENTRY_BYTES, offset))

@@ -246,7 +246,10 @@ class TreeMarker:
         """Mark what the files of a directory name; returns the names of its directories."""
         try:
             names, damaged, files, stubs, chunks, recipes, covered = native.scan_stubs(
-                fd, self._volume.space.name, checksum_seed(self._volume.space.volume)
+                fd,
+                self._volume.space.name,
+                checksum_seed(self._volume.space.volume),
+                self._run.check,
             )
         except OSError as error:
             if error.errno not in _VANISHED:

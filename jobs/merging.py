@@ -28,6 +28,9 @@ from jobs.stores import Directory, OpenContainers
 _MERGED = define("reconcile.merged", "some chunks of the merge log lead to those that stay")
 _JOINED = define("reconcile.joined", "a round is merged, and its chunks are in the set")
 
+CHUNKS_AT_ONCE = 64
+"""Read before the job looks whether it is to give way: half a second of a slow disk."""
+
 _INTACT = 0
 
 
@@ -109,6 +112,7 @@ class Merging:
         """
         joined = []
         for one in ranges:
+            self._run.check()
             end = min(one.end, self._left.get(one.container, one.end))
             if end > one.first and self._join(one.container, one.first, end):
                 joined.append(one._replace(end=end))
@@ -158,10 +162,14 @@ class Merging:
             container, entry = self._containers.get(container_of(one)), self._containers.entry(one)
             if container is not None and entry is not None:
                 checks.append(_Check(one, container, entry, self._algorithm))
-        found = self._workers.map(_Check.is_intact, checks)
-        intact = {
-            check.record_id for check, is_right in zip(checks, found, strict=True) if is_right
-        }
+        intact: set[int] = set()
+        for first in range(0, len(checks), CHUNKS_AT_ONCE):
+            self._run.check()
+            group = checks[first : first + CHUNKS_AT_ONCE]
+            found = self._workers.map(_Check.is_intact, group)
+            intact |= {
+                one.record_id for one, is_right in zip(group, found, strict=True) if is_right
+            }
         for one in record_ids - intact:
             self.merged.damaged += 1
             self._volume.repairs.add(fmt.Kind.CHUNKS, one)

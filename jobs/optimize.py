@@ -114,7 +114,8 @@ class Optimize:
             return self.report()
         self._run.update(phase="loading the index")
         partitions = self._partitioning.plan()
-        store = Store(self._volume, self._volume.disk, self._policy.index, partitions[0])
+        choice, check = self._policy.index, self._run.check
+        store = Store(self._volume, self._volume.disk, choice, partitions[0], check)
         try:
             self._settle()
             self._make_plain()

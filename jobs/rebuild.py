@@ -87,6 +87,7 @@ class Rebuild:
         directory = Directory(self._volume, kind)
         try:
             for number in container_numbers(directory.fd):
+                self._run.check()
                 self._report.tables += 1
                 try:
                     is_whole = not directory.entries(number).damaged()

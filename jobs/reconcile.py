@@ -258,8 +258,7 @@ class Reconcile:
         report.partitions = list(self._rows.values())
         report.chunks = sum(row.chunks for row in report.partitions)
         self._run.update(phase="walking the tree", done=0, total=0)
-        for found in walk(self._volume):
-            self._run.check()
+        for found in walk(self._volume, check=self._run.check):
             if found.is_stub:
                 report.logical_bytes += found.identity.size
                 row = self._rows.get(self._map.of(found.path))

@@ -68,7 +68,7 @@ class Redundancy:
         """
         have: set[int] = set()
         dropped: dict[int, tbl.Entry] = {}
-        for copy in self._existing():
+        for copy in self._run.checked(self._existing()):
             target = copy.entry.target
             is_needed = known.is_primary(target) and known.references(target) > 0
             if is_needed and target not in have:
@@ -80,7 +80,7 @@ class Redundancy:
         reach(_DROPPED)
         group: list[tuple[fmt.Record, bytes]] = []
         size = 0
-        for record_id in known.referred_at_least(references_min):
+        for record_id in self._run.checked(known.referred_at_least(references_min)):
             if record_id in have:
                 continue
             try:

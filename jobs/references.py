@@ -140,7 +140,8 @@ class ReferenceWalk:
         self, counter: native.StubCounter, batch: list[bytes], pending: list[bytes]
     ) -> None:
         """Look at directories; those below them become ``pending``."""
-        listed = counter.look_at(self._volume.data_fd, [p or b"." for p in batch], self._threads)
+        paths = [path or b"." for path in batch]
+        listed = counter.look_at(self._volume.data_fd, paths, self._threads, self._run.check)
         for path, one in zip(batch, listed, strict=True):
             if isinstance(one, int):
                 if one not in _NO_DIRECTORY:
@@ -210,6 +211,7 @@ class ReferenceWalk:
         if is_direct:
             return whole
         for part in recipe.leaves():
+            self._run.check()
             if isinstance(part, Broken):
                 self._found.missing_nodes.add(part.node)
                 whole = False

@@ -22,6 +22,7 @@ from dedupd.store.recovery import LOST
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
 from dedupd.volume import Volume
+from jobs.frame import JobRun
 from jobs.known import KnownRecords
 from jobs.references import Missing
 from jobs.stores import Directory
@@ -64,12 +65,14 @@ class Repair:
     def __init__(
         self,
         volume: Volume,
+        run: JobRun,
         kind: fmt.Kind,
         writer: ContainerWriter,
         known: KnownRecords,
         expected: dict[int, Missing],
     ) -> None:
         self._volume = volume
+        self._run = run
         self._writer = writer
         self._known = known
         self._expected = expected
@@ -91,14 +94,14 @@ class Repair:
         return self._known.lost
 
     def from_twins(self) -> None:
-        """Let lost records lead to others with the same bytes. Raises NoSpace."""
+        """Let lost records lead to others with the same bytes. Raises Cancelled, NoSpace."""
         wanted: dict[bytes, list[int]] = {}
         for record_id, lost in self.lost.items():
             if lost.fingerprint != LOST.fingerprint:
                 wanted.setdefault(lost.fingerprint, []).append(record_id)
         found: dict[int, tbl.Entry] = {}
         for number, entries in self._tables() if self.lost else ():
-            for ordinal, entry in enumerate(entries):
+            for ordinal, entry in self._run.checked(enumerate(entries)):
                 if entry is None or entry.state != tbl.State.LIVE:
                     continue
                 # A repaired record names what it repeats: so forwards outlive their tables.
@@ -124,8 +127,9 @@ class Repair:
                 continue  # a container that is another one, or gone meanwhile
 
     def from_copies(self) -> None:
-        """Write lost records anew from their second copies. Raises NoSpace."""
+        """Write lost records anew from their second copies. Raises Cancelled, NoSpace."""
         for record_id in list(self.lost):
+            self._run.check()
             found = self._copies.read_stored(record_id)
             if found is not None and self.is_wanted(record_id, found[0].fingerprint):
                 self._add(record_id, *found)
@@ -134,10 +138,12 @@ class Repair:
 
     def from_merged(self) -> None:
         """Write lost records anew from those that were merged into them: each has its own bytes
-        until it is compacted, and perhaps a second copy. Raises NoSpace."""
-        for merged_id in list(self._known.merged) if self.lost else ():
+        until it is compacted, and perhaps a second copy. Raises Cancelled, NoSpace."""
+        for merged_id in self._run.checked(list(self._known.merged) if self.lost else ()):
             record_id = self._end_of(merged_id)
             lost = self.lost.get(record_id)
+            if lost is not None:
+                self._run.check()
             found = None if lost is None else self._stored(merged_id)
             if found is not None and self.is_wanted(record_id, found[0].fingerprint):
                 self._add(record_id, *found)

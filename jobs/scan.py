@@ -79,13 +79,21 @@ class Candidate(NamedTuple):
     work_bytes: int
 
 
-def walk(volume: Volume, below: bytes = b"", errors: list[str] | None = None) -> Iterator[Found]:
+def walk(
+    volume: Volume,
+    below: bytes = b"",
+    errors: list[str] | None = None,
+    check: Check | None = None,
+) -> Iterator[Found]:
     """Every regular file below a path of the tree, hard links once, other file systems never.
 
     Follows no link. What vanishes meanwhile is passed over; what cannot be read is added to
-    ``errors``.
+    ``errors``. ``check`` is called every few milliseconds.
     """
-    for path, identity, allocated, attribute in _files(volume, below, errors, None, None):
+    files = _files(volume, below, errors, None, check)
+    for number, (path, identity, allocated, attribute) in enumerate(files):
+        if check is not None and number % FILES_BETWEEN_CHECKS == 0:
+            check()
         yield Found(path, FileIdentity._make(identity), allocated, attribute)
 
 

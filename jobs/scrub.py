@@ -236,7 +236,8 @@ class Scrub:
         report.released, report.resumed = check.released, check.resumed
         for of, kind in fmt.COPIES_OF.items():
             directory = self._directories[kind]
-            for copy in all_copies(directory.fd, kind, self._volume.space.volume):
+            copies = all_copies(directory.fd, kind, self._volume.space.volume)
+            for copy in self._run.checked(copies):
                 self._known[of].add_copy(copy.entry)
 
     # --- the tree, repairs, copies -------------------------------------------------------------
@@ -273,6 +274,7 @@ class Scrub:
                 wanted[number] = max(wanted.get(number, 0), count)
         last = max(known.numbers(), default=0)
         for number, count in sorted(wanted.items()):
+            self._run.check()
             if number <= last + CONTAINERS_LOST_MAX:
                 self._mend(kind, directory, number, count)
         return bool(wanted)
@@ -287,7 +289,8 @@ class Scrub:
             try:
                 writer.recover(lambda _: None)
                 expected = tree.missing_chunks if kind is fmt.Kind.CHUNKS else {}
-                repair = Repair(self._volume, kind, writer, self._known[kind], expected)
+                known = self._known[kind]
+                repair = Repair(self._volume, self._run, kind, writer, known, expected)
                 try:
                     self._repair_kind(repair, tree, kind)
                 finally:

@@ -44,6 +44,7 @@ class FileSearch:
     def search(self, suspects: list[bytes]) -> None:
         """Look in the stubs that need what is lost, then everywhere. Raises Cancelled, NoSpace."""
         for path in suspects:
+            self._run.check()
             self._learn(path)
         for path in suspects:
             self._in_place(path)
@@ -59,7 +60,7 @@ class FileSearch:
 
     def _everywhere(self) -> None:
         smallest = min(entry.raw_length for entry in self._repair.lost.values())
-        for found in walk(self._volume):
+        for found in walk(self._volume, check=self._run.check):
             size = found.allocated_bytes if found.is_stub else found.identity.size
             if size >= smallest:
                 self._run.check()

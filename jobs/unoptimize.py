@@ -53,7 +53,7 @@ class Unoptimize:
         volume, run, report = self._volume, self._run, self._report
         run.update(phase="restoring", total=self._require_space())
         unreadable: list[str] = []
-        for found in walk(volume, self._below, unreadable):
+        for found in walk(volume, self._below, unreadable, run.check):
             if not found.is_stub:
                 continue
             try:
@@ -106,31 +106,32 @@ def _named(where: str, message: str) -> str:
 
 
 def _count(
-    volume: Volume, run: JobRun, below: bytes, missing: Callable[[Volume, bytes], int]
+    volume: Volume, run: JobRun, below: bytes, missing: Callable[[Volume, JobRun, bytes], int]
 ) -> tuple[int, int]:
     """Stubs below a path, and the bytes that they will occupy once they are plain."""
     files = need = 0
-    for found in walk(volume, below):
+    for found in walk(volume, below, check=run.check):
         if found.is_stub:
-            files += 1
-            need += missing(volume, found.path)
             run.check()
+            files += 1
+            need += missing(volume, run, found.path)
     return files, need
 
 
-def _missing_bytes(volume: Volume, path: bytes) -> int:
+def _missing_bytes(volume: Volume, run: JobRun, path: bytes) -> int:
     """What a stub needs beyond its own blocks at most: all of every chunk, holes stay holes."""
     try:
-        return sum(stop - begin for _, begin, stop in _missing(volume, path))
+        return sum(stop - begin for _, begin, stop in run.checked(_missing(volume, path)))
     except (Damaged, OSError):
         return 0  # for later to report
 
 
-def _missing_blocks(volume: Volume, path: bytes) -> int:
+def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
     """What a stub needs beyond its own blocks, to the block: blocks of zeros stay holes, too."""
     block, need, counted = volume.block_bytes, 0, 0
     try:
         for content, begin, stop in _missing(volume, path):
+            run.check()
             # Two chunks may share a block.
             first, counted = max(align_down(begin, block), counted), align_up(stop, block)
             data = content.read(first, counted)

@@ -107,9 +107,9 @@ class Verify:
         finally:
             windows.close()
         for kind, known in self._known.items():
-            report.findings += check_partitions(self._volume, kind)
-            report.findings += check_merges(known)
-        report.findings += check_set(self._volume)
+            report.findings += check_partitions(self._volume, self._run, kind)
+            report.findings += check_merges(known, self._run)
+        report.findings += check_set(self._volume, self._run)
         report.findings += check_log(self._volume)
         self._check_tree()
         return self.report()
@@ -155,7 +155,7 @@ class Verify:
         """Note what is there, and what repeats what."""
         known = self._known[of]
         if kind is not of:
-            for copy in checked.of_state(tbl.State.LIVE):
+            for copy in self._run.checked(checked.of_state(tbl.State.LIVE)):
                 copied = self._copied[of].setdefault(container_of(copy.target), {})
                 copied.setdefault(ordinal_of(copy.target), set()).add(copy.fingerprint)
                 known.add_copy(copy)

@@ -13,16 +13,17 @@ from dedupd.store.mergelog import MergeLog
 from dedupd.store.reader import FORWARDS_MAX
 from dedupd.store.recovery import container_numbers, load_packed_table
 from dedupd.volume import MERGE_DIR, Volume
+from jobs.frame import JobRun
 from jobs.invariants import Finding, Invariant
 from jobs.known import KnownRecords
 from jobs.stores import Directory
 
 
-def check_partitions(volume: Volume, kind: fmt.Kind) -> Iterator[Finding]:
+def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Finding]:
     """Containers and tables that do not name the same partition, or count what is not there."""
     directory = Directory(volume, kind)
     try:
-        for header, mark, _ in _tables(directory):
+        for header, mark, _ in _tables(directory, run):
             where = directory.where(header.container)
             if mark.partition != header.partition:
                 detail = f"the table says {mark.partition}, the container {header.partition}"
@@ -34,13 +35,13 @@ def check_partitions(volume: Volume, kind: fmt.Kind) -> Iterator[Finding]:
         directory.close()
 
 
-def check_set(volume: Volume) -> Iterator[Finding]:
+def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
     """Chunks that are in the reconciled set twice. 14 bytes of memory for each that is in it."""
     directory = Directory(volume, fmt.Kind.CHUNKS)
     try:
-        count = sum(mark.reconciled for _, mark, _ in _tables(directory))
+        count = sum(mark.reconciled for _, mark, _ in _tables(directory, run))
         join = native.Join(count)
-        for header, mark, body in _tables(directory):
+        for header, mark, body in _tables(directory, run):
             seed = fmt.checksum_seed(header.volume, header.container, header.generation)
             in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]
             join.add(in_set, seed, make_id(header.container, 0))
@@ -54,9 +55,9 @@ def check_set(volume: Volume) -> Iterator[Finding]:
         directory.close()
 
 
-def check_merges(known: KnownRecords) -> Iterator[Finding]:
+def check_merges(known: KnownRecords, run: JobRun) -> Iterator[Finding]:
     """Merged records that lead to merged records without an end."""
-    for record_id in known.merged:
+    for record_id in run.checked(known.merged):
         at = record_id
         for _ in range(FORWARDS_MAX):
             if at not in known.merged:
@@ -88,10 +89,11 @@ def _are_twice(first: tbl.Entry, second: tbl.Entry) -> bool:
 
 
 def _tables(
-    directory: Directory,
+    directory: Directory, run: JobRun
 ) -> Iterator[tuple[fmt.FileHeader, tbl.TableHeader, bytes]]:
     """Of each container that can be opened: its header, its table's, and the entries."""
     for number in container_numbers(directory.fd):
+        run.check()
         try:
             header = directory.header(number)
             mark, body = load_packed_table(directory.fd, header)

@@ -1,6 +1,7 @@
 """The volume's store opened for writing: writers, the index of one partition, one sync for all."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +47,16 @@ class Store:
     Needs the job lock.
     """
 
-    def __init__(self, volume: Volume, disk: Disk, index: IndexChoice, partition: int) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        disk: Disk,
+        index: IndexChoice,
+        partition: int,
+        check: Callable[[], None],
+    ) -> None:
+        """``check`` is a safe place of the job: it is called between two containers."""
+        self._check = check
         uuid = volume.parameters.uuid_bytes
         self._uuid, self._disk, self._choice = uuid, disk, index
         self._memory_bytes_max = volume.policy().memory_bytes_max
@@ -77,6 +87,7 @@ class Store:
         )
 
     def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
+        self._check()
         if container.header.partition == self.partition:
             index.load(container)
         wanted.load(container)
@@ -110,6 +121,7 @@ class Store:
         """An index of what the partition has; every container has been recovered."""
         index = self._new_index(kind)
         for one in census(self._fds[kind]):
+            self._check()
             if one.partition == self.partition:
                 with suppress(DamagedContainer):
                     index.load(recover(self._fds[kind], one.number, kind, self._uuid, self._disk))

@@ -19,6 +19,7 @@ from fuse_stub import mount
 from tests.conftest import MakeFileSystem
 from tests.helpers import let_others_pass, noise, run_cli
 from tests.mount_helpers import ALICE, MountedLab, as_user, mounted_lab, opened_pid
+from tests.service_helpers import eventually
 
 pytestmark = pytest.mark.root
 
@@ -171,6 +172,39 @@ def test_the_kernel_forgets_and_memory_is_given_back(lab: MountedLab) -> None:
     assert int(str(lab.status()["inodes_known"])) >= 1000
     subprocess.run(["rm", "-r", *(lab.view / f"d{n}" for n in range(500))], check=True)
     assert int(str(lab.status()["inodes_known"])) < 10
+
+
+def test_what_is_gone_holds_no_descriptor(lab: MountedLab) -> None:
+    """Files come, become stubs, are read, written to, renamed and removed, while every job runs."""
+
+    def churn(step: int) -> None:
+        for number in range(12):
+            lab.put(f"{step}-{number}", noise(100_000, number))
+        lab.optimise()
+        for number in range(12):
+            path = lab.view / f"{step}-{number}"
+            assert path.read_bytes() == noise(100_000, number)
+            with open(path, "r+b") as file:
+                file.write(b"changed")
+            path.rename(lab.view / f"{step}-{number}-renamed")
+            if number % 3:
+                (lab.view / f"{step}-{number}-renamed").unlink()
+        lab.optimise()
+        lab.collect()
+        lab.compact()
+        for path in lab.view.iterdir():
+            path.unlink()
+
+    def held() -> int:
+        return len(os.listdir(f"/proc/{lab.pid}/fd"))
+
+    churn(0)
+    eventually(lambda: lab.status()["inodes_known"] == 0, "the kernel forgets")
+    before = held()
+    for step in range(1, 5):
+        churn(step)
+    # A compaction may have put a table beside a container that had none open.
+    eventually(lambda: held() <= before + 2, f"no more than {before} descriptors and 2")
 
 
 def test_a_listing_of_thousands_holds_few_descriptors(lab: MountedLab) -> None:

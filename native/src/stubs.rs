@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::io::Result;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::commits::{DIRECT, StubHead, stub_head};
-use crate::files::{Entry, open_beneath, scan_directory};
+use crate::files::{Entry, Scan, open_beneath};
 use crate::known::{self, Known, sound_leaf};
 use crate::parallel;
 use crate::records::{self, Files};
@@ -30,7 +31,6 @@ pub struct Store<'a> {
     pub nodes: &'a Known,
     /// Containers of recipes, by number.
     pub streams: &'a HashMap<u32, Files>,
-    pub attribute: &'a CStr,
     /// Of the attribute's checksum.
     pub seed: u64,
     /// Hold stubs that name a chunk against its entry as well: what is known of chunks is less than
@@ -47,28 +47,67 @@ pub struct Tables {
 /// Tables that are kept open: the small files of a directory mostly lie together.
 const TABLES_OPEN_MAX: usize = 8;
 
-impl Store<'_> {
-    /// Looks at directories below `root`, on several threads; results in their order.
-    pub fn look_at(
-        &self,
-        root: RawFd,
-        directories: &[CString],
-        threads: usize,
-    ) -> Vec<Result<Listed>> {
-        let mut results: Vec<Option<Result<Listed>>> = Vec::new();
-        results.resize_with(directories.len(), || None);
-        let tasks = directories.iter().zip(results.iter_mut());
-        parallel::for_each(tasks, threads, |(path, result)| {
-            *result = Some(self.look_at_one(root, path));
-        });
-        results.into_iter().flatten().collect()
-    }
+/// Entries that are looked at before the caller has its say: little where every stub takes a read
+/// of its recipe from a slow disk.
+const ENTRIES_AT_ONCE: usize = 64;
 
-    fn look_at_one(&self, root: RawFd, path: &CStr) -> Result<Listed> {
-        let directory = open_directory(root, path)?;
-        let mut listed = Listed::default();
-        let mut scratch = Scratch::default();
-        for entry in scan_directory(directory.as_raw_fd(), self.attribute)? {
+/// Looks at directories below `root`, on several threads; results in their order. `count` sorts
+/// entries out; `go_on` is asked in between. Once it says no, nothing more is looked at, and what
+/// is left of the results is not.
+pub fn look_at(
+    root: RawFd,
+    directories: &[CString],
+    attribute: &CStr,
+    threads: usize,
+    count: impl Fn(&mut Vec<Entry>, &mut Listed, &mut Scratch) + Sync,
+    go_on: impl Fn() -> bool + Sync,
+) -> Vec<Result<Listed>> {
+    let mut results: Vec<Option<Result<Listed>>> = Vec::new();
+    results.resize_with(directories.len(), || None);
+    let tasks = directories.iter().zip(results.iter_mut());
+    let looked_at = AtomicUsize::new(0);
+    let is_over = AtomicBool::new(false);
+    parallel::for_each(tasks, threads, |(path, result)| {
+        if is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        let step = |entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch| {
+            let before = looked_at.fetch_add(entries.len(), Ordering::Relaxed);
+            let after = before + entries.len();
+            count(entries, listed, scratch);
+            if before / ENTRIES_AT_ONCE != after / ENTRIES_AT_ONCE && !go_on() {
+                is_over.store(true, Ordering::Relaxed);
+            }
+            !is_over.load(Ordering::Relaxed)
+        };
+        *result = Some(look_at_one(root, path, attribute, step));
+    });
+    results.into_iter().flatten().collect()
+}
+
+fn look_at_one(
+    root: RawFd,
+    path: &CStr,
+    attribute: &CStr,
+    mut step: impl FnMut(&mut Vec<Entry>, &mut Listed, &mut Scratch) -> bool,
+) -> Result<Listed> {
+    let directory = open_directory(root, path)?;
+    let mut scan = Scan::new(directory.as_raw_fd(), attribute)?;
+    let (mut listed, mut scratch, mut entries) =
+        (Listed::default(), Scratch::default(), Vec::new());
+    while !scan.is_over {
+        scan.next(ENTRIES_AT_ONCE, &mut entries)?;
+        if !step(&mut entries, &mut listed, &mut scratch) {
+            break;
+        }
+    }
+    Ok(listed)
+}
+
+impl Store<'_> {
+    /// Counts what `entries` refer to, where all of it is there; the others are left.
+    pub fn sort_out(&self, entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch) {
+        for entry in entries.drain(..) {
             match &entry {
                 Entry::File { links: 1, attribute: None, .. } => {
                     listed.plain += 1;
@@ -76,7 +115,7 @@ impl Store<'_> {
                 }
                 Entry::File { links: 1, attribute: Some(value), identity, .. } => {
                     let stub = stub_head(value, self.seed);
-                    if stub.is_some_and(|stub| self.count(&stub, &mut scratch)) {
+                    if stub.is_some_and(|stub| self.count(&stub, scratch)) {
                         listed.stubs += 1;
                         listed.logical_bytes += identity.size;
                         continue;
@@ -86,7 +125,6 @@ impl Store<'_> {
             }
             listed.left.push(entry);
         }
-        Ok(listed)
     }
 
     /// Counts what a stub refers to, where all of it is there; else false, and nothing is counted.
@@ -162,7 +200,7 @@ fn open_directory(root: RawFd, path: &CStr) -> Result<OwnedFd> {
 
 /// Kept from one recipe to the next.
 #[derive(Default)]
-struct Scratch {
+pub struct Scratch {
     payload: Vec<u8>,
     stored: Vec<u8>,
     open: HashMap<u32, OwnedFd>,

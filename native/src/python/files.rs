@@ -66,7 +66,7 @@ pub fn scan_unsettled<'py>(
 
 /// The entries of a directory of which `keep` leaves some, piece by piece, with `check` called in
 /// between. Files are in the order of their inodes, which on a disk is near that of their blocks.
-fn scan<'py>(
+pub fn scan<'py>(
     py: Python<'py>,
     fd: i32,
     attribute: &CStr,

@@ -6,11 +6,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use super::files::found;
+use super::files::{found, scan};
 use super::input::{Input, pack_u32, pack_u64};
-use super::sys::{c_string, call};
+use super::sys::c_string;
 use crate::commits::{DIRECT, stub_head};
-use crate::files::{Entry, scan_directory};
+use crate::files::Entry;
 use crate::marks::{Marks, Needed, Recipes, mark_named};
 
 #[pyclass(frozen, module = "dedupd.native")]
@@ -114,16 +114,17 @@ type Stubs<'py> = (
 );
 
 #[pyfunction]
+#[pyo3(signature = (fd, attribute, seed, check = None))]
 pub fn scan_stubs<'py>(
     py: Python<'py>,
     fd: i32,
     attribute: &[u8],
     seed: u64,
+    check: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Stubs<'py>> {
     let attribute = c_string("attribute", attribute)?;
-    let (left, files, stubs) = call(py, || {
-        let mut entries = scan_directory(fd, &attribute)?;
-        let (mut files, mut stubs) = (0u64, Vec::new());
+    let (mut files, mut stubs) = (0u64, Vec::new());
+    let left = scan(py, fd, &attribute, check, |entries| {
         entries.retain(|entry| match entry {
             Entry::Directory { .. } => true,
             Entry::File { attribute: None, .. } => {
@@ -138,7 +139,6 @@ pub fn scan_stubs<'py>(
                 !is_known
             }
         });
-        Ok((entries, files, stubs))
     })?;
     let count = stubs.len() as u64;
     let (direct, others): (Vec<_>, Vec<_>) =
@@ -146,6 +146,6 @@ pub fn scan_stubs<'py>(
     let chunks = pack_u64(py, direct.into_iter().map(|stub| stub.recipe));
     let recipes = pack_u64(py, others.iter().map(|stub| stub.recipe));
     let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
-    let (directories, damaged) = found(py, left, None)?;
+    let (directories, damaged) = found(py, left, check)?;
     Ok((directories, damaged, files, count, chunks, recipes, covered))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyList};
@@ -9,8 +10,9 @@ use pyo3::types::{PyAny, PyList};
 use super::files::found;
 use super::known::KnownRecords;
 use super::sys::c_string;
+use crate::files::Entry;
 use crate::records::Files;
-use crate::stubs::{Store, Tables};
+use crate::stubs::{Listed, Scratch, Store, Tables, look_at};
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct StubCounter {
@@ -55,27 +57,43 @@ impl StubCounter {
         Ok(StubCounter { chunks, nodes, streams, attribute, seed, tables })
     }
 
+    #[pyo3(signature = (root, directories, threads, check))]
     fn look_at<'py>(
         &self,
         py: Python<'py>,
         root: i32,
         directories: Vec<Vec<u8>>,
         threads: usize,
+        check: Py<PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let paths: Vec<CString> =
             directories.iter().map(|path| c_string("path", path)).collect::<PyResult<_>>()?;
+        let raised = Mutex::new(None);
+        let go_on = || match Python::attach(|py| check.call0(py)) {
+            Ok(_) => true,
+            Err(error) => {
+                *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                false
+            }
+        };
         let results = py.detach(|| {
-            let (chunks, nodes) = (self.chunks.get().read(), self.nodes.get().read());
-            let store = Store {
-                chunks: &chunks,
-                nodes: &nodes,
-                streams: &self.streams,
-                attribute: &self.attribute,
-                seed: self.seed,
-                tables: self.tables.as_ref(),
+            let count = |entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch| {
+                // Let go of before anybody waits for the GIL.
+                let (chunks, nodes) = (self.chunks.get().read(), self.nodes.get().read());
+                let store = Store {
+                    chunks: &chunks,
+                    nodes: &nodes,
+                    streams: &self.streams,
+                    seed: self.seed,
+                    tables: self.tables.as_ref(),
+                };
+                store.sort_out(entries, listed, scratch);
             };
-            store.look_at(root, &paths, threads)
+            look_at(root, &paths, &self.attribute, threads, count, go_on)
         });
+        if let Some(error) = raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
         let list = PyList::empty(py);
         for result in results {
             let item: Bound<'py, PyAny> = match result {
