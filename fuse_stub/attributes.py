@@ -1,6 +1,7 @@
 """What users see of an inode's attributes."""
 
 import os
+from contextlib import suppress
 
 import pyfuse3
 
@@ -68,6 +69,13 @@ def absent() -> pyfuse3.EntryAttributes:
     attributes.st_ino = 0
     attributes.entry_timeout = TIMEOUT_S
     return attributes
+
+
+def forget_attributes(ino: int) -> None:
+    """Have the kernel ask again for an inode's attributes."""
+    # Where it does not know the inode (ENOENT), it has nothing to forget.
+    with suppress(OSError):
+        pyfuse3.invalidate_inode(pyfuse3.InodeT(ino), attr_only=True)
 
 
 def visible(names: list[bytes], reserved: bytes, uid: int) -> list[bytes]:

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 
-import pyfuse3
 import trio
 
 from dedupd.commit import Outcome, Request, Result, open_failure, step_failure
@@ -28,6 +27,7 @@ from dedupd.stub import (
 )
 from dedupd.transitions import Transitions
 from dedupd.volume import Volume
+from fuse_stub.attributes import forget_attributes
 from fuse_stub.files import OpenFile, OpenFiles
 
 log = logging.getLogger("dedupd.mount")
@@ -117,7 +117,7 @@ class Commits:
         finally:
             if not keep:
                 self._files.release(file, write=True)
-        _forget_attributes(file.ino)
+        forget_attributes(file.ino)
         return Result(Outcome.DONE)
 
     async def finish(self, inodes: Sequence[int]) -> list[Result]:
@@ -135,7 +135,7 @@ class Commits:
                 results.append(_failure(error))
             finally:
                 self._let_go(pending)
-                _forget_attributes(ino)
+                forget_attributes(ino)
             await trio.lowlevel.checkpoint()
         return results
 
@@ -173,7 +173,7 @@ class Commits:
         revert_commit(pending.file.fd, begun, self._volume.space, self._volume.disk)
         # In-place writes can reach the disk before the journal does: the removal goes first.
         await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
-        _forget_attributes(pending.file.ino)
+        forget_attributes(pending.file.ino)
 
     async def abandon(self, inodes: Sequence[int]) -> None:
         """Take back commits whose job has gone away."""
@@ -206,7 +206,7 @@ class Commits:
                 with self._transitions.under_way([path]):
                     await trio.to_thread.run_sync(self._restore, file.fd, stub)
                 file.stub = None
-            _forget_attributes(file.ino)
+            forget_attributes(file.ino)
         return True
 
     def _restore(self, fd: int, stub: SparseStub) -> None:
@@ -221,12 +221,3 @@ def _failure(error: DedupdError | OSError) -> Result:
         return step_failure(error)
     except DedupdError as unexpected:
         return Result(Outcome.FAILED, str(unexpected))
-
-
-def _forget_attributes(ino: int) -> None:
-    """Have the kernel ask again for an inode's attributes (its blocks and its change time)."""
-    try:
-        pyfuse3.invalidate_inode(ino, attr_only=True)
-    except OSError:
-        # ENOENT: it does not know the inode, so it has nothing to forget.
-        pass

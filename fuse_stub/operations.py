@@ -17,6 +17,7 @@ from pyfuse3 import (
 
 from dedupd.sparse import SparseStub
 from dedupd.units import MIB
+from fuse_stub.attributes import forget_attributes
 from fuse_stub.errors import answers
 from fuse_stub.files import READ_AHEAD_BYTES, Handle, OpenFile
 from fuse_stub.inodes import PATH_FLAGS
@@ -228,6 +229,8 @@ class StubOperations(NamespaceOperations):
             kept &= ~stat.S_ISGID
         if kept != mode:
             os.fchmod(file.fd, kept)
+            # The kernel leaves this to us (handshake.py), and would believe what it knew.
+            forget_attributes(file.ino)
         file.privileged = False
 
     # --- attributes ---------------------------------------------------------------------------

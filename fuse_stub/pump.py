@@ -15,6 +15,7 @@ import pyfuse3
 import trio
 
 from dedupd import native
+from fuse_stub.handshake import Handshake
 
 REQUESTS_PER_TURN = 16
 """Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
@@ -39,11 +40,12 @@ class Pump:
         self._is_watched = False
         self._parked: list[trio.Event] = []
         self._stopping = False
+        self._handshake: Handshake | None = None
 
     async def run(self) -> None:
         """Serve requests until the file system is unmounted, or :meth:`stop`."""
         # The session's loops look this function up in their module each time.
-        pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
+        pyfuse3._wait_fuse_readable = self._wait_for_first  # type: ignore[attr-defined]
         # A request can go away between our looking and pyfuse3's reading, when the program that
         # made it is killed. The read would wait for the next one, and hold the interpreter.
         native.interrupt_reads(self._fd, threading.get_native_id())
@@ -53,6 +55,17 @@ class Pump:
         """End :meth:`run`, once the requests that are being served are answered."""
         self._stopping = True
         pyfuse3.terminate()
+
+    async def _wait_for_first(self) -> bool:
+        """Wait for the request that a session begins with, then for its answer."""
+        if self._handshake is None:
+            if not await self._wait():
+                return False
+            self._handshake = Handshake(self._fd)
+            return True
+        self._handshake.finish()
+        pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
+        return await self._wait()
 
     async def _wait(self) -> bool:
         """Wait for a request; False where there are to be no more."""
