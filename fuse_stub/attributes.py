@@ -12,7 +12,6 @@ the mount, or is told to the kernel (commits and restores), so this could be for
 _TRUSTED = b"trusted."
 POSIX_ACL_DEFAULT = b"system.posix_acl_default"
 POSIX_ACL_ACCESS = b"system.posix_acl_access"
-CAPABILITY = b"security.capability"
 
 
 def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.EntryAttributes:

@@ -38,7 +38,6 @@ class OpenFile:
     __slots__ = (
         "changes",
         "fd",
-        "has_no_capability",
         "ino",
         "lock",
         "privileged",
@@ -62,7 +61,6 @@ class OpenFile:
         self.writers = 0
         self.changes = 0
         self.privileged = privileged
-        self.has_no_capability = False
 
     @property
     def where(self) -> str:

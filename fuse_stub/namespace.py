@@ -21,7 +21,6 @@ from pyfuse3 import (
 
 from dedupd import native
 from fuse_stub.attributes import (
-    CAPABILITY,
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
     Looked,
@@ -318,21 +317,7 @@ class NamespaceOperations(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         if name == self._reserved:
             raise FUSEError(pyfuse3.ENOATTR)
-        if name == CAPABILITY:
-            return self._capability(inode)
         return os.getxattr(self._inodes.path(inode), name)
-
-    def _capability(self, inode: InodeT) -> bytes:
-        """What programs that run the file may do; the kernel asks before every single write."""
-        file = self._files.get(inode)
-        if file is not None and file.has_no_capability:
-            raise FUSEError(pyfuse3.ENOATTR)
-        try:
-            return os.getxattr(self._inodes.path(inode), CAPABILITY)
-        except OSError as error:
-            if file is not None and error.errno == pyfuse3.ENOATTR:
-                file.has_no_capability = True
-            raise
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[XAttrNameT]:
@@ -348,9 +333,6 @@ class NamespaceOperations(pyfuse3.Operations):
         await self._commits.touch(inode)
         path = self._inodes.path(inode)
         os.setxattr(path, name, value)
-        file = self._files.get(inode)
-        if file is not None and name == CAPABILITY:
-            file.has_no_capability = False
         if name == POSIX_ACL_ACCESS and ctx.uid != 0:
             self._drop_set_group(path, ctx)
 

@@ -7,6 +7,7 @@ microseconds after the reply, so it pays to look for it, and to wait for it for 
 anything is handed to the scheduler. Everybody else gets a turn after a few requests.
 """
 
+import errno
 import os
 import select
 import threading
@@ -25,6 +26,10 @@ LINGER_S = 30e-6
 
 TASKS = 64
 """Requests that can be in threads at a time, each held by a task."""
+
+
+_UNMOUNTED = (errno.ENODEV, errno.ENOENT, errno.ECONNABORTED)
+"""Of the session's descriptor, where its mount has gone."""
 
 
 class Pump:
@@ -57,13 +62,18 @@ class Pump:
         pyfuse3.terminate()
 
     async def _wait_for_first(self) -> bool:
-        """Wait for the request that a session begins with, then for its answer."""
-        if self._handshake is None:
-            if not await self._wait():
+        """Wait for the request that a session begins with, then for what comes after its answer."""
+        try:
+            if self._handshake is None:
+                if await self._wait():
+                    self._handshake = Handshake(self._fd)
+                    return True
                 return False
-            self._handshake = Handshake(self._fd)
-            return True
-        self._handshake.finish()
+            self._handshake.finish()
+        except OSError as error:
+            if error.errno in _UNMOUNTED:
+                return False
+            raise
         pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
         return await self._wait()
 
