@@ -128,14 +128,15 @@ def read_chunks(
     seed: int,
     wanted: Sequence[tuple[int, int, int]],
     cached_only: bool,
+    threads: int,
 ) -> list[bytes | None]:
     """Raw bytes of records of a container, verified: what ``Container.read`` gives, many at once.
 
     ``wanted`` has ordinals, raw lengths and the first 4 bytes of fingerprints (little endian);
     ``seed`` is the container's (``format.container.checksum_seed``). None where anything about a
     record is not as expected, or its entry does not say that it is live; with ``cached_only`` also
-    where the page cache does not have it all. Never waits for the disk then. Raises nothing else
-    than MemoryError.
+    where the page cache does not have it all. Never waits for the disk then. Up to ``threads``
+    threads share the work. Raises nothing else than MemoryError.
     """
 
 class FingerprintMap:

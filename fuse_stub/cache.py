@@ -34,6 +34,7 @@ class ChunkCache:
     def __init__(self, records: RecordReader, bytes_max: int, threads: int) -> None:
         self._records = records
         self._bytes_max = bytes_max
+        self._threads = threads
         self._bytes = 0
         self._chunks: OrderedDict[_Key, bytes] = OrderedDict()
         self._loading: dict[_Key, threading.Event] = {}
@@ -81,7 +82,7 @@ class ChunkCache:
             return True
         if sum(length for _, length, _ in absent) > INLINE_BYTES_MAX:
             return False
-        found = self._records.read_chunks(absent, cached_only=True)
+        found = self._records.read_chunks(absent, cached_only=True, threads=self._threads)
         with self._lock:
             for key, raw in zip(absent, found, strict=True):
                 if raw is not None:

@@ -27,12 +27,12 @@ class CountingReader(RecordReader):
     gate: threading.Event | None = None
 
     def read_chunks(
-        self, wanted: "list[tuple[int, int, int]]", *, cached_only: bool
+        self, wanted: "list[tuple[int, int, int]]", *, cached_only: bool, threads: int = 1
     ) -> list[bytes | None]:
         if self.gate is not None:
             self.gate.wait()
         self.read_count += len(wanted)
-        return super().read_chunks(wanted, cached_only=cached_only)
+        return super().read_chunks(wanted, cached_only=cached_only, threads=threads)
 
 
 @pytest.fixture

@@ -46,13 +46,13 @@ def all_of(reader: RecordReader) -> list[tuple[int, int, int]]:
     return wanted(reader, [make_id(1, ordinal) for ordinal in range(len(PAYLOADS))])
 
 
-@given(st.lists(st.integers(0, len(PAYLOADS) - 1), max_size=12), st.booleans())
+@given(st.lists(st.integers(0, len(PAYLOADS) - 1), max_size=12), st.booleans(), st.integers(1, 3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_chunks_come_in_the_order_in_which_they_were_wanted(
-    reader: RecordReader, ordinals: list[int], cached_only: bool
+    reader: RecordReader, ordinals: list[int], cached_only: bool, threads: int
 ) -> None:
     rows = wanted(reader, [make_id(1, ordinal) for ordinal in ordinals])
-    found = reader.read_chunks(rows, cached_only=cached_only)
+    found = reader.read_chunks(rows, cached_only=cached_only, threads=threads)
     assert found == [PAYLOADS[ordinal] for ordinal in ordinals]
 
 

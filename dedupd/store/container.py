@@ -246,16 +246,17 @@ class Container:
         return self._read(ordinal, entry)
 
     def read_chunks(
-        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
     ) -> list[bytes | None]:
         """Raw bytes of chunks, verified: (ordinal, length, check of the fingerprint) of each.
 
         None where anything is out of the ordinary, for :meth:`read` to look into; with
-        ``cached_only`` also where the disk would have to be waited for.
+        ``cached_only`` also where the disk would have to be waited for. Up to ``threads`` threads
+        share the work.
         """
         if self._table_fd is None:
             return [None] * len(wanted)
-        return native.read_chunks(self.fd, self._table_fd, self.seed, wanted, cached_only)
+        return native.read_chunks(self.fd, self._table_fd, self.seed, wanted, cached_only, threads)
 
     def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """As :meth:`read`, but whatever the table says became of the record, and with its

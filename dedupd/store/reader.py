@@ -66,12 +66,13 @@ class RecordReader:
         )
 
     def read_chunks(
-        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
     ) -> list[bytes | None]:
         """Raw bytes of chunks, verified: (id, length, check of the fingerprint) of each.
 
         None where anything is out of the ordinary, for :meth:`read` to look into; with
-        ``cached_only`` also where the disk would have to be waited for.
+        ``cached_only`` also where the disk would have to be waited for. Up to ``threads`` threads
+        share the work.
         """
         chunks: list[bytes | None] = []
         for number, group in groupby(wanted, lambda one: container_of(one[0])):
@@ -80,7 +81,7 @@ class RecordReader:
             if container is None:
                 chunks += [None] * len(parts)
             else:
-                chunks += container.read_chunks(parts, cached_only=cached_only)
+                chunks += container.read_chunks(parts, cached_only=cached_only, threads=threads)
         return chunks
 
     def describe(self, record_id: int) -> Record:

@@ -5,6 +5,7 @@ pub mod ahead;
 pub mod check;
 pub mod chunker;
 pub mod commits;
+pub mod crew;
 pub mod encode;
 pub mod entries;
 pub mod files;

@@ -1,4 +1,4 @@
-//! The one way in which this crate uses threads.
+//! Threads for work that is worth starting them; see `crew` for less.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -2,17 +2,24 @@
 //!
 //! Only what is exactly as expected is answered; `dedupd/store` looks into everything else.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
+use std::sync::{Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::check::{u32_at, u64_at};
+use crate::crew;
 use crate::encode::{CODEC_RAW, CODEC_ZSTD, check, decode};
 use crate::fingerprint::{Fingerprint, HASH_BYTES};
 use crate::seal::{
     ENTRY_BYTES, KIND_DATA, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_AT, STATE_LIVE,
     TABLE_HEADER_BYTES, entry_body,
 };
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// A container and its table, open for reading.
 #[derive(Clone, Copy)]
@@ -34,6 +41,19 @@ pub struct Wanted<'a> {
 }
 
 impl Files {
+    /// As `read`, of many, with up to `threads` threads.
+    pub fn read_all(&self, wanted: Vec<Wanted<'_>>, threads: usize) -> Vec<bool> {
+        let slots: Vec<_> = wanted.into_iter().map(|one| Mutex::new((one, false))).collect();
+        crew::for_each(slots.len(), threads.saturating_sub(1), |at| {
+            let mut slot = slots[at].lock().unwrap_or_else(PoisonError::into_inner);
+            slot.1 = SCRATCH.with_borrow_mut(|scratch| self.read(&mut slot.0, scratch));
+        });
+        slots
+            .into_iter()
+            .map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+            .collect()
+    }
+
     /// Fills `wanted.out`; false where anything is not as expected, and then it may hold anything.
     /// `scratch` is kept between calls.
     pub fn read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> bool {

@@ -15,13 +15,14 @@ pub fn read_chunks(
     seed: u64,
     wanted: Vec<(u32, usize, u32)>,
     cached_only: bool,
+    threads: usize,
 ) -> PyResult<Vec<Option<Py<PyBytes>>>> {
     let files = Files { data: data_fd, table: table_fd, seed, cached_only };
     let results = wanted
         .iter()
         .map(|&(_, length, _)| uninitialised(py, length))
         .collect::<PyResult<Vec<_>>>()?;
-    let mut chunks: Vec<Wanted<'_>> = wanted
+    let chunks: Vec<Wanted<'_>> = wanted
         .iter()
         .zip(&results)
         .map(|(&(ordinal, length, check), result)| {
@@ -30,10 +31,7 @@ pub fn read_chunks(
             Wanted { ordinal, check, out: unsafe { std::slice::from_raw_parts_mut(start, length) } }
         })
         .collect();
-    let found: Vec<bool> = py.detach(|| {
-        let mut scratch = Vec::new();
-        chunks.iter_mut().map(|chunk| files.read(chunk, &mut scratch)).collect()
-    });
+    let found = py.detach(|| files.read_all(chunks, threads));
     Ok(results.into_iter().zip(found).map(|(bytes, found)| found.then_some(bytes)).collect())
 }
 
