@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 from dedupd.errors import ServiceUnreachable
@@ -15,6 +16,8 @@ from dedupd.errors import ServiceUnreachable
 TIMEOUT_S = 120.0
 """A commit waits for a sync of the file system; longer than this means a hung disk."""
 
+POLL_S = 0.5
+"""How often who waits for what may take long looks whether he still wants to."""
 
 FDS_MAX = 64
 """Descriptors that one reply may bring."""
@@ -66,6 +69,16 @@ class ControlClient:
         reply, _ = self._call(operation, arguments)
         return reply
 
+    def call_patiently(
+        self, operation: str, check: Callable[[], None], **arguments: Any
+    ) -> dict[str, Any]:
+        """As :meth:`call`, for what takes as long as it takes: until the process is gone.
+
+        ``check`` is called while it waits; what it raises ends the wait, and nothing else.
+        """
+        reply, _ = self._call(operation, arguments, check)
+        return reply
+
     def call_for_fd(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], int]:
         """The reply to a request that is answered with a descriptor."""
         reply, fds = self._call(operation, arguments)
@@ -77,12 +90,24 @@ class ControlClient:
         """The reply to a request, and the descriptors that came with it, any number."""
         return self._call(operation, arguments)
 
-    def _call(self, operation: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    def _call(
+        self,
+        operation: str,
+        arguments: dict[str, Any],
+        check: Callable[[], None] | None = None,
+    ) -> tuple[dict[str, Any], list[int]]:
         fds: list[int] = []
         try:
             self._socket.sendall(json.dumps({"op": operation, **arguments}).encode() + b"\n")
+            self._socket.settimeout(TIMEOUT_S if check is None else POLL_S)
             while b"\n" not in self._buffer:
-                data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, FDS_MAX)
+                try:
+                    data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, FDS_MAX)
+                except TimeoutError:
+                    if check is None:
+                        raise
+                    check()
+                    continue
                 fds += new
                 if not data:
                     raise ServiceUnreachable(f"{self._path}: the connection was closed")

@@ -170,7 +170,9 @@ class Optimize:
         for path in self._mostly_local:
             self._run.check()
             try:
-                self._report.files_made_plain += restore_one(self._volume, path)
+                self._report.files_made_plain += restore_one(self._volume, path, self._run.check)
+            except Cancelled:
+                raise
             except (DedupdError, OSError) as error:
                 self._run.findings.add(f"{show_path(path)}: {error}")
 

@@ -14,7 +14,7 @@ from dedupd.ranges import missing_ranges
 from dedupd.stub import RecipeBytes, is_missing_any, local_ranges, restore, settle
 from dedupd.units import MIB, align_down, align_up, format_size
 from dedupd.volume import Volume
-from jobs.frame import JobRun
+from jobs.frame import Cancelled, JobRun
 from jobs.scan import walk
 
 FREE_BYTES_MARGIN = 64 * MIB
@@ -57,8 +57,8 @@ class Unoptimize:
             if not found.is_stub:
                 continue
             try:
-                restore_one(volume, found.path)
-            except (NoSpace, ServiceUnreachable):
+                restore_one(volume, found.path, run.check)
+            except (Cancelled, NoSpace, ServiceUnreachable):
                 raise
             except (DedupdError, OSError) as error:
                 run.findings.add(_named(show_path(found.path), str(error)))
@@ -163,17 +163,18 @@ def _missing(volume: Volume, path: bytes) -> Iterator[tuple[StoreContent, int, i
             yield content, begin, stop
 
 
-def restore_one(volume: Volume, path: bytes) -> bool:
+def restore_one(volume: Volume, path: bytes, check: Callable[[], None] = lambda: None) -> bool:
     """Make one file plain; False where it already was.
 
-    Goes through the process that serves the mount, where there is one. Raises NoSpace, Damaged,
-    ServiceUnreachable, OSError.
+    Goes through the process that serves the mount, where there is one. ``check`` is called while
+    that takes long. What it raises ends the wait, and the process goes on with the file; without
+    one, the file stays the stub that it was. Raises NoSpace, Damaged, ServiceUnreachable, OSError.
     """
     try:
         with volume.mount_lock() as transitions:
             settle_noted(volume, transitions)
             with transitions.under_way([path]):
-                return _restore_here(volume, path)
+                return _restore_here(volume, path, check)
     except Busy:
         pass
     client = volume.mount_client()
@@ -182,14 +183,29 @@ def restore_one(volume: Volume, path: bytes) -> bool:
             f"{volume.root}: mounted, but the process that serves the mount does not answer"
         )
     with client:
-        reply = client.call("restore", path=os.fsdecode(path))
+        reply = client.call_patiently("restore", check, path=os.fsdecode(path))
     if "error" in reply:
         kind = NoSpace if reply.get("kind") == "NoSpace" else Damaged
         raise kind(reply["error"])
     return bool(reply["restored"])
 
 
-def _restore_here(volume: Volume, path: bytes) -> bool:
+class _Checked(RecipeBytes):
+    """A recipe's content, with a safe place before each read."""
+
+    def __init__(self, content: RecipeBytes, check: Callable[[], None]) -> None:
+        self._content = content
+        self._check = check
+
+    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        return self._content.data_ranges(start, end)
+
+    def read(self, start: int, end: int) -> bytes:
+        self._check()
+        return self._content.read(start, end)
+
+
+def _restore_here(volume: Volume, path: bytes, check: Callable[[], None]) -> bool:
     with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
         where = show_path(path)
         stub = volume.space.read(fd, where)
@@ -197,6 +213,6 @@ def _restore_here(volume: Volume, path: bytes) -> bool:
             return False
         load = partial(volume.content, stub, where)
         stub = settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
-        content = load() if is_missing_any(fd, stub) else RecipeBytes()
+        content = _Checked(load() if is_missing_any(fd, stub) else RecipeBytes(), check)
         restore(fd, stub, content, volume.space, volume.disk, volume.block_bytes)
         return True

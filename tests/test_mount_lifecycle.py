@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dedupd import mounts, native
+from dedupd import control, mounts, native
 from dedupd.control import ControlClient, runtime_dir
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.fsutil import opened
 from dedupd.volume import Volume
 from fuse_stub import mount
+from jobs.frame import Cancelled, JobRun
+from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
 from tests.helpers import let_others_pass, noise, run_cli
 from tests.mount_helpers import ALICE, MountedLab, as_user, mounted_lab, opened_pid
@@ -162,6 +164,45 @@ def test_jobs_find_the_volume_below_its_mount(lab: MountedLab) -> None:
     result = run_cli("expand", lab.view / "f")
     assert result.returncode == 0, result.stderr
     assert lab.stub("f") is None
+    assert (lab.view / "f").read_bytes() == CONTENT
+
+
+def test_a_restore_may_take_longer_than_any_other_request(
+    lab: MountedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.make_stub("f", CONTENT)
+    monkeypatch.setattr(control, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(control, "POLL_S", 0.02)
+    waits = 0
+
+    def check() -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 5:
+            os.kill(lab.pid, signal.SIGCONT)
+
+    with lab.opened() as volume:
+        os.kill(lab.pid, signal.SIGSTOP)
+        try:
+            assert restore_one(volume, b"f", check)
+        finally:
+            os.kill(lab.pid, signal.SIGCONT)
+    assert waits >= 5
+    assert lab.stub("f") is None and (lab.view / "f").read_bytes() == CONTENT
+
+
+def test_who_stops_waiting_for_a_restore_gets_a_plain_file_later(lab: MountedLab) -> None:
+    lab.make_stub("f", CONTENT)
+    run = JobRun("unoptimize")
+    run.cancel()
+    with lab.opened() as volume:
+        os.kill(lab.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Cancelled):
+                restore_one(volume, b"f", run.check)
+        finally:
+            os.kill(lab.pid, signal.SIGCONT)
+    eventually(lambda: lab.stub("f") is None, "the file is plain")
     assert (lab.view / "f").read_bytes() == CONTENT
 
 

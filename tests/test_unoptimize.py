@@ -2,6 +2,7 @@
 
 import os
 import random
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
 from dedupd.units import KIB, MIB
+from jobs.frame import Cancelled, JobRun
 from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
 from tests.helpers import OLD_NS, fill, free_bytes, lab_in, new_lab, noise, run_cli
@@ -94,6 +96,26 @@ def test_a_restore_that_runs_out_of_space_leaves_the_stub_as_it_was(
     assert (lab.data / "file").stat().st_mtime_ns == OLD_NS
     assert lab.read("file") == content
     lab.verify_clean()
+
+
+def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(5 * MIB)
+        lab.put("file", content)
+        lab.optimise()
+        before = lab.stub("file")
+        run, checks = JobRun("unoptimize"), count(1)
+
+        def check() -> None:
+            if next(checks) == 10:
+                run.cancel()
+            run.check()
+
+        with lab.opened() as volume, pytest.raises(Cancelled):
+            restore_one(volume, b"file", check)
+        assert lab.stub("file") == before
+        assert (lab.data / "file").stat().st_blocks == 0
+        assert lab.read("file") == content
 
 
 def test_a_damaged_file_stays_a_stub_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
