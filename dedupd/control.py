@@ -113,7 +113,10 @@ class ControlClient:
                     raise ServiceUnreachable(f"{self._path}: the connection was closed")
                 self._buffer += data
         except OSError as error:
-            raise ServiceUnreachable(f"{self._path}: {error}") from error
+            raise ServiceUnreachable(
+                f"{self._path}: the process that serves the mount has ended, or does not answer"
+                f" ({error.strerror or error})"
+            ) from error
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
         return reply, fds
