@@ -186,7 +186,7 @@ def test_the_saved_table_header(tmp_path: Path) -> None:
     places = layout("Saved table header (64 bytes)")
     values = {
         "magic": b"DEDUPTBL",
-        "format": 1,
+        "format": 2,
         "kind": 1,
         "group_bits": 6,
         "groups": len(planes),

@@ -169,6 +169,36 @@ def test_a_damaged_table_is_noticed(table: Indexed, part: float) -> None:
     table.expect_all(index)
 
 
+def test_a_table_of_another_format_is_made_anew(table: Indexed) -> None:
+    """Format 1 had its entries in other buckets."""
+    table.fill(100)
+    table.open().save()
+    data = bytearray(table.file.read_bytes())
+    data[8:10] = (1).to_bytes(2, "little")
+    data[56:64] = native.xxh3_64(bytes(data[:56])).to_bytes(8, "little")
+    table.file.write_bytes(data)
+    index = table.open()
+    assert not index.was_restored
+    table.expect_all(index)
+
+
+@pytest.mark.parametrize("count", [4_500, 9_000, 14_000])
+def test_a_table_that_has_grown_is_saved_at_its_width(count: int) -> None:
+    """Groups that have just grown, and groups that have not yet, come back as they were."""
+    with indexed("table", container_bytes_max=1 << 20) as lab:
+        before = lab.open()
+        for at in range(0, count, 500):
+            contents = [noise(64, n) for n in range(at, at + 500)]
+            ids = lab.store.append(*contents)
+            before.insert(b"".join(map(native.fingerprint, contents)), ids)
+        lab.store.writer.sync()
+        before.save()
+        after = lab.open()
+        assert isinstance(before, TableIndex) and isinstance(after, TableIndex)
+        assert after.was_restored and after.load_factor == before.load_factor
+        lab.expect_all(after)
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -29,7 +29,7 @@ fn add(table: &mut Table, from: u64, to: u64) -> f64 {
         let run = first..(first + AHEAD as u64).min(to);
         run.clone().for_each(|n| table.prefetch(hash(n)));
         for n in run {
-            table.add(hash(n), n as u32, 0);
+            table.add(hash(n), n as u32);
         }
         table.settle();
     }

@@ -54,6 +54,8 @@ pub struct ChunkIndex<S> {
     /// Entries that were added and that the snapshot which all began with has not.
     pub added: usize,
     pub(super) candidates: Vec<u32>,
+    /// Whether `suggest` began with a snapshot, and so may have what is loaded.
+    pub(super) has_snapshot: bool,
     /// The container that entries were put into last.
     last: Option<u32>,
 }
@@ -80,6 +82,7 @@ impl<S: Suggest> ChunkIndex<S> {
             usable: 0,
             added: 0,
             candidates: Vec::new(),
+            has_snapshot: false,
             last: None,
         }
     }
@@ -219,7 +222,7 @@ impl<S: Suggest> ChunkIndex<S> {
         self.added += 1;
         let hash = hash(fingerprint);
         self.suggest.note(hash);
-        match self.suggest.add(hash, number, self.candidates.len()) {
+        match self.suggest.add(hash, number) {
             Err(error) if error.kind() == ErrorKind::InvalidData => self.rebuild(),
             done => done,
         }
@@ -252,6 +255,7 @@ impl<S: Suggest> ChunkIndex<S> {
     pub fn rebuild(&mut self) -> Result<()> {
         self.shrink_buffer()?;
         self.suggest.renew(self.usable)?;
+        self.has_snapshot = false;
         self.numbers = Numbers::default();
         self.stamps.clear();
         self.usable = self.buffer.len();
@@ -262,10 +266,8 @@ impl<S: Suggest> ChunkIndex<S> {
         let rows: Vec<(u64, u64)> = self.buffer.iter().map(|(one, id)| (hash(one), id)).collect();
         for (hash, id) in rows {
             let number = self.numbers.number(id).ok_or_else(too_many)?;
-            self.candidates.clear();
-            self.suggest.may_have(hash, &mut self.candidates);
             self.suggest.note(hash);
-            self.suggest.add(hash, number, self.candidates.len())?;
+            self.suggest.add(hash, number)?;
             self.suggest.settle();
         }
         Ok(())

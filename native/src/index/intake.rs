@@ -77,7 +77,7 @@ impl<S: Suggest> ChunkIndex<S> {
         range: Range<u32>,
         digests: &mut Digests,
     ) -> Result<usize> {
-        let Self { suggest, numbers, candidates, added, .. } = self;
+        let Self { suggest, numbers, candidates, added, has_snapshot, .. } = self;
         let (mut ordinal, mut usable) = (0, 0);
         let mut keys: Vec<(u64, Option<u32>)> = Vec::new();
         let mut result = Ok(());
@@ -103,14 +103,17 @@ impl<S: Suggest> ChunkIndex<S> {
                 for &(hash, number) in run {
                     suggest.note(hash);
                     let Some(number) = number else { continue };
-                    candidates.clear();
-                    suggest.may_have(hash, candidates);
-                    if !candidates.contains(&number) {
-                        *added += 1;
-                        let done = suggest.add(hash, number, candidates.len());
-                        if result.is_ok() {
-                            result = done;
+                    if *has_snapshot {
+                        candidates.clear();
+                        suggest.may_have(hash, candidates);
+                        if candidates.contains(&number) {
+                            continue;
                         }
+                    }
+                    *added += 1;
+                    let done = suggest.add(hash, number);
+                    if result.is_ok() {
+                        result = done;
                     }
                 }
                 suggest.settle();

@@ -6,11 +6,13 @@
 
 pub mod bloom;
 pub mod chunks;
+pub mod group;
 mod intake;
 pub mod lists;
 pub mod log;
+mod memory;
+mod moves;
 pub mod numbers;
-pub mod plane;
 pub mod snapshot;
 pub mod suggest;
 pub mod table;

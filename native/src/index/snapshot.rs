@@ -5,16 +5,16 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::chunks::{ChunkIndex, Stamp};
+use super::group::{BUCKET_BYTES, Group, SLOTS, Slot};
 use super::lists::{
     Header, Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks,
     encode_stamps, halves, seal, words,
 };
 use super::numbers::Numbers;
-use super::plane::{BUCKET_BYTES, Plane, SLOTS};
 use super::table::{GROUP_BITS_MAX, Table};
 
 const MAGIC: &[u8; 8] = b"DEDUPTBL";
-const FORMAT: u16 = 1;
+const FORMAT: u16 = 2;
 const STASHED_BYTES: usize = 16;
 const CHECK_BYTES: usize = 8;
 
@@ -37,7 +37,7 @@ impl Counts {
             entries: index.suggest.len() as u64,
             stamps: index.stamps.len(),
             blocks: index.numbers.blocks().len(),
-            planes: index.suggest.groups.iter().map(Vec::len).sum(),
+            planes: index.suggest.groups.iter().map(Group::planes).sum(),
             stashed: index.suggest.stash.values().map(Vec::len).sum(),
         }
     }
@@ -89,8 +89,8 @@ impl Counts {
 fn encode_lists(index: &ChunkIndex<Table>) -> Vec<u8> {
     let mut out = encode_stamps(&index.stamps);
     out.extend(encode_blocks(&index.numbers));
-    for planes in &index.suggest.groups {
-        out.extend((planes.len() as u32).to_le_bytes());
+    for group in &index.suggest.groups {
+        out.extend((group.planes() as u32).to_le_bytes());
     }
     for ((signature, bucket), numbers) in &index.suggest.stash {
         for number in numbers {
@@ -102,27 +102,25 @@ fn encode_lists(index: &ChunkIndex<Table>) -> Vec<u8> {
     seal(out)
 }
 
-fn encode_plane(plane: &Plane) -> Vec<u8> {
-    let mut out = Vec::with_capacity(plane.len() * BUCKET_BYTES + CHECK_BYTES);
-    for bucket in plane.iter() {
-        bucket.signatures.iter().for_each(|signature| out.extend(signature.to_le_bytes()));
-        bucket.numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
+fn encode_plane(group: &Group, plane: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(group.buckets() * BUCKET_BYTES + CHECK_BYTES);
+    for bucket in 0..group.buckets() {
+        let entries = (0..SLOTS).map(|at| group.entry(bucket, Slot { plane, at }));
+        entries.clone().for_each(|(signature, _)| out.extend(signature.to_le_bytes()));
+        entries.for_each(|(_, number)| out.extend(number.to_le_bytes()));
     }
     seal(out)
 }
 
-fn decode_plane(data: &[u8]) -> Plane {
-    let mut plane = Plane::new(data.len() / BUCKET_BYTES);
-    for (bucket, data) in plane.iter_mut().zip(data.chunks_exact(BUCKET_BYTES)) {
+fn decode_plane(data: &[u8], group: &mut Group, plane: usize) {
+    for (bucket, data) in data.chunks_exact(BUCKET_BYTES).enumerate() {
         let (signatures, numbers) = data.split_at(SLOTS * 2);
-        for (own, bytes) in bucket.signatures.iter_mut().zip(signatures.chunks_exact(2)) {
-            *own = u16::from_le_bytes([bytes[0], bytes[1]]);
-        }
-        for (own, bytes) in bucket.numbers.iter_mut().zip(numbers.chunks_exact(4)) {
-            *own = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        for at in 0..SLOTS {
+            let signature = u16::from_le_bytes([signatures[2 * at], signatures[2 * at + 1]]);
+            let number = numbers[4 * at..].first_chunk().map_or(0, |n| u32::from_le_bytes(*n));
+            group.set(bucket, Slot { plane, at }, signature, number);
         }
     }
-    plane
 }
 
 /// Part `part` of the file, None behind the last one: a part at a time, for the sake of memory.
@@ -130,7 +128,11 @@ pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec
     match part {
         0 => Some(Counts::of(index).encode(owner)),
         1 => Some(encode_lists(index)),
-        _ => index.suggest.groups.iter().flatten().nth(part - 2).map(encode_plane),
+        _ => {
+            let planes = |group| (0..Group::planes(group)).map(move |plane| (group, plane));
+            let (group, plane) = index.suggest.groups.iter().flat_map(planes).nth(part - 2)?;
+            Some(encode_plane(group, plane))
+        }
     }
 }
 
@@ -159,17 +161,17 @@ pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, 
         return None;
     }
     let mut offset = Header::BYTES + counts.list_bytes() + CHECK_BYTES;
-    let mut groups: Vec<Vec<Plane>> = Vec::new();
-    for width in widths {
-        let mut planes = Vec::new();
-        for _ in 0..width {
+    let mut groups: Vec<Group> = Vec::new();
+    for planes in widths {
+        let mut group = Group::new(1 << counts.group_bits, planes);
+        for plane in 0..planes {
             let data = at(offset, counts.plane_bytes() + CHECK_BYTES)?;
-            planes.push(decode_plane(checked(&data)?));
+            decode_plane(checked(&data)?, &mut group, plane);
             offset += data.len();
         }
-        groups.push(planes);
+        groups.push(group);
     }
-    let mut table = Table::from_planes(counts.group_bits, groups);
+    let mut table = Table::from_groups(counts.group_bits, groups);
     for row in stashed.chunks_exact(STASHED_BYTES) {
         let bucket = words(row).next()?;
         let last: Vec<u32> = halves(&row[8..]).collect();
@@ -192,6 +194,7 @@ impl ChunkIndex<Table> {
         self.suggest = table;
         self.numbers = numbers;
         self.stamps = stamps;
+        self.has_snapshot = true;
         true
     }
 }

@@ -19,8 +19,8 @@ pub trait Suggest {
     /// There is an entry with this hash, which may have been added before.
     fn note(&mut self, hash: u64);
 
-    /// Add an entry, whose hash was noted; `equal` others were found for the hash.
-    fn add(&mut self, hash: u64, number: u32, equal: usize) -> Result<()>;
+    /// Add an entry, whose hash was noted.
+    fn add(&mut self, hash: u64, number: u32) -> Result<()>;
 
     /// Finish what was added.
     fn settle(&mut self);

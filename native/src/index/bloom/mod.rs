@@ -191,7 +191,7 @@ impl Suggest for Bloom {
         self.prefilter.insert(hash);
     }
 
-    fn add(&mut self, hash: u64, number: u32, _: usize) -> Result<()> {
+    fn add(&mut self, hash: u64, number: u32) -> Result<()> {
         let (partition, signature) = self.place(hash);
         let buffer = &mut self.buffers[partition];
         if buffer.is_empty() {

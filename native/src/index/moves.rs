@@ -1,0 +1,189 @@
+//! How entries of the table make room for others.
+//!
+//! What is free in a table that grows by groups is mostly in those that grew last. An entry that has
+//! to make room for another is chosen by that: it is one whose other bucket is there, if there is
+//! any, which a range of signatures tells. So two or three moves do where a random walk takes dozens.
+//! Entries on their way move in turns, and the memory that a move needs is asked for a turn before.
+
+use super::group::{SLOTS, Slot, bits};
+use super::table::Table;
+
+/// Below this load a key without a free slot is one of many of the same buckets.
+const LOAD_MIN_TO_GROW: f64 = 0.90;
+
+/// Moves of an entry, or of those that it displaced, before it is given up for the moment.
+const MOVES_MAX: usize = 400;
+const GROWTHS_MAX: usize = 4;
+
+/// Whether a signature may be among some, without a look at each of them.
+#[derive(Default)]
+pub struct Held([u64; 16]);
+
+impl Held {
+    #[inline]
+    fn insert(&mut self, signature: u16) {
+        self.0[usize::from(signature >> 6) % 16] |= 1 << (signature % 64);
+    }
+
+    #[inline]
+    pub fn may_have(&self, signature: u16) -> bool {
+        self.0[usize::from(signature >> 6) % 16] >> (signature % 64) & 1 != 0
+    }
+}
+
+/// An entry on its way to a bucket that was full, and the one whose place it is going to take.
+#[derive(Clone, Copy)]
+pub struct InHand {
+    pub signature: u16,
+    pub number: u32,
+    pub bucket: u64,
+    victim: Victim,
+}
+
+#[derive(Clone, Copy)]
+struct Victim {
+    slot: Slot,
+    signature: u16,
+    /// Its other bucket.
+    target: u64,
+}
+
+/// Buckets, one after the other and on from the first one, most of which have a free slot.
+#[derive(Clone, Copy, Default)]
+pub struct Room {
+    start: u64,
+    buckets: u64,
+}
+
+impl Table {
+    /// Remember an entry both of whose buckets are full.
+    pub(super) fn take_in_hand(&mut self, signature: u16, number: u32, buckets: [u64; 2]) {
+        let leading = buckets.iter().find_map(|&at| Some((at, self.leading(at)?)));
+        let (bucket, victim) = leading.unwrap_or_else(|| (buckets[0], self.any(buckets[0])));
+        self.held.insert(signature);
+        self.prefetch_move(bucket, victim);
+        self.in_hand.push(InHand { signature, number, bucket, victim });
+    }
+
+    /// Give a slot to each entry in hand, moving others to their other buckets as far as needed.
+    pub fn settle(&mut self) {
+        if self.in_hand.is_empty() {
+            return;
+        }
+        self.settle_all();
+        self.held = Held::default();
+        self.find_room();
+    }
+
+    /// Note where most buckets have room: from the group that has grown last backwards.
+    pub(super) fn find_room(&mut self) {
+        let groups = self.groups.len();
+        let end = self.next_group + groups;
+        let has_room = |group: &usize| self.free[group % groups] >> self.group_bits > 0;
+        let count = (self.next_group..end).rev().take_while(has_room).count();
+        self.room = Room {
+            start: (((end - count) % groups) as u64) << self.group_bits,
+            buckets: (count as u64) << self.group_bits,
+        };
+    }
+
+    fn settle_all(&mut self) {
+        let (mut moves, mut growths) = (0, 0);
+        while !self.in_hand.is_empty() {
+            for at in (0..self.in_hand.len()).rev() {
+                match self.move_on(self.in_hand[at]) {
+                    Some(held) => self.in_hand[at] = held,
+                    None => _ = self.in_hand.swap_remove(at),
+                }
+            }
+            moves += 1;
+            if moves == MOVES_MAX {
+                if self.load() < LOAD_MIN_TO_GROW || growths == GROWTHS_MAX {
+                    return self.stash_all();
+                }
+                self.grow();
+                growths += 1;
+                moves = 0;
+            }
+        }
+    }
+
+    fn stash_all(&mut self) {
+        for InHand { signature, number, bucket, .. } in std::mem::take(&mut self.in_hand) {
+            self.stash_one(signature, bucket, number);
+        }
+    }
+
+    /// Put an entry into its bucket, in the place of another one if need be. Returns that one, if its
+    /// other bucket is full as well.
+    fn move_on(&mut self, held: InHand) -> Option<InHand> {
+        let InHand { mut signature, mut number, mut bucket, victim } = held;
+        if self.put(signature, number, bucket) {
+            return None;
+        }
+        let (group, at) = self.split(bucket);
+        let (own, displaced) = self.groups[group].entry(at, victim.slot);
+        if own == victim.signature {
+            self.groups[group].set(at, victim.slot, signature, number);
+            (signature, number, bucket) = (own, displaced, victim.target);
+            if self.put(signature, number, bucket) {
+                return None;
+            }
+        }
+        let victim = self.leading(bucket).unwrap_or_else(|| self.any(bucket));
+        self.prefetch_move(bucket, victim);
+        Some(InHand { signature, number, bucket, victim })
+    }
+
+    /// Ask for what `move_on` is going to need.
+    #[inline]
+    fn prefetch_move(&self, bucket: u64, victim: Victim) {
+        let (group, at) = self.split(bucket);
+        self.groups[group].prefetch_number(at, victim.slot);
+        self.prefetch_bucket(victim.target);
+    }
+
+    /// An entry of a full bucket without room that has its other bucket where there is some.
+    #[inline]
+    fn leading(&self, bucket: u64) -> Option<Victim> {
+        let Room { start, buckets } = self.room;
+        if self.has_room(bucket) || buckets == 0 {
+            return None;
+        }
+        let signatures_per_bucket = 65_536.0 / self.buckets as f64;
+        let sum = start + bucket;
+        let sum = if sum >= self.buckets { sum - self.buckets } else { sum };
+        // Those at both ends may lead past it.
+        let first = (sum as f64 * signatures_per_bucket) as u16;
+        let more = (buckets as f64 * signatures_per_bucket + 1.0) as u16;
+        for (plane, own) in self.signatures(bucket).iter().enumerate() {
+            for at in bits(own.within(first, more)) {
+                let signature = own.signature(at);
+                let target = self.other(signature, bucket);
+                if self.has_room(target) {
+                    return Some(Victim { slot: Slot { plane, at }, signature, target });
+                }
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn has_room(&self, bucket: u64) -> bool {
+        let Room { start, buckets } = self.room;
+        let behind = if bucket >= start { bucket } else { bucket + self.buckets };
+        behind - start < buckets
+    }
+
+    /// Any entry of a full bucket.
+    fn any(&mut self, bucket: u64) -> Victim {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let turn = (self.random >> 32) as usize;
+        let signatures = self.signatures(bucket);
+        let slot = Slot { plane: (turn / SLOTS) % signatures.len(), at: turn % SLOTS };
+        let signature = signatures[slot.plane].signature(slot.at);
+        Victim { slot, signature, target: self.other(signature, bucket) }
+    }
+}
