@@ -2,6 +2,9 @@
 
 import ast
 import importlib.util
+import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +67,15 @@ def imports(module: Module) -> Iterator[tuple[str, int]]:
 
 
 # --- imports ----------------------------------------------------------------------------------
+
+
+def test_every_library_that_the_program_imports_is_among_its_dependencies() -> None:
+    """What another library happens to bring along is not there on every version of Python."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[^\w-]", one)[0].replace("-", "_") for one in project["dependencies"]}
+    used = {name.partition(".")[0] for module in MODULES for name, _ in imports(module)}
+    assert used - {*PACKAGES} - sys.stdlib_module_names <= named
+
 
 BELOW = {
     "dedupd": {"dedupd"},

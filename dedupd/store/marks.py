@@ -3,8 +3,6 @@
 from array import array
 from collections.abc import Iterable, Iterator
 
-from typing_extensions import Buffer
-
 from dedupd import native
 from dedupd.format.ids import container_of, make_id, ordinal_of
 
@@ -28,11 +26,11 @@ class Marks:
         """Mark records; holes are none."""
         self.add_packed(array("Q", ids))
 
-    def add_packed(self, ids: Buffer) -> None:
+    def add_packed(self, ids: "bytes | array[int]") -> None:
         """The same of an array of u64."""
         self.note_strays(self.native.add(ids))
 
-    def note_strays(self, ids: Buffer) -> None:
+    def note_strays(self, ids: bytes) -> None:
         """Keep some of the ids (u64) that were to be marked and are of no record."""
         for one in memoryview(ids).cast("Q"):
             if len(self.strays) < STRAYS_MAX:
