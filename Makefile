@@ -58,6 +58,8 @@ wheel: setup ## a wheel to install elsewhere, in dist/
 
 deb: ## a Debian package for this release of Debian, in dist/
 	@scripts/setup.sh package
+	@# With what an earlier call has left, debhelper would pack what that call has built.
+	rm -f debian/debhelper-build-stamp
 	$(CARGO_PATH) DEB_OUTPUT=dist debian/rules binary
 
 test-deb: ## build the package in a clean Debian, install it in another, reboot that [SUITE=bookworm]
