@@ -25,6 +25,7 @@ from dedupd.volume import Volume
 from jobs.batches import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader
 from jobs.buffers import FileTask
 from jobs.checkpoint import Checkpoint, Checkpoints
+from jobs.found import FoundFiles
 from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
 from jobs.ingest import Ingest, Sums
@@ -51,6 +52,10 @@ give it up at every system call. Python's own 5 ms made a run of small files 6 %
 
 BUFFERS_MIN = 4
 """One that is read into, one that is cut, and two whose chunks are compressed."""
+
+FOUND_SHARE = 1 / 32
+"""Of the memory that the policy gives, for the candidates that a walk has found: about 200,000 by
+default. Where there are more, each partition walks the tree again."""
 
 MEMORY_FIXED_BYTES = 48 * MIB
 """What the interpreter, the threads and the encoded output of batches in flight take."""
@@ -94,6 +99,7 @@ class Optimize:
         self._committer = VolumeCommitter(volume)
         self._unsettled: list[bytes] = []
         self._mostly_local: list[bytes] = []
+        self._found = FoundFiles(int(self._policy.memory_bytes_max * FOUND_SHARE))
         self._checkpoints = Checkpoints(volume)
         self._ready: list[FileTask] = []
         self._grouped_bytes = 0
@@ -142,15 +148,20 @@ class Optimize:
         for candidate in self._scan(skipped, errors):
             total += candidate.work_bytes
             self._partitioning.expect(candidate)
+            self._found.add(candidate)
             self._run.update(total=total)
         self._unsettled = skipped.unsettled
         self._mostly_local = skipped.mostly_local
-        if total or skipped.unsettled or skipped.mostly_local:
-            return True
-        self._skipped = skipped
-        for message in errors:
-            self._run.findings.add(message)
-        return False
+        if not self._walks_again:
+            self._skipped = skipped
+            for message in errors:
+                self._run.findings.add(message)
+        return bool(total or skipped.unsettled or skipped.mostly_local)
+
+    @property
+    def _walks_again(self) -> bool:
+        """Whether what was found is not all, or not as it will be once files are settled."""
+        return not self._found.is_complete or bool(self._unsettled or self._mostly_local)
 
     def _scan(self, skipped: Skipped, errors: list[str]) -> Iterator[Candidate]:
         check = self._run.check
@@ -177,11 +188,16 @@ class Optimize:
                 self._run.findings.add(f"{show_path(path)}: {error}")
 
     def _candidates(self, partition: int, is_first: bool) -> Iterator[tuple[Candidate, bool]]:
-        """The files of one partition; the first walk tells of all that are left, and why."""
+        """The files of one partition, with whether to compress them."""
+        is_in = partial(self._partitioning.is_in, partition=partition)
+        if not self._walks_again:
+            for candidate in self._found.through(is_in):
+                yield candidate, self._policy.compresses(candidate.path)
+            return
         errors: list[str] = []
         skipped = self._skipped if is_first else Skipped()
         for candidate in self._scan(skipped, errors):
-            if self._partitioning.is_in(candidate.path, partition):
+            if is_in(candidate.path):
                 yield candidate, self._policy.compresses(candidate.path)
         for message in errors if is_first else ():
             self._run.findings.add(message)

@@ -1,0 +1,79 @@
+"""Candidates that are kept from one walk: those that were found, or none."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jobs.found
+import jobs.optimize
+from dedupd.stub import FileIdentity
+from dedupd.units import KIB, MIB
+from jobs.found import FoundFiles
+from jobs.scan import Candidate
+from tests.helpers import Lab, fill, new_lab, noise, prose
+
+numbers = st.integers(0, 2**63 - 1)
+candidate = st.builds(
+    Candidate,
+    path=st.binary(min_size=1, max_size=40),
+    identity=st.builds(FileIdentity, numbers, numbers, st.integers(-(2**63), 2**63 - 1), numbers),
+    attribute=st.none() | st.binary(max_size=100),
+    work_bytes=numbers,
+)
+
+
+@given(st.lists(candidate, max_size=30), st.integers(0, 200))
+def test_what_was_found_comes_again_in_order(some: list[Candidate], repeat: int) -> None:
+    everything = some * repeat
+    found = FoundFiles(64 * MIB)
+    for one in everything:
+        found.add(one)
+    assert found.is_complete
+    for _ in range(2):
+        assert list(found.through(lambda path: True)) == everything
+    assert list(found.through(lambda path: path[0] < 128)) == [
+        one for one in everything if one.path[0] < 128
+    ]
+
+
+def test_where_there_is_no_room_for_all_there_is_none(tmp_path: Path) -> None:
+    found = FoundFiles(100 * KIB)
+    for number in range(50_000):
+        identity = FileIdentity(number, *(int.from_bytes(os.urandom(6), "big") for _ in range(3)))
+        found.add(Candidate(b"%d" % number, identity, None, 1))
+    assert not found.is_complete
+    assert list(found.through(lambda path: True)) == []
+
+
+def filled(root: Path) -> Lab:
+    lab = new_lab(root)
+    lab.set_policy('min_age = "0s"\nmin_size = "100"\npartitions = 3\n')
+    fill(lab)
+    for kind in ("txt", "bin", "log", "iso"):
+        for number in range(3):
+            lab.put(f"{kind}/{number}.{kind}", noise(90 * KIB, number) + prose(50 * KIB, number))
+    lab.put("small", b"x")
+    return lab
+
+
+def test_a_run_does_the_same_whether_candidates_are_kept_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labs = filled(tmp_path / "kept"), filled(tmp_path / "walked")
+    kept = labs[0].optimise()
+    monkeypatch.setattr(jobs.optimize, "FOUND_SHARE", 0)
+    monkeypatch.setattr(jobs.found, "_PER_BLOCK", 1)
+    walked = labs[1].optimise()
+    assert (kept.partitions, kept.files_skipped) == (3, {"below the minimum size": 1})
+    for report in (kept, walked):
+        for key in [key for key in report.sums if key.endswith("_s")]:
+            del report.sums[key]
+        report.resources, report.started_s = {}, 0.0
+        report.index = replace(report.index, memory_bytes=0)
+    assert kept == walked
+    for lab in labs:
+        lab.verify_clean()
