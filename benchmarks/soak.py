@@ -244,7 +244,7 @@ def soak(base: Path, minutes: float, seed: int) -> dict[str, Any]:
         },
         "wrong": [what for one in reports for what in one["wrong"]],
         "findings": [asdict(finding) for root in machine.roots for finding in _verify(root)],
-        "jobs": {name: asdict(one) for name, one in jobs.items()},
+        "jobs": {name: one.as_dict() for name, one in jobs.items()},
         "lacking": lacking(jobs),
         "leaks": leaks(machine.samples),
         "growth": growth(machine.samples),

@@ -51,6 +51,10 @@ class JobFigures:
     others: Counter[str] = field(default_factory=Counter)
     """How the rest ended."""
 
+    def as_dict(self) -> dict[str, Any]:
+        # asdict() counts the pairs of a Counter.
+        return {**vars(self), "others": dict(self.others)}
+
 
 def job_figures(roots: Sequence[Path]) -> dict[str, JobFigures]:
     """What the histories of volumes say, which nobody else uses meanwhile."""

@@ -73,6 +73,8 @@ named=$(dpkg-deb --field "$target"/root/dedupd_*.deb Maintainer)
 cp scripts/deb_reboots.py "$target/root/"
 started=$SECONDS
 inside "$target" sh -c 'apt-get install -q -y --no-install-recommends /root/dedupd_*.deb'
+# The reboots' disk: what makes it is not on every minimal Debian.
+inside "$target" apt-get install -q -y --no-install-recommends e2fsprogs
 echo "apt-get install: $((SECONDS - started)) s"
 
 echo "== reboots"
