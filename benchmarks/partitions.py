@@ -100,10 +100,11 @@ def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: 
     data = new_volume(root, chunk_size, policy)
     files = files_of(dataset)
     first = [path for path in files if is_first_half(path.relative_to(dataset))]
+    second = [path for path in files if not is_first_half(path.relative_to(dataset))]
     put(first, dataset, data / "first")
     dedupd("run", "optimize", root)
     put(first, dataset, data / "again")
-    put([path for path in files if path not in set(first)], dataset, data / "second")
+    put(second, dataset, data / "second")
     os.sync()
     optimised = dedupd("run", "optimize", root)
     reconciled = dedupd("run", "reconcile", root) if partitions > 1 else None
