@@ -145,17 +145,18 @@ class User:
 
     def compare_all(self) -> None:
         for name in list(self._files):
-            try:
-                self.compare(name)
-            except OSError as error:
-                self._wrong(f"{name}: {error}")
+            self._compare_last(name, name)
         for (old, new), blocks in self._unsure.items():
             name = new if (self._directory / new).exists() else old
             self._files[name] = blocks
-            try:
-                self.compare(name)
-            except OSError as error:
-                self._wrong(f"{name}, perhaps renamed: {error}")
+            self._compare_last(name, f"{name}, perhaps renamed")
+
+    def _compare_last(self, name: str, shown: str) -> None:
+        """By now everything can be read; what cannot is wrong."""
+        try:
+            self.compare(name)
+        except OSError as error:
+            self._wrong(f"{shown}: {error}")
 
     def _wrong(self, what: str) -> None:
         if len(self.report.wrong) < 20:

@@ -27,6 +27,14 @@ ERRORS_KEPT_MAX = 100
 """Messages in a report; the count goes on."""
 
 
+def checked(items: Iterable[T], check: Callable[[], None] | None) -> Iterator[T]:
+    """Items to be looked at one by one, with ``check``, if any, called every few milliseconds."""
+    for number, item in enumerate(items):
+        if check is not None and number % ITEMS_BETWEEN_CHECKS == 0:
+            check()
+        yield item
+
+
 class Cancelled(DedupdError):
     """The job was asked to stop; what it has committed stays."""
 
@@ -97,10 +105,7 @@ class JobRun:
 
     def checked(self, items: Iterable[T]) -> Iterator[T]:
         """Items to be looked at one by one, with a safe place now and then. Raises Cancelled."""
-        for number, item in enumerate(items):
-            if number % ITEMS_BETWEEN_CHECKS == 0:
-                self.check()
-            yield item
+        return checked(items, self.check)
 
     def wait(self, seconds: float) -> None:
         """Do nothing for so long, but stop at once. Raises Cancelled."""

@@ -14,6 +14,7 @@ from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.policy import Policy
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
+from jobs.frame import checked
 
 _Identity = tuple[int, int, int, int]
 _NativeFile = tuple[bytes, _Identity, int, int, bytes | None]
@@ -24,9 +25,6 @@ _File = tuple[bytes, _Identity, int, bytes | None]
 
 Check = Callable[[], None]
 """A safe place of the job: waits where it is to give way, raises where it is to stop."""
-
-FILES_BETWEEN_CHECKS = 1024
-"""Looked at in a few milliseconds."""
 
 OPTIMISED = "already optimised"
 
@@ -91,9 +89,7 @@ def walk(
     ``errors``. ``check`` is called every few milliseconds.
     """
     files = _files(volume, below, errors, None, check)
-    for number, (path, identity, allocated, attribute) in enumerate(files):
-        if check is not None and number % FILES_BETWEEN_CHECKS == 0:
-            check()
+    for path, identity, allocated, attribute in checked(files, check):
         yield Found(path, FileIdentity._make(identity), allocated, attribute)
 
 
@@ -182,9 +178,7 @@ def candidates(
     """
     newest_ns = time.time_ns() - int(policy.age_s_min * 1e9) if policy.age_s_min > 0 else None
     files = _files(volume, below, errors, skipped, check)
-    for number, (path, identity, allocated, attribute) in enumerate(files):
-        if check is not None and number % FILES_BETWEEN_CHECKS == 0:
-            check()
+    for path, identity, allocated, attribute in checked(files, check):
         _, size, mtime_ns, ctime_ns = identity
         is_young = newest_ns is not None and (mtime_ns > newest_ns or ctime_ns > newest_ns)
         if attribute is None:

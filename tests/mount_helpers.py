@@ -21,7 +21,7 @@ from dedupd.volume import Volume
 from fuse_stub import mount
 from fuse_stub.points import is_dead
 from jobs.optimize import OptimizeReport
-from tests.helpers import Lab
+from tests.helpers import Lab, let_others_pass
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 DEATH_WAIT_MS = 120_000
@@ -139,7 +139,8 @@ def opened_pid(pid: int) -> Iterator[int]:
 
 @contextmanager
 def mounted_lab(directory: Path, policy: dict[str, str] | None = None) -> Iterator[MountedLab]:
-    """A new volume below ``directory`` that takes every file at once, mounted."""
+    """A new volume below ``directory`` that takes every file at once, mounted for all users."""
+    let_others_pass(directory)
     root, view = directory / "volume", directory / "view"
     root.mkdir()
     view.mkdir()

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from fuse_stub.handshake import HANDLE_KILLPRIV_V2, offers, promising
-from tests.helpers import let_others_pass
-from tests.mount_helpers import MountedLab, as_user, mounted_lab
+from tests.mount_helpers import ALICE, BOB, MountedLab, as_user, mounted_lab
 
-ALICE, BOB = 12_001, 12_002
 INIT, LOOKUP = 26, 1
 ASYNC_READ, BIG_WRITES = 1 << 0, 1 << 5
 
@@ -58,9 +56,7 @@ def test_an_answer_that_refuses_stays_as_it_is(refusal: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
-    base = tmp_path_factory.mktemp("handshake")
-    let_others_pass(base)
-    with mounted_lab(base) as lab:
+    with mounted_lab(tmp_path_factory.mktemp("handshake")) as lab:
         yield lab
 
 
@@ -68,19 +64,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
 def test_many_writes_cost_little_more_than_a_request_each(lab: MountedLab) -> None:
     with open(lab.view / "f", "wb", buffering=0) as file:
         file.write(b"first")
-        before = requests(lab)
+        before = int(str(lab.status()["requests"]))
         for _ in range(200):
             file.write(b"more")
-        assert 200 <= requests(lab) - before < 220
-
-
-def requests(lab: MountedLab) -> int:
-    """How many requests the mount has served."""
-    with lab.opened() as volume:
-        client = volume.mount_client()
-        assert client is not None
-        with client:
-            return int(client.call("status")["requests"])
+        assert 200 <= int(str(lab.status()["requests"])) - before < 220
 
 
 @pytest.mark.root

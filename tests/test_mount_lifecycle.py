@@ -19,7 +19,7 @@ from fuse_stub import mount
 from jobs.frame import Cancelled, JobRun
 from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
-from tests.helpers import let_others_pass, noise, run_cli
+from tests.helpers import noise, run_cli
 from tests.mount_helpers import ALICE, MountedLab, as_user, mounted_lab, opened_pid
 from tests.service_helpers import eventually
 
@@ -78,7 +78,6 @@ def test_a_mount_is_served_by_a_process_of_its_own(lab: MountedLab) -> None:
 
 
 def test_other_users_reach_the_mount_and_not_its_socket(lab: MountedLab) -> None:
-    let_others_pass(lab.view)
     (lab.view / "f").write_bytes(CONTENT)
     with Volume.open(str(lab.root)) as volume:
         uuid = volume.parameters.uuid

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import let_others_pass
 from tests.mount_helpers import (
     ALICE,
     BOB,
@@ -36,9 +35,7 @@ NOREPLACE, EXCHANGE = 1, 2
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
-    directory = tmp_path_factory.mktemp("names")
-    let_others_pass(directory)
-    with mounted_lab(directory) as lab:
+    with mounted_lab(tmp_path_factory.mktemp("names")) as lab:
         yield lab
 
 
