@@ -361,6 +361,9 @@ class MarkSet:
     def __contains__(self, record_id: int) -> bool: ...
     def add(self, ids: Buffer) -> bytes:
         """Mark records (u64); 0 is none. Returns the ids of no record."""
+    def merge(self, number: int, bits: Buffer) -> bool:
+        """Mark what is marked in ``bits``, as :meth:`bits` gives them. False, and nothing marked,
+        where that is any record that there is not."""
     def discard(self, ids: Buffer) -> None: ...
     def bits(self, number: int) -> bytes: ...
     def count(self) -> int: ...
@@ -382,6 +385,18 @@ class MarkSet:
         which nothing was marked, because they are no leaves, or anything about them is out of the
         ordinary; and the u64 ids named of no record.
         """
+
+# Columns of u64, behind whose end are zeros: how many bytes of each recipe node are needed.
+def more_than(now: Buffer, before: Buffer) -> bytes:
+    """A bit for each item of ``now``, set where it is more than that of ``before``; the first in
+    the lowest bit."""
+
+def longest(one: Buffer, other: Buffer) -> bytes:
+    """For each item of ``one`` the larger of it and that of ``other``."""
+
+def digest_needed(entries: Buffer, lengths: Buffer, seed: int) -> int:
+    """xxh3 (``seed``) of the fingerprints of those entries of a redirection table whose length is
+    not 0, one behind the other."""
 
 class KnownRecords:
     """What tables of one kind of container say: for ``jobs/known.py``, which see.

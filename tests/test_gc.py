@@ -100,7 +100,10 @@ def test_a_run_on_a_quiet_volume_reads_no_recipe(tmp_path: Path) -> None:
         assert (report.recipes, report.orphaned_recipes, report.outcome) == (2, 1, "done")
         lab.put("four", noise(200 * KIB, 9))
         lab.optimise()
-        assert lab.collect().recipes == 3
+        report = lab.collect()
+        assert (report.recipes, report.resumed) == (1, True)
+        report = lab.collect(full=True)
+        assert (report.recipes, report.resumed) == (3, False)
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:

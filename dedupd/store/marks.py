@@ -36,6 +36,12 @@ class Marks:
             if len(self.strays) < STRAYS_MAX:
                 self.strays.add(one)
 
+    def include(self, other: "Marks") -> None:
+        """Mark what is marked in another set, which has no other containers."""
+        for number in other.native.numbers():
+            self.native.merge(number, other.bits(number))
+        self.strays |= other.strays
+
     def discard(self, ids: Iterable[int]) -> None:
         """Take marks back."""
         self.native.discard(array("Q", ids))
@@ -98,18 +104,37 @@ class Needs(Marks):
         """How many bytes of a node are needed."""
         return self._lengths[container_of(record_id)][ordinal_of(record_id)]
 
+    def lengths(self, container: int) -> "array[int]":
+        """How many bytes of each node of a container are needed."""
+        return self._lengths[container]
+
+    def put(self, container: int, lengths: bytes, fresh: bytes) -> None:
+        """Put lengths (u64), and the bits of nodes that are fresh, in place of a container's."""
+        own = self._lengths[container]
+        assert len(lengths) == 8 * len(own)
+        self._lengths[container] = array("Q", lengths)
+        self._fresh[container] = bytearray(fresh)
+        self.native.merge(container, native.more_than(lengths, b""))
+
     def digest(self) -> bytes:
         parts = [b"%d:%s" % (n, self._lengths[n].tobytes()) for n in sorted(self._lengths)]
         return native.fingerprint(super().digest() + b"".join(parts))
 
-    def take_fresh(self, container: int) -> bytes:
-        """The bits of those nodes of which more is needed since the last call."""
-        fresh = bytes(self._fresh[container])
-        self._fresh[container] = bytearray(len(fresh))
-        return fresh
+    def fresh(self, container: int) -> bytes:
+        """The bits of those nodes of which more is needed than when they were taken."""
+        return bytes(self._fresh[container])
+
+    def take_fresh(self, container: int, first: int, count: int) -> list[int]:
+        """Those of ``count`` nodes from the ordinal ``first`` on, a multiple of 8, that are fresh:
+        they are no longer, until more of them is needed. Returns their ordinals, ascending."""
+        fresh = self._fresh[container]
+        place = slice(first // 8, -(-min(first + count, 8 * len(fresh)) // 8))
+        found = [first + at for at in ordinals(fresh[place])]
+        fresh[place] = bytes(len(fresh[place]))
+        return found
 
 
-def ordinals(bits: bytes) -> Iterator[int]:
+def ordinals(bits: bytes | bytearray) -> Iterator[int]:
     """The positions of the bits that are set, ascending."""
     for at, byte in enumerate(bits):
         if byte:

@@ -16,6 +16,7 @@ pub mod known;
 pub mod leaf;
 pub mod map;
 pub mod marks;
+pub mod needs;
 pub mod parquet;
 pub mod pieces;
 pub mod process;

@@ -65,6 +65,23 @@ impl Marks {
         true
     }
 
+    /// Mark what `bits` has marked, as [`Marks::bits`] gives them. False, and nothing marked, where
+    /// that is any record that there is not.
+    pub fn merge(&mut self, number: u32, bits: &[u8]) -> bool {
+        let Some(own) = self.0.get_mut(&number) else {
+            return bits.iter().all(|&byte| byte == 0);
+        };
+        let (whole, rest) = (own.count / 8, own.count % 8);
+        let behind = bits.get(whole).map_or(0, |&byte| byte >> rest);
+        if behind != 0 || bits.iter().skip(whole + 1).any(|&byte| byte != 0) {
+            return false;
+        }
+        for (own, &byte) in own.bits.iter_mut().zip(bits) {
+            *own |= byte;
+        }
+        true
+    }
+
     /// The lowest ordinal in the lowest bit.
     pub fn bits(&self, number: u32) -> &[u8] {
         self.0.get(&number).map_or(&[], |own| &own.bits)
@@ -103,16 +120,26 @@ pub struct Recipes<'a> {
     pub seed: u64,
 }
 
+impl Recipes<'_> {
+    fn entry(&self, node: Needed) -> Option<&[u8; ENTRY_BYTES]> {
+        self.entries.get((node.ordinal - self.first) as usize).copied()
+    }
+}
+
 /// Reads nodes, in the order of their ordinals, and marks the chunks that the needed part of each
 /// names. All of a leaf is marked, or nothing, and then it is left to the caller; so are nodes
 /// that name other nodes.
 pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) -> Marked {
     let mut marked = Marked::default();
-    let mut reader = Reader { data: recipes.data, base: 0, buffer: Vec::new() };
+    let last = needed.last().and_then(|node| recipes.entry(*node));
+    let end = last.map_or(0, |said| {
+        u64_at(said, 32).saturating_add(RECORD_HEADER_BYTES as u64 + u64::from(u32_at(said, 48)))
+    });
+    let mut reader = Reader { data: recipes.data, end, base: 0, buffer: Vec::new() };
     let mut payload = Vec::new();
     for node in needed {
-        let entry = recipes.entries.get((node.ordinal - recipes.first) as usize);
-        let rows = entry
+        let rows = recipes
+            .entry(*node)
             .and_then(|entry| reader.read(entry, node.ordinal, recipes.seed, &mut payload))
             .and_then(|()| named_by_leaf(&payload, node.end));
         let Some(rows) = rows else {
@@ -148,6 +175,8 @@ fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<u64>> {
 
 struct Reader {
     data: RawFd,
+    /// Nothing behind it is wanted, as far as the table says.
+    end: u64,
     base: u64,
     buffer: Vec<u8>,
 }
@@ -188,7 +217,8 @@ impl Reader {
             offset >= self.base && offset + length as u64 <= self.base + self.buffer.len() as u64;
         if !is_there {
             let size = file_size(self.data)?;
-            let window = WINDOW_BYTES.max(length as u64).min(size.checked_sub(offset)?);
+            let wanted = WINDOW_BYTES.min(self.end.saturating_sub(offset)).max(length as u64);
+            let window = wanted.min(size.checked_sub(offset)?);
             if window < length as u64 {
                 return None;
             }

@@ -61,6 +61,10 @@ impl MarkSet {
         Ok(pack_u64(py, strays))
     }
 
+    fn merge(&self, number: u32, bits: Input) -> bool {
+        self.write().merge(number, bits.bytes())
+    }
+
     fn discard(&self, ids: Input) -> PyResult<()> {
         let mut marks = self.write();
         for id in ids.u64s("ids")? {

@@ -12,6 +12,7 @@ mod join;
 mod known;
 mod map;
 mod marks;
+mod needs;
 mod output;
 mod parquet;
 mod pieces;
@@ -42,6 +43,9 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stubs::StubCounter>()?;
     module.add_class::<marks::MarkSet>()?;
     module.add_function(wrap_pyfunction!(marks::scan_stubs, module)?)?;
+    module.add_function(wrap_pyfunction!(needs::more_than, module)?)?;
+    module.add_function(wrap_pyfunction!(needs::longest, module)?)?;
+    module.add_function(wrap_pyfunction!(needs::digest_needed, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprint, module)?)?;
     module.add_function(wrap_pyfunction!(chunker::fingerprints, module)?)?;

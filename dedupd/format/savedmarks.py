@@ -1,0 +1,84 @@
+"""Saved marks: what the recipes of a volume name, for the next collection (docs/format.md)."""
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import xxhash
+
+from dedupd.errors import DamagedTable
+
+MAGIC = b"DEDUPGCM"
+FORMAT = 1
+HEADER_BYTES = 64
+SECTION_BYTES = 16
+
+_HEADER = struct.Struct("<8sH6xII16sQQ")
+_SECTION = struct.Struct("<IIQ")
+_U64 = struct.Struct("<Q")
+
+assert _HEADER.size + 8 == HEADER_BYTES
+assert _SECTION.size == SECTION_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class MarksHeader:
+    """The first 64 bytes. Behind them come a section for each container of chunks, then one for
+    each of recipes: ``body_bytes``, of which ``body_checksum`` is the xxh3."""
+
+    chunk_containers: int
+    stream_containers: int
+    volume: bytes
+    body_bytes: int
+    body_checksum: int
+
+
+class SectionHead(NamedTuple):
+    """With what a section begins: its container, how many records that had, and for recipes a
+    digest of the fingerprints of those that are needed."""
+
+    container: int
+    records: int
+    fingerprints: int
+
+
+def encode_header(header: MarksHeader) -> bytes:
+    body = _HEADER.pack(
+        MAGIC,
+        FORMAT,
+        header.chunk_containers,
+        header.stream_containers,
+        header.volume,
+        header.body_bytes,
+        header.body_checksum,
+    )
+    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def decode_header(data: bytes, where: str) -> MarksHeader:
+    """Raises DamagedTable."""
+    body = data[: HEADER_BYTES - 8]
+    if (
+        len(data) < HEADER_BYTES
+        or body[:8] != MAGIC
+        or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
+    ):
+        raise DamagedTable(f"{where}: the saved marks have no valid header")
+    _, version, chunks, streams, volume, body_bytes, checksum = _HEADER.unpack_from(body)
+    if version != FORMAT:
+        raise DamagedTable(f"{where}: saved marks of an unknown format {version}")
+    return MarksHeader(chunks, streams, volume, body_bytes, checksum)
+
+
+def encode_section(head: SectionHead) -> bytes:
+    return _SECTION.pack(*head)
+
+
+def decode_section(data: bytes) -> SectionHead:
+    """Of :data:`SECTION_BYTES`."""
+    return SectionHead._make(_SECTION.unpack(data))
+
+
+def bitmap_bytes(count: int) -> int:
+    """What a bit for each of ``count`` records takes: whole words."""
+    return -(-count // 64) * 8
