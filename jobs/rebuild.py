@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable, Damaged
 from dedupd.format.container import Kind
+from dedupd.store import savedmarks
 from dedupd.store.recovery import container_numbers
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -50,6 +51,7 @@ class Rebuild:
         """Make catalogue and tables anew where they are not whole. Raises Cancelled, NoSpace."""
         report = self._report
         self._rebuild_catalogue()
+        savedmarks.remove(self._volume.base_fd, self._volume.disk)
         for kind in Kind:
             self._count_tables(kind)
         scrub = Scrub(self._volume, self._run, Depth.QUICK).run()
