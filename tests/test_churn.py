@@ -27,7 +27,7 @@ pytestmark = pytest.mark.root
 KILLED_SHARE = 0.3
 """Of all runs of jobs. A run that is killed is followed by one that is not."""
 
-STEPS_MAX = {"optimize": 120, "scrub": 60, "gc": 24, "compact": 60}
+STEPS_MAX = {"optimize": 120, "scrub": 60, "gc": 32, "compact": 60}
 """A killed run dies before so many durable effects: in its beginning as well as at its end."""
 
 STORED_MORE_MAX = 0.05

@@ -20,7 +20,7 @@ import jobs
 from dedupd import failpoint, native
 from dedupd.enable import DISABLING, ENABLING
 from dedupd.format import container as fmt
-from dedupd.format import merge, recipe, stub
+from dedupd.format import merge, recipe, savedmarks, stub
 from dedupd.format import table as tbl
 from dedupd.parameters import FORMAT
 from dedupd.volume import POLICY_FILE, STORE_DIRS, VOLUME_FILE
@@ -126,6 +126,42 @@ def test_the_merge_log_header() -> None:
     assert len(data) == merge.HEADER_BYTES
     pair = layout("Merge log pair (16 bytes)")
     expect(struct.pack("<QQ", 5, 6), pair, {"merged": 5, "stays": 6})
+
+
+def test_the_saved_marks_header() -> None:
+    header = savedmarks.MarksHeader(3, 4, UUID, 0x123456789A, 0x1122334455)
+    data = savedmarks.encode_header(header)
+    places = layout("Saved marks header (64 bytes)")
+    values = {f.name: getattr(header, f.name) for f in fields(header)}
+    checksum = native.xxh3_64(data[:56])
+    expect(data, places, {**values, "magic": b"DEDUPGCM", "format": 1, "checksum": checksum})
+    head = savedmarks.SectionHead(5, 6, 0x1122334455)
+    section = layout("Saved marks section (16 bytes)")
+    expect(savedmarks.encode_section(head), section, head._asdict())
+
+
+def test_saved_marks(tmp_path: Path) -> None:
+    with lab_in(tmp_path, chunk_size="4k") as lab:
+        lab.put("file", os.urandom(100_000))
+        lab.optimise()
+        report = lab.collect()
+        stub = lab.stub("file")
+        data = (lab.base / "saved.marks").read_bytes()
+        table = lab.table(fmt.Kind.STREAMS).read_bytes()
+    header = savedmarks.decode_header(data, "")
+    assert (header.chunk_containers, header.stream_containers) == (1, 1)
+    body = data[64:]
+    assert (header.body_bytes, header.body_checksum) == (len(body), native.xxh3_64(body))
+    count = report.chunks
+    bits = (2**count - 1).to_bytes(-(-count // 64) * 8, "little")
+    fingerprints = native.xxh3_64(table[64:96], 0)
+    assert stub is not None and stub.covered == 100_000
+    assert body == (
+        struct.pack("<IIQ", 1, count, 0)
+        + bits
+        + struct.pack("<IIQ", 1, 1, fingerprints)
+        + struct.pack("<QQQ", 100_000, 100_000, 0)
+    )
 
 
 def test_the_recipe_node() -> None:
@@ -312,6 +348,7 @@ def test_the_directory_is_what_a_volume_has(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", os.urandom(300_000))
         lab.optimise()
+        lab.collect()
         for path in lab.base.rglob("*"):
             relative = path.relative_to(lab.base)
             if relative.parts[0] in ("data", "catalog") or path.is_dir():

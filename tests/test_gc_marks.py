@@ -470,7 +470,7 @@ def test_a_full_disk_keeps_nobody_from_collecting(tmp_path: Path) -> None:
         (lab.data / "f0").unlink()
         lab.disk = NoRoomForMarks()
         assert lab.collect().orphaned_recipes == 1
-        assert list(lab.base.glob("gc.marks*")) == []
+        assert list(lab.base.glob("saved.marks*")) == []
         expect_collected(lab)
 
 

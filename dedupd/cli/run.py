@@ -94,7 +94,7 @@ def unoptimize_command(path: str, as_json: bool) -> None:
 
 @command.command("gc")
 @click.argument("path", type=click.Path())
-@click.option("--full", is_flag=True, help="Read all recipes, whatever has changed.")
+@click.option("--full", is_flag=True, help="Read all recipes, also those that earlier runs have.")
 @click.option("--dry-run", is_flag=True, help="Only say what would become an orphan.")
 @json_option
 @exits
@@ -289,8 +289,10 @@ def _show_unoptimize(report: UnoptimizeReport) -> None:
 
 
 def _show_gc(report: GcReport) -> None:
+    known = ", the others were known" if report.resumed else ""
     click.echo(
-        f"{report.stubs} stubs need {report.chunks_needed} of {report.chunks} chunks;"
+        f"{report.stubs} stubs need {report.chunks_needed} of {report.chunks} chunks"
+        f" ({report.recipes} recipes read{known});"
         f" {report.orphaned_chunks} chunks and {report.orphaned_recipes} recipes"
         f" ({format_size(report.orphaned_bytes)}) are garbage now,"
         f" {report.orphans_before} were before: {report.outcome}"

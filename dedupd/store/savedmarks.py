@@ -13,7 +13,7 @@ from dedupd.format import savedmarks as fmt
 from dedupd.fsutil import read_at
 from dedupd.store.container import NEW
 
-NAME = b"gc.marks"
+NAME = b"saved.marks"
 
 _READ_BYTES = 1 << 20
 
