@@ -62,9 +62,23 @@ def optimise(root: Path) -> None:
         Optimize(volume, JobRun("optimize")).run()
 
 
-def collect(root: Path) -> dict[str, Any]:
+def collect(root: Path, *, full: bool = True) -> dict[str, Any]:
     with Volume.open(str(root)) as volume, volume.job_lock():
-        return asdict(Gc(volume, JobRun("gc"), full=True).run())
+        return asdict(Gc(volume, JobRun("gc"), full=full).run())
+
+
+def fastest(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    return min(reports, key=lambda report: report["resources"]["wall_s"])
+
+
+def collect_after_a_file(root: Path, number: int) -> dict[str, Any]:
+    """A collection that has one recipe to read: all others are known."""
+    content = random.Random(number).randbytes(MIB)
+    (root / ".dedupd/data" / f"new{number}").write_bytes(content)
+    optimise(root)
+    report = collect(root, full=False)
+    assert report["resumed"] and report["recipes"] == 1, report
+    return report
 
 
 def compact(root: Path) -> dict[str, Any]:
@@ -111,12 +125,36 @@ def measure_gc(base: Path, mib: int) -> list[Row]:
             for _ in range(FILE_MIB):
                 file.write(rng.choice(blocks))
     optimise(root)
-    report = min((collect(root) for _ in range(3)), key=lambda one: one["resources"]["wall_s"])
+    report = fastest([collect(root) for _ in range(3)])
     seconds, entries = report["resources"]["wall_s"], report["recipe_entries"]
+    known = fastest([collect_after_a_file(root, number) for number in range(3)])
     shutil.rmtree(root)
     return [
-        Row("gc, per million recipe entries", seconds / entries * 1e6, "s"),
+        Row("gc --full, per million recipe entries", seconds / entries * 1e6, "s"),
+        Row("gc, all but one recipe known", known["resources"]["wall_s"] / entries * 1e6, "s"),
         Row("gc, recipe entries in this run", entries, ""),
+    ]
+
+
+def measure_recipes(base: Path, files: int) -> list[Row]:
+    """Very many recipes of a few entries each."""
+    root = base / "recipes"
+    data = new_volume(root, "4k")
+    rng = random.Random(2)
+    blocks = [rng.randbytes(6000) for _ in range(4096)]
+    for number in range(files):
+        directory = data / f"d{number // 500}"
+        directory.mkdir(exist_ok=True)
+        (directory / f"f{number}").write_bytes(b"".join(rng.sample(blocks, 3)))
+    optimise(root)
+    whole = fastest([collect(root) for _ in range(3)])
+    known = fastest([collect_after_a_file(root, number) for number in range(3)])
+    shutil.rmtree(root)
+    scale = 1e6 / whole["recipes"]
+    return [
+        Row("gc --full, per million recipes", whole["resources"]["wall_s"] * scale, "s"),
+        Row("gc, all but one known, the same", known["resources"]["wall_s"] * scale, "s"),
+        Row("gc, recipes in this run", whole["recipes"], ""),
     ]
 
 
@@ -261,6 +299,7 @@ def main() -> None:
         rows = [
             *measure_gc(base, arguments.mib),
             *measure_walk(base, arguments.files),
+            *measure_recipes(base, arguments.files),
             *measure_compaction(base, arguments.mib),
             *measure_readers(base, arguments.mib, arguments.rounds),
         ]

@@ -367,6 +367,16 @@ class MarkSet:
     def discard(self, ids: Buffer) -> None: ...
     def bits(self, number: int) -> bytes: ...
     def count(self) -> int: ...
+    def follow(self, first_id: int, table: Buffer) -> tuple[bool, int, bytes]:
+        """Mark what marked entries of a table were merged into, and live ones that repeat a record
+        that is marked, or that there is not.
+
+        ``table`` begins with the entry of ``first_id``. Returns whether anything was marked; the
+        highest epoch of an orphan, or 0; and the u64 ids of no record that marked ones lead to.
+        """
+    def add_copies(self, first_id: int, table: Buffer, of: MarkSet) -> int:
+        """Mark second copies, by their entries, of what is marked in ``of``, and of what it does
+        not know. Returns the highest epoch of an orphan, or 0."""
     def add_named(
         self,
         data_fd: int,
@@ -385,6 +395,25 @@ class MarkSet:
         which nothing was marked, because they are no leaves, or anything about them is out of the
         ordinary; and the u64 ids named of no record.
         """
+
+class NeedSet:
+    """How much of each recipe node is needed: for ``dedupd/store/marks.py``, which see."""
+
+    def add_container(self, number: int, count: int) -> None:
+        """Know a container of so many nodes, none of them needed."""
+    def need(self, ids: Buffer, lengths: Buffer) -> None:
+        """The first bytes of nodes (u64 each), at least, are needed. Other ids are passed over."""
+    def needed(self, record_id: int) -> int: ...
+    def lengths(self, number: int) -> bytes: ...
+    def fresh(self, number: int) -> bytes: ...
+    def put(self, number: int, lengths: Buffer, fresh: Buffer) -> None: ...
+    def take_fresh(self, number: int, first: int, end: int) -> tuple[bytes, bytes]:
+        """Ordinals (u32) of the fresh nodes from ``first``, a multiple of 8, to ``end``, and how
+        much of each is needed (u64). Up to the next multiple of 8, they are fresh no longer."""
+
+def misfits(table: Buffer, needed: Buffer) -> tuple[bytes, int]:
+    """Places (u32) of those entries that are needed and orphans, or neither, tombstones left out;
+    and how many orphans there are. ``needed`` has a bit for each, the first the lowest."""
 
 # Columns of u64, behind whose end are zeros: how many bytes of each recipe node are needed.
 def more_than(now: Buffer, before: Buffer) -> bytes:

@@ -7,6 +7,7 @@ recipes that these name. What a run tells the next is what recipes name, which n
 
 from dataclasses import dataclass, field
 
+from dedupd import native
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind, seed_of
@@ -21,16 +22,12 @@ from jobs.checkpoint import Checkpoints
 from jobs.frame import JobRun
 from jobs.gc_marks import RecipeMarks
 from jobs.gc_recipes import RecipeReading
-from jobs.gc_tables import STATE_BYTE, Shape, Tables
+from jobs.gc_tables import Shape, Tables
 from jobs.marking import TreeMarker
 
 _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
 _SYNCED = define("gc.synced", "the tree is durable as it was walked, nothing is changed")
 _SWEPT = define("gc.swept", "the orphans of one container are durable")
-
-_ENTRY_WORDS = tbl.ENTRY_BYTES // 8
-_TARGET_WORD = 5
-_UNNEEDED = frozenset((State.ORPHANED, State.TOMBSTONE))
 
 
 @dataclass(slots=True)
@@ -155,26 +152,10 @@ class Gc:
             with self._tables.directory(kind) as dir_fd:
                 for number, shape in self._tables.shapes[kind].items():
                     for first, block in self._tables.blocks(dir_fd, shape):
-                        found_any |= self._follow_block(make_id(number, first), block, marks)
-
-    def _follow_block(self, first_id: int, block: memoryview, marks: Marks) -> bool:
-        targets = block.cast("Q")[_TARGET_WORD::_ENTRY_WORDS].tolist()
-        found_any = False
-        for at in (at for at, target in enumerate(targets) if target):
-            own, target, state = (
-                first_id + at,
-                targets[at],
-                block[at * tbl.ENTRY_BYTES + STATE_BYTE],
-            )
-            if state == State.ORPHANED:
-                self._epoch = max(self._epoch, target + 1)
-            elif state == State.MERGED and own in marks and target not in marks:
-                marks.add([target])
-                found_any |= target in marks
-            elif state == State.LIVE and own not in marks and _is_repeated(target, marks):
-                marks.add([own])
-                found_any = True
-        return found_any
+                        is_new, epoch, strays = marks.native.follow(make_id(number, first), block)
+                        marks.note_strays(strays)
+                        self._epoch = max(self._epoch, epoch + 1)
+                        found_any |= is_new
 
     def _mark_copies(self, kind: Kind, marks: Marks, copies: Marks) -> None:
         """Mark the second copies of marked records, and those of records that are lost: nobody can
@@ -182,13 +163,8 @@ class Gc:
         with self._tables.directory(kind) as dir_fd:
             for number, shape in self._tables.shapes[kind].items():
                 for first, block in self._tables.blocks(dir_fd, shape):
-                    targets = block.cast("Q")[_TARGET_WORD::_ENTRY_WORDS].tolist()
-                    for at, target in enumerate(targets):
-                        state = block[at * tbl.ENTRY_BYTES + STATE_BYTE]
-                        if state == State.ORPHANED:
-                            self._epoch = max(self._epoch, target + 1)
-                        elif _is_repeated(target, marks):
-                            copies.add([make_id(number, first + at)])
+                    epoch = copies.native.add_copies(make_id(number, first), block, marks.native)
+                    self._epoch = max(self._epoch, epoch + 1)
 
     # --- sweeping -----------------------------------------------------------------------------
 
@@ -204,20 +180,17 @@ class Gc:
             with self._tables.directory(kind) as dir_fd:
                 for done, shape in enumerate(shapes.values()):
                     self._run.check()
-                    self._sweep_container(dir_fd, shape, marks[kind].bits(shape.header.container))
+                    bits = memoryview(marks[kind].bits(shape.header.container))
+                    self._sweep_container(dir_fd, shape, bits)
                     self._run.update(done=done + 1)
 
-    def _sweep_container(self, dir_fd: int, shape: Shape, bits: bytes) -> None:
+    def _sweep_container(self, dir_fd: int, shape: Shape, bits: memoryview) -> None:
         header = shape.header
         for first, block in self._tables.blocks(dir_fd, shape):
-            states = bytes(block[STATE_BYTE :: tbl.ENTRY_BYTES])
-            needed = bits[first // 8 :]
+            places, orphans = native.misfits(block, bits[first // 8 :])
+            self._report.orphans_before += orphans
             changes: dict[int, tbl.Entry] = {}
-            for at, state in enumerate(states):
-                is_needed = bool(needed[at >> 3] >> (at & 7) & 1)
-                self._report.orphans_before += state == State.ORPHANED
-                if state == State.TOMBSTONE or is_needed != (state in _UNNEEDED):
-                    continue
+            for at in memoryview(places).cast("I"):
                 entry = tbl.decode_entry(block[at * tbl.ENTRY_BYTES :], seed_of(header))
                 if entry is not None:
                     changes[first + at] = self._swept(entry, header.kind)
@@ -239,9 +212,3 @@ class Gc:
             return entry._replace(state=State.ORPHANED, target=self._epoch)
         # Nobody will ask for what it was merged into, or for bytes that failed a check.
         return entry._replace(state=State.TOMBSTONE, target=0)
-
-
-def _is_repeated(target: int, marks: Marks) -> bool:
-    """Whether a record that repeats ``target`` is needed: where that is needed, and where it is
-    lost, so that nobody can tell."""
-    return target in marks or not marks.knows(target)

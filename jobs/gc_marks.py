@@ -33,7 +33,7 @@ class RecipeMarks:
         self.nodes.include(wanted)
         self.chunks = Marks(tables.counts(Kind.CHUNKS))
         for number in tables.shapes[Kind.STREAMS]:
-            self.nodes.put(number, wanted.lengths(number).tobytes(), wanted.fresh(number))
+            self.nodes.put(number, wanted.lengths(number), wanted.fresh(number))
 
     @property
     def are_whole(self) -> bool:
@@ -69,7 +69,7 @@ def _take_nodes(section: StreamSection, marks: RecipeMarks, tables: Tables) -> b
     number = section.container
     if number not in tables.shapes[Kind.STREAMS]:
         return not any(section.needed)
-    now = marks.wanted.lengths(number).tobytes()
+    now = marks.wanted.lengths(number)
     if any(native.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
         return False
     # A recipe is what its fingerprint says. An id has another one only where a part of the store
@@ -91,13 +91,13 @@ def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
             for number, shape in sorted(tables.shapes[Kind.CHUNKS].items()):
                 writer.add_chunks(ChunkSection(number, shape.count, marks.chunks.bits(number)))
             for number, shape in sorted(tables.shapes[Kind.STREAMS].items()):
-                needed = marks.nodes.lengths(number).tobytes()
+                needed = marks.nodes.lengths(number)
                 writer.add_streams(
                     StreamSection(
                         number,
                         shape.count,
                         tables.fingerprints(number, memoryview(needed)),
-                        marks.wanted.lengths(number).tobytes(),
+                        marks.wanted.lengths(number),
                         needed,
                         marks.nodes.fresh(number),
                     )

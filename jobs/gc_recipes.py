@@ -2,7 +2,6 @@
 
 import os
 import time
-from array import array
 from collections.abc import Callable, Sequence
 
 from dedupd import native
@@ -95,9 +94,10 @@ class RecipeReading:
             for first, block in self._tables.blocks(dir_fd, shape):
                 end = first + len(block) // tbl.ENTRY_BYTES
                 for begin in range(first, end, NODES_AT_ONCE):
-                    needed = nodes.take_fresh(number, begin, NODES_AT_ONCE)
-                    if needed:
-                        self._mark_part(reader, fd, header, first, block, needed)
+                    part = min(begin + NODES_AT_ONCE, end)
+                    ordinals, ends = nodes.take_fresh(number, begin, part)
+                    if ordinals:
+                        self._mark_part(reader, fd, header, first, block, ordinals, ends)
                         self._between_parts()
 
     def _between_parts(self) -> None:
@@ -113,28 +113,34 @@ class RecipeReading:
         header: FileHeader,
         first: int,
         block: memoryview,
-        needed: list[int],
+        ordinals: bytes,
+        ends: bytes,
     ) -> None:
-        """Mark what some nodes name: all of it, in one go."""
-        for ordinal in self._mark_leaves(fd, header, first, block, needed):
+        """Mark what the beginnings of some nodes name: all of it, in one go."""
+        for ordinal in self._mark_leaves(fd, header, first, block, ordinals, ends):
             entry_at = (ordinal - first) * tbl.ENTRY_BYTES
             entry = tbl.decode_entry(block[entry_at:], seed_of(header))
             self._mark_node(reader, make_id(header.container, ordinal), entry)
 
     def _mark_leaves(
-        self, fd: int, header: FileHeader, first: int, block: memoryview, needed: list[int]
+        self,
+        fd: int,
+        header: FileHeader,
+        first: int,
+        block: memoryview,
+        ordinals: bytes,
+        ends: bytes,
     ) -> Sequence[int]:
         """Mark what leaves name, without a step of Python's for each: most nodes are leaves, and as
         they should be. Returns the ordinals of the others, of which nothing is marked."""
-        nodes, chunks = self._marks.nodes, self._marks.chunks
-        ends = (nodes.needed(make_id(header.container, ordinal)) for ordinal in needed)
+        chunks = self._marks.chunks
         read, rows, left, strays = chunks.native.add_named(
             fd,
             block,
             seed=seed_of(header),
             first=first,
-            ordinals=array("I", needed),
-            ends=array("Q", ends),
+            ordinals=ordinals,
+            ends=ends,
         )
         self.recipes += read
         self.entries += rows

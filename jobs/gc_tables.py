@@ -17,9 +17,7 @@ from jobs.frame import JobRun
 BLOCK_ENTRIES = 1 << 16
 """Entries of a table that are looked at together: 4 MiB, however long the table is."""
 
-STATE_BYTE = 60
-"""Where an entry has its state."""
-
+_STATE_BYTE = 60
 _LENGTH_BYTES = 8
 
 
@@ -81,7 +79,7 @@ class Tables:
         with self.directory(kind) as dir_fd:
             for number, shape in self.shapes[kind].items():
                 live[number] = sum(
-                    bytes(block[STATE_BYTE :: tbl.ENTRY_BYTES]).count(tbl.State.LIVE)
+                    bytes(block[_STATE_BYTE :: tbl.ENTRY_BYTES]).count(tbl.State.LIVE)
                     for _, block in self.blocks(dir_fd, shape)
                 )
         return live

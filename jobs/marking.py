@@ -260,9 +260,7 @@ class TreeMarker:
         for name, _, _, _, value in damaged:
             self._damaged(fd, name, value or b"")
         self._chunks.add_packed(chunks)
-        ends = memoryview(covered).cast("Q")
-        for recipe, end in zip(memoryview(recipes).cast("Q"), ends, strict=True):
-            self._recipes.need(recipe, end)
+        self._recipes.need_packed(recipes, covered)
         return names
 
     def _damaged(self, fd: int, name: bytes, value: bytes) -> None:

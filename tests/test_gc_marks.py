@@ -3,18 +3,16 @@
 import os
 import random
 import shutil
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd import failpoint, native
+from dedupd import failpoint
 from dedupd.disk import Disk
 from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
@@ -23,7 +21,6 @@ from dedupd.format.stub import Flag
 from dedupd.format.table import State
 from dedupd.fsutil import opened
 from dedupd.sparse import SparseStub
-from dedupd.store.marks import Marks
 from dedupd.store.savedmarks import NAME
 from dedupd.units import KIB
 from jobs.frame import Cancelled, JobRun
@@ -601,48 +598,3 @@ def test_whatever_happened_just_what_is_needed_is_kept(
         lab.verify_clean()
         assert {name: lab.read(name) for name in history.model} == history.model
     shutil.rmtree(lab.root)
-
-
-# --- what is done to columns --------------------------------------------------------------------
-
-COLUMNS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1)), max_size=70)
-
-
-def packed(column: list[int]) -> bytes:
-    return array("Q", column).tobytes()
-
-
-@given(COLUMNS, COLUMNS)
-def test_columns_are_compared_item_by_item(one: list[int], other: list[int]) -> None:
-    pairs = list(zip_longest(one, other, fillvalue=0))[: len(one)]
-    bits = native.more_than(packed(one), packed(other))
-    assert [byte >> bit & 1 for byte in bits for bit in range(8)][: len(one)] == [
-        now > before for now, before in pairs
-    ]
-    assert len(bits) == -(-len(one) // 8)
-    assert not any(bits) or int.from_bytes(bits, "little").bit_length() <= len(one)
-    assert native.longest(packed(one), packed(other)) == packed([max(pair) for pair in pairs])
-
-
-@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 2**64 - 1))
-def test_the_digest_is_of_the_fingerprints_of_what_is_needed(lengths: list[int], seed: int) -> None:
-    table = [noise(64, at) for at in range(30)]
-    needed = b"".join(row[:32] for row, length in zip(table, lengths, strict=False) if length)
-    found = native.digest_needed(b"".join(table), packed(lengths), seed)
-    assert found == native.xxh3_64(needed, seed)
-
-
-@given(st.integers(0, 40), st.sets(st.integers(0, 39)), st.sets(st.integers(0, 47)))
-def test_bits_are_taken_over_only_where_there_are_records(
-    count: int, own: set[int], others: set[int]
-) -> None:
-    marks = Marks({1: count})
-    marks.add(make_id(1, at) for at in own if at < count)
-    before = marks.bits(1)
-    bits = sum(1 << at for at in others).to_bytes(6, "little")
-    is_taken = marks.native.merge(1, bits)
-    assert is_taken == all(at < count for at in others)
-    expected = {at for at in own if at < count} | (others if is_taken else set())
-    assert {at for at in range(count) if make_id(1, at) in marks} == expected
-    assert is_taken or marks.bits(1) == before
-    assert marks.native.merge(2, bits) == (not others)

@@ -1,10 +1,10 @@
 """Sets of records of one kind, in a bit for each that there is."""
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from dedupd import native
-from dedupd.format.ids import container_of, make_id, ordinal_of
+from dedupd.format.ids import make_id
 
 STRAYS_MAX = 100
 
@@ -87,57 +87,42 @@ class Needs(Marks):
 
     def __init__(self, counts: dict[int, int]) -> None:
         super().__init__(counts)
-        self._lengths = {number: array("Q", bytes(8 * n)) for number, n in counts.items()}
-        self._fresh = {number: bytearray(-(-count // 8)) for number, count in counts.items()}
+        self._needs = native.NeedSet()
+        for number, count in counts.items():
+            self._needs.add_container(number, count)
 
     def need(self, record_id: int, length: int) -> None:
         """Mark a node, of which the first ``length`` bytes, at least, are needed."""
-        self.add((record_id,))
-        if not self.knows(record_id):
-            return
-        number, ordinal = container_of(record_id), ordinal_of(record_id)
-        if length > self._lengths[number][ordinal]:
-            self._lengths[number][ordinal] = length
-            self._fresh[number][ordinal >> 3] |= 1 << (ordinal & 7)
+        self.need_packed(array("Q", (record_id,)), array("Q", (length,)))
+
+    def need_packed(self, ids: "bytes | array[int]", lengths: "bytes | array[int]") -> None:
+        """The same of arrays of u64."""
+        self.add_packed(ids)
+        self._needs.need(ids, lengths)
 
     def needed(self, record_id: int) -> int:
         """How many bytes of a node are needed."""
-        return self._lengths[container_of(record_id)][ordinal_of(record_id)]
+        return self._needs.needed(record_id)
 
-    def lengths(self, container: int) -> "array[int]":
-        """How many bytes of each node of a container are needed."""
-        return self._lengths[container]
+    def lengths(self, container: int) -> bytes:
+        """How many bytes of each node of a container are needed (u64)."""
+        return self._needs.lengths(container)
 
     def put(self, container: int, lengths: bytes, fresh: bytes) -> None:
         """Put lengths (u64), and the bits of nodes that are fresh, in place of a container's."""
-        own = self._lengths[container]
-        assert len(lengths) == 8 * len(own)
-        self._lengths[container] = array("Q", lengths)
-        self._fresh[container] = bytearray(fresh)
+        self._needs.put(container, lengths, fresh)
         self.native.merge(container, native.more_than(lengths, b""))
 
     def digest(self) -> bytes:
-        parts = [b"%d:%s" % (n, self._lengths[n].tobytes()) for n in sorted(self._lengths)]
+        numbers = self.native.numbers()
+        parts = [b"%d:%s" % (number, self.lengths(number)) for number in numbers]
         return native.fingerprint(super().digest() + b"".join(parts))
 
     def fresh(self, container: int) -> bytes:
         """The bits of those nodes of which more is needed than when they were taken."""
-        return bytes(self._fresh[container])
+        return self._needs.fresh(container)
 
-    def take_fresh(self, container: int, first: int, count: int) -> list[int]:
-        """Those of ``count`` nodes from the ordinal ``first`` on, a multiple of 8, that are fresh:
-        they are no longer, until more of them is needed. Returns their ordinals, ascending."""
-        fresh = self._fresh[container]
-        place = slice(first // 8, -(-min(first + count, 8 * len(fresh)) // 8))
-        found = [first + at for at in ordinals(fresh[place])]
-        fresh[place] = bytes(len(fresh[place]))
-        return found
-
-
-def ordinals(bits: bytes | bytearray) -> Iterator[int]:
-    """The positions of the bits that are set, ascending."""
-    for at, byte in enumerate(bits):
-        if byte:
-            for bit in range(8):
-                if byte >> bit & 1:
-                    yield at * 8 + bit
+    def take_fresh(self, container: int, first: int, end: int) -> tuple[bytes, bytes]:
+        """The fresh nodes from one ordinal to another, multiples of 8: no longer, until more of
+        them is needed. Returns their ordinals (u32), ascending, and how much is needed (u64)."""
+        return self._needs.take_fresh(container, first, end)

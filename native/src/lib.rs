@@ -10,6 +10,7 @@ pub mod encode;
 pub mod entries;
 pub mod files;
 pub mod fingerprint;
+pub mod follow;
 pub mod index;
 pub mod join;
 pub mod known;

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Read at once: recipes lie one behind the other.
 const WINDOW_BYTES: u64 = 4 << 20;
 
-fn split(id: u64) -> (u32, usize) {
+pub fn split(id: u64) -> (u32, usize) {
     ((id >> 32) as u32, (id & 0xFFFF_FFFF) as usize)
 }
 

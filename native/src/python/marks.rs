@@ -1,4 +1,4 @@
-//! `MarkSet`, `scan_stubs`.
+//! `MarkSet`, `misfits`, `scan_stubs`.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -26,6 +26,8 @@ impl MarkSet {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+type Followed<'py> = (bool, u64, Bound<'py, PyBytes>);
 
 type Named<'py> = (u64, u64, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
@@ -81,6 +83,26 @@ impl MarkSet {
         py.detach(|| self.read().count())
     }
 
+    fn follow<'py>(&self, py: Python<'py>, first_id: u64, table: Input) -> PyResult<Followed<'py>> {
+        let entries = table.entries("table")?;
+        let found = py.detach(|| self.write().follow(first_id, &entries));
+        Ok((found.any, found.epoch, pack_u64(py, found.strays)))
+    }
+
+    fn add_copies(
+        &self,
+        py: Python<'_>,
+        first_id: u64,
+        table: Input,
+        of: &Bound<'_, MarkSet>,
+    ) -> PyResult<u64> {
+        let (entries, of) = (table.entries("table")?, of.get());
+        if std::ptr::eq(self, of) {
+            return Err(PyValueError::new_err("records are no copies of one another"));
+        }
+        Ok(py.detach(|| self.write().add_copies(first_id, &entries, &of.read())))
+    }
+
     #[pyo3(signature = (data_fd, table, *, seed, first, ordinals, ends))]
     #[expect(clippy::too_many_arguments, reason = "all but two by name")]
     fn add_named<'py>(
@@ -105,6 +127,17 @@ impl MarkSet {
         let (left, strays) = (pack_u32(py, marked.left), pack_u64(py, marked.strays));
         Ok((marked.recipes, marked.rows, left, strays))
     }
+}
+
+#[pyfunction]
+pub fn misfits<'py>(
+    py: Python<'py>,
+    table: Input,
+    needed: Input,
+) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+    let (entries, needed) = (table.entries("table")?, needed.bytes());
+    let (places, orphans) = py.detach(|| crate::follow::misfits(&entries, needed));
+    Ok((pack_u32(py, places), orphans))
 }
 
 type Stubs<'py> = (

@@ -42,6 +42,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<known::KnownRecords>()?;
     module.add_class::<stubs::StubCounter>()?;
     module.add_class::<marks::MarkSet>()?;
+    module.add_class::<needs::NeedSet>()?;
+    module.add_function(wrap_pyfunction!(marks::misfits, module)?)?;
     module.add_function(wrap_pyfunction!(marks::scan_stubs, module)?)?;
     module.add_function(wrap_pyfunction!(needs::more_than, module)?)?;
     module.add_function(wrap_pyfunction!(needs::longest, module)?)?;
