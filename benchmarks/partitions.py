@@ -5,7 +5,7 @@ table, each with one partition and with three. Half of a data set fills the stor
 is the ingest of the other half together with a second copy of the first, and the reconciliation
 after it.
 
-    python -m benchmarks.partitions [--runs 3] [--chunk-size 64k] DATASET WORK
+    python -m benchmarks.partitions [--runs 3] [--chunk-size 64k] [--ends] DATASET WORK
 
 DATASET is made by ``benchmarks.dataset``; WORK must not exist, on the file system to measure.
 """
@@ -132,6 +132,7 @@ def table(results: dict[tuple[str, int], list[Figures]]) -> str:
         " | reconciling, s | index MB | peak MB | stored MB |",
         "| --- " * 10 + "|",
     ]
+    notes: list[str] = []
     for (index, partitions), runs in results.items():
         rate = statistics.median(figures.rate for figures in runs)
         by_cpu = statistics.median(figures.rate_by_cpu for figures in runs)
@@ -142,7 +143,9 @@ def table(results: dict[tuple[str, int], list[Figures]]) -> str:
             f" {by_cpu / base_by_cpu:.2f} | {reconcile_s:.2f} | {last.index_bytes / 1e6:.1f} |"
             f" {last.peak_bytes / 1e6:.0f} | {last.stored_bytes / 1e6:.0f} |"
         )
-    return "\n".join(lines)
+        seen = (f"{one.rate:.0f} ({one.rate_by_cpu:.0f})" for one in runs)
+        notes.append(f"{index}, {partitions}: {', '.join(seen)}")
+    return "\n".join([*lines, "", "MB/s of each run, and MB per CPU second:", *notes])
 
 
 def main() -> None:
@@ -151,12 +154,16 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--chunk-size", default="64k")
+    parser.add_argument(
+        "--ends", action="store_true", help="only what differs most: memory with 1, table with 3"
+    )
     options = parser.parse_args()
     options.work.mkdir()
     try:
-        results: dict[tuple[str, int], list[Figures]] = {one: [] for one in CONFIGURATIONS}
+        chosen = (CONFIGURATIONS[0], CONFIGURATIONS[-1]) if options.ends else CONFIGURATIONS
+        results: dict[tuple[str, int], list[Figures]] = {one: [] for one in chosen}
         for _ in range(options.runs):
-            for one in CONFIGURATIONS:
+            for one in chosen:
                 results[one].append(
                     measure(options.dataset, options.work, options.chunk_size, *one)
                 )

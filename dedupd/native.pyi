@@ -503,6 +503,28 @@ class StubCounter:
         ``check`` is called every 64 entries, by any of the threads; what it raises ends the call.
         """
 
+def stub_sizes(
+    root: int,
+    directories: Sequence[bytes],
+    attribute: bytes,
+    threads: int,
+    check: Callable[[], None],
+) -> list[
+    tuple[
+        list[bytes],
+        list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
+        list[tuple[bytes, int]],
+    ]
+    | int
+]:
+    """Of each directory, as in :meth:`StubCounter.look_at`: the error's number, or the names of its
+    directories, its files of several names, and the bytes of all its other stubs, by what follows
+    the last dot of their names.
+
+    Empty where nothing follows, where there is none, or where it is the first byte. ``check`` is
+    called every 64 entries, by any of the threads; what it raises ends the call.
+    """
+
 def scan_directory(
     fd: int, attribute: bytes, check: Callable[[], None] | None = None
 ) -> tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]]:

@@ -23,7 +23,7 @@ from jobs.idle import busy_with
 from jobs.joining import ENTRY_BYTES, ChunkTables, Range, join, rounds, unreconciled
 from jobs.merging import Merged, Merging
 from jobs.partitioning import load_map
-from jobs.scan import walk
+from jobs.sizes import stub_bytes_by_type
 
 _LOGGED = define("reconcile.logged", "the merge log is durable, nothing is merged")
 _FINISHED = define("reconcile.finished", "all of the merge log is done, and it is gone")
@@ -258,12 +258,12 @@ class Reconcile:
         report.partitions = list(self._rows.values())
         report.chunks = sum(row.chunks for row in report.partitions)
         self._run.update(phase="walking the tree", done=0, total=0)
-        for found in walk(self._volume, check=self._run.check):
-            if found.is_stub:
-                report.logical_bytes += found.identity.size
-                row = self._rows.get(self._map.of(found.path))
-                if row is not None:
-                    row.logical_bytes += found.identity.size
+        sizes = stub_bytes_by_type(self._volume, self._run.check, self._threads)
+        report.logical_bytes = sizes.total()
+        for file_type, size in sizes.items():
+            row = self._rows.get(self._map.of_type(file_type))
+            if row is not None:
+                row.logical_bytes += size
 
     def _account(self, pairs: bytes) -> None:
         """Note what the partitions have in common with others."""

@@ -23,11 +23,13 @@ pub mod pieces;
 pub mod process;
 pub mod records;
 pub mod seal;
+pub mod sizes;
 pub mod states;
 pub mod stub;
 pub mod stubs;
 pub mod study;
 pub mod sys;
+pub mod tree;
 pub mod types;
 pub mod watchdog;
 

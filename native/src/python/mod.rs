@@ -68,6 +68,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(entries::look_up, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_unsettled, module)?)?;
+    module.add_function(wrap_pyfunction!(stubs::stub_sizes, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_files, module)?)?;
     module.add_class::<study::TreeWalk>()?;
     module.add_class::<study::FoundFiles>()?;
