@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,8 @@ def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: 
 
 
 def table(results: dict[tuple[str, int], list[Figures]]) -> str:
-    """Medians, as Markdown."""
-    base = statistics.median(figures.rate for figures in results["memory", 1])
-    base_by_cpu = statistics.median(figures.rate_by_cpu for figures in results["memory", 1])
+    """Medians, as Markdown; those of ratios are of runs of the same round, one after the other."""
+    base = results["memory", 1]
     lines = [
         "| index | partitions | MB/s | of the first | MB per CPU second | of the first"
         " | reconciling, s | index MB | peak MB | stored MB |",
@@ -136,16 +136,23 @@ def table(results: dict[tuple[str, int], list[Figures]]) -> str:
     for (index, partitions), runs in results.items():
         rate = statistics.median(figures.rate for figures in runs)
         by_cpu = statistics.median(figures.rate_by_cpu for figures in runs)
+        ratio = _ratio(runs, base, lambda one: one.rate)
+        ratio_by_cpu = _ratio(runs, base, lambda one: one.rate_by_cpu)
         last = runs[-1]
         reconcile_s = statistics.median(figures.reconcile_s for figures in runs)
         lines.append(
-            f"| {index} | {partitions} | {rate:.0f} | {rate / base:.2f} | {by_cpu:.0f} |"
-            f" {by_cpu / base_by_cpu:.2f} | {reconcile_s:.2f} | {last.index_bytes / 1e6:.1f} |"
+            f"| {index} | {partitions} | {rate:.0f} | {ratio:.2f} | {by_cpu:.0f} |"
+            f" {ratio_by_cpu:.2f} | {reconcile_s:.2f} | {last.index_bytes / 1e6:.1f} |"
             f" {last.peak_bytes / 1e6:.0f} | {last.stored_bytes / 1e6:.0f} |"
         )
         seen = (f"{one.rate:.0f} ({one.rate_by_cpu:.0f})" for one in runs)
         notes.append(f"{index}, {partitions}: {', '.join(seen)}")
     return "\n".join([*lines, "", "MB/s of each run, and MB per CPU second:", *notes])
+
+
+def _ratio(runs: list[Figures], base: list[Figures], value: Callable[[Figures], float]) -> float:
+    pairs = zip(runs, base, strict=True)
+    return statistics.median(value(one) / value(other) for one, other in pairs)
 
 
 def main() -> None:
