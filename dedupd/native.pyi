@@ -503,6 +503,44 @@ class StubCounter:
         ``check`` is called every 64 entries, by any of the threads; what it raises ends the call.
         """
 
+_Passed = tuple[int, int]
+CandidatesOf = tuple[
+    list[bytes],
+    list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
+    tuple[_Passed, _Passed, _Passed, _Passed],
+    tuple[bytes, int, int, list[tuple[bytes, int]]],
+]
+"""What an optimise job has to do with a directory: names of directories; files that are left, as
+:func:`scan_directory` has them; what was passed over, in files and bytes: stubs with nothing to do
+about them, empty files, small ones, young ones; and plain files for it: packed, their number, their
+bytes, and about how many chunks they have, by what follows the last dot of their names.
+
+Left are files of several names, and stubs of which anything is out of the ordinary.
+"""
+
+def find_candidates(
+    root: int,
+    directories: Sequence[bytes],
+    attribute: bytes,
+    threads: int,
+    check: Callable[[], None],
+    *,
+    seed: int,
+    size_min: int,
+    newest_ns: int,
+    chunk_bytes: int,
+) -> list[CandidatesOf | int]:
+    """Look for plain files of at least ``size_min`` bytes that did not change after ``newest_ns``;
+    for each directory, as in :meth:`StubCounter.look_at`, also the error's number.
+
+    ``seed`` is that of the attribute's checksum. ``check`` is called every 64 entries, by any of
+    the threads; what it raises ends the call. Raises ValueError.
+    """
+
+def unpack_files(directory: bytes, packed: bytes) -> list[tuple[bytes, tuple[int, int, int, int]]]:
+    """Paths (names behind ``directory``) and identities of the plain files that
+    :func:`find_candidates` has packed. Raises ValueError where it has not."""
+
 def stub_sizes(
     root: int,
     directories: Sequence[bytes],
@@ -554,19 +592,6 @@ def scan_stubs(
     how many files there are, and how many valid stubs; the u64 ids of chunks that stubs name; those
     of recipes, and how many bytes of each are covered (u64). ``seed`` is that of the attribute's
     checksum. ``check`` is as for :func:`scan_directory`. Raises OSError.
-    """
-
-def scan_unsettled(
-    fd: int, attribute: bytes, seed: int, check: Callable[[], None] | None = None
-) -> tuple[
-    tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]],
-    int,
-    int,
-]:
-    """:func:`scan_directory` without the stubs that an optimise job has nothing to do with.
-
-    That is those of one name, with a sound attribute (``seed`` is that of its checksum), whose
-    content is all in the store, and in the midst of no transition: their number and their bytes.
     """
 
 def read_files(

@@ -20,6 +20,11 @@ def type_of(path: bytes) -> str:
     return extension_of(path.rpartition(b"/")[2].decode("utf-8", "surrogateescape"))
 
 
+def type_of_suffix(suffix: bytes) -> str:
+    """The type of a file of whose name native code brought what follows the last dot."""
+    return suffix.decode("utf-8", "surrogateescape").lower()
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionMap:
     """The partitions that files go to now: those of some types, and ``rest`` for all others.

@@ -11,13 +11,16 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.stub import FileIdentity
-from jobs.scan import Candidate
+from jobs.scan import Candidate, PlainFiles, plain_candidates
 
 _PER_BLOCK = 1024
 _LEVEL = 1
 """Names and times of files repeat much: 30 to 40 bytes are left of each candidate."""
 
-_Row = tuple[bytes, tuple[int, ...], bytes | None, int]
+_One = tuple[bytes, tuple[int, ...], bytes | None, int]
+_Plain = tuple[bytes, bytes]
+_Row = _One | _Plain
+"""A candidate, or the plain ones of a directory as they were found."""
 
 
 class _Block(NamedTuple):
@@ -56,21 +59,27 @@ class FoundFiles:
         self._bytes_left = bytes_max
         self._blocks: list[_Block] = []
         self._rows: list[_Row] = []
+        self._count = 0
         self.is_complete = True
         """Whether all that were added are here: else there was no room, and none is."""
 
-    def add(self, candidate: Candidate) -> None:
-        """Keep a candidate, where there is room for all so far."""
+    def add(self, found: Candidate | PlainFiles) -> None:
+        """Keep candidates, where there is room for all so far."""
         if not self.is_complete:
             return
-        path, identity, attribute, work_bytes = candidate
-        self._rows.append((path, tuple(identity), attribute, work_bytes))
-        if len(self._rows) == _PER_BLOCK:
+        if isinstance(found, PlainFiles):
+            self._rows.append((found.directory, found.packed))
+            self._count += found.count
+        else:
+            path, identity, attribute, work_bytes = found
+            self._rows.append((path, tuple(identity), attribute, work_bytes))
+            self._count += 1
+        if self._count >= _PER_BLOCK:
             self._close_block()
 
     def _close_block(self) -> None:
         block = _Block.of(self._rows)
-        self._rows = []
+        self._rows, self._count = [], 0
         self._bytes_left -= len(block.stored)
         if self._bytes_left < 0:
             self.is_complete = False
@@ -78,14 +87,24 @@ class FoundFiles:
         else:
             self._blocks.append(block)
 
-    def through(self, is_wanted: Callable[[bytes], bool]) -> Iterator[Candidate]:
-        """Those whose path is wanted, in order."""
+    def through(self, is_wanted: Callable[[bytes], bool] | None = None) -> Iterator[Candidate]:
+        """Those whose path is wanted, or all, in order."""
         for block in self._blocks:
             yield from _wanted(block.rows(), is_wanted)
         yield from _wanted(self._rows, is_wanted)
 
 
-def _wanted(rows: list[_Row], is_wanted: Callable[[bytes], bool]) -> Iterator[Candidate]:
-    for path, identity, attribute, work_bytes in rows:
-        if is_wanted(path):
-            yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)
+def _wanted(rows: list[_Row], is_wanted: Callable[[bytes], bool] | None) -> Iterator[Candidate]:
+    for row in rows:
+        if is_wanted is None:
+            yield from _candidates(row)
+        else:
+            yield from (one for one in _candidates(row) if is_wanted(one.path))
+
+
+def _candidates(row: _Row) -> Iterator[Candidate]:
+    if len(row) == 2:
+        yield from plain_candidates(*row)
+    else:
+        path, identity, attribute, work_bytes = row
+        yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)

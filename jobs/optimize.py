@@ -30,7 +30,7 @@ from jobs.frame import Cancelled, JobRun
 from jobs.groups import GroupCommit, GroupResult
 from jobs.ingest import Ingest, Sums
 from jobs.partitioning import Partitioning
-from jobs.scan import Candidate, Skipped, candidates
+from jobs.scan import Candidate, Skipped, candidates, found_candidates
 from jobs.unoptimize import restore_one
 from jobs.writing import Store
 
@@ -145,10 +145,13 @@ class Optimize:
         self._run.update(phase="scanning")
         total = 0
         skipped, errors = Skipped(), list[str]()
-        for candidate in self._scan(skipped, errors):
-            total += candidate.work_bytes
-            self._partitioning.expect(candidate)
-            self._found.add(candidate)
+        check = self._run.check
+        for found in found_candidates(
+            self._volume, self._policy, self._below, skipped, errors, check
+        ):
+            total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
+            self._partitioning.expect(found)
+            self._found.add(found)
             self._run.update(total=total)
         self._unsettled = skipped.unsettled
         self._mostly_local = skipped.mostly_local
@@ -162,10 +165,6 @@ class Optimize:
     def _walks_again(self) -> bool:
         """Whether what was found is not all, or not as it will be once files are settled."""
         return not self._found.is_complete or bool(self._unsettled or self._mostly_local)
-
-    def _scan(self, skipped: Skipped, errors: list[str]) -> Iterator[Candidate]:
-        check = self._run.check
-        return candidates(self._volume, self._policy, self._below, skipped, errors, check)
 
     def _settle(self) -> None:
         """Finish what an interrupted job left half done."""
@@ -187,16 +186,21 @@ class Optimize:
             except (DedupdError, OSError) as error:
                 self._run.findings.add(f"{show_path(path)}: {error}")
 
-    def _candidates(self, partition: int, is_first: bool) -> Iterator[tuple[Candidate, bool]]:
+    def _candidates(
+        self, partition: int, is_first: bool, is_only: bool
+    ) -> Iterator[tuple[Candidate, bool]]:
         """The files of one partition, with whether to compress them."""
         is_in = partial(self._partitioning.is_in, partition=partition)
         if not self._walks_again:
-            for candidate in self._found.through(is_in):
+            for candidate in self._found.through(None if is_only else is_in):
                 yield candidate, self._policy.compresses(candidate.path)
             return
         errors: list[str] = []
         skipped = self._skipped if is_first else Skipped()
-        for candidate in self._scan(skipped, errors):
+        check = self._run.check
+        for candidate in candidates(
+            self._volume, self._policy, self._below, skipped, errors, check
+        ):
             if is_in(candidate.path):
                 yield candidate, self._policy.compresses(candidate.path)
         for message in errors if is_first else ():
@@ -220,7 +224,9 @@ class Optimize:
             self._run.update(phase="optimising")
             for partition in partitions:
                 store.use_partition(partition)
-                found = self._candidates(partition, partition == partitions[0])
+                found = self._candidates(
+                    partition, partition == partitions[0], len(partitions) == 1
+                )
                 reader = BatchReader(
                     self._volume,
                     found,

@@ -8,11 +8,11 @@ from dedupd.format.container import Kind
 from dedupd.fsutil import opened
 from dedupd.index.base import IndexCounters
 from dedupd.index.budget import capacity, index_bytes
-from dedupd.partitions import TYPES_MAX, PartitionMap, plan, type_of
+from dedupd.partitions import TYPES_MAX, PartitionMap, plan, type_of, type_of_suffix
 from dedupd.policy import Policy
 from dedupd.store.census import entries_by_partition
 from dedupd.volume import Volume
-from jobs.scan import Candidate
+from jobs.scan import Candidate, PlainFiles
 
 _KEY = "partitions"
 
@@ -48,12 +48,17 @@ class Partitioning:
         self._planned = PartitionMap()
         self.capacity = capacity(policy.index, policy.memory_bytes_max)
 
-    def expect(self, candidate: Candidate) -> None:
-        """Count a candidate that is to come."""
-        file_type = type_of(candidate.path)
+    def expect(self, found: Candidate | PlainFiles) -> None:
+        """Count candidates that are to come."""
+        if isinstance(found, PlainFiles):
+            for suffix, chunks in found.chunks:
+                self._expect(type_of_suffix(suffix), chunks)
+        else:
+            self._expect(type_of(found.path), 1 + found.work_bytes // self._chunk_bytes)
+
+    def _expect(self, file_type: str, chunks: int) -> None:
         if file_type not in self._work and len(self._work) >= TYPES_MAX:
             file_type = ""
-        chunks = 1 + candidate.work_bytes // self._chunk_bytes
         self._work[file_type] = self._work.get(file_type, 0) + chunks
 
     def plan(self) -> list[int]:

@@ -1,9 +1,10 @@
 """Finding files: every inode of the tree once, and which of them the policy wants optimised."""
 
+import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from dedupd.errors import DamagedStub
 from dedupd.format.stub import checksum_seed, decode_stub
 from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.policy import Policy
+from dedupd.priority import cores
 from dedupd.stub import FileIdentity
 from dedupd.volume import Volume
 from jobs.frame import checked
@@ -27,6 +29,18 @@ Check = Callable[[], None]
 """A safe place of the job: waits where it is to give way, raises where it is to stop."""
 
 OPTIMISED = "already optimised"
+EMPTY = "empty"
+SMALL = "below the minimum size"
+YOUNG = "too young"
+EXCLUDED = "excluded"
+
+_PASSED = OPTIMISED, EMPTY, SMALL, YOUNG
+"""Why native code passes files over, in its order."""
+
+DIRECTORIES_AT_ONCE = 64
+"""Looked at by all cores in one call: their candidates are in memory at once."""
+
+_EVER_NS = (1 << 63) - 1
 
 
 class Found(NamedTuple):
@@ -77,6 +91,32 @@ class Candidate(NamedTuple):
     work_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class PlainFiles:
+    """Plain files of one directory that the policy takes: candidates, and as yet no objects.
+
+    ``directory`` is what their paths begin with, ``packed`` what native code found. ``chunks`` says
+    how many chunks they have, about, by what follows the last dot of their names.
+    """
+
+    directory: bytes
+    packed: bytes
+    count: int
+    size_bytes: int
+    chunks: Sequence[tuple[bytes, int]]
+
+    def candidates(self) -> Iterator[Candidate]:
+        """One by one, in the order of their inodes."""
+        return plain_candidates(self.directory, self.packed)
+
+
+def plain_candidates(directory: bytes, packed: bytes) -> Iterator[Candidate]:
+    """The candidates of :class:`PlainFiles`, from what may be kept of it."""
+    make = FileIdentity._make
+    for path, identity in native.unpack_files(directory, packed):
+        yield Candidate(path, make(identity), None, identity[1])
+
+
 def walk(
     volume: Volume,
     below: bytes = b"",
@@ -88,22 +128,15 @@ def walk(
     Follows no link. What vanishes meanwhile is passed over; what cannot be read is added to
     ``errors``. ``check`` is called every few milliseconds.
     """
-    files = _files(volume, below, errors, None, check)
+    files = _files(volume, below, errors, check)
     for path, identity, allocated, attribute in checked(files, check):
         yield Found(path, FileIdentity._make(identity), allocated, attribute)
 
 
 def _files(
-    volume: Volume,
-    below: bytes,
-    errors: list[str] | None,
-    skipped: Skipped | None,
-    check: Check | None,
+    volume: Volume, below: bytes, errors: list[str] | None, check: Check | None
 ) -> Iterator[_File]:
-    """As :func:`walk`, in plain tuples: most files of a run are looked at, and left.
-
-    With ``skipped``, stubs that are optimised as they are are counted there, and not brought.
-    """
+    """As :func:`walk`, in plain tuples."""
     device = os.fstat(volume.data_fd).st_dev
     seen: set[int] = set()
     pending = [below]
@@ -125,7 +158,7 @@ def _files(
                 continue
             if stat.S_ISDIR(status.st_mode):
                 try:
-                    entries = _scan(volume, fd, skipped, check)
+                    entries = native.scan_directory(fd, volume.space.name, check)
                 except OSError as error:
                     if errors is not None:
                         errors.append(f"{show_path(directory) or '.'}: {error.strerror}")
@@ -135,16 +168,6 @@ def _files(
                 allocated = status.st_blocks * 512
                 value = native.fgetxattr(fd, volume.space.name)
                 yield directory, FileIdentity.of(status), allocated, value
-
-
-def _scan(volume: Volume, fd: int, skipped: Skipped | None, check: Check | None) -> _Entries:
-    if skipped is None:
-        return native.scan_directory(fd, volume.space.name, check)
-    seed = checksum_seed(volume.space.volume)
-    entries, count, size_bytes = native.scan_unsettled(fd, volume.space.name, seed, check)
-    if count:
-        skipped.add(OPTIMISED, size_bytes, count)
-    return entries
 
 
 def _in_directory(
@@ -172,24 +195,120 @@ def candidates(
     errors: list[str],
     check: Check | None = None,
 ) -> Iterator[Candidate]:
+    """The files that the policy wants optimised and that are not yet, one by one."""
+    for found in found_candidates(volume, policy, below, skipped, errors, check):
+        if isinstance(found, Candidate):
+            yield found
+        else:
+            yield from found.candidates()
+
+
+def found_candidates(
+    volume: Volume,
+    policy: Policy,
+    below: bytes,
+    skipped: Skipped,
+    errors: list[str],
+    check: Check | None = None,
+) -> Iterator[PlainFiles | Candidate]:
     """The files that the policy wants optimised and that are not yet.
 
-    ``check`` is called every few milliseconds, also where no file is a candidate.
+    Native code looks at many directories at once, on all cores, and sorts out the files of which
+    there are many. ``check`` is called every few milliseconds, also where no file is a candidate.
     """
-    newest_ns = time.time_ns() - int(policy.age_s_min * 1e9) if policy.age_s_min > 0 else None
-    files = _files(volume, below, errors, skipped, check)
-    for path, identity, allocated, attribute in checked(files, check):
+    return _Search(volume, policy, skipped, errors, check).below(below)
+
+
+class _Search:
+    """One walk for candidates."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        policy: Policy,
+        skipped: Skipped,
+        errors: list[str],
+        check: Check | None,
+    ) -> None:
+        self._volume = volume
+        self._policy = policy
+        self._skipped = skipped
+        self._errors = errors
+        self._check: Check = check or (lambda: None)
+        self._threads = policy.cores_max or cores()
+        age_ns = int(policy.age_s_min * 1e9)
+        self._newest_ns = time.time_ns() - age_ns if age_ns > 0 else _EVER_NS
+        self._seen: set[int] = set()
+
+    def below(self, path: bytes) -> Iterator[PlainFiles | Candidate]:
+        pending = [path]
+        while pending:
+            self._check()
+            batch = pending[: -DIRECTORIES_AT_ONCE - 1 : -1]
+            del pending[-len(batch) :]
+            for directory, found in zip(batch, self._find(batch), strict=True):
+                if isinstance(found, int):
+                    yield from self._no_directory(directory, found)
+                    continue
+                names, left, passed, plain = found
+                for reason, (count, size_bytes) in zip(_PASSED, passed, strict=True):
+                    if count:
+                        self._skipped.add(reason, size_bytes, count)
+                prefix = directory + b"/" if directory else b""
+                yield from self._plain(PlainFiles(prefix, *plain))
+                entries = names, left
+                for file in checked(
+                    _in_directory(directory, entries, self._seen, pending), self._check
+                ):
+                    yield from self._judged(file)
+
+    def _find(self, directories: Sequence[bytes]) -> "list[native.CandidatesOf | int]":
+        volume, policy = self._volume, self._policy
+        return native.find_candidates(
+            volume.data_fd,
+            [path or b"." for path in directories],
+            volume.space.name,
+            self._threads,
+            self._check,
+            seed=checksum_seed(volume.space.volume),
+            size_min=policy.size_bytes_min,
+            newest_ns=self._newest_ns,
+            chunk_bytes=volume.parameters.chunking.average_bytes,
+        )
+
+    def _no_directory(self, path: bytes, error: int) -> Iterator[Candidate]:
+        """A single file, where the job was given one; or what is gone, or cannot be read."""
+        if error == errno.ENOTDIR:
+            for file in _files(self._volume, path, self._errors, None):
+                yield from self._judged(file)
+        elif error not in (errno.ENOENT, errno.EXDEV):
+            self._errors.append(f"{show_path(path) or '.'}: {os.strerror(error)}")
+
+    def _plain(self, files: PlainFiles) -> Iterator[PlainFiles | Candidate]:
+        if not (self._policy.exclude or self._policy.exclude_types):
+            if files.count:
+                yield files
+            return
+        for candidate in checked(files.candidates(), self._check):
+            if self._policy.excludes(candidate.path):
+                self._skipped.add(EXCLUDED, candidate.work_bytes)
+            else:
+                yield candidate
+
+    def _judged(self, file: _File) -> Iterator[Candidate]:
+        """A file that native code has left, if it is a candidate."""
+        path, identity, allocated, attribute = file
         _, size, mtime_ns, ctime_ns = identity
-        is_young = newest_ns is not None and (mtime_ns > newest_ns or ctime_ns > newest_ns)
+        is_young = max(mtime_ns, ctime_ns) > self._newest_ns
         if attribute is None:
-            reason = _plain_file(path, size, policy, is_young)
+            reason = _plain_file(path, size, self._policy, is_young)
             work_bytes = size
         else:
             found = Found(path, FileIdentity._make(identity), allocated, attribute)
-            reason = _stub(volume, found, policy, is_young, skipped, errors)
+            reason = _stub(self._volume, found, self._policy, is_young, self._skipped, self._errors)
             work_bytes = allocated
         if reason:
-            skipped.add(reason, size)
+            self._skipped.add(reason, size)
         else:
             yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)
 
@@ -197,12 +316,12 @@ def candidates(
 def _plain_file(path: bytes, size: int, policy: Policy, is_young: bool) -> str:
     """Why a plain file is no candidate, or nothing."""
     if size == 0:
-        return "empty"
+        return EMPTY
     if size < policy.size_bytes_min:
-        return "below the minimum size"
+        return SMALL
     if is_young:
-        return "too young"
-    return "excluded" if policy.excludes(path) else ""
+        return YOUNG
+    return EXCLUDED if policy.excludes(path) else ""
 
 
 def _stub(

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 
 from dedupd import native
-from dedupd.partitions import type_of
+from dedupd.partitions import type_of, type_of_suffix
 from dedupd.priority import cores
 from dedupd.volume import Volume
 from jobs.scan import Check
@@ -40,5 +40,5 @@ def stub_bytes_by_type(volume: Volume, check: Check, threads: int = 0) -> Counte
                     seen.add(inode)
                     sizes[type_of(name)] += size
             for suffix, size in by_suffix:
-                sizes[suffix.decode("utf-8", "surrogateescape").lower()] += size
+                sizes[type_of_suffix(suffix)] += size
     return sizes

@@ -1,6 +1,7 @@
 """Candidates that are kept from one walk: those that were found, or none."""
 
 import os
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import jobs.optimize
 from dedupd.stub import FileIdentity
 from dedupd.units import KIB, MIB
 from jobs.found import FoundFiles
-from jobs.scan import Candidate
+from jobs.scan import Candidate, PlainFiles
 from tests.helpers import Lab, fill, new_lab, noise, prose
 
 numbers = st.integers(0, 2**63 - 1)
@@ -37,6 +38,32 @@ def test_what_was_found_comes_again_in_order(some: list[Candidate], repeat: int)
         assert list(found.through(lambda path: True)) == everything
     assert list(found.through(lambda path: path[0] < 128)) == [
         one for one in everything if one.path[0] < 128
+    ]
+
+
+@given(st.lists(st.integers(0, 300), max_size=12), st.integers(0, 2))
+def test_plain_files_are_kept_by_the_directory(counts: list[int], others: int) -> None:
+    kept = FoundFiles(64 * MIB)
+    everything: list[Candidate] = []
+    for at, count in enumerate(counts):
+        fields = [(at * 1000 + n, n + 1, -n, n * n) for n in range(count)]
+        names = [b"name %d" % n for n in range(count)]
+        packed = b"".join(
+            struct.pack("<Qqqq", *one) + name + b"\0"
+            for one, name in zip(fields, names, strict=True)
+        )
+        kept.add(PlainFiles(b"%d/" % at, packed, count, 0, ()))
+        everything += [
+            Candidate(b"%d/%s" % (at, name), FileIdentity(*one), None, one[1])
+            for one, name in zip(fields, names, strict=True)
+        ]
+        for number in range(others):
+            single = Candidate(b"%d" % number, FileIdentity(1, 2, 3, 4), b"attribute", 77)
+            kept.add(single)
+            everything.append(single)
+    assert list(kept.through()) == everything
+    assert list(kept.through(lambda path: b"2" in path)) == [
+        one for one in everything if b"2" in one.path
     ]
 
 

@@ -1,9 +1,11 @@
 """The native calls on files: scanning, reading what has not changed, and the steps of a commit."""
 
+import errno
 import mmap
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,7 +98,9 @@ def test_whoever_scans_a_large_directory_has_a_say_in_between(
         raise Enough
 
     with pytest.raises(Enough):
-        native.scan_unsettled(directory, NAME, 0, stop)
+        native.scan_directory(directory, NAME, stop)
+    with pytest.raises(Enough):
+        find(directory, check=stop)
 
 
 def test_what_is_no_directory_cannot_be_scanned(tmp_path: Path) -> None:
@@ -107,7 +111,30 @@ def test_what_is_no_directory_cannot_be_scanned(tmp_path: Path) -> None:
     os.close(fd)
 
 
-# --- scan_unsettled ---------------------------------------------------------------------------
+# --- find_candidates --------------------------------------------------------------------------
+
+
+def find(
+    directory: int,
+    size_min: int = 1,
+    newest_ns: int = 2**63 - 1,
+    check: Callable[[], None] = lambda: None,
+) -> "native.CandidatesOf":
+    """What there is to do in a directory."""
+    (found,) = native.find_candidates(
+        directory,
+        [b"."],
+        NAME,
+        2,
+        check,
+        seed=checksum_seed(VOLUME),
+        size_min=size_min,
+        newest_ns=newest_ns,
+        chunk_bytes=1000,
+    )
+    assert not isinstance(found, int)
+    return found
+
 
 VOLUME = b"v" * 16
 STUB = StubAttribute(7 << 32, bytes(16), 5000, OLD_NS)
@@ -141,11 +168,57 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     os.setxattr(tmp_path / "damaged", NAME, bytes(value))
     make(tmp_path / "plain", b"content")
     everything = {file[0] for file in native.scan_directory(directory, NAME)[1]}
-    (directories, files), count, size = native.scan_unsettled(
-        directory, NAME, checksum_seed(VOLUME)
+    directories, left, passed, (packed, count, *_) = find(directory)
+    found = {file[0] for file in left} | {b"plain"}
+    assert everything - found == {b"whole", b"one chunk", b"truncated"}
+    assert (directories, passed[0], count) == ([], (3, 15_000), 1)
+    assert [path for path, _ in native.unpack_files(b"", packed)] == [b"plain"]
+
+
+def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: int) -> None:
+    sizes = {
+        b"empty": 0,
+        b"small.x": 99,
+        b"odd.\xff": 100,
+        b".dot": 2500,
+        b"a.x": 5000,
+        b"b.x": 999,
+    }
+    identities = {
+        name: make(tmp_path / os.fsdecode(name), bytes(size)) for name, size in sizes.items()
+    }
+    (tmp_path / "below").mkdir()
+    now_ns = max(identity.ctime_ns for identity in identities.values())
+    directories, left, passed, (packed, count, size, chunks) = find(directory, 100, now_ns)
+    assert (directories, left) == ([b"below"], [])
+    assert passed == [(0, 0), (1, 0), (1, 99), (0, 0)]
+    assert (count, size) == (4, 100 + 2500 + 5000 + 999)
+    assert dict(chunks) == {b"\xff": 1, b"": 3, b"x": 6 + 1}
+    files = native.unpack_files(b"in/", packed)
+    assert [identity[0] for _, identity in files] == sorted(identity[0] for _, identity in files)
+    wanted = {b"in/" + name: identity for name, identity in identities.items() if sizes[name] > 99}
+    assert dict(files) == wanted
+    assert find(directory, 100, now_ns - 1)[2][3][0] > 0
+
+
+def test_where_a_directory_is_none_there_is_the_error(tmp_path: Path, directory: int) -> None:
+    make(tmp_path / "file", b"content")
+    (tmp_path / "link").symlink_to(".")
+    names = [b"file", b"none", b"link"]
+    found = native.find_candidates(
+        directory, names, NAME, 2, lambda: None, seed=0, size_min=1, newest_ns=0, chunk_bytes=1
     )
-    assert everything - {file[0] for file in files} == {b"whole", b"one chunk", b"truncated"}
-    assert (directories, count, size) == ([], 3, 15_000)
+    assert found == [errno.ENOTDIR, errno.ENOENT, errno.ENOTDIR]
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        native.find_candidates(
+            directory, names, NAME, 2, lambda: None, seed=0, size_min=1, newest_ns=0, chunk_bytes=0
+        )
+
+
+@pytest.mark.parametrize("packed", [b"x", bytes(32), bytes(32) + b"name"])
+def test_only_what_was_packed_is_unpacked(packed: bytes) -> None:
+    with pytest.raises(ValueError, match="packed"):
+        native.unpack_files(b"", packed)
 
 
 # --- read_files: one file ---------------------------------------------------------------------

@@ -240,3 +240,38 @@ def test_reasons_add_up_to_all_files(tmp_path: Path) -> None:
             lab.put(f"{at}.{'tmp' if at % 3 else 'txt'}", bytes(at * 10))
         paths, reasons = chosen(lab, Policy(0, 50, exclude=("*.tmp",)))
         assert len(paths) + Counter(reasons).total() == 30
+
+
+def test_what_is_sorted_out_in_bulk_is_what_the_policy_says_of_each_file(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        for number in range(60):
+            lab.put(f"stubs/{number % 7}/{number}.a", noise(5000 + number, number))
+        os.link(lab.data / "stubs/1/1.a", lab.data / "stubs/link")
+        lab.optimise()
+        (lab.data / "stubs/2/2.a").write_bytes(b"anew")
+        for number in range(300):
+            lab.put(f"plain/{number % 90}/{number}.b{number % 5}", noise(number % 9 * 500, number))
+        os.link(lab.data / "plain/1/1.b1", lab.data / "plain/link")
+        for size_bytes_min in (1, 2000):
+            for exclude in ((), ("plain/8*", "*.b3")):
+                policy = Policy(age_s_min=0, size_bytes_min=size_bytes_min, exclude=exclude)
+                with lab.opened() as volume:
+                    plain = [file for file in walk(volume) if not file.is_stub]
+                excluded = [f for f in plain if policy.excludes(f.path)]
+                sizes = [file.identity.size for file in plain]
+                wanted = {
+                    f.path for f in plain if f.identity.size >= size_bytes_min and f not in excluded
+                }
+                paths, skipped = chosen(lab, policy)
+                wanted.add(b"stubs/2/2.a")
+                names = {b"plain/link", b"plain/1/1.b1"}
+                assert len(paths) == len(wanted)
+                assert set(paths) - names == wanted - names
+                assert skipped.get("empty", 0) == sum(size == 0 for size in sizes)
+                assert skipped.get("below the minimum size", 0) == sum(
+                    0 < size < size_bytes_min for size in sizes
+                )
+                assert skipped["already optimised"] == 59
+                assert skipped.get("excluded", 0) == sum(
+                    file.identity.size >= size_bytes_min for file in excluded
+                )

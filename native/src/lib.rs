@@ -2,6 +2,7 @@
 //! system calls. Everything but `python` is plain Rust.
 
 pub mod ahead;
+pub mod candidates;
 pub mod check;
 pub mod chunker;
 pub mod commits;

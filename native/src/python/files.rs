@@ -1,4 +1,4 @@
-//! `scan_directory`, `scan_unsettled`, `read_files`.
+//! `scan_directory`, `read_files`.
 
 use std::ffi::CStr;
 use std::io::{Error, ErrorKind};
@@ -10,7 +10,6 @@ use pyo3::types::{PyBytes, PyList};
 
 use super::output::Output;
 use super::sys::{c_string, call, os_error};
-use crate::commits::is_settled_stub;
 use crate::files::{self, Entry, Identity, Scan};
 
 /// Inode, size, mtime and ctime in nanoseconds, as Python has them.
@@ -36,32 +35,6 @@ pub fn scan_directory<'py>(
 ) -> PyResult<Found<'py>> {
     let attribute = c_string("attribute", attribute)?;
     found(py, scan(py, fd, &attribute, check, |_| {})?, check)
-}
-
-#[pyfunction]
-#[pyo3(signature = (fd, attribute, seed, check = None))]
-pub fn scan_unsettled<'py>(
-    py: Python<'py>,
-    fd: i32,
-    attribute: &[u8],
-    seed: u64,
-    check: Option<&Bound<'py, PyAny>>,
-) -> PyResult<(Found<'py>, u64, i64)> {
-    let attribute = c_string("attribute", attribute)?;
-    let (mut count, mut bytes) = (0, 0);
-    let left = scan(py, fd, &attribute, check, |entries| {
-        entries.retain(|entry| match entry {
-            Entry::File { identity, links: 1, allocated: 0, attribute: Some(value), .. }
-                if is_settled_stub(value, identity.size, seed) =>
-            {
-                count += 1;
-                bytes += identity.size;
-                false
-            }
-            _ => true,
-        });
-    })?;
-    Ok((found(py, left, check)?, count, bytes))
 }
 
 /// The entries of a directory of which `keep` leaves some, piece by piece, with `check` called in

@@ -23,6 +23,7 @@ mod stub;
 mod stubs;
 mod study;
 mod sys;
+mod tree;
 
 use pyo3::prelude::*;
 
@@ -67,8 +68,9 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
     module.add_function(wrap_pyfunction!(entries::look_up, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
-    module.add_function(wrap_pyfunction!(files::scan_unsettled, module)?)?;
-    module.add_function(wrap_pyfunction!(stubs::stub_sizes, module)?)?;
+    module.add_function(wrap_pyfunction!(tree::find_candidates, module)?)?;
+    module.add_function(wrap_pyfunction!(tree::unpack_files, module)?)?;
+    module.add_function(wrap_pyfunction!(tree::stub_sizes, module)?)?;
     module.add_function(wrap_pyfunction!(files::read_files, module)?)?;
     module.add_class::<study::TreeWalk>()?;
     module.add_class::<study::FoundFiles>()?;

@@ -1,22 +1,19 @@
-//! `StubCounter`, `stub_sizes`.
+//! `StubCounter`.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString};
-use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::ffi::CString;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyBytes, PyList};
+use pyo3::types::{PyAny, PyList};
 
 use super::files::found;
 use super::known::KnownRecords;
 use super::sys::c_string;
+use super::tree::{listed, looked_at};
 use crate::files::Entry;
 use crate::records::Files;
-use crate::sizes::Sizes;
 use crate::stubs::{Listed, Scratch, Store, Tables};
-use crate::tree::look_at;
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct StubCounter {
@@ -89,70 +86,4 @@ impl StubCounter {
             (directories, files, counts.0, counts.1, counts.2).into_bound_py_any(py)
         })
     }
-}
-
-#[pyfunction]
-#[pyo3(signature = (root, directories, attribute, threads, check))]
-pub fn stub_sizes<'py>(
-    py: Python<'py>,
-    root: i32,
-    directories: Vec<Vec<u8>>,
-    attribute: &[u8],
-    threads: usize,
-    check: Py<PyAny>,
-) -> PyResult<Bound<'py, PyList>> {
-    let attribute = c_string("attribute", attribute)?;
-    let count = |entries: &mut Vec<Entry>, sizes: &mut Sizes, (): &mut ()| sizes.sort_out(entries);
-    let results = looked_at(py, root, &directories, &attribute, threads, &check, count)?;
-    listed(py, results, |sizes| {
-        let (directories, files) = found(py, sizes.left, None)?;
-        let bytes = PyList::empty(py);
-        for (suffix, sum) in sizes.bytes {
-            bytes.append((PyBytes::new(py, &suffix), sum))?;
-        }
-        (directories, files, bytes).into_bound_py_any(py)
-    })
-}
-
-/// [`look_at`] without the GIL, which it takes for each `check`; what that raises ends it.
-fn looked_at<L: Default + Send, S: Default>(
-    py: Python<'_>,
-    root: i32,
-    directories: &[Vec<u8>],
-    attribute: &CStr,
-    threads: usize,
-    check: &Py<PyAny>,
-    count: impl Fn(&mut Vec<Entry>, &mut L, &mut S) + Send + Sync,
-) -> PyResult<Vec<io::Result<L>>> {
-    let paths: Vec<CString> =
-        directories.iter().map(|path| c_string("path", path)).collect::<PyResult<_>>()?;
-    let raised = Mutex::new(None);
-    let go_on = || match Python::attach(|py| check.call0(py)) {
-        Ok(_) => true,
-        Err(error) => {
-            *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            false
-        }
-    };
-    let results = py.detach(|| look_at(root, &paths, attribute, threads, count, go_on));
-    match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(results),
-    }
-}
-
-/// A list with the number of the error, or with what was found, of each directory.
-fn listed<'py, L>(
-    py: Python<'py>,
-    results: Vec<io::Result<L>>,
-    mut shown: impl FnMut(L) -> PyResult<Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(py);
-    for result in results {
-        list.append(match result {
-            Err(error) => error.raw_os_error().unwrap_or(libc::EIO).into_bound_py_any(py)?,
-            Ok(listed) => shown(listed)?,
-        })?;
-    }
-    Ok(list)
 }

@@ -1,0 +1,145 @@
+//! `find_candidates`, `unpack_files`, `stub_sizes`.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyBytes, PyList};
+
+use super::files::found;
+use super::sys::c_string;
+use crate::candidates::{self, Candidates, Passed, Rules};
+use crate::files::Entry;
+use crate::sizes::Sizes;
+use crate::tree::look_at;
+
+#[pyfunction]
+#[pyo3(signature = (
+    root, directories, attribute, threads, check, *, seed, size_min, newest_ns, chunk_bytes
+))]
+#[expect(clippy::too_many_arguments)]
+pub fn find_candidates<'py>(
+    py: Python<'py>,
+    root: i32,
+    directories: Vec<Vec<u8>>,
+    attribute: &[u8],
+    threads: usize,
+    check: Py<PyAny>,
+    seed: u64,
+    size_min: i64,
+    newest_ns: i64,
+    chunk_bytes: i64,
+) -> PyResult<Bound<'py, PyList>> {
+    if chunk_bytes <= 0 {
+        return Err(PyValueError::new_err(format!("chunk_bytes must be positive: {chunk_bytes}")));
+    }
+    let attribute = c_string("attribute", attribute)?;
+    let rules = Rules { seed, size_min, newest_ns, chunk_bytes };
+    let count = |entries: &mut Vec<Entry>, candidates: &mut Candidates, (): &mut ()| {
+        candidates.sort_out(entries, &rules);
+    };
+    let results = looked_at(py, root, &directories, &attribute, threads, &check, count)?;
+    let shown = |passed: Passed| (passed.count, passed.bytes);
+    listed(py, results, |mut here| {
+        let packed = PyBytes::new(py, &py.detach(|| here.packed()));
+        let size: i64 = here.plain.iter().map(|(identity, _)| identity.size).sum();
+        let (directories, left) = found(py, here.left, None)?;
+        let passed = [here.optimised, here.empty, here.small, here.young].map(shown);
+        let plain = (packed, here.plain.len(), size, summed(py, here.chunks)?);
+        (directories, left, passed, plain).into_bound_py_any(py)
+    })
+}
+
+#[pyfunction]
+pub fn unpack_files<'py>(
+    py: Python<'py>,
+    directory: &[u8],
+    packed: &[u8],
+) -> PyResult<Bound<'py, PyList>> {
+    let files = candidates::unpacked(packed)
+        .ok_or_else(|| PyValueError::new_err("these are no files that were packed"))?;
+    let mut path = directory.to_vec();
+    let list = PyList::empty(py);
+    for (identity, name) in files {
+        path.truncate(directory.len());
+        path.extend_from_slice(name.to_bytes());
+        let identity = (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
+        list.append((PyBytes::new(py, &path), identity))?;
+    }
+    Ok(list)
+}
+
+#[pyfunction]
+#[pyo3(signature = (root, directories, attribute, threads, check))]
+pub fn stub_sizes<'py>(
+    py: Python<'py>,
+    root: i32,
+    directories: Vec<Vec<u8>>,
+    attribute: &[u8],
+    threads: usize,
+    check: Py<PyAny>,
+) -> PyResult<Bound<'py, PyList>> {
+    let attribute = c_string("attribute", attribute)?;
+    let count = |entries: &mut Vec<Entry>, sizes: &mut Sizes, (): &mut ()| sizes.sort_out(entries);
+    let results = looked_at(py, root, &directories, &attribute, threads, &check, count)?;
+    listed(py, results, |sizes| {
+        let (directories, files) = found(py, sizes.left, None)?;
+        (directories, files, summed(py, sizes.bytes)?).into_bound_py_any(py)
+    })
+}
+
+/// Pairs of what names end in, and a number.
+fn summed<'py>(py: Python<'py>, sums: HashMap<Box<[u8]>, i64>) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for (suffix, sum) in sums {
+        list.append((PyBytes::new(py, &suffix), sum))?;
+    }
+    Ok(list)
+}
+
+/// [`look_at`] without the GIL, which it takes for each `check`; what that raises ends it.
+pub fn looked_at<L: Default + Send, S: Default>(
+    py: Python<'_>,
+    root: i32,
+    directories: &[Vec<u8>],
+    attribute: &CStr,
+    threads: usize,
+    check: &Py<PyAny>,
+    count: impl Fn(&mut Vec<Entry>, &mut L, &mut S) + Send + Sync,
+) -> PyResult<Vec<io::Result<L>>> {
+    let paths: Vec<CString> =
+        directories.iter().map(|path| c_string("path", path)).collect::<PyResult<_>>()?;
+    let raised = Mutex::new(None);
+    let go_on = || match Python::attach(|py| check.call0(py)) {
+        Ok(_) => true,
+        Err(error) => {
+            *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            false
+        }
+    };
+    let results = py.detach(|| look_at(root, &paths, attribute, threads, count, go_on));
+    match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(results),
+    }
+}
+
+/// A list with the number of the error, or with what was found, of each directory.
+pub fn listed<'py, L>(
+    py: Python<'py>,
+    results: Vec<io::Result<L>>,
+    mut shown: impl FnMut(L) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for result in results {
+        list.append(match result {
+            Err(error) => error.raw_os_error().unwrap_or(libc::EIO).into_bound_py_any(py)?,
+            Ok(listed) => shown(listed)?,
+        })?;
+    }
+    Ok(list)
+}
