@@ -1,6 +1,8 @@
 //! Payloads: selective compression into a buffer of records, and back.
 
 use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 use zstd_safe::{CCtx, CParameter, DCtx};
@@ -53,9 +55,54 @@ impl Options {
     }
 }
 
+/// Memory for records that is used again: of what the system gives anew, each page costs a fault
+/// and is filled with zeros first.
+#[derive(Default)]
+pub struct Buffer(Vec<u8>);
+
+static IDLE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+const IDLE_MAX: usize = 4;
+/// Smaller ones are cheap to have.
+const IDLE_BYTES_MIN: usize = 1 << 20;
+
+impl Buffer {
+    /// At least `length` bytes, with anything in them.
+    fn of(length: usize) -> Buffer {
+        let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = if length < IDLE_BYTES_MIN { None } else { idle().pop() };
+        Buffer(used.filter(|buffer| buffer.len() >= length).unwrap_or_else(|| vec![0; length]))
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let buffer = std::mem::take(&mut self.0);
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffer.len() >= IDLE_BYTES_MIN && idle.len() < IDLE_MAX {
+            idle.push(buffer);
+        }
+    }
+}
+
+/// The first `length` bytes of `buffer` are the records.
 #[derive(Default)]
 pub struct Records {
-    pub buffer: Vec<u8>,
+    pub buffer: Buffer,
+    pub length: usize,
     pub starts: Vec<u32>,
     pub stored_lengths: Vec<u32>,
     pub codecs: Vec<u8>,
@@ -72,15 +119,14 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
     if u32::try_from(room).is_err() {
         return Err(format!("lengths add up to {room} bytes of records: more than 4 GiB"));
     }
-    // Fresh zero pages: what is not used is never touched.
-    let mut records = Records { buffer: vec![0; room], ..Records::default() };
+    let mut records = Records { buffer: Buffer::of(room), ..Records::default() };
     let mut at = 0;
     for &(start, length) in ranges {
         let raw = &data[start..start + length];
         let payload = at + options.header_bytes;
         let (codec, stored) = store(raw, &mut records.buffer[payload..payload + length], options)?;
         let end = (payload + stored).next_multiple_of(options.align_bytes);
-        // zstd may scribble past what it returns.
+        // There may be anything, and zstd may scribble past what it returns.
         records.buffer[at..payload].fill(0);
         records.buffer[payload + stored..end].fill(0);
         records.starts.push(at as u32);
@@ -89,7 +135,7 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
         records.checksums.push(xxh3_64(&records.buffer[payload..payload + stored]));
         at = end;
     }
-    records.buffer.truncate(at);
+    records.length = at;
     Ok(records)
 }
 

@@ -10,7 +10,7 @@ use pyo3::{create_exception, ffi};
 
 use super::input::{Input, pack_u32, pack_u64};
 use crate::encode as codec;
-use crate::encode::{CODEC_ZSTD, Options};
+use crate::encode::{Buffer, CODEC_ZSTD, Options};
 
 create_exception!(
     dedupd.native,
@@ -26,7 +26,7 @@ pub fn incompressible(py: Python<'_>, data: Input) -> bool {
 }
 
 /// Bytes that Python, and `seal` on its behalf, may write through a buffer view.
-struct Exported(UnsafeCell<Vec<u8>>);
+struct Exported(UnsafeCell<Buffer>);
 
 // SAFETY: nothing in Rust reads or writes the contents once they are here; length and place of
 // the allocation never change.
@@ -106,7 +106,7 @@ pub fn encode(
     let records =
         py.detach(|| codec::encode(data, &ranges, options)).map_err(PyValueError::new_err)?;
     Ok(Encoded {
-        length: records.buffer.len(),
+        length: records.length,
         buffer: Exported(UnsafeCell::new(records.buffer)),
         starts: pack_u32(py, records.starts).unbind(),
         stored_lengths: pack_u32(py, records.stored_lengths).unbind(),
