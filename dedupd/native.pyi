@@ -5,7 +5,7 @@ copying it, releases the GIL while it works, and returns packed little-endian ar
 ``bytes``; ``memoryview(x).cast("I")`` (or ``"Q"``) gives the typed view.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from typing_extensions import Buffer
 
@@ -537,9 +537,14 @@ def find_candidates(
     the threads; what it raises ends the call. Raises ValueError.
     """
 
-def unpack_files(directory: bytes, packed: bytes) -> list[tuple[bytes, tuple[int, int, int, int]]]:
+def unpack_files(
+    directory: bytes, packed: bytes, suffixes: Set[bytes] | None = None
+) -> list[tuple[bytes, tuple[int, int, int, int]]]:
     """Paths (names behind ``directory``) and identities of the plain files that
-    :func:`find_candidates` has packed. Raises ValueError where it has not."""
+    :func:`find_candidates` has packed; of all, or of those whose names end in one of ``suffixes``.
+
+    Raises ValueError where these are no such files.
+    """
 
 def stub_sizes(
     root: int,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dedupd import native
+from dedupd.partitions import type_of, type_of_suffix
 from dedupd.stub import FileIdentity
 from jobs.scan import Candidate, PlainFiles, plain_candidates
 
@@ -18,9 +19,9 @@ _LEVEL = 1
 """Names and times of files repeat much: 30 to 40 bytes are left of each candidate."""
 
 _One = tuple[bytes, tuple[int, ...], bytes | None, int]
-_Plain = tuple[bytes, bytes]
+_Plain = tuple[bytes, bytes, list[bytes]]
 _Row = _One | _Plain
-"""A candidate, or the plain ones of a directory as they were found."""
+"""A candidate; or the plain ones of a directory as they were found, and what their names end in."""
 
 
 class _Block(NamedTuple):
@@ -68,7 +69,8 @@ class FoundFiles:
         if not self.is_complete:
             return
         if isinstance(found, PlainFiles):
-            self._rows.append((found.directory, found.packed))
+            suffixes = [suffix for suffix, _ in found.chunks]
+            self._rows.append((found.directory, found.packed, suffixes))
             self._count += found.count
         else:
             path, identity, attribute, work_bytes = found
@@ -87,24 +89,23 @@ class FoundFiles:
         else:
             self._blocks.append(block)
 
-    def through(self, is_wanted: Callable[[bytes], bool] | None = None) -> Iterator[Candidate]:
-        """Those whose path is wanted, or all, in order."""
+    def through(self, is_wanted: Callable[[str], bool] | None = None) -> Iterator[Candidate]:
+        """Those of a type that is wanted, or all, in order."""
         for block in self._blocks:
             yield from _wanted(block.rows(), is_wanted)
         yield from _wanted(self._rows, is_wanted)
 
 
-def _wanted(rows: list[_Row], is_wanted: Callable[[bytes], bool] | None) -> Iterator[Candidate]:
+def _wanted(rows: list[_Row], is_wanted: Callable[[str], bool] | None) -> Iterator[Candidate]:
     for row in rows:
-        if is_wanted is None:
-            yield from _candidates(row)
+        if len(row) == 3:
+            directory, packed, suffixes = row
+            chosen = None
+            if is_wanted is not None:
+                chosen = {suffix for suffix in suffixes if is_wanted(type_of_suffix(suffix))}
+            if chosen != set():
+                yield from plain_candidates(directory, packed, chosen)
         else:
-            yield from (one for one in _candidates(row) if is_wanted(one.path))
-
-
-def _candidates(row: _Row) -> Iterator[Candidate]:
-    if len(row) == 2:
-        yield from plain_candidates(*row)
-    else:
-        path, identity, attribute, work_bytes = row
-        yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)
+            path, identity, attribute, work_bytes = row
+            if is_wanted is None or is_wanted(type_of(path)):
+                yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)

@@ -17,6 +17,7 @@ from dedupd.commit import (
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.fsutil import show_path
 from dedupd.index.base import IndexCounters
+from dedupd.partitions import type_of
 from dedupd.policy import Policy
 from dedupd.priority import cores
 from dedupd.uncached import BufferPool
@@ -201,7 +202,7 @@ class Optimize:
         for candidate in candidates(
             self._volume, self._policy, self._below, skipped, errors, check
         ):
-            if is_in(candidate.path):
+            if is_in(type_of(candidate.path)):
                 yield candidate, self._policy.compresses(candidate.path)
         for message in errors if is_first else ():
             self._run.findings.add(message)

@@ -75,9 +75,9 @@ class Partitioning:
             save_map(self._volume, self._map)
         return sorted({self._map.of_type(t) for t in self._work}) or [self._map.rest]
 
-    def is_in(self, path: bytes, partition: int) -> bool:
-        """Whether a file was planned to go to a partition."""
-        return self._planned.of(path) == partition
+    def is_in(self, file_type: str, partition: int) -> bool:
+        """Whether files of a type were planned to go to a partition."""
+        return self._planned.of_type(file_type) == partition
 
     def move_on(self, partition: int) -> int:
         """Close a partition that is full; returns the one that takes its place."""

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 import jobs.found
 import jobs.optimize
+from dedupd.partitions import type_of
 from dedupd.stub import FileIdentity
 from dedupd.units import KIB, MIB
 from jobs.found import FoundFiles
 from jobs.scan import Candidate, PlainFiles
 from tests.helpers import Lab, fill, new_lab, noise, prose
+
+SUFFIXES = b"a", b"A", b"bb", b"", "Ä".encode(), b"\xff"
 
 numbers = st.integers(0, 2**63 - 1)
 candidate = st.builds(
@@ -35,9 +38,10 @@ def test_what_was_found_comes_again_in_order(some: list[Candidate], repeat: int)
         found.add(one)
     assert found.is_complete
     for _ in range(2):
-        assert list(found.through(lambda path: True)) == everything
-    assert list(found.through(lambda path: path[0] < 128)) == [
-        one for one in everything if one.path[0] < 128
+        assert list(found.through()) == everything
+        assert list(found.through(lambda file_type: True)) == everything
+    assert list(found.through(lambda file_type: len(file_type) % 2 == 0)) == [
+        one for one in everything if len(type_of(one.path)) % 2 == 0
     ]
 
 
@@ -47,12 +51,13 @@ def test_plain_files_are_kept_by_the_directory(counts: list[int], others: int) -
     everything: list[Candidate] = []
     for at, count in enumerate(counts):
         fields = [(at * 1000 + n, n + 1, -n, n * n) for n in range(count)]
-        names = [b"name %d" % n for n in range(count)]
+        names = [b"%d.%s" % (n, SUFFIXES[n % (at + 1) % len(SUFFIXES)]) for n in range(count)]
+        chunks = [(suffix, 1) for suffix in {name.partition(b".")[2] for name in names}]
         packed = b"".join(
             struct.pack("<Qqqq", *one) + name + b"\0"
             for one, name in zip(fields, names, strict=True)
         )
-        kept.add(PlainFiles(b"%d/" % at, packed, count, 0, ()))
+        kept.add(PlainFiles(b"%d/" % at, packed, count, 0, chunks))
         everything += [
             Candidate(b"%d/%s" % (at, name), FileIdentity(*one), None, one[1])
             for one, name in zip(fields, names, strict=True)
@@ -62,9 +67,10 @@ def test_plain_files_are_kept_by_the_directory(counts: list[int], others: int) -
             kept.add(single)
             everything.append(single)
     assert list(kept.through()) == everything
-    assert list(kept.through(lambda path: b"2" in path)) == [
-        one for one in everything if b"2" in one.path
-    ]
+    for wanted in ({"a"}, {"a", ""}, {"bb", "ä"}, {"none"}):
+        assert list(kept.through(wanted.__contains__)) == [
+            one for one in everything if type_of(one.path) in wanted
+        ]
 
 
 def test_where_there_is_no_room_for_all_there_is_none(tmp_path: Path) -> None:
@@ -73,7 +79,7 @@ def test_where_there_is_no_room_for_all_there_is_none(tmp_path: Path) -> None:
         identity = FileIdentity(number, *(int.from_bytes(os.urandom(6), "big") for _ in range(3)))
         found.add(Candidate(b"%d" % number, identity, None, 1))
     assert not found.is_complete
-    assert list(found.through(lambda path: True)) == []
+    assert list(found.through(lambda file_type: True)) == []
 
 
 def filled(root: Path) -> Lab:

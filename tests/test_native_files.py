@@ -198,6 +198,10 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
     assert [identity[0] for _, identity in files] == sorted(identity[0] for _, identity in files)
     wanted = {b"in/" + name: identity for name, identity in identities.items() if sizes[name] > 99}
     assert dict(files) == wanted
+    for suffixes in (set(), {b"x"}, {b"", b"\xff"}, {b"X", b"a"}):
+        some = native.unpack_files(b"", packed, suffixes)
+        ends = {b"odd.\xff": b"\xff", b".dot": b"", b"a.x": b"x", b"b.x": b"x"}
+        assert {path for path, _ in some} == {n for n, end in ends.items() if end in suffixes}
     assert find(directory, 100, now_ns - 1)[2][3][0] > 0
 
 

@@ -1,6 +1,6 @@
 //! `find_candidates`, `unpack_files`, `stub_sizes`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::files::found;
 use super::sys::c_string;
 use crate::candidates::{self, Candidates, Passed, Rules};
 use crate::files::Entry;
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, suffix};
 use crate::tree::look_at;
 
 #[pyfunction]
@@ -55,18 +55,24 @@ pub fn find_candidates<'py>(
 }
 
 #[pyfunction]
+#[pyo3(signature = (directory, packed, suffixes = None))]
 pub fn unpack_files<'py>(
     py: Python<'py>,
     directory: &[u8],
     packed: &[u8],
+    suffixes: Option<HashSet<Vec<u8>>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let files = candidates::unpacked(packed)
         .ok_or_else(|| PyValueError::new_err("these are no files that were packed"))?;
     let mut path = directory.to_vec();
     let list = PyList::empty(py);
     for (identity, name) in files {
+        let name = name.to_bytes();
+        if suffixes.as_ref().is_some_and(|wanted| !wanted.contains(suffix(name))) {
+            continue;
+        }
         path.truncate(directory.len());
-        path.extend_from_slice(name.to_bytes());
+        path.extend_from_slice(name);
         let identity = (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
         list.append((PyBytes::new(py, &path), identity))?;
     }
