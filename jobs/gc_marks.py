@@ -44,23 +44,22 @@ class RecipeMarks:
 def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None:
     """The marks that an earlier run has saved, with what is wanted beyond them fresh.
 
-    None where there are none, or where they are not to be built upon: because something that was
-    wanted then no longer is, or because an id stands for another record now.
+    None where there are none that can be read, or where they are not to be built upon: because
+    something that was wanted then no longer is, or because an id stands for another record now.
     """
-    try:
-        saved = SavedMarks(volume.base_fd, volume.space.volume)
-    except (FileNotFoundError, DamagedTable):
-        return None
     marks = RecipeMarks(wanted, tables)
     marks.are_known = True
-    with closing(saved):
-        for section in saved.sections():
-            if isinstance(section, ChunkSection):
-                is_taken = marks.chunks.native.merge(section.container, section.named)
-            else:
-                is_taken = _take_nodes(section, marks, tables)
-            if not is_taken:
-                return None
+    try:
+        with closing(SavedMarks(volume.base_fd, volume.space.volume)) as saved:
+            for section in saved.sections():
+                if isinstance(section, ChunkSection):
+                    is_taken = marks.chunks.native.merge(section.container, section.named)
+                else:
+                    is_taken = _take_nodes(section, marks, tables)
+                if not is_taken:
+                    return None
+    except (OSError, DamagedTable):
+        return None
     return marks
 
 

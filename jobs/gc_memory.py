@@ -15,13 +15,14 @@ _KEY = "gc/last"
 
 
 def digest(named: Mapping[Kind, bytes], live: Mapping[Kind, Mapping[int, int]]) -> str:
-    """Of what the tree names (digests of marks), and how many live records each container has.
+    """Of what the tree names (digests of marks), and which records of each container are live (a
+    digest for each).
 
     If neither has changed since a collection that went through, there is no new garbage. What has
     become live since without being needed, because a table was lost or a job died, shows.
     """
-    counts = repr([(int(kind), sorted(live[kind].items())) for kind in Kind]).encode()
-    return native.fingerprint(b"".join(named.values()) + counts).hex()
+    states = repr([(int(kind), sorted(live[kind].items())) for kind in Kind]).encode()
+    return native.fingerprint(b"".join(named.values()) + states).hex()
 
 
 def is_as_left(volume: Volume, current: str) -> bool:

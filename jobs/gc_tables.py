@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import xxhash
+
 from dedupd import native
 from dedupd.format import table as tbl
 from dedupd.format.container import FileHeader, Kind
@@ -18,6 +20,9 @@ BLOCK_ENTRIES = 1 << 16
 """Entries of a table that are looked at together: 4 MiB, however long the table is."""
 
 _STATE_BYTE = 60
+_IS_LIVE = bytes(state == tbl.State.LIVE for state in range(256))
+"""What a compaction makes of the other states is no change."""
+
 _LENGTH_BYTES = 8
 
 
@@ -74,14 +79,15 @@ class Tables:
                 yield first, memoryview(read_at(fd, count * tbl.ENTRY_BYTES, offset))
 
     def live(self, kind: Kind) -> dict[int, int]:
-        """How many live records each container has."""
+        """Of each container a digest of which of its records are live."""
         live: dict[int, int] = {}
         with self.directory(kind) as dir_fd:
             for number, shape in self.shapes[kind].items():
-                live[number] = sum(
-                    bytes(block[_STATE_BYTE :: tbl.ENTRY_BYTES]).count(tbl.State.LIVE)
-                    for _, block in self.blocks(dir_fd, shape)
-                )
+                digest = xxhash.xxh3_128()
+                for _, block in self.blocks(dir_fd, shape):
+                    states = bytes(block[_STATE_BYTE :: tbl.ENTRY_BYTES])
+                    digest.update(states.translate(_IS_LIVE))
+                live[number] = digest.intdigest()
         return live
 
     def fingerprints(self, number: int, lengths: memoryview) -> int:

@@ -1,7 +1,7 @@
 """Sets of records of one kind, in a bit for each that there is."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dedupd import native
 from dedupd.format.ids import make_id
@@ -68,8 +68,14 @@ class Marks:
 
     def digest(self) -> bytes:
         """The same for the same marks."""
-        bits = self.native.bits
-        parts = [b"%d:%s" % (number, bits(number)) for number in self.native.numbers()]
+        return self._digest(self.native.bits)
+
+    def _digest(self, column: Callable[[int], bytes]) -> bytes:
+        """Of what ``column`` gives for each container, one in memory at a time."""
+        parts = (
+            b"%d:%s" % (number, native.fingerprint(column(number)))
+            for number in self.native.numbers()
+        )
         return native.fingerprint(b"".join(parts))
 
     def count(self) -> int:
@@ -114,9 +120,7 @@ class Needs(Marks):
         self.native.merge(container, native.more_than(lengths, b""))
 
     def digest(self) -> bytes:
-        numbers = self.native.numbers()
-        parts = [b"%d:%s" % (number, self.lengths(number)) for number in numbers]
-        return native.fingerprint(super().digest() + b"".join(parts))
+        return native.fingerprint(super().digest() + self._digest(self.lengths))
 
     def fresh(self, container: int) -> bytes:
         """The bits of those nodes of which more is needed than when they were taken."""
