@@ -583,6 +583,10 @@ class History:
         self.rng.choice(tables).unlink()
         self.scrub()
 
+    def lose_the_catalogue(self) -> None:
+        """And with it, that nothing has changed."""
+        shutil.rmtree(self.lab.base / "catalog")
+
     def go_back_to_old_marks(self) -> None:
         """However old they are, they are right about the recipes that they name."""
         path = saved(self.lab)
