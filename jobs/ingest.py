@@ -29,7 +29,10 @@ from jobs.writing import Store
 
 @dataclass(slots=True)
 class Sums:
-    """What went through the pipeline; times are seconds of the stage, overlapping."""
+    """What went through the pipeline; times are seconds of the stage, overlapping.
+
+    ``incompressible_chunks`` are new ones that were to be compressed, and were not worth it.
+    """
 
     raw_bytes: int = 0
     chunks: int = 0
@@ -58,6 +61,7 @@ class _Part:
 
     first_id: int
     records: list[NewRecord]
+    compress: bool
     encoded: "Future[tuple[native.Encoded, float]]"
 
 
@@ -159,6 +163,8 @@ class Ingest:
             )
             self.sums.append_s += time.perf_counter() - began
             self.sums.compress_s += encode_s
+            if part.compress:
+                self.sums.incompressible_chunks += encoded.codecs.count(fmt.Codec.RAW)
             front.parts.pop(0)
 
     def _chunk(self, batch: Batch) -> _InFlight:
@@ -328,7 +334,7 @@ class Ingest:
             self.sums.new_raw_bytes += raw
             level = self._policy.compression_level if compress else 0
             encoded = self._workers.submit(self._encode, data, starts, lengths, level)
-            state.parts.append(_Part(first, records, encoded))
+            state.parts.append(_Part(first, records, bool(level), encoded))
         if ids:
             self._store.index.insert(b"".join(ids), list(ids.values()))
         return ids

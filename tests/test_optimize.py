@@ -70,6 +70,17 @@ def test_zeros_cost_nothing(tmp_path: Path) -> None:
         assert lab.read("zeros") == bytes(3 * MIB)
 
 
+def test_chunks_that_are_not_worth_compressing_are_counted(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy('min_age = "0s"\nmin_size = "1"\nno_compress_types = ["raw"]\n')
+        for number in range(3):
+            lab.put(f"{number}.noise", noise(20_000, number))
+            lab.put(f"{number}.prose", prose(20_000, number))
+            lab.put(f"{number}.raw", noise(20_000, 100 + number))
+        sums = lab.optimise().sums
+        assert (sums["new_chunks"], sums["incompressible_chunks"]) == (9, 3)
+
+
 def test_compression_is_selective(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = 1\nno_compress_types = ["raw"]\n')
