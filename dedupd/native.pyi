@@ -508,12 +508,13 @@ CandidatesOf = tuple[
     list[bytes],
     list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
     tuple[_Passed, _Passed, _Passed, _Passed],
-    tuple[bytes, int, int, list[tuple[bytes, int]]],
+    list[tuple[bytes, int, int, list[tuple[bytes, int]]]],
 ]
 """What an optimise job has to do with a directory: names of directories; files that are left, as
 :func:`scan_directory` has them; what was passed over, in files and bytes: stubs with nothing to do
-about them, empty files, small ones, young ones; and plain files for it: packed, their number, their
-bytes, and about how many chunks they have, by what follows the last dot of their names.
+about them, empty files, small ones, young ones; and plain files for it, up to 4,096 at a time:
+packed, their number, their bytes, and about how many chunks they have, by what follows the last dot
+of their names.
 
 Left are files of several names, and stubs of which anything is out of the ordinary.
 """

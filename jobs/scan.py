@@ -93,7 +93,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlainFiles:
-    """Plain files of one directory that the policy takes: candidates, and as yet no objects.
+    """Some plain files of one directory that the policy takes: candidates, and as yet no objects.
 
     ``directory`` is what their paths begin with, ``packed`` what native code found. ``chunks`` says
     how many chunks they have, about, by what follows the last dot of their names.
@@ -258,7 +258,8 @@ class _Search:
                     if count:
                         self._skipped.add(reason, size_bytes, count)
                 prefix = directory + b"/" if directory else b""
-                yield from self._plain(PlainFiles(prefix, *plain))
+                for files in plain:
+                    yield from self._plain(PlainFiles(prefix, *files))
                 entries = names, left
                 for file in checked(
                     _in_directory(directory, entries, self._seen, pending), self._check
@@ -289,8 +290,7 @@ class _Search:
 
     def _plain(self, files: PlainFiles) -> Iterator[PlainFiles | Candidate]:
         if not (self._policy.exclude or self._policy.exclude_types):
-            if files.count:
-                yield files
+            yield files
             return
         for candidate in checked(files.candidates(), self._check):
             if self._policy.excludes(candidate.path):

@@ -168,7 +168,7 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     os.setxattr(tmp_path / "damaged", NAME, bytes(value))
     make(tmp_path / "plain", b"content")
     everything = {file[0] for file in native.scan_directory(directory, NAME)[1]}
-    directories, left, passed, (packed, count, *_) = find(directory)
+    directories, left, passed, [(packed, count, *_)] = find(directory)
     found = {file[0] for file in left} | {b"plain"}
     assert everything - found == {b"whole", b"one chunk", b"truncated"}
     assert (directories, passed[0], count) == ([], (3, 15_000), 1)
@@ -189,7 +189,7 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
     }
     (tmp_path / "below").mkdir()
     now_ns = max(identity.ctime_ns for identity in identities.values())
-    directories, left, passed, (packed, count, size, chunks) = find(directory, 100, now_ns)
+    directories, left, passed, [(packed, count, size, chunks)] = find(directory, 100, now_ns)
     assert (directories, left) == ([b"below"], [])
     assert passed == [(0, 0), (1, 0), (1, 99), (0, 0)]
     assert (count, size) == (4, 100 + 2500 + 5000 + 999)
@@ -203,6 +203,20 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
         ends = {b"odd.\xff": b"\xff", b".dot": b"", b"a.x": b"x", b"b.x": b"x"}
         assert {path for path, _ in some} == {n for n, end in ends.items() if end in suffixes}
     assert find(directory, 100, now_ns - 1)[2][3][0] > 0
+
+
+def test_the_files_of_a_large_directory_come_some_at_a_time(tmp_path: Path, directory: int) -> None:
+    names = {b"%d.%d" % (number, number % 3) for number in range(9000)}
+    for name in names:
+        with open(tmp_path / os.fsdecode(name), "wb") as file:
+            file.write(b"content")
+    *_, plain = find(directory)
+    assert [count for _, count, _, _ in plain] == [4096, 4096, 9000 - 8192]
+    files = [file for packed, *_ in plain for file in native.unpack_files(b"", packed)]
+    assert {path for path, _ in files} == names
+    assert [identity[0] for _, identity in files] == sorted(one[0] for _, one in files)
+    assert sum(size for _, _, size, _ in plain) == 7 * 9000
+    assert sum(chunks for *_, sums in plain for _, chunks in sums) == 9000
 
 
 def test_where_a_directory_is_none_there_is_the_error(tmp_path: Path, directory: int) -> None:

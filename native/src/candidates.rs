@@ -38,8 +38,6 @@ impl Passed {
 pub struct Candidates {
     pub left: Vec<Entry>,
     pub plain: Vec<(Identity, CString)>,
-    /// How many chunks there are about in plain files, by what follows the last dot of their names.
-    pub chunks: HashMap<Box<[u8]>, i64>,
     pub optimised: Passed,
     pub empty: Passed,
     pub small: Passed,
@@ -76,25 +74,48 @@ impl Candidates {
         } else if identity.mtime_ns.max(identity.ctime_ns) > rules.newest_ns {
             self.young.add(size);
         } else {
-            let (suffix, chunks) = (suffix(name.to_bytes()), 1 + size / rules.chunk_bytes);
-            match self.chunks.get_mut(suffix) {
-                Some(sum) => *sum += chunks,
-                None => drop(self.chunks.insert(suffix.into(), chunks)),
-            }
             self.plain.push((identity, name));
         }
     }
 
     /// The plain files in the order of their inodes, which on a disk is near that of their blocks.
-    pub fn packed(&mut self) -> Vec<u8> {
+    pub fn packed(&mut self, rules: &Rules) -> Vec<Packed> {
         self.plain.sort_unstable_by_key(|(identity, _)| identity.inode);
-        let mut packed = Vec::new();
-        for (identity, name) in &self.plain {
-            packed.extend_from_slice(&identity.inode.to_le_bytes());
-            for field in [identity.size, identity.mtime_ns, identity.ctime_ns] {
-                packed.extend_from_slice(&field.to_le_bytes());
+        let packed = self.plain.chunks(PACKED_MAX).map(|files| Packed::of(files, rules)).collect();
+        self.plain = Vec::new();
+        packed
+    }
+}
+
+/// So many files are packed together: nobody has to unpack all of a large directory at once.
+const PACKED_MAX: usize = 4096;
+
+/// Plain files of a directory.
+#[derive(Default)]
+pub struct Packed {
+    pub bytes: Vec<u8>,
+    pub count: usize,
+    /// Of the files together.
+    pub size: i64,
+    /// How many chunks they have, about, by what follows the last dot of their names.
+    pub chunks: HashMap<Box<[u8]>, i64>,
+}
+
+impl Packed {
+    fn of(files: &[(Identity, CString)], rules: &Rules) -> Packed {
+        let mut packed = Packed { count: files.len(), ..Packed::default() };
+        for (identity, name) in files {
+            packed.size += identity.size;
+            let (suffix, chunks) = (suffix(name.to_bytes()), 1 + identity.size / rules.chunk_bytes);
+            match packed.chunks.get_mut(suffix) {
+                Some(sum) => *sum += chunks,
+                None => drop(packed.chunks.insert(suffix.into(), chunks)),
             }
-            packed.extend_from_slice(name.to_bytes_with_nul());
+            packed.bytes.extend_from_slice(&identity.inode.to_le_bytes());
+            for field in [identity.size, identity.mtime_ns, identity.ctime_ns] {
+                packed.bytes.extend_from_slice(&field.to_le_bytes());
+            }
+            packed.bytes.extend_from_slice(name.to_bytes_with_nul());
         }
         packed
     }
@@ -102,7 +123,7 @@ impl Candidates {
 
 const IDENTITY_BYTES: usize = 32;
 
-/// What [`Candidates::packed`] made; None where it is not that.
+/// The files of [`Packed::bytes`]; None where it is not that.
 pub fn unpacked(mut packed: &[u8]) -> Option<Vec<(Identity, &CStr)>> {
     let mut files = Vec::new();
     while !packed.is_empty() {

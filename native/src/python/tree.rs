@@ -45,11 +45,14 @@ pub fn find_candidates<'py>(
     let results = looked_at(py, root, &directories, &attribute, threads, &check, count)?;
     let shown = |passed: Passed| (passed.count, passed.bytes);
     listed(py, results, |mut here| {
-        let packed = PyBytes::new(py, &py.detach(|| here.packed()));
-        let size: i64 = here.plain.iter().map(|(identity, _)| identity.size).sum();
+        let packed = py.detach(|| here.packed(&rules));
         let (directories, left) = found(py, here.left, None)?;
         let passed = [here.optimised, here.empty, here.small, here.young].map(shown);
-        let plain = (packed, here.plain.len(), size, summed(py, here.chunks)?);
+        let plain = PyList::empty(py);
+        for one in packed {
+            let bytes = PyBytes::new(py, &one.bytes);
+            plain.append((bytes, one.count, one.size, summed(py, one.chunks)?))?;
+        }
         (directories, left, passed, plain).into_bound_py_any(py)
     })
 }
