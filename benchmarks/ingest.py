@@ -102,7 +102,14 @@ def compare(
                 print(f"run {number + 1} of {runs}: {name}", file=sys.stderr)
                 scratch = work / name
                 scratch.mkdir()
-                results[name].append(PROGRAMS[name].ingest(Setting(scratch, sources, cold)))
+                ingest = PROGRAMS[name].ingest(Setting(scratch, sources, cold))
+                results[name].append(ingest)
+                for which, took in ((FIRST, ingest.first), (SECOND, ingest.second)):
+                    print(
+                        f"  {which}: {took.wall_s:.1f} s, CPU {took.cpu_s:.1f} s,"
+                        f" {took.stolen:.0%} of the processors stolen",
+                        file=sys.stderr,
+                    )
                 shutil.rmtree(scratch)
         return results
     finally:

@@ -14,11 +14,23 @@ from dedupd.units import MIB
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One command, as the kernel accounts for it (all threads, largest process)."""
+    """One command, as the kernel accounts for it (all threads, largest process).
+
+    ``stolen`` is the share of the processors' time that a virtual machine's host gave to others
+    meanwhile.
+    """
 
     wall_s: float
     cpu_s: float
     memory_bytes_peak: int
+    stolen: float = 0.0
+
+
+def processor_ticks() -> tuple[int, int]:
+    """All of the processors' time so far, and how much of it the host gave to others."""
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    return sum(ticks), ticks[7]
 
 
 class Failed(Exception):
@@ -28,17 +40,20 @@ class Failed(Exception):
 def measure(command: list[str], environment: Mapping[str, str], log: Path) -> Measured:
     """Run a command to its end. Raises Failed."""
     with open(log, "wb") as output:
+        all_before, stolen_before = processor_ticks()
         began = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
         )
         _, status, usage = os.wait4(process.pid, 0)
         wall_s = time.perf_counter() - began
+        all_after, stolen_after = processor_ticks()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         tail = log.read_text(errors="replace")[-2000:]
         raise Failed(f"{' '.join(command)}: exit status {process.returncode}\n{tail}")
-    return Measured(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+    stolen = (stolen_after - stolen_before) / max(1, all_after - all_before)
+    return Measured(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, stolen)
 
 
 def prepare(tree: Path, cold: bool) -> None:
@@ -95,4 +110,5 @@ def typical(measured: list[Measured]) -> Measured:
         statistics.median(one.wall_s for one in measured),
         statistics.median(one.cpu_s for one in measured),
         int(statistics.median(one.memory_bytes_peak for one in measured)),
+        statistics.median(one.stolen for one in measured),
     )

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import processor_ticks
+
 CONFIGURATIONS = (("memory", 1), ("table", 1), ("memory", 3), ("table", 3))
 
 
@@ -66,13 +68,6 @@ def dedupd(*arguments: str | Path) -> dict[str, Any]:
         raise RuntimeError(result.stderr)
     report: dict[str, Any] = json.loads(result.stdout) if result.stdout else {}
     return report
-
-
-def processor_ticks() -> tuple[int, int]:
-    """All of the processors' time so far, and how much of it the host gave to others."""
-    with open("/proc/stat") as file:
-        ticks = [int(word) for word in file.readline().split()[1:9]]
-    return sum(ticks), ticks[7]
 
 
 def files_of(dataset: Path) -> list[Path]:
