@@ -292,6 +292,10 @@ def _phase(root: Path) -> str:
     )
 
 
+PHASES_MIN = 3
+"""Else the moments were none that say anything: on a machine whose speed changes, few may be."""
+
+
 def _random_kills(
     root: Path, kills_wanted: int, copies: int, seed: int, run: Callable[[str], int]
 ) -> None:
@@ -306,7 +310,7 @@ def _random_kills(
     phases: Counter[str] = Counter()
     kills = 0
     took_s = {command: _time_whole_run(run, command) for command in ("optimize", "unoptimize")}
-    while kills < kills_wanted:
+    while kills < kills_wanted or (len(phases) < PHASES_MIN and kills < 5 * kills_wanted):
         for command, whole_s in took_s.items():
             for _ in range(8):
                 if not _kill_after(run(command), rng.uniform(0, whole_s)):
@@ -322,7 +326,7 @@ def _random_kills(
     print(f"\n{kills} random kills:")
     for phase, count in sorted(phases.items()):
         print(f"  {count:4} {phase}")
-    assert len(phases) >= 3
+    assert len(phases) >= PHASES_MIN
 
 
 def _time_whole_run(run: Callable[[str], int], command: str) -> float:
