@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.measure import Measured, allocated_bytes, files_of, logical_bytes, measure, prepare
+from benchmarks.measure import Measured, allocated_bytes, logical_bytes, measure, paths_of, prepare
 
 FILES_PER_DIRECTORY = 1000
 
@@ -54,7 +54,7 @@ def step(directory: Path, make: list[str]) -> Step:
     try:
         volume.mkdir()
         subprocess.run([sys.executable, "-m", *make, str(volume / "tree")], check=True)
-        size_bytes, files = logical_bytes(volume), len(files_of(volume))
+        size_bytes, files = logical_bytes(volume), sum(1 for _ in paths_of(volume))
         setup = [*program, "enable", str(volume), "--min-age", "0s", "--min-size", "1"]
         subprocess.run(setup, check=True, stdout=subprocess.DEVNULL)
         prepare(volume / ".dedupd/data", cold=False)
