@@ -33,6 +33,12 @@ def processor_ticks() -> tuple[int, int]:
     return sum(ticks), ticks[7]
 
 
+def stolen_since(before: tuple[int, int]) -> float:
+    """The share of the processors' time that the host gave to others since these ticks."""
+    ticks, stolen = processor_ticks()
+    return (stolen - before[1]) / max(1, ticks - before[0])
+
+
 class Failed(Exception):
     """A program did not do what it was asked; the message has its output."""
 
@@ -40,19 +46,18 @@ class Failed(Exception):
 def measure(command: list[str], environment: Mapping[str, str], log: Path) -> Measured:
     """Run a command to its end. Raises Failed."""
     with open(log, "wb") as output:
-        all_before, stolen_before = processor_ticks()
+        ticks = processor_ticks()
         began = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
         )
         _, status, usage = os.wait4(process.pid, 0)
         wall_s = time.perf_counter() - began
-        all_after, stolen_after = processor_ticks()
+        stolen = stolen_since(ticks)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         tail = log.read_text(errors="replace")[-2000:]
         raise Failed(f"{' '.join(command)}: exit status {process.returncode}\n{tail}")
-    stolen = (stolen_after - stolen_before) / max(1, all_after - all_before)
     return Measured(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, stolen)
 
 

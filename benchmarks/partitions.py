@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import processor_ticks
+from benchmarks.measure import processor_ticks, stolen_since
 
 CONFIGURATIONS = (("memory", 1), ("table", 1), ("memory", 3), ("table", 3))
 
@@ -113,10 +113,10 @@ def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: 
     put(first, dataset, data / "again")
     put(second, dataset, data / "second")
     os.sync()
-    all_before, stolen_before = processor_ticks()
+    ticks = processor_ticks()
     optimised = dedupd("run", "optimize", root)
     reconciled = dedupd("run", "reconcile", root) if partitions > 1 else None
-    all_after, stolen_after = processor_ticks()
+    stolen = stolen_since(ticks)
     stored = sum(path.stat().st_size for path in (root / ".dedupd/store").rglob("*.dat"))
     shutil.rmtree(root)
     reports = [optimised, *([reconciled] if reconciled else [])]
@@ -129,7 +129,7 @@ def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: 
         max(report["resources"]["memory_bytes_peak"] for report in reports),
         stored,
         reconciled["merged"]["chunks"] if reconciled else 0,
-        (stolen_after - stolen_before) / max(1, all_after - all_before),
+        stolen,
     )
 
 

@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
-
-import xxhash
 
 from dedupd.disk import Disk
 from dedupd.errors import DamagedTable
 from dedupd.format import merge
 from dedupd.fsutil import read_at
-from dedupd.store.container import NEW
+from dedupd.store import wholefile
+from dedupd.store.wholefile import WholeFileWriter, body_checksum
 
 NAME = b"merge.log"
 PAIRS_PER_READ = 1 << 16
@@ -22,31 +20,22 @@ class MergeLogWriter:
 
     def __init__(self, dir_fd: int, volume: bytes, disk: Disk) -> None:
         """``dir_fd`` is borrowed. A log that was not completed is removed."""
-        self._dir_fd = dir_fd
         self._volume = volume
-        self._disk = disk
-        remove_unfinished(dir_fd, disk)
-        self._fd = disk.create(dir_fd, NAME + NEW)
-        self._hash = xxhash.xxh3_64()
-        self._end = merge.HEADER_BYTES
+        self._file = WholeFileWriter(dir_fd, NAME, merge.HEADER_BYTES, disk)
         self.pairs = 0
 
     def add(self, pairs: bytes) -> None:
         """Append pairs as ``native.Join`` gives them. Raises NoSpace."""
         self.pairs += len(pairs) // merge.PAIR_BYTES
-        self._hash.update(pairs)
-        self._end += self._disk.write_at(self._fd, [pairs], self._end)
+        self._file.write(pairs)
 
     def complete(self) -> None:
         """Make the log durable under its name. Raises NoSpace."""
-        header = merge.LogHeader(self.pairs, self._volume, self._hash.intdigest())
-        self._disk.write_at(self._fd, [merge.encode_header(header)], 0)
-        self._disk.sync_file(self._fd)
-        self._disk.rename(self._dir_fd, NAME + NEW, self._dir_fd, NAME)
-        self._disk.sync_dir(self._dir_fd)
+        header = merge.LogHeader(self.pairs, self._volume, self._file.checksum)
+        self._file.complete(merge.encode_header(header))
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
 
 class MergeLog:
@@ -60,22 +49,13 @@ class MergeLog:
             self.header = merge.decode_header(read_at(self._fd, merge.HEADER_BYTES, 0), where)
             if self.header.volume != volume:
                 raise DamagedTable(f"{where}: the merge log is of another volume")
-            if self._digest() != self.header.pairs_checksum:
+            size = self.header.pairs * merge.PAIR_BYTES
+            found = body_checksum(self._fd, merge.HEADER_BYTES, size)
+            if found != self.header.pairs_checksum:
                 raise DamagedTable(f"{where}: the merge log fails its checksum")
         except BaseException:
             os.close(self._fd)
             raise
-
-    def _digest(self) -> int:
-        digest, offset = xxhash.xxh3_64(), merge.HEADER_BYTES
-        left = self.header.pairs * merge.PAIR_BYTES
-        while left > 0:
-            data = read_at(self._fd, min(left, 1 << 20), offset)
-            if not data:
-                break
-            digest.update(data)
-            left, offset = left - len(data), offset + len(data)
-        return digest.intdigest()
 
     def pairs(self) -> Iterator[list[tuple[int, int]]]:
         """(merged, stays), in the order of the log, some at a time."""
@@ -92,12 +72,9 @@ class MergeLog:
 
 def remove(dir_fd: int, disk: Disk) -> None:
     """Remove the log, durably."""
-    with suppress(FileNotFoundError):
-        disk.unlink(dir_fd, NAME)
-    disk.sync_dir(dir_fd)
+    wholefile.remove(dir_fd, NAME, disk)
 
 
 def remove_unfinished(dir_fd: int, disk: Disk) -> None:
     """Remove a log that was not completed."""
-    with suppress(FileNotFoundError):
-        disk.unlink(dir_fd, NAME + NEW)
+    wholefile.remove_unfinished(dir_fd, NAME, disk)

@@ -2,20 +2,16 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NamedTuple
-
-import xxhash
 
 from dedupd.disk import Disk
 from dedupd.errors import DamagedTable
 from dedupd.format import savedmarks as fmt
 from dedupd.fsutil import read_at
-from dedupd.store.container import NEW
+from dedupd.store import wholefile
+from dedupd.store.wholefile import WholeFileWriter, body_checksum
 
 NAME = b"saved.marks"
-
-_READ_BYTES = 1 << 20
 
 
 class ChunkSection(NamedTuple):
@@ -46,13 +42,8 @@ class SavedMarksWriter:
 
     def __init__(self, dir_fd: int, volume: bytes, disk: Disk) -> None:
         """``dir_fd`` is borrowed. Marks that were not completed are removed. Raises NoSpace."""
-        self._dir_fd = dir_fd
         self._volume = volume
-        self._disk = disk
-        remove_unfinished(dir_fd, disk)
-        self._fd = disk.create(dir_fd, NAME + NEW)
-        self._hash = xxhash.xxh3_64()
-        self._end = fmt.HEADER_BYTES
+        self._file = WholeFileWriter(dir_fd, NAME, fmt.HEADER_BYTES, disk)
         self._chunks = self._streams = 0
 
     def add_chunks(self, section: ChunkSection) -> None:
@@ -60,36 +51,25 @@ class SavedMarksWriter:
         assert not self._streams
         self._chunks += 1
         head = fmt.SectionHead(section.container, section.records, 0)
-        self._write(fmt.encode_section(head), _words(section.named, section.records))
+        self._file.write(fmt.encode_section(head), _words(section.named, section.records))
 
     def add_streams(self, section: StreamSection) -> None:
         """By number. Raises NoSpace."""
         self._streams += 1
         head = fmt.SectionHead(section.container, section.records, section.fingerprints)
         fresh = _words(section.fresh, section.records)
-        self._write(fmt.encode_section(head), section.wanted, section.needed, fresh)
-
-    def _write(self, *parts: bytes) -> None:
-        for part in parts:
-            self._hash.update(part)
-        self._end += self._disk.write_at(self._fd, parts, self._end)
+        self._file.write(fmt.encode_section(head), section.wanted, section.needed, fresh)
 
     def complete(self) -> None:
         """Make them durable under their name, in place of those before. Raises NoSpace."""
+        file = self._file
         header = fmt.MarksHeader(
-            self._chunks,
-            self._streams,
-            self._volume,
-            self._end - fmt.HEADER_BYTES,
-            self._hash.intdigest(),
+            self._chunks, self._streams, self._volume, file.body_bytes, file.checksum
         )
-        self._disk.write_at(self._fd, [fmt.encode_header(header)], 0)
-        self._disk.sync_file(self._fd)
-        self._disk.rename(self._dir_fd, NAME + NEW, self._dir_fd, NAME)
-        self._disk.sync_dir(self._dir_fd)
+        file.complete(fmt.encode_header(header))
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()
 
 
 class SavedMarks:
@@ -103,23 +83,13 @@ class SavedMarks:
             self.header = fmt.decode_header(read_at(self._fd, fmt.HEADER_BYTES, 0), where)
             if self.header.volume != volume:
                 raise DamagedTable(f"{where}: the saved marks are of another volume")
-            if self._digest() != self.header.body_checksum:
+            found = body_checksum(self._fd, fmt.HEADER_BYTES, self.header.body_bytes)
+            if found != self.header.body_checksum:
                 raise DamagedTable(f"{where}: the saved marks fail their checksum")
         except BaseException:
             os.close(self._fd)
             raise
         self._position = fmt.HEADER_BYTES
-
-    def _digest(self) -> int:
-        digest, offset = xxhash.xxh3_64(), fmt.HEADER_BYTES
-        end = offset + self.header.body_bytes
-        while offset < end:
-            data = read_at(self._fd, min(end - offset, _READ_BYTES), offset)
-            if not data:
-                break
-            digest.update(data)
-            offset += len(data)
-        return digest.intdigest()
 
     def sections(self) -> Iterator[ChunkSection | StreamSection]:
         """All of them, once: those of chunks, then those of recipes."""
@@ -150,12 +120,9 @@ def _words(bits: bytes, count: int) -> bytes:
 
 def remove(dir_fd: int, disk: Disk) -> None:
     """Remove the marks, durably."""
-    with suppress(FileNotFoundError):
-        disk.unlink(dir_fd, NAME)
-    disk.sync_dir(dir_fd)
+    wholefile.remove(dir_fd, NAME, disk)
 
 
 def remove_unfinished(dir_fd: int, disk: Disk) -> None:
     """Remove marks that were not completed."""
-    with suppress(FileNotFoundError):
-        disk.unlink(dir_fd, NAME + NEW)
+    wholefile.remove_unfinished(dir_fd, NAME, disk)

@@ -1,11 +1,10 @@
 //! What an optimise job has to do with a directory, sorted out where it is read.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 
 use crate::commits::is_settled_stub;
 use crate::files::{Entry, Identity};
-use crate::sizes::suffix;
+use crate::sizes::BySuffix;
 
 /// What the policy asks of a plain file, and what a chunk is.
 pub struct Rules {
@@ -97,8 +96,8 @@ pub struct Packed {
     pub count: usize,
     /// Of the files together.
     pub size: i64,
-    /// How many chunks they have, about, by what follows the last dot of their names.
-    pub chunks: HashMap<Box<[u8]>, i64>,
+    /// How many chunks they have, about.
+    pub chunks: BySuffix,
 }
 
 impl Packed {
@@ -106,11 +105,7 @@ impl Packed {
         let mut packed = Packed { count: files.len(), ..Packed::default() };
         for (identity, name) in files {
             packed.size += identity.size;
-            let (suffix, chunks) = (suffix(name.to_bytes()), 1 + identity.size / rules.chunk_bytes);
-            match packed.chunks.get_mut(suffix) {
-                Some(sum) => *sum += chunks,
-                None => drop(packed.chunks.insert(suffix.into(), chunks)),
-            }
+            packed.chunks.add(name.to_bytes(), 1 + identity.size / rules.chunk_bytes);
             packed.bytes.extend_from_slice(&identity.inode.to_le_bytes());
             for field in [identity.size, identity.mtime_ns, identity.ctime_ns] {
                 packed.bytes.extend_from_slice(&field.to_le_bytes());

@@ -8,8 +8,22 @@ use crate::files::Entry;
 #[derive(Default)]
 pub struct Sizes {
     pub left: Vec<Entry>,
-    /// Bytes of stubs, by what follows the last dot of their names.
-    pub bytes: HashMap<Box<[u8]>, i64>,
+    /// Bytes of stubs.
+    pub bytes: BySuffix,
+}
+
+/// Sums, by what follows the last dot of names.
+#[derive(Default)]
+pub struct BySuffix(pub HashMap<Box<[u8]>, i64>);
+
+impl BySuffix {
+    pub fn add(&mut self, name: &[u8], amount: i64) {
+        let suffix = suffix(name);
+        match self.0.get_mut(suffix) {
+            Some(sum) => *sum += amount,
+            None => drop(self.0.insert(suffix.into(), amount)),
+        }
+    }
 }
 
 impl Sizes {
@@ -19,11 +33,7 @@ impl Sizes {
             match &entry {
                 Entry::File { links: 1, attribute: None, .. } => {}
                 Entry::File { links: 1, attribute: Some(_), identity, name, .. } => {
-                    let suffix = suffix(name.to_bytes());
-                    match self.bytes.get_mut(suffix) {
-                        Some(sum) => *sum += identity.size,
-                        None => drop(self.bytes.insert(suffix.into(), identity.size)),
-                    }
+                    self.bytes.add(name.to_bytes(), identity.size);
                 }
                 _ => self.left.push(entry),
             }

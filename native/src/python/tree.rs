@@ -1,6 +1,6 @@
 //! `find_candidates`, `unpack_files`, `stub_sizes`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::files::found;
 use super::sys::c_string;
 use crate::candidates::{self, Candidates, Passed, Rules};
 use crate::files::Entry;
-use crate::sizes::{Sizes, suffix};
+use crate::sizes::{BySuffix, Sizes, suffix};
 use crate::tree::look_at;
 
 #[pyfunction]
@@ -102,9 +102,9 @@ pub fn stub_sizes<'py>(
 }
 
 /// Pairs of what names end in, and a number.
-fn summed<'py>(py: Python<'py>, sums: HashMap<Box<[u8]>, i64>) -> PyResult<Bound<'py, PyList>> {
+fn summed<'py>(py: Python<'py>, sums: BySuffix) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
-    for (suffix, sum) in sums {
+    for (suffix, sum) in sums.0 {
         list.append((PyBytes::new(py, &suffix), sum))?;
     }
     Ok(list)
