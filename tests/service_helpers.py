@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from dedupd import mounts
 from dedupd.cli.main import main
-from dedupd.errors import DedupdError
+from dedupd.errors import DedupdError, ServiceUnreachable
 from dedupd.service.client import ServiceClient
 from fuse_stub.mount import unmount
 from fuse_stub.points import clear_dead_mount
@@ -161,6 +161,17 @@ class ServiceLab:
     @property
     def client(self) -> ServiceClient:
         return ServiceClient(str(self.socket))
+
+    def wait_until_it_listens(self) -> None:
+        """For one that was started without :meth:`start`. Its socket is there a moment before."""
+
+        def probe() -> ServiceClient | None:
+            try:
+                return self.client
+            except ServiceUnreachable:
+                return None
+
+        eventually(probe, "it answers")
 
     def view(self, lab: Lab) -> dict[str, Any]:
         return self.client.volume(str(lab.root))

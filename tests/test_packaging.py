@@ -14,7 +14,7 @@ from dedupd.service.config import SERVICE_KEYS, ServiceConfig, parse_config
 from dedupd.service.slice import SLICE
 from tests.helpers import REPOSITORY, let_others_pass, noise
 from tests.mount_helpers import ALICE, as_user
-from tests.service_helpers import eventually, service_lab
+from tests.service_helpers import service_lab
 
 PACKAGING = REPOSITORY / "packaging"
 UNIT = PACKAGING / "systemd/dedupd.service"
@@ -90,7 +90,7 @@ def test_the_rights_of_the_unit_suffice(tmp_path: Path) -> None:
         environment = {**os.environ, **machine.environment, "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen(command, env=environment, cwd="/") as program:
             try:
-                eventually(machine.socket.exists, "it answers")
+                machine.wait_until_it_listens()
                 machine.mount_pid(lab)
                 for job in ("optimize", "gc", "compact", "scrub"):
                     ended = machine.ended(machine.submit(job, lab))

@@ -53,7 +53,7 @@ def test_the_program_itself_serves(machine: ServiceLab) -> None:
     command = [sys.executable, "-m", "dedupd.cli.main", "serve", "--config", str(machine.config)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, env=environment, cwd="/", stderr=subprocess.PIPE) as program:
-        eventually(machine.socket.exists, "it answers")
+        machine.wait_until_it_listens()
         machine.mount_pid(lab)
         program.terminate()
         _, said = program.communicate()
