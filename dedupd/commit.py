@@ -89,8 +89,10 @@ class Committer(Protocol):
 class VolumeCommitter:
     """Chooses, for every batch, between the mount's process and doing it here."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, threads: int = 1) -> None:
+        """Where it does it here, many files at once on up to ``threads`` threads."""
         self._volume = volume
+        self._threads = threads
 
     def commit(self, requests: Sequence[Request]) -> list[Result]:
         results: list[Result] = []
@@ -105,7 +107,7 @@ class VolumeCommitter:
                 settle_noted(self._volume, transitions)
                 batch = requests[: descriptors_to_spare()]
                 with transitions.under_way(request.path for request in batch):
-                    return _commit_here(self._volume, batch)
+                    return _commit_here(self._volume, batch, self._threads)
         except Busy:
             pass
         client = self._volume.mount_client()
@@ -128,8 +130,8 @@ def descriptors_to_spare() -> int:
     return max(1, min(BATCH_FILES_HERE_MAX, soft // 2))
 
 
-def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
-    commits = None if is_armed() else _commits(volume)
+def _commit_here(volume: Volume, requests: Sequence[Request], threads: int) -> list[Result]:
+    commits = None if is_armed() else _commits(volume, threads)
     with _Batch(volume, requests, commits) as batch:
         batch.begin()
         reach(_BEGUN)
@@ -144,10 +146,10 @@ def _commit_here(volume: Volume, requests: Sequence[Request]) -> list[Result]:
         return batch.results
 
 
-def _commits(volume: Volume) -> native.Commits | None:
+def _commits(volume: Volume, threads: int) -> native.Commits | None:
     space = volume.space
     seed = checksum_seed(space.volume)
-    return volume.disk.commits(volume.data_fd, space.name, seed, volume.block_bytes)
+    return volume.disk.commits(volume.data_fd, space.name, seed, volume.block_bytes, threads)
 
 
 class _Batch:

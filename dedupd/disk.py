@@ -110,12 +110,12 @@ class Disk:
         native.punch_and_settle(fd, length, atime_ns, mtime_ns, name, value)
 
     def commits(
-        self, data_fd: int, name: bytes, seed: int, block_bytes: int
+        self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
     ) -> native.Commits | None:
-        """The commit of many files in two calls; None where each step is to be seen, as by tests:
-        then it is put together from the other methods.
+        """The commit of many files in two calls, each on up to ``threads`` threads; None where each
+        step is to be seen, as by tests: then it is put together from the other methods.
         """
-        return native.Commits(data_fd, name, seed, block_bytes)
+        return native.Commits(data_fd, name, seed, block_bytes, threads)
 
     def remove_attribute(self, fd: int, name: bytes) -> None:
         os.removexattr(fd, name)

@@ -624,8 +624,10 @@ class Commits:
     files through the same steps one by one, which say what is wrong.
     """
 
-    def __new__(cls, data_fd: int, attribute: bytes, seed: int, block_bytes: int) -> Commits:
-        """``seed`` is that of the attribute's checksum."""
+    def __new__(
+        cls, data_fd: int, attribute: bytes, seed: int, block_bytes: int, threads: int = 1
+    ) -> Commits:
+        """``seed`` is that of the attribute's checksum; each step takes up to ``threads``."""
     def begin(
         self,
         requests: Sequence[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]],

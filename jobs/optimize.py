@@ -97,7 +97,8 @@ class Optimize:
         self._policy: Policy = volume.policy()
         self._report = OptimizeReport(started_s=run.started_s)
         self._skipped = Skipped()
-        self._committer = VolumeCommitter(volume)
+        self._threads = min(self._policy.cores_max or cores(), 64)
+        self._committer = VolumeCommitter(volume, self._threads)
         self._unsettled: list[bytes] = []
         self._mostly_local: list[bytes] = []
         self._found = FoundFiles(int(self._policy.memory_bytes_max * FOUND_SHARE))
@@ -208,7 +209,7 @@ class Optimize:
             self._run.findings.add(message)
 
     def _optimise(self, store: Store, partitions: list[int]) -> None:
-        threads = min(self._policy.cores_max or cores(), 64)
+        threads = self._threads
         headroom = self._volume.parameters.chunking.max_bytes
         room = self._policy.memory_bytes_max - MEMORY_FIXED_BYTES - self._partitioning.index_bytes
         share = room // (2 * BUFFERS_MIN) // MIB * MIB

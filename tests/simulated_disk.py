@@ -286,7 +286,7 @@ class RecordingDisk(Disk):
             return after
 
     def commits(
-        self, data_fd: int, name: bytes, seed: int, block_bytes: int
+        self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
     ) -> native.Commits | None:
         return None
 

@@ -29,9 +29,10 @@ class Steps(Disk):
         self.between: Callable[[], None] = lambda: None
 
     def commits(
-        self, data_fd: int, name: bytes, seed: int, block_bytes: int
+        self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
     ) -> native.Commits | None:
-        return super().commits(data_fd, name, seed, block_bytes) if self.together else None
+        commits = super().commits(data_fd, name, seed, block_bytes, threads)
+        return commits if self.together else None
 
     def sync_file_system(self, fd: int) -> None:
         self.between()
@@ -89,7 +90,7 @@ def put(lab: Lab, name: str, seed: int = 0) -> Request:
 
 def commit(lab: Lab, *requests: Request) -> list[Result]:
     with lab.opened() as volume:
-        return VolumeCommitter(volume).commit(requests)
+        return VolumeCommitter(volume, threads=3).commit(requests)
 
 
 def outcomes(results: list[Result]) -> list[Outcome]:
@@ -216,6 +217,17 @@ def test_a_batch_that_cannot_be_synced_is_taken_back_whole(lab: Lab, disk: Steps
     with pytest.raises(OSError, match="the disk is gone"):
         commit(lab, *requests)
     assert [see(lab, os.fsdecode(request.path)) for request in requests] == before
+
+
+def test_each_of_many_files_has_its_own_outcome(lab: Lab) -> None:
+    requests = [put(lab, f"file{n}", n) for n in range(100)]
+    (lab.data / "file7").unlink()
+    os.utime(lab.data / "file64", ns=(OLD_NS, OLD_NS + 1))
+    with open(lab.data / "file99", "rb"):
+        results = outcomes(commit(lab, *requests))
+    others = {7: Outcome.GONE, 64: Outcome.CHANGED, 99: Outcome.IN_USE}
+    assert results == [others.get(n, Outcome.DONE) for n in range(100)]
+    assert [n for n in range(100) if n != 7 and lab.stub(f"file{n}") is None] == [64, 99]
 
 
 def test_a_batch_leaves_no_descriptor_open(lab: Lab) -> None:

@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::check::{u32_at, u64_at};
 use crate::files::{Identity, lease_exclusively, open_beneath, status_of};
+use crate::parallel;
 use crate::stub::{exchange_attribute, punch_and_settle};
 use crate::sys::remove_attribute;
 
@@ -47,8 +48,38 @@ pub struct Begun {
     pub identity: Identity,
 }
 
+/// Files that a thread takes at once: the small files of a directory mostly lie together.
+const GROUP: usize = 32;
+
+/// A file and how far its commit is; None before it, where it is left for the caller, and behind it.
+pub type Commit = (Request, Option<Begun>);
+
+/// Begins all of `files`, on up to `threads` threads.
+pub fn begin_all(volume: &Volume, files: &mut [Commit], threads: usize) {
+    parallel::for_each(files.chunks_mut(GROUP), threads, |group| {
+        for (request, begun) in group {
+            *begun = begin(volume, request);
+        }
+    });
+}
+
+/// Finishes what has begun of `files`, on up to `threads` threads; says which of them are done.
+pub fn finish_all(volume: &Volume, files: &mut [Commit], threads: usize) -> Vec<bool> {
+    let mut all = vec![false; files.len()];
+    let groups = files.chunks_mut(GROUP).zip(all.chunks_mut(GROUP));
+    parallel::for_each(groups, threads, |(group, done)| {
+        for ((request, begun), done) in group.iter_mut().zip(done) {
+            *done = begun.as_ref().is_some_and(|begun| finish(volume, request, begun));
+            if *done {
+                *begun = None;
+            }
+        }
+    });
+    all
+}
+
 /// None where the file is left for the caller.
-pub fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
+fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
     let file = open_beneath(volume.data, &request.path, libc::O_RDWR).ok()?;
     let fd = file.as_raw_fd();
     if !lease_exclusively(fd) {
@@ -67,7 +98,7 @@ pub fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
 }
 
 /// False where the file is left for the caller, as `begin` made it or partly punched.
-pub fn finish(volume: &Volume, request: &Request, begun: &Begun) -> bool {
+fn finish(volume: &Volume, request: &Request, begun: &Begun) -> bool {
     try_finish(volume, request, begun).unwrap_or(false)
 }
 

@@ -23,7 +23,7 @@ fn algorithm_named(parameter: &str, name: &str) -> PyResult<Algorithm> {
 /// More would only be a mistake in the unit.
 const THREADS_MAX: usize = 1024;
 
-fn check_threads(threads: usize) -> PyResult<usize> {
+pub fn check_threads(threads: usize) -> PyResult<usize> {
     if (1..=THREADS_MAX).contains(&threads) {
         Ok(threads)
     } else {

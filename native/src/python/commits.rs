@@ -8,22 +8,24 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
+use super::chunker::check_threads;
 use super::files::{Fields, identity_of};
 use super::sys::c_string;
-use crate::commits::{self, Begun, Request, Volume};
+use crate::commits::{self, Begun, Commit, Request, Volume};
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct Commits {
     volume: Volume,
+    threads: usize,
     /// Only ever locked with the GIL released, or for a moment in which no Python code runs.
-    files: Mutex<Vec<(Request, Option<Begun>)>>,
+    files: Mutex<Vec<Commit>>,
 }
 
 /// Id, digest, whether it names a chunk.
 type Recipe = (u64, PyBackedBytes, bool);
 
 impl Commits {
-    fn files(&self) -> MutexGuard<'_, Vec<(Request, Option<Begun>)>> {
+    fn files(&self) -> MutexGuard<'_, Vec<Commit>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -31,13 +33,21 @@ impl Commits {
 #[pymethods]
 impl Commits {
     #[new]
-    fn new(data_fd: i32, attribute: &[u8], seed: u64, block_bytes: i64) -> PyResult<Commits> {
+    #[pyo3(signature = (data_fd, attribute, seed, block_bytes, threads = 1))]
+    fn new(
+        data_fd: i32,
+        attribute: &[u8],
+        seed: u64,
+        block_bytes: i64,
+        threads: usize,
+    ) -> PyResult<Commits> {
         if block_bytes < 1 {
             return Err(PyValueError::new_err(format!("block_bytes must not be {block_bytes}")));
         }
         let attribute = c_string("attribute", attribute)?;
         let volume = Volume { data: data_fd, attribute, seed, block_bytes };
-        Ok(Commits { volume, files: Mutex::default() })
+        let threads = check_threads(threads)?;
+        Ok(Commits { volume, threads, files: Mutex::default() })
     }
 
     fn begin<'py>(
@@ -57,29 +67,16 @@ impl Commits {
         let begun: Vec<u8> = py.detach(|| {
             let mut files = self.files();
             let first = files.len();
-            files.extend(requests.into_iter().map(|request| {
-                let begun = commits::begin(&self.volume, &request);
-                (request, begun)
-            }));
+            files.extend(requests.into_iter().map(|request| (request, None)));
+            commits::begin_all(&self.volume, &mut files[first..], self.threads);
             files[first..].iter().map(|(_, begun)| begun.is_some().into()).collect()
         });
         Ok(PyBytes::new(py, &begun))
     }
 
     fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let done: Vec<u8> = py.detach(|| {
-            let mut files = self.files();
-            let finish = |(request, slot): &mut (Request, Option<Begun>)| {
-                let done = slot
-                    .as_ref()
-                    .is_some_and(|begun| commits::finish(&self.volume, request, begun));
-                if done {
-                    *slot = None;
-                }
-                done.into()
-            };
-            files.iter_mut().map(finish).collect()
-        });
+        let done = py.detach(|| commits::finish_all(&self.volume, &mut self.files(), self.threads));
+        let done: Vec<u8> = done.into_iter().map(u8::from).collect();
         PyBytes::new(py, &done)
     }
 
