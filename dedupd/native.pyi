@@ -5,7 +5,7 @@ copying it, releases the GIL while it works, and returns packed little-endian ar
 ``bytes``; ``memoryview(x).cast("I")`` (or ``"Q"``) gives the typed view.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 
 from typing_extensions import Buffer
 
@@ -36,6 +36,49 @@ class Chunks:
     def counts(self) -> bytes:
         """u32 number of chunks found in each segment."""
     def __len__(self) -> int: ...
+    def place(self, known: Buffer, as_is: Buffer) -> Placed:
+        """Sort out what becomes of them. ``known`` has the u64 id of each chunk that the index
+        knows, 0 for others; ``as_is`` has 1 for each segment whose new chunks are not to be
+        compressed, else 0. Raises ValueError where these have another number of items."""
+    def rows(self, segment: int, ids: Buffer) -> list[tuple[int, int, bytes]]:
+        """Id, length and fingerprint of each chunk of a segment; ``ids`` are the u64 ids of all.
+
+        Raises ValueError.
+        """
+
+class NewChunks:
+    """Chunks to be stored alike: parallel arrays, one element per chunk."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Of all together."""
+    @property
+    def fingerprints(self) -> bytes:
+        """32 bytes per chunk."""
+    @property
+    def starts(self) -> bytes:
+        """u32 start offsets in the data that was cut."""
+    @property
+    def lengths(self) -> bytes:
+        """u32 lengths."""
+    @property
+    def hints(self) -> bytes:
+        """u32 length of the chunk that follows each in its segment, 0 where none does."""
+    def __len__(self) -> int: ...
+
+class Placed:
+    """What becomes of :class:`Chunks`: zeros, known, met before in the same data, or new."""
+
+    @property
+    def new(self) -> tuple[NewChunks, NewChunks]:
+        """Those to be compressed, and those to be stored as they are."""
+    @property
+    def duplicate_bytes(self) -> int:
+        """Of chunks that are neither new nor zeros."""
+    @property
+    def zero_bytes(self) -> int: ...
+    def ids(self, first: int, first_as_is: int) -> bytes:
+        """The u64 id of every chunk, 0 for zeros, where those of new chunks begin with these."""
 
 class Chunker:
     """Two-stage regression Rabin chunker (seed 003, 4.3; staging from SS-CDC, seed 000)."""
@@ -67,6 +110,8 @@ class Chunker:
         self, data: Buffer, segments: Sequence[tuple[int, int, bool]], threads: int = 1
     ) -> Chunks:
         """Cut and fingerprint several independent segments ``(start, end, final)`` of ``data``."""
+    def process_files(self, data: Buffer, files: FileList, threads: int = 1) -> Chunks:
+        """:meth:`process` with a segment for each file that was read into ``data``."""
     def process_packed(self, data: Buffer, starts: Buffer, ends: Buffer, finals: Buffer) -> Chunks:
         """:meth:`process` with the segments as columns: u64 starts and ends, u8 finals."""
 
@@ -538,15 +583,6 @@ def find_candidates(
     the threads; what it raises ends the call. Raises ValueError.
     """
 
-def unpack_files(
-    directory: bytes, packed: bytes, suffixes: Set[bytes] | None = None
-) -> list[tuple[bytes, tuple[int, int, int, int]]]:
-    """Paths (names behind ``directory``) and identities of the plain files that
-    :func:`find_candidates` has packed; of all, or of those whose names end in one of ``suffixes``.
-
-    Raises ValueError where these are no such files.
-    """
-
 def stub_sizes(
     root: int,
     directories: Sequence[bytes],
@@ -600,22 +636,54 @@ def scan_stubs(
     checksum. ``check`` is as for :func:`scan_directory`. Raises OSError.
     """
 
-def read_files(
-    dir_fd: int,
-    requests: Sequence[tuple[bytes, tuple[int, int, int, int]]],
-    settle_ns: int,
-    out: Buffer,
-    offset: int,
-    threads: int = 1,
-) -> bytes:
-    """Read whole files (path, identity) without holes, one after the other, into ``out`` from
-    ``offset`` on, bypassing the page cache.
+class FileList:
+    """Plain files on their way through an optimise job, without an object for each."""
 
-    Each takes as many bytes as it had, read or not. Returns 1 for each that was read, else 0.
-    One is only if its inode, size, mtime and ctime are its identity before and after, the last
-    change is more than ``settle_ns`` ago, and nobody has it open for writing. Of others the caller
-    has to find out why; their room may hold anything. Raises ValueError where ``out`` is short.
-    """
+    def __new__(
+        cls,
+        directory: bytes = b"",
+        packed: bytes = b"",
+        suffixes: Set[bytes] | None = None,
+        as_is: Set[bytes] = frozenset(),
+    ) -> FileList:
+        """The plain files that :func:`find_candidates` has packed: paths are names behind
+        ``directory``. Of all, or of those whose names end in one of ``suffixes``; those whose names
+        end in one of ``as_is`` are not to be compressed. Raises ValueError where these are no such
+        files.
+        """
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int, /) -> tuple[bytes, tuple[int, int, int, int], bool]:
+        """Path, identity, and whether it is not to be compressed. Raises IndexError."""
+    def __iter__(self) -> Iterator[tuple[bytes, tuple[int, int, int, int], bool]]: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def as_is(self) -> bytes:
+        """1 for each file that is not to be compressed, else 0."""
+    def add(self, path: bytes, identity: tuple[int, int, int, int], as_is: bool) -> None: ...
+    def take(self, source: FileList, at: int, size_max: int, room: int, count_max: int) -> int:
+        """Add files of ``source`` from ``at`` on, up to the first of more than ``size_max`` bytes:
+        at most ``count_max`` files, of at most ``room`` bytes together. Returns how many."""
+    def read(
+        self, dir_fd: int, settle_ns: int, out: Buffer, offset: int, threads: int = 1
+    ) -> list[tuple[bytes, tuple[int, int, int, int], bool]]:
+        """Read each as a whole, one after the other, into ``out`` from ``offset`` on, bypassing the
+        page cache. They must have no holes.
+
+        Each takes as many bytes as it had, read or not. One is read only if its inode, size, mtime
+        and ctime are its identity before and after, the last change is more than ``settle_ns`` ago,
+        and nobody has it open for writing. The others are taken out of the list and returned, for
+        the caller to find out why; their room may hold anything. Raises ValueError where ``out`` is
+        short.
+        """
+    def single(
+        self, found: Chunks, ids: Buffer
+    ) -> tuple[list[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]], list[int]]:
+        """Path, identity and recipe of each file that is one chunk, and not zeros: the chunk's id,
+        its digest, True. Then the numbers of the other files.
+
+        ``found`` are the chunks of these files, ``ids`` the u64 ids of all. Raises ValueError.
+        """
 
 class Commits:
     """Commits of many plain files; see ``dedupd/stub.py`` for what the steps mean.

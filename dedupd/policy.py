@@ -71,7 +71,11 @@ class Policy:
         if not self.no_compress_types:
             return True
         name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
-        return extension_of(name) not in self.no_compress_types
+        return self.compresses_type(extension_of(name))
+
+    def compresses_type(self, file_type: str) -> bool:
+        """Whether chunks of files of this type may be compressed."""
+        return file_type not in self.no_compress_types
 
 
 def extension_of(name: str) -> str:

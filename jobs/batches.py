@@ -20,7 +20,7 @@ from dedupd.stub import FileIdentity, local_ranges
 from dedupd.uncached import BufferPool, read_uncached
 from dedupd.units import MIB
 from dedupd.volume import Volume
-from jobs.buffers import Batch, FileTask, KeptChunk, Piece
+from jobs.buffers import Batch, FilesBatch, FileTask, KeptChunk, Piece
 from jobs.partial import Keep, plan
 from jobs.scan import Candidate
 
@@ -46,8 +46,15 @@ SMALL_BYTES_MAX = 1 * MIB
 """Up to this a file is read as a whole, many of them in one native call."""
 
 
+Work = tuple[Candidate, bool] | native.FileList
+"""A candidate, and whether to compress it; or plain files, which say so themselves."""
+
+
 class BatchReader:
     """Reads candidates in a thread of its own, ahead of whoever iterates over the batches.
+
+    Small plain files go together, into batches of their own; what is large, or out of the ordinary,
+    comes as it is read.
 
     ``headroom_bytes`` are left free at the front of every buffer for the unfinished chunk of a
     file that goes on in it, and ``batch_bytes`` come behind them; ``resume`` says how far a large
@@ -57,7 +64,7 @@ class BatchReader:
     def __init__(
         self,
         volume: Volume,
-        candidates: Iterable[tuple[Candidate, bool]],
+        candidates: Iterable[Work],
         pool: BufferPool,
         headroom_bytes: int,
         resume: Callable[[FileIdentity], Growth | None] = lambda _: None,
@@ -72,16 +79,15 @@ class BatchReader:
         self._batch_bytes = batch_bytes
         self._resume = resume
         self._threads = threads
-        self._out: queue.Queue[Batch | BaseException | None] = queue.Queue(ahead)
+        self._out: queue.Queue[Batch | FilesBatch | BaseException | None] = queue.Queue(ahead)
         self._stop = False
         self._batch: Batch | None = None
         self._fill = 0
-        self._small: list[FileTask] = []
-        self._small_bytes = 0
+        self._small = native.FileList()
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch | FilesBatch]:
         while (item := self._out.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
@@ -100,10 +106,13 @@ class BatchReader:
 
     def _run(self) -> None:
         try:
-            for candidate, compress in self._candidates:
+            for work in self._candidates:
                 if self._stop:
                     return
-                self._read_file(candidate, compress)
+                if isinstance(work, native.FileList):
+                    self._read_files(work)
+                else:
+                    self._read_file(*work)
             self._read_small()
             self._emit()
             self._out.put(None)
@@ -113,54 +122,41 @@ class BatchReader:
             self._out.put(error)
 
     def _read_file(self, candidate: Candidate, compress: bool) -> None:
-        task = FileTask(candidate, candidate.identity, compress)
-        if candidate.attribute is None and candidate.identity.size <= SMALL_BYTES_MAX:
-            self._add_small(task)
+        if candidate.attribute is None:
+            one = native.FileList()
+            one.add(candidate.path, candidate.identity, not compress)
+            self._read_files(one)
         else:
-            self._read_small()
-            self._read_alone(task)
+            self._read_alone(FileTask(candidate, candidate.identity, compress))
 
-    def _add_small(self, task: FileTask) -> None:
-        """Note a file to be read together with others like it."""
-        if not self._has_room(task.identity.size):
-            self._read_small()
-            self._emit()
-        self._small.append(task)
-        self._small_bytes += task.identity.size
-
-    def _has_room(self, size: int) -> bool:
-        fill, count = self._headroom, len(self._small)
-        if self._batch is not None:
-            fill, count = self._fill, count + len(self._batch.pieces)
-        room = self._headroom + self._batch_bytes - fill - self._small_bytes
-        return size <= room and count < FILES_PER_BATCH_MAX
+    def _read_files(self, files: native.FileList) -> None:
+        """Note small files to be read together, and read the others."""
+        at = 0
+        while True:
+            room = self._batch_bytes - self._small.size_bytes
+            count = FILES_PER_BATCH_MAX - len(self._small)
+            at += self._small.take(files, at, SMALL_BYTES_MAX, room, count)
+            if at == len(files):
+                return
+            task = _task(*files[at])
+            if task.identity.size > SMALL_BYTES_MAX:
+                self._read_alone(task)
+                at += 1
+            else:
+                self._read_small()
 
     def _read_small(self) -> None:
         """Read the files noted in one call; those that are out of the ordinary one by one."""
-        tasks, self._small, self._small_bytes = self._small, [], 0
-        if not tasks:
+        files, self._small = self._small, native.FileList()
+        if not len(files):
             return
-        if self._batch is None:
-            self._begin()
-        batch = self._batch
-        assert batch is not None and batch.buffer is not None
-        files = [(task.candidate.path, task.identity) for task in tasks]
+        self._emit()
+        buffer, headroom = self._take_buffer(), self._headroom
         began = time.perf_counter()
-        data_fd, start = self._volume.data_fd, self._fill
-        threads = self._threads
-        read = native.read_files(data_fd, files, SETTLE_NS, batch.buffer, start, threads)
-        batch.read_s += time.perf_counter() - began
-        left = []
-        for task, done in zip(tasks, read, strict=True):
-            end = start + task.identity.size
-            if done:
-                batch.pieces.append(Piece(task, start, end, final=True))
-            else:
-                left.append(task)
-            start = end
-        self._fill = start
-        for task in left:
-            self._read_alone(task)
+        left = files.read(self._volume.data_fd, SETTLE_NS, buffer, headroom, self._threads)
+        self._put(FilesBatch(buffer, files, time.perf_counter() - began))
+        for file in left:
+            self._read_alone(_task(*file))
 
     def _read_alone(self, task: FileTask) -> None:
         candidate = task.candidate
@@ -331,11 +327,14 @@ class BatchReader:
         return self._batch.buffer
 
     def _begin(self) -> None:
+        self._batch = Batch(self._take_buffer())
+        self._fill = self._headroom
+
+    def _take_buffer(self) -> mmap.mmap:
         buffer = self._pool.take()
         if buffer is None or self._stop:
             raise _Stopped
-        self._batch = Batch(buffer)
-        self._fill = self._headroom
+        return buffer
 
     def _add(self, task: FileTask, start: int, end: int, final: bool) -> None:
         if self._batch is None:
@@ -352,7 +351,7 @@ class BatchReader:
             batch, self._batch = self._batch, None
             self._put(batch)
 
-    def _put(self, batch: Batch) -> None:
+    def _put(self, batch: Batch | FilesBatch) -> None:
         while not self._stop:
             try:
                 self._out.put(batch, timeout=0.2)
@@ -364,6 +363,12 @@ class BatchReader:
 
 class _Stopped(Exception):
     """The reader was closed."""
+
+
+def _task(path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> FileTask:
+    """A plain file that is read by itself."""
+    identity = FileIdentity._make(fields)
+    return FileTask(Candidate(path, identity, None, identity.size), identity, not as_is)
 
 
 def _open_failure(error: OSError) -> str:

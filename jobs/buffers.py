@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dedupd import native
 from dedupd.format.recipe import RecipeRef
 from dedupd.store.recipes import Growth, RecipeBuilder
 from dedupd.stub import FileIdentity
@@ -57,3 +58,12 @@ class Batch:
     pieces: list[Piece] = field(default_factory=list)
     zeros: int = 0
     read_s: float = 0.0
+
+
+@dataclass(slots=True)
+class FilesBatch:
+    """A buffer of whole small files that are plain, and where each of them lies."""
+
+    buffer: mmap.mmap
+    files: native.FileList
+    read_s: float

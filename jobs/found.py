@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.partitions import type_of, type_of_suffix
 from dedupd.stub import FileIdentity
-from jobs.scan import Candidate, PlainFiles, plain_candidates
+from jobs.scan import Candidate, PlainFiles
 
 _PER_BLOCK = 1024
 _LEVEL = 1
@@ -89,22 +89,33 @@ class FoundFiles:
         else:
             self._blocks.append(block)
 
-    def through(self, is_wanted: Callable[[str], bool] | None = None) -> Iterator[Candidate]:
-        """Those of a type that is wanted, or all, in order."""
+    def through(
+        self,
+        is_wanted: Callable[[str], bool] | None = None,
+        compresses: Callable[[str], bool] = lambda file_type: True,
+    ) -> Iterator[Candidate | native.FileList]:
+        """Those of a type that is wanted, or all, in order: plain files by the directory, with
+        whether to compress them by their type."""
         for block in self._blocks:
-            yield from _wanted(block.rows(), is_wanted)
-        yield from _wanted(self._rows, is_wanted)
+            yield from _wanted(block.rows(), is_wanted, compresses)
+        yield from _wanted(self._rows, is_wanted, compresses)
 
 
-def _wanted(rows: list[_Row], is_wanted: Callable[[str], bool] | None) -> Iterator[Candidate]:
+def _wanted(
+    rows: list[_Row],
+    is_wanted: Callable[[str], bool] | None,
+    compresses: Callable[[str], bool],
+) -> Iterator[Candidate | native.FileList]:
     for row in rows:
         if len(row) == 3:
             directory, packed, suffixes = row
+            types = {suffix: type_of_suffix(suffix) for suffix in suffixes}
+            as_is = {suffix for suffix, name in types.items() if not compresses(name)}
             chosen = None
             if is_wanted is not None:
-                chosen = {suffix for suffix in suffixes if is_wanted(type_of_suffix(suffix))}
+                chosen = {suffix for suffix, name in types.items() if is_wanted(name)}
             if chosen != set():
-                yield from plain_candidates(directory, packed, chosen)
+                yield native.FileList(directory, packed, chosen, as_is)
         else:
             path, identity, attribute, work_bytes = row
             if is_wanted is None or is_wanted(type_of(path)):

@@ -5,7 +5,6 @@ Reading (one thread), chunking and fingerprinting (native threads), look-up (her
 """
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,17 +12,20 @@ from dataclasses import asdict, dataclass, field
 from mmap import mmap
 
 from dedupd import native
+from dedupd.commit import Request
 from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE
-from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
+from dedupd.format.recipe import RecipeRef
 from dedupd.policy import Policy
 from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder
-from dedupd.store.writer import NewRecord
+from dedupd.store.writer import NewRecords
+from dedupd.stub import FileIdentity
 from dedupd.uncached import BufferPool
 from dedupd.volume import Volume
 from jobs import checkpoint
-from jobs.buffers import Batch, FileTask, Piece
+from jobs.buffers import Batch, FilesBatch, FileTask, Piece
 from jobs.checkpoint import Checkpoint
+from jobs.scan import Candidate
 from jobs.writing import Store
 
 
@@ -60,7 +62,7 @@ class _Part:
     """New chunks of a batch that are encoded alike: reserved, on their way to the container."""
 
     first_id: int
-    records: list[NewRecord]
+    records: NewRecords
     compress: bool
     encoded: "Future[tuple[native.Encoded, float]]"
 
@@ -69,13 +71,17 @@ class _Part:
 class _InFlight:
     """A batch whose new chunks are not all appended yet."""
 
-    batch: Batch
+    buffer: mmap | None
     parts: list[_Part] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     finished: list[FileTask] = field(default_factory=list)
 
 
 class Ingest:
-    """Feeds batches into a store. ``ready`` collects files whose chunks are all appended."""
+    """Feeds batches into a store.
+
+    ``ready`` collects files whose chunks are all appended, ``requests`` those that are one chunk.
+    """
 
     def __init__(
         self,
@@ -97,6 +103,7 @@ class Ingest:
         self._queue: deque[_InFlight] = deque()
         self.sums = Sums()
         self.ready: list[FileTask] = []
+        self.requests: list[Request] = []
         self._open_task: FileTask | None = None
 
     @property
@@ -107,9 +114,12 @@ class Ingest:
     def close(self) -> None:
         self._workers.shutdown(wait=True, cancel_futures=True)
 
-    def feed(self, batch: Batch) -> None:
+    def feed(self, batch: Batch | FilesBatch) -> None:
         """Take in the next batch, in the order of reading."""
         self.sums.read_s += batch.read_s
+        if isinstance(batch, FilesBatch):
+            self._queue.append(self._take_files(batch))
+            return
         last = batch.pieces[-1] if batch.pieces else None
         self._open_task = None if last is None or last.final else last.task
         if batch.zeros:
@@ -149,9 +159,10 @@ class Ingest:
                 return
             self._append(front)
             self._queue.popleft()
-            if front.batch.buffer is not None:
-                self._pool.give(front.batch.buffer)
+            if front.buffer is not None:
+                self._pool.give(front.buffer)
             self.ready += front.finished
+            self.requests += front.requests
 
     def _append(self, front: _InFlight) -> None:
         while front.parts:
@@ -170,7 +181,7 @@ class Ingest:
     def _chunk(self, batch: Batch) -> _InFlight:
         """Cut, fingerprint and look up a buffer; start compressing what is new."""
         assert batch.buffer is not None
-        state = _InFlight(batch)
+        state = _InFlight(batch.buffer)
         pieces = [p for p in batch.pieces if (p.end > p.start or p.kept) and not p.task.failure]
         view = memoryview(batch.buffer)
         for piece in pieces:
@@ -193,7 +204,7 @@ class Ingest:
         """
         piece = batch.pieces[0]
         task = piece.task
-        state = _InFlight(batch)
+        state = _InFlight(None)
         if task.failure:
             return state
         lead = 2 * self._max_bytes
@@ -212,6 +223,28 @@ class Ingest:
             state.finished.append(task)
         return state
 
+    def _take_files(self, batch: FilesBatch) -> _InFlight:
+        """As :meth:`_chunk`, for small files that are each in the buffer as a whole."""
+        state, files = _InFlight(batch.buffer), batch.files
+        self.sums.raw_bytes += files.size_bytes
+        began = time.perf_counter()
+        found = self._chunker.process_files(batch.buffer, files, self._threads)
+        self.sums.chunk_s += time.perf_counter() - began
+        began = time.perf_counter()
+        ids = self._ids(state, batch.buffer, found, files.as_is)
+        single, others = files.single(found, ids)
+        for path, identity, recipe in single:
+            request = Request(path, FileIdentity._make(identity), RecipeRef._make(recipe))
+            state.requests.append(request)
+        for number in others:
+            path, fields, as_is = files[number]
+            identity = FileIdentity._make(fields)
+            task = FileTask(Candidate(path, identity, None, identity.size), identity, not as_is)
+            self._extend_recipe(task, found.rows(number, ids))
+            state.finished.append(task)
+        self.sums.lookup_s += time.perf_counter() - began
+        return state
+
     def _place(self, state: _InFlight, data: mmap | bytes, pieces: Sequence[Piece]) -> None:
         """Cut ``pieces`` of ``data``, give every chunk an id, and extend the files' recipes."""
         if not pieces:
@@ -222,67 +255,20 @@ class Ingest:
         )
         self.sums.chunk_s += time.perf_counter() - began
         began = time.perf_counter()
-        cuts = _Cuts.of(pieces, found)
-        known = self._store.index.lookup(found.fingerprints)
-        ids = self._store_new(state, data, pieces, cuts, known)
-        self.sums.chunks += len(known)
-        at = 0
-        for piece, count in zip(pieces, cuts.counts, strict=True):
-            task = piece.task
-            if (
-                count == 1
-                and piece.final
-                and task.builder is None
-                and task.resumed is None
-                and not piece.kept
-            ):
-                self._name_single_chunk(task, cuts, known, ids, at)
-            else:
-                self._extend_recipe(piece, cuts, known, ids, at, count)
-            at += count
+        ids = self._ids(state, data, found, bytes(not p.task.compress for p in pieces))
+        for number, piece in enumerate(pieces):
+            task, rows = piece.task, found.rows(number, ids)
+            for kept in piece.kept:
+                self._builder(task).push(*kept)
+            self._extend_recipe(task, rows)
             if not piece.final:
-                end = cuts.ends[at - 1] if count else piece.start
+                end = piece.start + sum(length for _, length, _ in rows)
                 task.carry = bytes(memoryview(data)[end : piece.end])
         self.sums.lookup_s += time.perf_counter() - began
 
-    def _name_single_chunk(
-        self,
-        task: FileTask,
-        cuts: "_Cuts",
-        known: Sequence[int],
-        ids: dict[bytes, int],
-        at: int,
-    ) -> None:
-        """The recipe of a file that is one chunk: the chunk itself, or a hole."""
-        fingerprint = cuts.fingerprints[at]
-        if cuts.zero[at]:
-            length = cuts.ends[at] - cuts.starts[at]
-            self.sums.zero_bytes += length
-            self._builder(task).push(HOLE, length, HOLE_FINGERPRINT)
-        else:
-            chunk_id = known[at] or ids[fingerprint]
-            task.recipe = RecipeRef(chunk_id, fingerprint[:DIGEST_BYTES], direct=True)
-
-    def _extend_recipe(
-        self,
-        piece: Piece,
-        cuts: "_Cuts",
-        known: Sequence[int],
-        ids: dict[bytes, int],
-        at: int,
-        count: int,
-    ) -> None:
-        """Add a piece's chunks to its file's recipe, after those that it keeps."""
-        for kept in piece.kept:
-            self._builder(piece.task).push(*kept)
-        for i in range(at, at + count):
-            fingerprint, length = cuts.fingerprints[i], cuts.ends[i] - cuts.starts[i]
-            if cuts.zero[i]:
-                chunk_id = HOLE
-                self.sums.zero_bytes += length
-            else:
-                chunk_id = known[i] or ids[fingerprint]
-            self._builder(piece.task).push(chunk_id, length, fingerprint)
+    def _extend_recipe(self, task: FileTask, rows: Sequence[tuple[int, int, bytes]]) -> None:
+        for row in rows:
+            self._builder(task).push(*row)
 
     def _builder(self, task: FileTask) -> RecipeBuilder:
         if task.builder is None:
@@ -293,54 +279,40 @@ class Ingest:
             )
         return task.builder
 
+    def _ids(
+        self, state: _InFlight, data: mmap | bytes, found: native.Chunks, as_is: bytes
+    ) -> bytes:
+        """The ids of all chunks; those that no container has are on their way into one."""
+        index = self._store.index
+        placed = found.place(index.lookup(found.fingerprints), as_is)
+        self.sums.chunks += len(found)
+        self.sums.duplicate_bytes += placed.duplicate_bytes
+        self.sums.zero_bytes += placed.zero_bytes
+        first, first_as_is = (
+            self._store_new(state, data, new, level)
+            for new, level in zip(placed.new, (self._policy.compression_level, 0), strict=True)
+        )
+        for new, start in zip(placed.new, (first, first_as_is), strict=True):
+            if len(new):
+                index.insert(new.fingerprints, range(start, start + len(new)))
+        return placed.ids(first, first_as_is)
+
     def _store_new(
-        self,
-        state: _InFlight,
-        data: mmap | bytes,
-        pieces: Sequence[Piece],
-        cuts: "_Cuts",
-        known: Sequence[int],
-    ) -> dict[bytes, int]:
-        """Reserve ids for the chunks that no container has, and start encoding them."""
-        groups: tuple[list[int], list[int]] = ([], [])
-        fresh: set[bytes] = set()
-        at = duplicate_bytes = 0
-        for piece, count in zip(pieces, cuts.counts, strict=True):
-            group = groups[piece.task.compress]
-            for i in range(at, at + count):
-                if cuts.zero[i]:
-                    continue
-                if known[i] or cuts.fingerprints[i] in fresh:
-                    duplicate_bytes += cuts.ends[i] - cuts.starts[i]
-                else:
-                    fresh.add(cuts.fingerprints[i])
-                    group.append(i)
-            at += count
-        self.sums.duplicate_bytes += duplicate_bytes
-        ids: dict[bytes, int] = {}
-        for compress, group in enumerate(groups):
-            if not group:
-                continue
-            starts = array("I", [cuts.starts[i] for i in group])
-            lengths = array("I", [cuts.ends[i] - cuts.starts[i] for i in group])
-            raw = sum(lengths)
-            first = self._store.chunks.reserve(len(group), raw)
-            records = [
-                NewRecord(cuts.fingerprints[i], length, cuts.hints[i])
-                for i, length in zip(group, lengths, strict=True)
-            ]
-            ids.update((record.fingerprint, first + n) for n, record in enumerate(records))
-            self.sums.new_chunks += len(group)
-            self.sums.new_raw_bytes += raw
-            level = self._policy.compression_level if compress else 0
-            encoded = self._workers.submit(self._encode, data, starts, lengths, level)
-            state.parts.append(_Part(first, records, bool(level), encoded))
-        if ids:
-            self._store.index.insert(b"".join(ids), list(ids.values()))
-        return ids
+        self, state: _InFlight, data: mmap | bytes, new: native.NewChunks, level: int
+    ) -> int:
+        """Reserve ids for new chunks, and start encoding them; returns the first id."""
+        if not len(new):
+            return HOLE
+        first = self._store.chunks.reserve(len(new), new.raw_bytes)
+        self.sums.new_chunks += len(new)
+        self.sums.new_raw_bytes += new.raw_bytes
+        encoded = self._workers.submit(self._encode, data, new.starts, new.lengths, level)
+        records = NewRecords(new.fingerprints, new.lengths, new.hints)
+        state.parts.append(_Part(first, records, bool(level), encoded))
+        return first
 
     def _encode(
-        self, data: mmap | bytes, starts: "array[int]", lengths: "array[int]", level: int
+        self, data: mmap | bytes, starts: bytes, lengths: bytes, level: int
     ) -> tuple[native.Encoded, float]:
         began = time.perf_counter()
         encoded = native.encode(
@@ -353,39 +325,3 @@ class Ingest:
             align_bytes=fmt.ALIGN_BYTES,
         )
         return encoded, time.perf_counter() - began
-
-
-@dataclass(frozen=True, slots=True)
-class _Cuts:
-    """The chunks of a buffer, column by column; ``counts`` says how many each piece has.
-
-    ``hints`` are the lengths of the chunks that follow in the same file, or 0.
-    """
-
-    starts: list[int]
-    ends: list[int]
-    hints: list[int]
-    zero: bytes
-    fingerprints: list[bytes]
-    counts: list[int]
-
-    @classmethod
-    def of(cls, pieces: Sequence[Piece], found: native.Chunks) -> "_Cuts":
-        ends = memoryview(found.ends).cast("I").tolist()
-        counts = memoryview(found.counts).cast("I").tolist()
-        starts: list[int] = []
-        hints: list[int] = []
-        at = 0
-        for piece, count in zip(pieces, counts, strict=True):
-            if count == 1:
-                starts.append(piece.start)
-                hints.append(0)
-            elif count:
-                starts.append(piece.start)
-                starts += ends[at : at + count - 1]
-                hints += [ends[i] - ends[i - 1] for i in range(at + 1, at + count)]
-                hints.append(0)
-            at += count
-        packed, size = found.fingerprints, native.HASH_BYTES
-        fingerprints = [packed[i : i + size] for i in range(0, len(packed), size)]
-        return cls(starts, ends, hints, found.zero, fingerprints, counts)

@@ -23,7 +23,7 @@ from dedupd.priority import cores
 from dedupd.uncached import BufferPool
 from dedupd.units import MIB
 from dedupd.volume import Volume
-from jobs.batches import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader
+from jobs.batches import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader, Work
 from jobs.buffers import FileTask
 from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.found import FoundFiles
@@ -104,6 +104,7 @@ class Optimize:
         self._found = FoundFiles(int(self._policy.memory_bytes_max * FOUND_SHARE))
         self._checkpoints = Checkpoints(volume)
         self._ready: list[FileTask] = []
+        self._requests: list[Request] = []
         self._grouped_bytes = 0
         self._grouped_read = 0
         self._partitioning = Partitioning(volume, self._policy)
@@ -188,14 +189,16 @@ class Optimize:
             except (DedupdError, OSError) as error:
                 self._run.findings.add(f"{show_path(path)}: {error}")
 
-    def _candidates(
-        self, partition: int, is_first: bool, is_only: bool
-    ) -> Iterator[tuple[Candidate, bool]]:
-        """The files of one partition, with whether to compress them."""
+    def _candidates(self, partition: int, is_first: bool, is_only: bool) -> Iterator[Work]:
+        """The files of one partition."""
         is_in = partial(self._partitioning.is_in, partition=partition)
         if not self._walks_again:
-            for candidate in self._found.through(None if is_only else is_in):
-                yield candidate, self._policy.compresses(candidate.path)
+            wanted = None if is_only else is_in
+            for found in self._found.through(wanted, self._policy.compresses_type):
+                if isinstance(found, Candidate):
+                    yield found, self._policy.compresses(found.path)
+                else:
+                    yield found
             return
         errors: list[str] = []
         skipped = self._skipped if is_first else Skipped()
@@ -288,7 +291,7 @@ class Optimize:
             except NoSpace:
                 # Committing what is ready frees its blocks; then there may be room again.
                 self._take(ingest)
-                if not self._ready and not groups.pending:
+                if not (self._ready or self._requests or groups.pending):
                     raise
                 self._commit(groups, ingest)
                 groups.wait()
@@ -296,13 +299,14 @@ class Optimize:
 
     def _take(self, ingest: Ingest) -> None:
         self._ready += ingest.ready
-        ingest.ready = []
+        self._requests += ingest.requests
+        ingest.ready, ingest.requests = [], []
 
     def _maybe_commit(self, groups: GroupCommit, ingest: Ingest) -> None:
         if (
             ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES
             or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES
-            or len(self._ready) >= GROUP_FILES_MAX
+            or len(self._ready) + len(self._requests) >= GROUP_FILES_MAX
         ):
             if ingest.is_in_large_file:
                 self._drain(groups, ingest, everything=True)
@@ -314,8 +318,7 @@ class Optimize:
         self, groups: GroupCommit, ingest: Ingest, checkpoint: Checkpoint | None = None
     ) -> None:
         """Send the files that are ready on their way to become stubs."""
-        tasks, self._ready = self._ready, []
-        requests = []
+        tasks, requests, self._ready, self._requests = self._ready, self._requests, [], []
         for task in tasks:
             if not task.failure and task.recipe is None and task.builder is not None:
                 task.recipe = task.builder.finish()

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,17 +107,8 @@ class PlainFiles:
 
     def candidates(self) -> Iterator[Candidate]:
         """One by one, in the order of their inodes."""
-        return plain_candidates(self.directory, self.packed)
-
-
-def plain_candidates(
-    directory: bytes, packed: bytes, suffixes: Set[bytes] | None = None
-) -> Iterator[Candidate]:
-    """The candidates of :class:`PlainFiles`, from what may be kept of it: all of them, or those
-    whose names end in one of ``suffixes``."""
-    make = FileIdentity._make
-    for path, identity in native.unpack_files(directory, packed, suffixes):
-        yield Candidate(path, make(identity), None, identity[1])
+        for path, identity, _ in native.FileList(self.directory, self.packed):
+            yield Candidate(path, FileIdentity._make(identity), None, identity[1])
 
 
 def walk(

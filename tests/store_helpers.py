@@ -14,7 +14,7 @@ from dedupd.format.container import Kind
 from dedupd.store.container import data_name, table_name
 from dedupd.store.reader import RecordReader
 from dedupd.store.recovery import Recovered, recover
-from dedupd.store.writer import ContainerWriter, NewRecord
+from dedupd.store.writer import ContainerWriter, NewRecords
 
 VOLUME = bytes(range(16))
 
@@ -90,7 +90,8 @@ class Records:
             header_bytes=fmt.RECORD_HEADER_BYTES,
             align_bytes=fmt.ALIGN_BYTES,
         )
-        rows = [NewRecord(native.fingerprint(payload), len(payload)) for payload in payloads]
+        fingerprints = b"".join(map(native.fingerprint, payloads))
+        rows = NewRecords(fingerprints, lengths, array("I", [0] * len(payloads)))
         self.writer.append(first, rows, encoded)
         ids = [first + at for at in range(len(payloads))]
         self.contents.update(zip(ids, payloads, strict=True))

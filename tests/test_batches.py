@@ -2,19 +2,22 @@
 
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedupd.parameters import new_parameters
 from dedupd.uncached import BufferPool
 from dedupd.units import KIB, MIB
 from jobs import batches
 from jobs.batches import BatchReader
-from jobs.buffers import FileTask
+from jobs.buffers import Batch, FilesBatch, FileTask
 from jobs.scan import Candidate, walk
 from tests.helpers import OLD_NS, Lab, lab_in, new_lab, noise
 from tests.store_helpers import LazyDisk
@@ -43,12 +46,36 @@ def candidates_of(lab: Lab) -> list[Candidate]:
         ]
 
 
+def wait_until_settled(last: Path) -> None:
+    """Until no write to a file could leave its times as they are."""
+    while time.time_ns() - last.stat().st_ctime_ns < batches.SETTLE_NS:
+        time.sleep(0.005)
+
+
+def whole_files(batch: FilesBatch) -> Iterator[tuple[bytes, bytes]]:
+    """Paths and contents. Where a file lies is known from where its last chunk ends."""
+    chunker = new_parameters("64k", "blake3", "user.x").chunker()
+    found = chunker.process_files(batch.buffer, batch.files)
+    counts = accumulate(memoryview(found.counts).cast("I"))
+    ends = memoryview(found.ends).cast("I")
+    for (path, (_, size, *_), _), count in zip(batch.files, counts, strict=True):
+        end = ends[count - 1]
+        assert end - size >= HEADROOM and end <= len(batch.buffer)
+        yield path, batch.buffer[end - size : end]
+
+
 def read_all(lab: Lab, candidates: list[Candidate]) -> tuple[dict[bytes, bytes], dict[bytes, str]]:
     """What the batches hold of each file, and why files were given up."""
     parts: dict[bytes, list[bytes]] = {}
     ended: list[FileTask] = []
     with reading(lab, candidates) as (reader, pool):
         for batch in reader:
+            if isinstance(batch, FilesBatch):
+                for path, content in whole_files(batch):
+                    assert path not in parts
+                    parts[path] = [content]
+                pool.give(batch.buffer)
+                continue
             for piece in batch.pieces:
                 assert piece.task not in ended
                 data = bytes(batch.zeros)
@@ -61,7 +88,7 @@ def read_all(lab: Lab, candidates: list[Candidate]) -> tuple[dict[bytes, bytes],
                     ended.append(piece.task)
             if batch.buffer is not None:
                 pool.give(batch.buffer)
-    assert {task.candidate.path for task in ended} == {c.path for c in candidates}
+    assert {task.candidate.path for task in ended} | set(parts) == {c.path for c in candidates}
     failures = {task.candidate.path: task.failure for task in ended if task.failure}
     return {name: b"".join(data) for name, data in parts.items()}, failures
 
@@ -72,7 +99,7 @@ def test_many_small_files_share_a_buffer(tmp_path: Path) -> None:
         for name, content in contents.items():
             lab.put(name, content)
         with reading(lab, candidates_of(lab)) as (reader, _):
-            assert sum(1 for _ in reader) == 1
+            assert sum(isinstance(batch, FilesBatch) for batch in reader) == 1
         assert read_all(lab, candidates_of(lab)) == (contents, {})
 
 
@@ -81,14 +108,14 @@ def test_a_batch_holds_a_limited_number_of_files(
 ) -> None:
     monkeypatch.setattr(batches, "FILES_PER_BATCH_MAX", 10)
     with lab_in(tmp_path) as lab:
-        contents = {b"%d" % at: noise(100, at) for at in range(35)}
-        for name, content in contents.items():
-            lab.put(name, content)
+        for at in range(35):
+            last = lab.put(f"{at}", noise(100, at))
+        wait_until_settled(last)
         with reading(lab, candidates_of(lab)) as (reader, pool):
             sizes = []
             for batch in reader:
-                sizes.append(len(batch.pieces))
-                assert batch.buffer is not None
+                assert isinstance(batch, FilesBatch)
+                sizes.append(len(batch.files))
                 pool.give(batch.buffer)
         assert sizes == [10, 10, 10, 5]
 
@@ -107,7 +134,7 @@ def test_long_holes_are_not_read(tmp_path: Path) -> None:
         os.truncate(path, 1 << 40)
         os.utime(path, ns=(OLD_NS, OLD_NS))
         with reading(lab, candidates_of(lab)) as (reader, _):
-            found = list(reader)
+            found = [batch for batch in reader if isinstance(batch, Batch)]
         assert [batch.zeros > 0 for batch in found] == [False, True]
         assert found[1].zeros + found[0].pieces[0].end - found[0].pieces[0].start == 1 << 40
 

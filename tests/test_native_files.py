@@ -172,7 +172,7 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     found = {file[0] for file in left} | {b"plain"}
     assert everything - found == {b"whole", b"one chunk", b"truncated"}
     assert (directories, passed[0], count) == ([], (3, 15_000), 1)
-    assert [path for path, _ in native.unpack_files(b"", packed)] == [b"plain"]
+    assert [path for path, *_ in native.FileList(b"", packed)] == [b"plain"]
 
 
 def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: int) -> None:
@@ -194,14 +194,18 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
     assert passed == [(0, 0), (1, 0), (1, 99), (0, 0)]
     assert (count, size) == (4, 100 + 2500 + 5000 + 999)
     assert dict(chunks) == {b"\xff": 1, b"": 3, b"x": 6 + 1}
-    files = native.unpack_files(b"in/", packed)
+    files = [(path, identity) for path, identity, _ in native.FileList(b"in/", packed)]
     assert [identity[0] for _, identity in files] == sorted(identity[0] for _, identity in files)
     wanted = {b"in/" + name: identity for name, identity in identities.items() if sizes[name] > 99}
     assert dict(files) == wanted
     for suffixes in (set(), {b"x"}, {b"", b"\xff"}, {b"X", b"a"}):
-        some = native.unpack_files(b"", packed, suffixes)
+        some = native.FileList(b"", packed, suffixes)
         ends = {b"odd.\xff": b"\xff", b".dot": b"", b"a.x": b"x", b"b.x": b"x"}
-        assert {path for path, _ in some} == {n for n, end in ends.items() if end in suffixes}
+        assert {path for path, *_ in some} == {n for n, end in ends.items() if end in suffixes}
+        marked = native.FileList(b"", packed, as_is=suffixes)
+        assert {path: as_is for path, _, as_is in marked} == {
+            name: end in suffixes for name, end in ends.items()
+        }
     assert find(directory, 100, now_ns - 1)[2][3][0] > 0
 
 
@@ -212,7 +216,7 @@ def test_the_files_of_a_large_directory_come_some_at_a_time(tmp_path: Path, dire
             file.write(b"content")
     *_, plain = find(directory)
     assert [count for _, count, _, _ in plain] == [4096, 4096, 9000 - 8192]
-    files = [file for packed, *_ in plain for file in native.unpack_files(b"", packed)]
+    files = [file[:2] for packed, *_ in plain for file in native.FileList(b"", packed)]
     assert {path for path, _ in files} == names
     assert [identity[0] for _, identity in files] == sorted(one[0] for _, one in files)
     assert sum(size for _, _, size, _ in plain) == 7 * 9000
@@ -236,17 +240,38 @@ def test_where_a_directory_is_none_there_is_the_error(tmp_path: Path, directory:
 @pytest.mark.parametrize("packed", [b"x", bytes(32), bytes(32) + b"name"])
 def test_only_what_was_packed_is_unpacked(packed: bytes) -> None:
     with pytest.raises(ValueError, match="packed"):
-        native.unpack_files(b"", packed)
+        native.FileList(b"", packed)
 
 
-# --- read_files: one file ---------------------------------------------------------------------
+# --- reading: one file ------------------------------------------------------------------------
+
+
+Fields = tuple[int, int, int, int]
+
+
+def read_files(
+    directory: int,
+    files: list[tuple[bytes, Fields]],
+    settle_ns: int,
+    buffer: bytes | bytearray | mmap.mmap,
+    offset: int,
+    threads: int = 1,
+) -> bytes:
+    """1 for each file that was read, else 0."""
+    several = native.FileList()
+    for path, identity in files:
+        several.add(path, identity, as_is=False)
+    left = several.read(directory, settle_ns, buffer, offset, threads)
+    read = [path for path, *_ in several]
+    assert sorted(read + [path for path, *_ in left]) == sorted(path for path, _ in files)
+    return bytes(path in read for path, _ in files)
 
 
 def read(directory: int, name: bytes, identity: FileIdentity, settle_ns: int = 0) -> bytes | None:
     """The file's bytes, or None where it was not read; nothing else in the buffer may change."""
     buffer = mmap.mmap(-1, 1 << 20)
     buffer[:] = b"\xee" * len(buffer)
-    (done,) = native.read_files(directory, [(name, identity)], settle_ns, buffer, 4096)
+    (done,) = read_files(directory, [(name, identity)], settle_ns, buffer, 4096)
     end = 4096 + identity.size
     assert buffer[:4096] == b"\xee" * 4096
     assert buffer[end:] == b"\xee" * (len(buffer) - end)
@@ -316,12 +341,12 @@ def test_links_and_pipes_are_not_read(tmp_path: Path, directory: int) -> None:
 def test_a_buffer_without_room_is_refused(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "file", b"content")
     with pytest.raises(ValueError, match="7 bytes at 4"):
-        native.read_files(directory, [(b"file", identity)], 0, bytearray(10), 4)
+        read_files(directory, [(b"file", identity)], 0, bytearray(10), 4)
     with pytest.raises(BufferError):
-        native.read_files(directory, [(b"file", identity)], 0, bytes(100), 0)
+        read_files(directory, [(b"file", identity)], 0, bytes(100), 0)
 
 
-# --- read_files: many -------------------------------------------------------------------------
+# --- reading: many ----------------------------------------------------------------------------
 
 
 def test_each_file_takes_its_own_room_whether_it_was_read_or_not(
@@ -332,7 +357,7 @@ def test_each_file_takes_its_own_room_whether_it_was_read_or_not(
     files = [(name, make(tmp_path / os.fsdecode(name), contents[name])) for name in contents]
     (tmp_path / "below/second").write_bytes(b"changed")
     buffer = bytearray(6000)
-    assert native.read_files(directory, files, 0, buffer, 10) == b"\1\0\1"
+    assert read_files(directory, files, 0, buffer, 10) == b"\1\0\1"
     assert buffer[10:5010] == contents[b"first"]
     assert buffer[5017:5117] == contents[b"third"]
     assert buffer[5117:] == bytes(6000 - 5117)
@@ -349,7 +374,7 @@ def test_many_files_are_the_same_with_any_number_of_threads(
     ]
     (tmp_path / "77").write_bytes(b"changed")
     buffer = bytearray(sum(map(len, contents)) + 3)
-    read = native.read_files(directory, files, 0, buffer, 3, threads)
+    read = read_files(directory, files, 0, buffer, 3, threads)
     assert read == bytes(number != 77 for number in range(150))
     at = 3
     for number, content in enumerate(contents):
@@ -362,14 +387,14 @@ def test_files_are_not_read_over_a_link(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "real/file", b"content")
     (tmp_path / "way").symlink_to("real")
     files = [(b"way/file", identity), (b"real/../real/file", identity), (b"real/file", identity)]
-    assert native.read_files(directory, files, 0, bytearray(100), 0) == b"\0\1\1"
-    assert native.read_files(directory, [(b"../file", identity)], 0, bytearray(100), 0) == b"\0"
+    assert read_files(directory, files, 0, bytearray(100), 0) == b"\0\1\1"
+    assert read_files(directory, [(b"../file", identity)], 0, bytearray(100), 0) == b"\0"
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "file", b"content")
     with pytest.raises(ValueError, match="too short"):
-        native.read_files(directory, [(b"file", identity)] * 2, 0, bytearray(20), 7)
+        read_files(directory, [(b"file", identity)] * 2, 0, bytearray(20), 7)
 
 
 # --- the steps of a commit --------------------------------------------------------------------

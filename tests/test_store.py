@@ -18,7 +18,7 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import container_of, make_id
 from dedupd.store.container import Found, Gap, scan
 from dedupd.store.reader import RecordReader
-from dedupd.store.writer import NewRecord
+from dedupd.store.writer import NewRecords
 from tests.helpers import flip_bit, noise, prose, stop_at
 from tests.store_helpers import VOLUME, FullDisk, Records
 
@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_the_container_as_it_was(tmp_path: Path, room: int) -
         header_bytes=fmt.RECORD_HEADER_BYTES,
         align_bytes=fmt.ALIGN_BYTES,
     )
-    rows = [NewRecord(native.fingerprint(payload), len(payload))]
+    rows = NewRecords(native.fingerprint(payload), array("I", [len(payload)]), array("I", [0]))
     disk.room = room
     with pytest.raises(NoSpace):
         store.writer.append(first, rows, encoded)

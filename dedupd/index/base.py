@@ -30,8 +30,8 @@ class ChunkIndex(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lookup(self, fingerprints: bytes) -> Sequence[int]:
-        """The chunk id of each fingerprint, or 0."""
+    def lookup(self, fingerprints: bytes) -> "memoryview[int]":
+        """The u64 id of each fingerprint, or 0."""
         ...
 
     def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:

@@ -50,7 +50,7 @@ class LoggedIndex(Generic[_Native]):
     def __len__(self) -> int:
         return len(self._native)
 
-    def lookup(self, fingerprints: bytes) -> Sequence[int]:
+    def lookup(self, fingerprints: bytes) -> "memoryview[int]":
         return memoryview(self._native.lookup(fingerprints)).cast("Q")
 
     def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ class MemoryIndex:
     def __len__(self) -> int:
         return len(self._map)
 
-    def lookup(self, fingerprints: bytes) -> Sequence[int]:
+    def lookup(self, fingerprints: bytes) -> "memoryview[int]":
         ids = memoryview(self._map.lookup(fingerprints)).cast("Q")
         self._lookups += len(ids)
         self._hits += len(ids) - ids.tolist().count(0)

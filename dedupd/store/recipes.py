@@ -17,7 +17,7 @@ from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.index.base import ChunkIndex
 from dedupd.store.reader import RecordReader
-from dedupd.store.writer import ContainerWriter, NewRecord
+from dedupd.store.writer import ContainerWriter, NewRecords
 
 NODES_CACHED_MAX = 512
 """About 100 KB each when full of entries, as Python lists."""
@@ -70,7 +70,7 @@ class _Run:
 
     first_id: int
     payloads: list[bytes] = field(default_factory=list)
-    records: list[NewRecord] = field(default_factory=list)
+    fingerprints: list[bytes] = field(default_factory=list)
 
     @property
     def next_id(self) -> int:
@@ -110,7 +110,7 @@ class RecipeWriter:
             if not self._runs or node != self._runs[-1].next_id:
                 self._runs.append(_Run(node))
             self._runs[-1].payloads.append(payload)
-            self._runs[-1].records.append(NewRecord(fingerprint, len(payload)))
+            self._runs[-1].fingerprints.append(fingerprint)
             self._pending[fingerprint] = node
         return Piece(node, sum(row.length for row in rows), content), fingerprint
 
@@ -133,28 +133,28 @@ class RecipeWriter:
             header_bytes=fmt.RECORD_HEADER_BYTES,
             align_bytes=fmt.ALIGN_BYTES,
         )
-        self._writer.append(run.first_id, run.records, encoded)
-        self._index.insert(
-            b"".join(record.fingerprint for record in run.records),
-            range(run.first_id, run.next_id),
-        )
+        fingerprints = b"".join(run.fingerprints)
+        hints = bytes(lengths.itemsize * len(lengths))
+        self._writer.append(run.first_id, NewRecords(fingerprints, lengths, hints), encoded)
+        self._index.insert(fingerprints, range(run.first_id, run.next_id))
         self._note_copies(run, encoded)
 
     def _note_copies(self, run: "_Run", encoded: native.Encoded) -> None:
         view = memoryview(encoded)
         columns = zip(
-            run.records,
+            run.fingerprints,
+            map(len, run.payloads),
             memoryview(encoded.starts).cast("I"),
             memoryview(encoded.stored_lengths).cast("I"),
             encoded.codecs,
             memoryview(encoded.checksums).cast("Q"),
             strict=True,
         )
-        for at, (new, start, stored, codec, checksum) in enumerate(columns):
+        for at, (fingerprint, length, start, stored, codec, checksum) in enumerate(columns):
             payload = view[start + fmt.RECORD_HEADER_BYTES :][:stored]
             record = fmt.Record(
-                *(0, fmt.RecordKind.COPY, codec, new.raw_length, stored, new.hint),
-                *(new.fingerprint, run.first_id + at, checksum),
+                *(0, fmt.RecordKind.COPY, codec, length, stored, 0),
+                *(fingerprint, run.first_id + at, checksum),
             )
             self._copies.append((record, bytes(payload)))
 

@@ -32,12 +32,15 @@ REOPEN_ORDINALS_MAX = 1 << 16
 that was ever in it, 64 bytes, while what is collected comes back."""
 
 
-class NewRecord(NamedTuple):
-    """What the header of a record to be appended needs beside its payload."""
+class NewRecords(NamedTuple):
+    """What the headers of records to be appended need beside the payloads: columns.
 
-    fingerprint: bytes
-    raw_length: int
-    hint: int = 0
+    ``fingerprints`` are 32 bytes each, ``raw_lengths`` and ``hints`` u32.
+    """
+
+    fingerprints: bytes
+    raw_lengths: "bytes | array[int]"
+    hints: "bytes | array[int]"
 
 
 @dataclass(slots=True)
@@ -212,26 +215,26 @@ class ContainerWriter:
         self._unsynced.append(opened)
         return opened
 
-    def append(self, first_id: int, records: Sequence[NewRecord], encoded: "native.Encoded") -> int:
+    def append(self, first_id: int, records: NewRecords, encoded: "native.Encoded") -> int:
         """Write reserved records; returns their bytes in the container.
 
         Raises NoSpace with the container as it was before. Readers see the records at once.
         """
         target = self._reserved(first_id)
-        raw_lengths = array("I", (new.raw_length for new in records))
+        raw_lengths = memoryview(records.raw_lengths).cast("B").cast("I")
         stored_lengths = memoryview(encoded.stored_lengths).cast("I")
         entries = native.seal(
             encoded,
-            b"".join(new.fingerprint for new in records),
+            records.fingerprints,
             raw_lengths,
-            array("I", (new.hint for new in records)),
+            records.hints,
             seed=target.seed,
             ordinal=target.count,
             offset=target.end,
         )
         return self._put(
             target,
-            len(records),
+            len(raw_lengths),
             memoryview(encoded),
             entries,
             sum(raw_lengths) - sum(stored_lengths),

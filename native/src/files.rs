@@ -6,6 +6,7 @@ use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::filelist::PlainFile;
 use crate::parallel;
 
 /// What makes a file the one that was found. Times are nanoseconds since the epoch.
@@ -296,7 +297,7 @@ const GROUP: usize = 32;
 /// it had. None where `out` is too short for all of them.
 pub fn read_files(
     dir: RawFd,
-    files: &[(CString, Identity)],
+    files: &[PlainFile],
     settle_ns: i64,
     mut out: &mut [u8],
     threads: usize,
@@ -304,16 +305,15 @@ pub fn read_files(
     let mut read = vec![false; files.len()];
     let mut groups = Vec::with_capacity(files.len().div_ceil(GROUP));
     for (files, read) in files.chunks(GROUP).zip(read.chunks_mut(GROUP)) {
-        let sizes = files.iter().map(|(_, expected)| usize::try_from(expected.size));
+        let size = files.iter().try_fold(0, |sum: usize, file| sum.checked_add(file.size()))?;
         let own;
-        (own, out) =
-            out.split_at_mut_checked(sizes.sum::<std::result::Result<usize, _>>().ok()?)?;
+        (own, out) = out.split_at_mut_checked(size)?;
         groups.push((files, read, own));
     }
     parallel::for_each(groups.into_iter(), threads, |(files, read, mut out)| {
-        for ((path, expected), read) in files.iter().zip(read) {
-            let (own, rest) = out.split_at_mut(expected.size as usize);
-            *read = read_unchanged(dir, path, *expected, settle_ns, own);
+        for (file, read) in files.iter().zip(read) {
+            let (own, rest) = out.split_at_mut(file.size());
+            *read = read_unchanged(dir, &file.path, file.identity, settle_ns, own);
             out = rest;
         }
     });

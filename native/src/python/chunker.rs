@@ -4,10 +4,13 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::filelist::FileList;
 use super::input::{Input, pack_u32};
+use super::place::Placed;
 use crate::chunker::{self, Parameters, Scratch, available_paths};
 use crate::fingerprint::{Algorithm, HASH_BYTES, digest_all};
-use crate::process::{self, Segment};
+use crate::place;
+use crate::process::{self, Chunk, Segment};
 
 #[pyfunction]
 pub fn simd_paths() -> Vec<&'static str> {
@@ -116,6 +119,17 @@ impl Chunker {
         self.process_all(py, data, segments.collect(), threads)
     }
 
+    #[pyo3(signature = (data, files, threads = 1))]
+    fn process_files(
+        &self,
+        py: Python<'_>,
+        data: Input,
+        files: PyRef<'_, FileList>,
+        threads: usize,
+    ) -> PyResult<Chunks> {
+        self.process_all(py, data.bytes_u32("data")?, files.segments(), threads)
+    }
+
     fn process_packed(
         &self,
         py: Python<'_>,
@@ -158,38 +172,94 @@ impl Chunker {
         }
         let work = || process::process(&self.inner, self.algorithm, data, &segments, threads);
         let found = py.detach(work);
-        let chunks = || found.iter().flatten();
-        let fingerprints: Vec<u8> = chunks().flat_map(|chunk| chunk.fingerprint).collect();
-        let zero: Vec<u8> = chunks().map(|chunk| chunk.zero.into()).collect();
-        Ok(Chunks {
-            length: zero.len(),
-            ends: pack_u32(py, chunks().map(|chunk| chunk.end as u32)).unbind(),
-            fingerprints: PyBytes::new(py, &fingerprints).unbind(),
-            zero: PyBytes::new(py, &zero).unbind(),
-            counts: pack_u32(py, found.iter().map(|chunks| chunks.len() as u32)).unbind(),
-        })
+        let mut firsts: Vec<usize> = vec![0];
+        firsts.extend(found.iter().scan(0, |sum, chunks| {
+            *sum += chunks.len();
+            Some(*sum)
+        }));
+        Ok(Chunks { found, firsts })
     }
 }
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct Chunks {
-    length: usize,
-    #[pyo3(get)]
-    ends: Py<PyBytes>,
-    #[pyo3(get)]
-    fingerprints: Py<PyBytes>,
-    #[pyo3(get)]
-    zero: Py<PyBytes>,
-    #[pyo3(get)]
-    counts: Py<PyBytes>,
+    found: Vec<Vec<Chunk>>,
+    /// How many chunks there are before each segment, and in all.
+    firsts: Vec<usize>,
+}
+
+impl Chunks {
+    pub fn segments(&self) -> &[Vec<Chunk>] {
+        &self.found
+    }
+
+    pub fn count(&self) -> usize {
+        self.firsts.last().copied().unwrap_or_default()
+    }
+
+    /// Those of a segment, of the ids of all chunks.
+    pub fn ids_of<'a>(&self, segment: usize, ids: &'a [u64]) -> &'a [u64] {
+        &ids[self.firsts[segment]..self.firsts[segment + 1]]
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = &Chunk> {
+        self.found.iter().flatten()
+    }
 }
 
 #[pymethods]
 impl Chunks {
     fn __len__(&self) -> usize {
-        self.length
+        self.count()
+    }
+
+    #[getter]
+    fn ends<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        pack_u32(py, self.chunks().map(|chunk| chunk.end as u32))
+    }
+
+    #[getter]
+    fn fingerprints<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let packed: Vec<u8> = self.chunks().flat_map(|chunk| chunk.fingerprint).collect();
+        PyBytes::new(py, &packed)
+    }
+
+    #[getter]
+    fn zero<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let zero: Vec<u8> = self.chunks().map(|chunk| chunk.zero.into()).collect();
+        PyBytes::new(py, &zero)
+    }
+
+    #[getter]
+    fn counts<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        pack_u32(py, self.found.iter().map(|chunks| chunks.len() as u32))
+    }
+
+    fn place(&self, py: Python<'_>, known: Input, as_is: Input) -> PyResult<Placed> {
+        let known = known.u64s("known")?;
+        let as_is: Vec<bool> = as_is.bytes().iter().map(|flag| *flag != 0).collect();
+        if known.len() != self.count() || as_is.len() != self.found.len() {
+            let message = "known must have an item for each chunk, as_is for each segment";
+            return Err(PyValueError::new_err(message));
+        }
+        let placed = py.detach(|| place::place(&self.found, &known, &as_is));
+        Placed::of(py, placed)
+    }
+
+    fn rows<'py>(&self, py: Python<'py>, segment: usize, ids: Input) -> PyResult<Vec<Row<'py>>> {
+        let (ids, chunks) = (ids.u64s("ids")?, self.found.get(segment));
+        let chunks = chunks.filter(|_| ids.len() == self.count()).ok_or_else(|| {
+            PyValueError::new_err(format!("ids of all chunks, and a segment, not {segment}"))
+        })?;
+        let row = |(chunk, id): (&Chunk, &u64)| {
+            (*id, chunk.end - chunk.start, PyBytes::new(py, &chunk.fingerprint))
+        };
+        Ok(chunks.iter().zip(self.ids_of(segment, &ids)).map(row).collect())
     }
 }
+
+/// Id, length and fingerprint of a chunk.
+type Row<'py> = (u64, usize, Bound<'py, PyBytes>);
 
 #[pyfunction]
 #[pyo3(signature = (data, algorithm = "blake3"))]

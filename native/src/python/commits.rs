@@ -9,7 +9,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use super::chunker::check_threads;
-use super::files::{Fields, identity_of};
+use super::files::{Fields, fields_of, identity_of};
 use super::sys::c_string;
 use crate::commits::{self, Begun, Commit, Request, Volume};
 
@@ -82,10 +82,9 @@ impl Commits {
 
     fn begun(&self, at: usize) -> PyResult<Option<(i32, Fields)>> {
         match self.files().get(at) {
-            Some((_, begun)) => Ok(begun.as_ref().map(|Begun { file, identity }| {
-                let fields = (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
-                (file.as_raw_fd(), fields)
-            })),
+            Some((_, begun)) => Ok(begun
+                .as_ref()
+                .map(|Begun { file, identity }| (file.as_raw_fd(), fields_of(*identity)))),
             None => Err(PyIndexError::new_err(format!("there is no request {at}"))),
         }
     }

@@ -1,19 +1,20 @@
-//! `scan_directory`, `read_files`.
+//! `scan_directory`.
 
 use std::ffi::CStr;
 use std::io::{Error, ErrorKind};
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 
-use super::output::Output;
 use super::sys::{c_string, call, os_error};
-use crate::files::{self, Entry, Identity, Scan};
+use crate::files::{Entry, Identity, Scan};
 
 /// Inode, size, mtime and ctime in nanoseconds, as Python has them.
 pub type Fields = (u64, i64, i64, i64);
+
+pub fn fields_of(identity: Identity) -> Fields {
+    (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns)
+}
 
 pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
     Identity { inode, size, mtime_ns, ctime_ns }
@@ -88,8 +89,7 @@ pub fn found<'py>(
         match entry {
             Entry::Directory { name } => directories.append(PyBytes::new(py, name.to_bytes()))?,
             Entry::File { name, identity, links, allocated, attribute } => {
-                let identity =
-                    (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
+                let identity = fields_of(identity);
                 let value = attribute.map(|value| PyBytes::new(py, &value));
                 let name = PyBytes::new(py, name.to_bytes());
                 found.append((name, identity, links, allocated, value))?;
@@ -97,32 +97,4 @@ pub fn found<'py>(
         }
     }
     Ok((directories, found))
-}
-
-#[pyfunction]
-#[pyo3(signature = (dir_fd, requests, settle_ns, out, offset, threads = 1))]
-pub fn read_files<'py>(
-    py: Python<'py>,
-    dir_fd: i32,
-    requests: Vec<(PyBackedBytes, Fields)>,
-    settle_ns: i64,
-    mut out: Output,
-    offset: usize,
-    threads: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let files = requests
-        .iter()
-        .map(|(path, fields)| Ok((c_string("path", path)?, identity_of(*fields))))
-        .collect::<PyResult<Vec<_>>>()?;
-    let read = py.detach(|| {
-        let out = out.bytes_mut().get_mut(offset..)?;
-        files::read_files(dir_fd, &files, settle_ns, out, threads)
-    });
-    let Some(read) = read else {
-        let size: i64 = files.iter().map(|(_, identity)| identity.size).sum();
-        let message = format!("out is too short: it has no {size} bytes at {offset}");
-        return Err(PyValueError::new_err(message));
-    };
-    let read: Vec<u8> = read.into_iter().map(u8::from).collect();
-    Ok(PyBytes::new(py, &read))
 }

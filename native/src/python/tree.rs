@@ -1,6 +1,5 @@
-//! `find_candidates`, `unpack_files`, `stub_sizes`.
+//! `find_candidates`, `stub_sizes`.
 
-use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -12,9 +11,9 @@ use pyo3::types::{PyAny, PyBytes, PyList};
 
 use super::files::found;
 use super::sys::c_string;
-use crate::candidates::{self, Candidates, Passed, Rules};
+use crate::candidates::{Candidates, Passed, Rules};
 use crate::files::Entry;
-use crate::sizes::{BySuffix, Sizes, suffix};
+use crate::sizes::{BySuffix, Sizes};
 use crate::tree::look_at;
 
 #[pyfunction]
@@ -55,31 +54,6 @@ pub fn find_candidates<'py>(
         }
         (directories, left, passed, plain).into_bound_py_any(py)
     })
-}
-
-#[pyfunction]
-#[pyo3(signature = (directory, packed, suffixes = None))]
-pub fn unpack_files<'py>(
-    py: Python<'py>,
-    directory: &[u8],
-    packed: &[u8],
-    suffixes: Option<HashSet<Vec<u8>>>,
-) -> PyResult<Bound<'py, PyList>> {
-    let files = candidates::unpacked(packed)
-        .ok_or_else(|| PyValueError::new_err("these are no files that were packed"))?;
-    let mut path = directory.to_vec();
-    let list = PyList::empty(py);
-    for (identity, name) in files {
-        let name = name.to_bytes();
-        if suffixes.as_ref().is_some_and(|wanted| !wanted.contains(suffix(name))) {
-            continue;
-        }
-        path.truncate(directory.len());
-        path.extend_from_slice(name);
-        let identity = (identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns);
-        list.append((PyBytes::new(py, &path), identity))?;
-    }
-    Ok(list)
 }
 
 #[pyfunction]
