@@ -138,7 +138,7 @@ class BatchReader:
             at += self._small.take(files, at, SMALL_BYTES_MAX, room, count)
             if at == len(files):
                 return
-            task = _task(*files[at])
+            task = FileTask.plain(*files[at])
             if task.identity.size > SMALL_BYTES_MAX:
                 self._read_alone(task)
                 at += 1
@@ -156,7 +156,7 @@ class BatchReader:
         left = files.read(self._volume.data_fd, SETTLE_NS, buffer, headroom, self._threads)
         self._put(FilesBatch(buffer, files, time.perf_counter() - began))
         for file in left:
-            self._read_alone(_task(*file))
+            self._read_alone(FileTask.plain(*file))
 
     def _read_alone(self, task: FileTask) -> None:
         candidate = task.candidate
@@ -363,12 +363,6 @@ class BatchReader:
 
 class _Stopped(Exception):
     """The reader was closed."""
-
-
-def _task(path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> FileTask:
-    """A plain file that is read by itself."""
-    identity = FileIdentity._make(fields)
-    return FileTask(Candidate(path, identity, None, identity.size), identity, not as_is)
 
 
 def _open_failure(error: OSError) -> str:

@@ -3,7 +3,7 @@
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from dedupd import native
 from dedupd.format.recipe import RecipeRef
@@ -24,6 +24,12 @@ class FileTask:
     builder: RecipeBuilder | None = None
     recipe: RecipeRef | None = None
     resumed: Growth | None = None
+
+    @classmethod
+    def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:
+        """A plain file of a ``native.FileList``, to go its way by itself."""
+        identity = FileIdentity._make(fields)
+        return cls(Candidate(path, identity, None, identity.size), identity, not as_is)
 
 
 class KeptChunk(NamedTuple):

@@ -25,7 +25,6 @@ from dedupd.volume import Volume
 from jobs import checkpoint
 from jobs.buffers import Batch, FilesBatch, FileTask, Piece
 from jobs.checkpoint import Checkpoint
-from jobs.scan import Candidate
 from jobs.writing import Store
 
 
@@ -237,9 +236,7 @@ class Ingest:
             request = Request(path, FileIdentity._make(identity), RecipeRef._make(recipe))
             state.requests.append(request)
         for number in others:
-            path, fields, as_is = files[number]
-            identity = FileIdentity._make(fields)
-            task = FileTask(Candidate(path, identity, None, identity.size), identity, not as_is)
+            task = FileTask.plain(*files[number])
             self._extend_recipe(task, found.rows(number, ids))
             state.finished.append(task)
         self.sums.lookup_s += time.perf_counter() - began
