@@ -138,15 +138,19 @@ class Bench:
 
     def fill(self) -> None:
         write_mixed(self.data / "stub", self.bytes)
-        with Volume.open(str(self.volume)) as volume, volume.job_lock():
-            report = Optimize(volume, JobRun("optimize")).run()
-        assert report.files_optimised == 1, report
+        self.optimise()
         write_mixed(self.data / "plain", self.bytes)
         for count in (FILES, FILES // 10):
             many = self.data / f"many-{count}"
             many.mkdir()
             for number in range(count):
                 (many / f"file-{number:06d}").touch()
+
+    def optimise(self) -> None:
+        """Make the one file that is new a stub."""
+        with Volume.open(str(self.volume)) as volume, volume.job_lock():
+            report = Optimize(volume, JobRun("optimize")).run()
+        assert report.files_optimised == 1, report
 
     def store_files(self) -> list[Path]:
         return [path for path in (self.volume / ".dedupd" / "store").rglob("*") if path.is_file()]

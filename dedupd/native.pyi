@@ -184,6 +184,26 @@ def read_chunks(
     threads share the work. Raises nothing else than MemoryError.
     """
 
+class Window(Buffer):
+    """Raw bytes of records of a container, one after the other behind the bytes of ``head``.
+
+    Up to ``helpers`` threads verify and decompress them from now on, as :func:`read_chunks` does,
+    but only what the page cache has. Raises OSError where there is no descriptor left.
+    """
+
+    def __init__(
+        self,
+        data_fd: int,
+        table_fd: int,
+        seed: int,
+        wanted: Sequence[tuple[int, int, int]],
+        head: Buffer,
+        helpers: int,
+    ) -> None: ...
+    def finish(self) -> bool:
+        """Do the rest. False where anything about a record is not as expected: the object is of no
+        use then. Its bytes, which never change, can be had where it is true."""
+
 class FingerprintMap:
     """Exact map fingerprint → chunk id held in RAM (about 48 bytes an entry)."""
 

@@ -71,6 +71,11 @@ class SparseStub:
         """Whether :attr:`content` costs no I/O."""
         return self._content is not None
 
+    @property
+    def may_be_local(self) -> bool:
+        """Whether blocks of the file's own may have been there since it was opened."""
+        return self._may_be_local
+
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of [start, end) that are the recipe's: covered, and without a block."""
         end = min(end, self.attribute.covered)
@@ -90,6 +95,15 @@ class SparseStub:
             return None
         span = self.content.recipe.span_of(start, end)
         return None if span is None or span.chunk == HOLE else span
+
+    def chunks_alone(self, start: int, end: int) -> list[Span] | None:
+        """The chunks that have all of [start, end), in order; None where anything else has a part,
+        or there is nothing. Raises Damaged."""
+        attribute = self.attribute
+        if self._may_be_local or attribute.local or not start < end <= attribute.covered:
+            return None
+        spans = list(self.content.recipe.spans(start, end))
+        return None if HOLE in [span.chunk for span in spans] else spans
 
     def chunks(self, start: int, end: int) -> list[Span]:
         """The chunks that a read of [start, end) needs, in order. Raises Damaged."""

@@ -48,6 +48,10 @@ class ChunkCache:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     @property
+    def bytes_max(self) -> int:
+        return self._bytes_max
+
+    @property
     def used_bytes(self) -> int:
         return self._bytes
 
@@ -60,6 +64,18 @@ class ChunkCache:
                 self._chunks.move_to_end(key)
                 self.hits += 1
             return raw
+
+    def has(self, spans: Iterable[Span]) -> bool:
+        """Whether chunks are all in memory."""
+        chunks = self._chunks
+        return all(_key(span) in chunks for span in spans)
+
+    def keep(self, chunks: Iterable[tuple[Span, memoryview]]) -> None:
+        """Have chunks in memory, of which somebody else has the verified bytes."""
+        with self._lock:
+            for span, raw in chunks:
+                if (key := _key(span)) not in self._chunks:
+                    self._keep(key, bytes(raw))
 
     def read(self, span: Span) -> bytes:
         """The chunk, from memory or from the store. Raises DamagedContainer."""

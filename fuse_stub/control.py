@@ -148,6 +148,7 @@ class ControlServer:
         volume = self._served.volume
         readers = {Kind.CHUNKS: volume.chunk_records, Kind.STREAMS: volume.stream_records}
         readers[Kind(request["kind"])].drop(request["containers"])
+        self._served.streams.forget_all()
         return {}
 
     async def _commit_begin(self, request: dict[str, Any], begun: set[int]) -> dict[str, Any]:

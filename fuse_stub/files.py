@@ -71,16 +71,27 @@ class OpenFile:
 class Handle:
     """What an ``open`` of a user got: the file, and how far it was read in sequence."""
 
-    __slots__ = ("ahead", "file", "keeps_privileges", "next", "touched", "waits", "writes")
+    __slots__ = ("ahead", "file", "keeps_privileges", "next", "run", "touched", "waits", "writes")
 
     def __init__(self, file: OpenFile, writes: bool, keeps_privileges: bool) -> None:
         self.file = file
         self.writes = writes
         self.keeps_privileges = keeps_privileges
         self.next = 0
+        self.run = 0
         self.ahead = 0
         self.waits = 0
         self.touched = False
+
+    def follow(self, start: int, length: int) -> None:
+        """Note that [start, start + length) is read: ``run`` bytes have been in sequence then."""
+        end = start + length
+        if self.next - length <= start <= self.next + length:
+            self.run += length
+            self.next = max(end, self.next)
+        else:
+            self.run = 0
+            self.next = self.ahead = end
 
 
 def path_of(fd: int) -> bytes:

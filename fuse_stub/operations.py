@@ -23,6 +23,7 @@ from fuse_stub.files import READ_AHEAD_BYTES, Handle, OpenFile
 from fuse_stub.inodes import PATH_FLAGS
 from fuse_stub.namespace import NamespaceOperations
 from fuse_stub.served import Served
+from fuse_stub.streams import REQUEST_BYTES_MIN
 
 WAITS_MIN = 3
 """Reading ahead begins with this wait of a sequential reader: the kernel sends two requests at
@@ -104,6 +105,7 @@ class StubOperations(NamespaceOperations):
         handle = self._handles.pop(fh)
         if handle.writes:
             handle.file.writers -= 1
+        self._served.streams.forget(handle)
         self._files.release(handle.file, write=handle.writes)
 
     @answers
@@ -139,7 +141,9 @@ class StubOperations(NamespaceOperations):
         finally:
             file.lock.unshare()
 
-    async def _read_stub(self, handle: Handle, off: int, size: int) -> "bytes | bytearray":
+    async def _read_stub(
+        self, handle: Handle, off: int, size: int
+    ) -> "bytes | bytearray | memoryview":
         file = handle.file
         stub = file.stub
         assert stub is not None
@@ -147,12 +151,28 @@ class StubOperations(NamespaceOperations):
             # Moves the access time as the file system below is mounted to do, and reads nothing.
             os.pread(file.fd, 1, os.fstat(file.fd).st_size)
             handle.touched = True
-        data = self._read_at_once(stub, off, size) if stub.is_loaded else None
+        handle.follow(off, size)
+        data: bytes | bytearray | memoryview | None = None
+        if stub.is_loaded:
+            data = self._read_in_sequence(handle, stub, off, size)
+            if data is None:
+                data = self._read_at_once(stub, off, size)
         if data is None:
             handle.waits += 1
             data = await self._served.in_thread(self._load_and_read, stub, off, size)
-        self._read_ahead(handle, off, len(data))
+        self._read_ahead(handle)
         return data
+
+    def _read_in_sequence(
+        self, handle: Handle, stub: SparseStub, off: int, size: int
+    ) -> memoryview | None:
+        """What was begun when the reader asked for the part before; None where that cannot be."""
+        in_sequence = handle.run > size >= REQUEST_BYTES_MIN
+        if not in_sequence or handle.waits >= WAITS_MIN:
+            return None
+        end = min(off + size, os.fstat(handle.file.fd).st_size)
+        keep = handle.run <= self._served.cache.bytes_max // 2
+        return self._served.streams.read(handle, stub, off, end, keep=keep)
 
     def _read_at_once(self, stub: SparseStub, off: int, size: int) -> "bytes | bytearray | None":
         """What is in memory, or nearly; None where a thread has to see to it."""
@@ -170,13 +190,9 @@ class StubOperations(NamespaceOperations):
         self._served.cache.load(stub.chunks(off, off + size))
         return stub.read(off, size)
 
-    def _read_ahead(self, handle: Handle, off: int, length: int) -> None:
+    def _read_ahead(self, handle: Handle) -> None:
         """Begin to load what a sequential reader asks for next, if the disk keeps him waiting."""
-        end = off + length
-        sequential = handle.next - length <= off <= handle.next + length
-        handle.next = max(end, handle.next) if sequential else end
-        if not sequential:
-            handle.ahead = end
+        if handle.run == 0:
             handle.waits = 0
             return
         stub = handle.file.stub
@@ -184,11 +200,11 @@ class StubOperations(NamespaceOperations):
             handle.waits < WAITS_MIN
             or stub is None
             or not stub.is_loaded
-            or handle.ahead - end > READ_AHEAD_BYTES // 2
+            or handle.ahead - handle.next > READ_AHEAD_BYTES // 2
         ):
             return
-        start = max(handle.ahead, end)
-        handle.ahead = end + READ_AHEAD_BYTES
+        start = max(handle.ahead, handle.next)
+        handle.ahead = handle.next + READ_AHEAD_BYTES
         self._served.cache.read_ahead(stub.chunks(start, handle.ahead))
 
     # --- writing ------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from fuse_stub.commits import Commits
 from fuse_stub.files import OpenFiles
 from fuse_stub.inodes import Inodes
 from fuse_stub.marking import Marking
+from fuse_stub.streams import Streams
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class Served:
         self.mountpoint = mountpoint
         self.inodes = Inodes(volume.data_fd)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
+        self.streams = Streams(volume.chunk_records, self.cache, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache)
         self.commits = Commits(volume, transitions, self.files)
         self._writes_wait_until_s = 0.0
@@ -66,6 +68,7 @@ class Served:
                 self._writes_wait_until_s = ended + WRITES_WAIT_S
 
     def close(self) -> None:
+        self.streams.forget_all()
         self.cache.close()
         self.files.close()
         self.inodes.close()

@@ -258,6 +258,20 @@ class Container:
             return [None] * len(wanted)
         return native.read_chunks(self.fd, self._table_fd, self.seed, wanted, cached_only, threads)
 
+    def begin_window(
+        self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
+    ) -> native.Window | None:
+        """Begin to read chunks, given as in :meth:`read_chunks`, in ``helpers`` threads.
+
+        None where there is no usable table, or no descriptor left.
+        """
+        if self._table_fd is None:
+            return None
+        try:
+            return native.Window(self.fd, self._table_fd, self.seed, wanted, head, helpers)
+        except OSError:
+            return None
+
     def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """As :meth:`read`, but whatever the table says became of the record, and with its
         fingerprint compared."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
+from dedupd import native
 from dedupd.errors import DamagedChunk, DamagedContainer
 from dedupd.format.container import Kind, Record, RecordKind
 from dedupd.format.ids import container_of, ordinal_of, show_id
@@ -83,6 +84,20 @@ class RecordReader:
             else:
                 chunks += container.read_chunks(parts, cached_only=cached_only, threads=threads)
         return chunks
+
+    def begin_window(
+        self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
+    ) -> native.Window | None:
+        """Begin to read chunks, given as in :meth:`read_chunks`, in ``helpers`` threads.
+
+        None where they lie in several containers, or in one that is not open.
+        """
+        numbers = {container_of(one) for one, _, _ in wanted}
+        container = self._open.get(numbers.pop()) if len(numbers) == 1 else None
+        if container is None:
+            return None
+        parts = [(ordinal_of(one), length, check) for one, length, check in wanted]
+        return container.begin_window(parts, head, helpers)
 
     def describe(self, record_id: int) -> Record:
         """The record's header, forwarded, without its bytes. Raises DamagedContainer."""

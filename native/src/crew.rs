@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::thread::{self, Thread};
+use std::thread;
 
 /// Runs `work` on every number below `count`, on the caller's thread and up to `helpers` more.
 pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
@@ -15,28 +15,55 @@ pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
         return (0..count).for_each(work);
     }
     let work: &(dyn Fn(usize) + Sync) = &work;
-    // SAFETY: `Finish` does not let this function end, whichever way, before every task that was
+    // SAFETY: `Begun` does not let this function end, whichever way, before every task that was
     // begun has ended; and none begins after the last one was taken.
     let work: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(work) };
+    begin(count, helpers, work).finish();
+}
+
+/// Has up to `helpers` threads begin to run `work` on every number below `count`.
+pub fn begin(count: usize, helpers: usize, work: impl Fn(usize) + Send + Sync + 'static) -> Begun {
     let job = Arc::new(Job {
-        work,
+        work: Box::new(work),
         count,
         next: AtomicUsize::new(0),
         unfinished: AtomicUsize::new(count),
-        owner: thread::current(),
+        ending: Mutex::new(()),
+        ended: Condvar::new(),
     });
-    Crew::of_all().lend(&job, helpers);
-    let _finish = Finish(&job);
-    job.help();
+    Crew::of_all().lend(&job, helpers.min(count));
+    Begun(job)
+}
+
+/// What the crew may be working on; once this is dropped, it works on it no more.
+pub struct Begun(Arc<Job>);
+
+impl Begun {
+    /// Does what nobody has begun, and waits for the rest.
+    pub fn finish(&self) {
+        self.0.help();
+        self.0.wait();
+    }
+}
+
+impl Drop for Begun {
+    /// Takes what nobody has, and waits for what others have begun.
+    fn drop(&mut self) {
+        while self.0.take().is_some() {
+            self.0.finish_one();
+        }
+        self.0.wait();
+    }
 }
 
 struct Job {
-    work: &'static (dyn Fn(usize) + Sync),
+    work: Box<dyn Fn(usize) + Send + Sync>,
     count: usize,
     /// The first task that nobody has taken.
     next: AtomicUsize,
     unfinished: AtomicUsize,
-    owner: Thread,
+    ending: Mutex<()>,
+    ended: Condvar,
 }
 
 impl Job {
@@ -54,9 +81,17 @@ impl Job {
     }
 
     fn finish_one(&self) {
-        // Release: what the task wrote is seen by the owner, who acquires it.
+        // Release: what the task wrote is seen by who waits, who acquires it.
         if self.unfinished.fetch_sub(1, Ordering::Release) == 1 {
-            self.owner.unpark();
+            let _guard = lock(&self.ending);
+            self.ended.notify_all();
+        }
+    }
+
+    fn wait(&self) {
+        let mut guard = lock(&self.ending);
+        while self.unfinished.load(Ordering::Acquire) > 0 {
+            guard = self.ended.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -67,20 +102,6 @@ struct Done<'a>(&'a Job);
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         self.0.finish_one();
-    }
-}
-
-/// Waits for what others have begun; after a panic, takes what nobody has.
-struct Finish<'a>(&'a Job);
-
-impl Drop for Finish<'_> {
-    fn drop(&mut self) {
-        while self.0.take().is_some() {
-            self.0.finish_one();
-        }
-        while self.0.unfinished.load(Ordering::Acquire) > 0 {
-            thread::park();
-        }
     }
 }
 
@@ -166,6 +187,36 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn what_was_begun_is_finished_once() {
+        for count in [0, 1, 2, 100] {
+            let done: Arc<Vec<AtomicUsize>> =
+                Arc::new((0..count).map(|_| AtomicUsize::new(0)).collect());
+            let own = Arc::clone(&done);
+            let begun = begin(count, 2, move |task| {
+                own[task].fetch_add(1, Ordering::Relaxed);
+            });
+            begun.finish();
+            begun.finish();
+            assert!(done.iter().all(|times| times.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn nothing_runs_once_what_was_begun_is_dropped() {
+        for _ in 0..500 {
+            let running = Arc::new(AtomicUsize::new(0));
+            let own = Arc::clone(&running);
+            let begun = begin(10, 2, move |_| {
+                own.fetch_add(1, Ordering::SeqCst);
+                thread::yield_now();
+                own.fetch_sub(1, Ordering::SeqCst);
+            });
+            drop(begun);
+            assert_eq!(running.load(Ordering::SeqCst), 0);
+        }
     }
 
     #[test]

@@ -67,7 +67,7 @@ const IDLE_BYTES_MIN: usize = 1 << 20;
 
 impl Buffer {
     /// At least `length` bytes, with anything in them.
-    fn of(length: usize) -> Buffer {
+    pub fn of(length: usize) -> Buffer {
         let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
         let used = if length < IDLE_BYTES_MIN { None } else { idle().pop() };
         Buffer(used.filter(|buffer| buffer.len() >= length).unwrap_or_else(|| vec![0; length]))

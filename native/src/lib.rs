@@ -35,6 +35,7 @@ pub mod sys;
 pub mod tree;
 pub mod types;
 pub mod watchdog;
+pub mod window;
 
 mod parallel;
 mod probe;

@@ -21,6 +21,11 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Memory for what is stored, which each thread keeps.
+pub fn with_scratch<R>(work: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    SCRATCH.with_borrow_mut(work)
+}
+
 /// A container and its table, open for reading.
 #[derive(Clone, Copy)]
 pub struct Files {
@@ -46,7 +51,7 @@ impl Files {
         let slots: Vec<_> = wanted.into_iter().map(|one| Mutex::new((one, false))).collect();
         crew::for_each(slots.len(), threads.saturating_sub(1), |at| {
             let mut slot = slots[at].lock().unwrap_or_else(PoisonError::into_inner);
-            slot.1 = SCRATCH.with_borrow_mut(|scratch| self.read(&mut slot.0, scratch));
+            slot.1 = with_scratch(|scratch| self.read(&mut slot.0, scratch));
         });
         slots
             .into_iter()

@@ -9,6 +9,7 @@ use pyo3::types::PyBytes;
 use pyo3::{create_exception, ffi};
 
 use super::input::{Input, pack_u32, pack_u64};
+use super::output::uninitialised;
 use crate::encode as codec;
 use crate::encode::{Buffer, CODEC_ZSTD, Options};
 
@@ -131,7 +132,10 @@ pub fn decode<'py>(
     // Before memory is taken for what the payload claims to be.
     py.detach(|| codec::check(stored, codec, raw_length, checksum))
         .map_err(CorruptPayload::new_err)?;
-    PyBytes::new_with(py, raw_length, |out| {
-        py.detach(|| codec::decode(stored, codec, out)).map_err(CorruptPayload::new_err)
-    })
+    let result = uninitialised(py, raw_length)?;
+    let start = result.bind(py).as_bytes().as_ptr().cast_mut();
+    // SAFETY: the object is new, and nobody else has it before this function returns.
+    let out = unsafe { std::slice::from_raw_parts_mut(start, raw_length) };
+    py.detach(|| codec::decode(stored, codec, out)).map_err(CorruptPayload::new_err)?;
+    Ok(result.into_bound(py))
 }

@@ -26,6 +26,7 @@ mod stubs;
 mod study;
 mod sys;
 mod tree;
+mod window;
 
 use pyo3::prelude::*;
 
@@ -49,6 +50,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stubs::StubCounter>()?;
     module.add_class::<marks::MarkSet>()?;
     module.add_class::<needs::NeedSet>()?;
+    module.add_class::<window::Window>()?;
     module.add_function(wrap_pyfunction!(marks::misfits, module)?)?;
     module.add_function(wrap_pyfunction!(marks::scan_stubs, module)?)?;
     module.add_function(wrap_pyfunction!(needs::more_than, module)?)?;

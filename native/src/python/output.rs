@@ -1,9 +1,11 @@
-//! Writable bytes-like arguments without copying.
+//! Results, and writable bytes-like arguments, without copying.
 
 use std::ffi::c_int;
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 /// A C-contiguous writable buffer, held for as long as this value lives.
 ///
@@ -43,4 +45,15 @@ impl Drop for Output {
         // SAFETY: the view was filled by PyObject_GetBuffer; arguments are dropped attached.
         unsafe { ffi::PyBuffer_Release(&raw mut *self.0) }
     }
+}
+
+/// A bytes object to be filled; clearing it first would cost as much as reading does.
+pub fn uninitialised(py: Python<'_>, length: usize) -> PyResult<Py<PyBytes>> {
+    let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyMemoryError::new_err(()))?;
+    // SAFETY: without a source it gives a new object of that length, or null with an error set.
+    let object = unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), length);
+        Bound::from_owned_ptr_or_err(py, object)?
+    };
+    Ok(object.cast_into::<PyBytes>()?.unbind())
 }

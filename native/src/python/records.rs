@@ -1,10 +1,9 @@
 //! `read_chunks`.
 
-use pyo3::exceptions::PyMemoryError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::output::uninitialised;
 use crate::records::{Files, Wanted};
 
 #[pyfunction]
@@ -33,15 +32,4 @@ pub fn read_chunks(
         .collect();
     let found = py.detach(|| files.read_all(chunks, threads));
     Ok(results.into_iter().zip(found).map(|(bytes, found)| found.then_some(bytes)).collect())
-}
-
-/// A bytes object to be filled; clearing it first would cost as much as reading does.
-fn uninitialised(py: Python<'_>, length: usize) -> PyResult<Py<PyBytes>> {
-    let length = ffi::Py_ssize_t::try_from(length).map_err(|_| PyMemoryError::new_err(()))?;
-    // SAFETY: without a source it gives a new object of that length, or null with an error set.
-    let object = unsafe {
-        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), length);
-        Bound::from_owned_ptr_or_err(py, object)?
-    };
-    Ok(object.cast_into::<PyBytes>()?.unbind())
 }
