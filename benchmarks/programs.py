@@ -55,16 +55,17 @@ class Setting:
 
 def dedupd(setting: Setting) -> Ingest:
     program = [sys.executable, "-m", "dedupd.cli.main"]
+    compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # as it is where it is installed
     volume = setting.work / "volume"
     volume.mkdir()
     for which in (FIRST, SECOND):
         copy(setting.sources / which, volume / which)
     setup = [*program, "enable", str(volume), "--min-age", "0s", "--min-size", "1"]
-    measure(setup, {}, setting.work / "enable.log")
+    measure(setup, compiled, setting.work / "enable.log")
 
     def run(which: str) -> tuple[Measured, dict[str, Any]]:
         command = [*program, "run", "optimize", str(volume / which), "--json"]
-        measured = setting.take_in(which, command, {}, volume / ".dedupd/data" / which)
+        measured = setting.take_in(which, command, compiled, volume / ".dedupd/data" / which)
         return measured, json.loads((setting.work / f"{which}.log").read_text())
 
     def occupied(which: str) -> tuple[int, int]:
