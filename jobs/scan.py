@@ -4,9 +4,11 @@ import errno
 import os
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from dedupd import native
 from dedupd.errors import DamagedStub
@@ -41,6 +43,9 @@ DIRECTORIES_AT_ONCE = 64
 """Looked at by all cores in one call: their candidates are in memory at once."""
 
 _EVER_NS = (1 << 63) - 1
+
+_Here: TypeAlias = "native.CandidatesOf | int"
+"""What there is in a directory, or the number of the error."""
 
 
 class Found(NamedTuple):
@@ -235,29 +240,38 @@ class _Search:
         self._seen: set[int] = set()
 
     def below(self, path: bytes) -> Iterator[PlainFiles | Candidate]:
+        """While some directories are judged here, native code looks at the next ones."""
         pending = [path]
-        while pending:
-            self._check()
-            batch = pending[: -DIRECTORIES_AT_ONCE - 1 : -1]
-            del pending[-len(batch) :]
-            for directory, found in zip(batch, self._find(batch), strict=True):
-                if isinstance(found, int):
-                    yield from self._no_directory(directory, found)
-                    continue
-                names, left, passed, plain = found
-                for reason, (count, size_bytes) in zip(_PASSED, passed, strict=True):
-                    if count:
-                        self._skipped.add(reason, size_bytes, count)
-                prefix = directory + b"/" if directory else b""
-                for files in plain:
-                    yield from self._plain(PlainFiles(prefix, *files))
-                entries = names, left
-                for file in checked(
-                    _in_directory(directory, entries, self._seen, pending), self._check
-                ):
-                    yield from self._judged(file)
+        under_way: deque[tuple[list[bytes], Future[list[_Here]]]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="scan") as ahead:
+            while pending or under_way:
+                self._check()
+                while pending and len(under_way) < 2:
+                    batch = pending[: -DIRECTORIES_AT_ONCE - 1 : -1]
+                    del pending[-len(batch) :]
+                    under_way.append((batch, ahead.submit(self._find, batch)))
+                batch, found = under_way.popleft()
+                for directory, here in zip(batch, found.result(), strict=True):
+                    yield from self._judge(directory, here, pending)
 
-    def _find(self, directories: Sequence[bytes]) -> "list[native.CandidatesOf | int]":
+    def _judge(
+        self, directory: bytes, here: _Here, pending: list[bytes]
+    ) -> Iterator[PlainFiles | Candidate]:
+        if isinstance(here, int):
+            yield from self._no_directory(directory, here)
+            return
+        names, left, passed, plain = here
+        for reason, (count, size_bytes) in zip(_PASSED, passed, strict=True):
+            if count:
+                self._skipped.add(reason, size_bytes, count)
+        prefix = directory + b"/" if directory else b""
+        for files in plain:
+            yield from self._plain(PlainFiles(prefix, *files))
+        entries = names, left
+        for file in checked(_in_directory(directory, entries, self._seen, pending), self._check):
+            yield from self._judged(file)
+
+    def _find(self, directories: Sequence[bytes]) -> list[_Here]:
         volume, policy = self._volume, self._policy
         return native.find_candidates(
             volume.data_fd,
