@@ -11,6 +11,9 @@ from pathlib import Path
 
 from dedupd.units import MIB
 
+STOLEN_MAX = 0.03
+"""Of the processors' time: where a host gave more to others, a run says little."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

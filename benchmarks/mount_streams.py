@@ -28,15 +28,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.dataset import TEXT_SUFFIXES, programs
-from benchmarks.measure import processor_ticks, stolen_since
+from benchmarks.measure import STOLEN_MAX, processor_ticks, stolen_since
 from benchmarks.mount import Bench
 from dedupd import native
 from dedupd.fsutil import opened
 from dedupd.priority import cores
 from dedupd.units import MIB
 from dedupd.volume import Volume
-
-STOLEN_MAX = 0.03
 
 Payload = tuple[bytes, int, int, int]
 """Stored bytes, codec, raw length and checksum of a chunk."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import processor_ticks, stolen_since
+from benchmarks.measure import STOLEN_MAX, processor_ticks, stolen_since
 
 CONFIGURATIONS = (("memory", 1), ("table", 1), ("memory", 3), ("table", 3))
 
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument(
         "--stolen-max",
         type=float,
-        default=0.03,
+        default=STOLEN_MAX,
         help="count only runs with as little (%(default)s)",
     )
     options = parser.parse_args()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from dedupd import native
-from dedupd.format.recipe import RecipeRef
+from dedupd.commit import Request
 from dedupd.store.recipes import Growth, RecipeBuilder
 from dedupd.stub import FileIdentity
 from jobs.scan import Candidate
@@ -22,14 +22,17 @@ class FileTask:
     carry: bytes = b""
     failure: str = ""
     builder: RecipeBuilder | None = None
-    recipe: RecipeRef | None = None
     resumed: Growth | None = None
 
     @classmethod
     def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:
         """A plain file of a ``native.FileList``, to go its way by itself."""
-        identity = FileIdentity._make(fields)
-        return cls(Candidate(path, identity, None, identity.size), identity, not as_is)
+        candidate = Candidate.plain(path, fields)
+        return cls(candidate, candidate.identity, not as_is)
+
+
+Ready = FileTask | Request
+"""A file that has gone through the pipeline; a request where nothing is left to be done for it."""
 
 
 class KeptChunk(NamedTuple):

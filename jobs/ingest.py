@@ -23,7 +23,7 @@ from dedupd.stub import FileIdentity
 from dedupd.uncached import BufferPool
 from dedupd.volume import Volume
 from jobs import checkpoint
-from jobs.buffers import Batch, FilesBatch, FileTask, Piece
+from jobs.buffers import Batch, FilesBatch, FileTask, Piece, Ready
 from jobs.checkpoint import Checkpoint
 from jobs.writing import Store
 
@@ -72,15 +72,11 @@ class _InFlight:
 
     buffer: mmap | None
     parts: list[_Part] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    finished: list[FileTask] = field(default_factory=list)
+    finished: list[Ready] = field(default_factory=list)
 
 
 class Ingest:
-    """Feeds batches into a store.
-
-    ``ready`` collects files whose chunks are all appended, ``requests`` those that are one chunk.
-    """
+    """Feeds batches into a store. ``ready`` collects files whose chunks are all appended."""
 
     def __init__(
         self,
@@ -101,8 +97,7 @@ class Ingest:
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="compress")
         self._queue: deque[_InFlight] = deque()
         self.sums = Sums()
-        self.ready: list[FileTask] = []
-        self.requests: list[Request] = []
+        self.ready: list[Ready] = []
         self._open_task: FileTask | None = None
 
     @property
@@ -161,7 +156,6 @@ class Ingest:
             if front.buffer is not None:
                 self._pool.give(front.buffer)
             self.ready += front.finished
-            self.requests += front.requests
 
     def _append(self, front: _InFlight) -> None:
         while front.parts:
@@ -234,7 +228,7 @@ class Ingest:
         single, others = files.single(found, ids)
         for path, identity, recipe in single:
             request = Request(path, FileIdentity._make(identity), RecipeRef._make(recipe))
-            state.requests.append(request)
+            state.finished.append(request)
         for number in others:
             task = FileTask.plain(*files[number])
             self._extend_recipe(task, found.rows(number, ids))

@@ -24,7 +24,7 @@ from dedupd.uncached import BufferPool
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.batches import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader, Work
-from jobs.buffers import FileTask
+from jobs.buffers import FileTask, Ready
 from jobs.checkpoint import Checkpoint, Checkpoints
 from jobs.found import FoundFiles
 from jobs.frame import Cancelled, JobRun
@@ -103,8 +103,7 @@ class Optimize:
         self._mostly_local: list[bytes] = []
         self._found = FoundFiles(int(self._policy.memory_bytes_max * FOUND_SHARE))
         self._checkpoints = Checkpoints(volume)
-        self._ready: list[FileTask] = []
-        self._requests: list[Request] = []
+        self._ready: list[Ready] = []
         self._grouped_bytes = 0
         self._grouped_read = 0
         self._partitioning = Partitioning(volume, self._policy)
@@ -291,7 +290,7 @@ class Optimize:
             except NoSpace:
                 # Committing what is ready frees its blocks; then there may be room again.
                 self._take(ingest)
-                if not (self._ready or self._requests or groups.pending):
+                if not self._ready and not groups.pending:
                     raise
                 self._commit(groups, ingest)
                 groups.wait()
@@ -299,14 +298,13 @@ class Optimize:
 
     def _take(self, ingest: Ingest) -> None:
         self._ready += ingest.ready
-        self._requests += ingest.requests
-        ingest.ready, ingest.requests = [], []
+        ingest.ready = []
 
     def _maybe_commit(self, groups: GroupCommit, ingest: Ingest) -> None:
         if (
             ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES
             or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES
-            or len(self._ready) + len(self._requests) >= GROUP_FILES_MAX
+            or len(self._ready) >= GROUP_FILES_MAX
         ):
             if ingest.is_in_large_file:
                 self._drain(groups, ingest, everything=True)
@@ -318,17 +316,16 @@ class Optimize:
         self, groups: GroupCommit, ingest: Ingest, checkpoint: Checkpoint | None = None
     ) -> None:
         """Send the files that are ready on their way to become stubs."""
-        tasks, requests, self._ready, self._requests = self._ready, self._requests, [], []
-        for task in tasks:
-            if not task.failure and task.recipe is None and task.builder is not None:
-                task.recipe = task.builder.finish()
-            if task.failure or task.recipe is None:
-                self._leave(task, task.failure or "was empty when it was read")
+        ready, self._ready = self._ready, []
+        requests = []
+        for one in ready:
+            if isinstance(one, Request):
+                requests.append(one)
+            elif one.failure or one.builder is None:
+                self._leave(one, one.failure or "was empty when it was read")
             else:
-                candidate = task.candidate
-                requests.append(
-                    Request(candidate.path, task.identity, task.recipe, candidate.attribute)
-                )
+                candidate, recipe = one.candidate, one.builder.finish()
+                requests.append(Request(candidate.path, one.identity, recipe, candidate.attribute))
         groups.submit(requests, checkpoint)
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from dedupd import native
 from dedupd.errors import DamagedStub
@@ -95,6 +95,12 @@ class Candidate(NamedTuple):
     attribute: bytes | None
     work_bytes: int
 
+    @classmethod
+    def plain(cls, path: bytes, fields: _Identity) -> Self:
+        """A plain file, all of which has to be read."""
+        identity = FileIdentity._make(fields)
+        return cls(path, identity, None, identity.size)
+
 
 @dataclass(frozen=True, slots=True)
 class PlainFiles:
@@ -113,7 +119,7 @@ class PlainFiles:
     def candidates(self) -> Iterator[Candidate]:
         """One by one, in the order of their inodes."""
         for path, identity, _ in native.FileList(self.directory, self.packed):
-            yield Candidate(path, FileIdentity._make(identity), None, identity[1])
+            yield Candidate.plain(path, identity)
 
 
 def walk(
@@ -252,9 +258,9 @@ class _Search:
                     under_way.append((batch, ahead.submit(self._find, batch)))
                 batch, found = under_way.popleft()
                 for directory, here in zip(batch, found.result(), strict=True):
-                    yield from self._judge(directory, here, pending)
+                    yield from self._found_in(directory, here, pending)
 
-    def _judge(
+    def _found_in(
         self, directory: bytes, here: _Here, pending: list[bytes]
     ) -> Iterator[PlainFiles | Candidate]:
         if isinstance(here, int):

@@ -11,13 +11,13 @@ from dedupd.errors import DamagedChunk
 from dedupd.format.container import Kind
 from dedupd.sparse import SparseStub
 from dedupd.store.reader import RecordReader
+from dedupd.units import KIB
 from dedupd.volume import Volume
 from fuse_stub import streams
 from fuse_stub.cache import ChunkCache
 from fuse_stub.streams import Streams
 from tests.helpers import Lab, flip_bit, new_lab, noise, prose
 
-KIB = 1 << 10
 STEP = 256 * KIB
 CONTENT = prose(900 * KIB, 1) + noise(700 * KIB, 2) + prose(500 * KIB + 77, 3)
 

@@ -37,6 +37,9 @@ pub struct Files {
     pub cached_only: bool,
 }
 
+/// A chunk that is wanted: its place, its raw length, and the start of its fingerprint.
+pub type Row = (u32, usize, u32);
+
 /// A chunk that is wanted: its place, the start of its fingerprint, and where its bytes go, all of
 /// them.
 pub struct Wanted<'a> {

@@ -10,13 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::crew::{self, Begun};
 use crate::encode::Buffer;
-use crate::records::{Files, Wanted, with_scratch};
+use crate::records::{Files, Row, Wanted, with_scratch};
 
 /// Memory is taken in multiples of this, so that it fits the next window too.
 const ROOM_BYTES: usize = 512 << 10;
-
-/// A record that is wanted: its place, its raw length, and the start of its fingerprint.
-pub type Row = (u32, usize, u32);
 
 pub struct Window {
     // Dropped before what the tasks work on.

@@ -7,6 +7,7 @@ use pyo3::types::PyBytes;
 use super::filelist::FileList;
 use super::input::{Input, pack_u32};
 use super::place::Placed;
+use crate::check::u64_at;
 use crate::chunker::{self, Parameters, Scratch, available_paths};
 use crate::fingerprint::{Algorithm, HASH_BYTES, digest_all};
 use crate::place;
@@ -247,16 +248,21 @@ impl Chunks {
     }
 
     fn rows<'py>(&self, py: Python<'py>, segment: usize, ids: Input) -> PyResult<Vec<Row<'py>>> {
-        let (ids, chunks) = (ids.u64s("ids")?, self.found.get(segment));
-        let chunks = chunks.filter(|_| ids.len() == self.count()).ok_or_else(|| {
+        let ids = ids.bytes();
+        let chunks = self.found.get(segment).filter(|_| ids.len() == ID_BYTES * self.count());
+        let chunks = chunks.ok_or_else(|| {
             PyValueError::new_err(format!("ids of all chunks, and a segment, not {segment}"))
         })?;
-        let row = |(chunk, id): (&Chunk, &u64)| {
-            (*id, chunk.end - chunk.start, PyBytes::new(py, &chunk.fingerprint))
+        let own = &ids[ID_BYTES * self.firsts[segment]..];
+        let row = |(at, chunk): (usize, &Chunk)| {
+            let fingerprint = PyBytes::new(py, &chunk.fingerprint);
+            (u64_at(own, ID_BYTES * at), chunk.end - chunk.start, fingerprint)
         };
-        Ok(chunks.iter().zip(self.ids_of(segment, &ids)).map(row).collect())
+        Ok(chunks.iter().enumerate().map(row).collect())
     }
 }
+
+const ID_BYTES: usize = 8;
 
 /// Id, length and fingerprint of a chunk.
 type Row<'py> = (u64, usize, Bound<'py, PyBytes>);

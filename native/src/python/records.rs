@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::output::uninitialised;
-use crate::records::{Files, Wanted};
+use crate::records::{Files, Row, Wanted};
 
 #[pyfunction]
 pub fn read_chunks(
@@ -12,7 +12,7 @@ pub fn read_chunks(
     data_fd: i32,
     table_fd: i32,
     seed: u64,
-    wanted: Vec<(u32, usize, u32)>,
+    wanted: Vec<Row>,
     cached_only: bool,
     threads: usize,
 ) -> PyResult<Vec<Option<Py<PyBytes>>>> {

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-use super::files::{Fields, identity_of};
+use super::files::{Fields, fields_of, identity_of};
 use super::sys::{c_string, call};
 use crate::stub;
 
@@ -18,7 +18,7 @@ pub fn exchange_attribute(
     let name = c_string("name", name)?;
     let expected = identity_of(identity);
     let after = call(py, || stub::exchange_attribute(fd, expected, &name, previous, value))?;
-    Ok(after.map(|after| (after.inode, after.size, after.mtime_ns, after.ctime_ns)))
+    Ok(after.map(fields_of))
 }
 
 #[pyfunction]

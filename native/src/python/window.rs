@@ -7,6 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::input::Input;
+use crate::records::Row;
 use crate::window as plain;
 
 #[pyclass(frozen, module = "dedupd.native")]
@@ -19,7 +20,7 @@ impl Window {
         data_fd: i32,
         table_fd: i32,
         seed: u64,
-        wanted: Vec<plain::Row>,
+        wanted: Vec<Row>,
         head: Input,
         helpers: usize,
     ) -> PyResult<Window> {
