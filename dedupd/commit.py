@@ -9,19 +9,18 @@ import enum
 import errno
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple, Protocol, Self
 
 from dedupd import native
 from dedupd.control import ControlClient
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
 from dedupd.failpoint import define, is_armed, reach
-from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import checksum_seed
 from dedupd.fsutil import DirectoryOpener, lease_exclusively, open_beneath, opened, show_path
+from dedupd.requests import Requests, request_to_json
 from dedupd.stub import (
     Begun,
     FileIdentity,
@@ -56,18 +55,6 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
 
 
-class Request(NamedTuple):
-    """One file to commit: ``path`` is relative to the volume's tree.
-
-    ``previous`` is the attribute of a stub whose recipe is replaced, None for a plain file.
-    """
-
-    path: bytes
-    identity: FileIdentity
-    recipe: RecipeRef
-    previous: bytes | None = None
-
-
 class Result(NamedTuple):
     """The outcome of a request, with a reason where it is not DONE."""
 
@@ -81,7 +68,7 @@ _DONE = Result(Outcome.DONE)
 class Committer(Protocol):
     """Commits a batch of files whose chunks and recipes are durable."""
 
-    def commit(self, requests: Sequence[Request]) -> list[Result]:
+    def commit(self, requests: Requests) -> list[Result]:
         """One result per request. Raises NoSpace, ServiceUnreachable."""
         ...
 
@@ -94,19 +81,19 @@ class VolumeCommitter:
         self._volume = volume
         self._threads = threads
 
-    def commit(self, requests: Sequence[Request]) -> list[Result]:
+    def commit(self, requests: Requests) -> list[Result]:
         results: list[Result] = []
         while len(results) < len(requests):
-            results += self._commit_batch(requests[len(results) :])
+            results += self._commit_batch(requests, len(results))
         return results
 
-    def _commit_batch(self, requests: Sequence[Request]) -> list[Result]:
-        """Results of the first few requests."""
+    def _commit_batch(self, requests: Requests, start: int) -> list[Result]:
+        """Results of the next few requests."""
         try:
             with self._volume.mount_lock() as transitions:
                 settle_noted(self._volume, transitions)
-                batch = requests[: descriptors_to_spare()]
-                with transitions.under_way(request.path for request in batch):
+                batch = requests.part(start, descriptors_to_spare())
+                with transitions.under_way(batch.paths):
                     return _commit_here(self._volume, batch, self._threads)
         except Busy:
             pass
@@ -117,7 +104,8 @@ class VolumeCommitter:
                 " not answer; unmount it, or wait until it is up"
             )
         with client:
-            return _commit_by_mount(self._volume, client, requests[:BATCH_FILES_MAX])
+            batch = requests.part(start, BATCH_FILES_MAX)
+            return _commit_by_mount(self._volume, client, batch)
 
 
 def descriptors_to_spare() -> int:
@@ -130,7 +118,7 @@ def descriptors_to_spare() -> int:
     return max(1, min(BATCH_FILES_HERE_MAX, soft // 2))
 
 
-def _commit_here(volume: Volume, requests: Sequence[Request], threads: int) -> list[Result]:
+def _commit_here(volume: Volume, requests: Requests, threads: int) -> list[Result]:
     commits = None if is_armed() else _commits(volume, threads)
     with _Batch(volume, requests, commits) as batch:
         batch.begin()
@@ -159,13 +147,10 @@ class _Batch:
     all else, goes one by one, which says what is wrong with it.
     """
 
-    def __init__(
-        self, volume: Volume, requests: Sequence[Request], commits: native.Commits | None
-    ) -> None:
+    def __init__(self, volume: Volume, requests: Requests, commits: native.Commits | None) -> None:
         self._volume = volume
         self._requests = requests
         self._commits = commits
-        self._plain: list[int] = []
         self._alone: dict[int, tuple[int, Begun]] = {}
         self._files = ExitStack()
         self.results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
@@ -181,23 +166,13 @@ class _Batch:
     def begin(self) -> None:
         """Set the attributes; those that cannot be set have a result afterwards."""
         try:
-            left = self._begin_together()
+            begun = b"" if self._commits is None else self._commits.begin(self._requests.plain)
             with closing(DirectoryOpener(self._volume.data_fd)) as directories:
-                for at in left:
+                for at in [*_zeros(begun), *range(len(begun), len(self._requests))]:
                     self._begin_alone(at, directories)
         except BaseException:
             self.revert()
             raise
-
-    def _begin_together(self) -> list[int]:
-        """Returns which requests are left to be begun one by one."""
-        everything = list(range(len(self._requests)))
-        if self._commits is None:
-            return everything
-        self._plain = [at for at in everything if self._requests[at].previous is None]
-        begun = self._commits.begin([self._requests[at][:3] for at in self._plain])
-        together = set(compress(self._plain, begun))
-        return [at for at in everything if at not in together]
 
     def _begin_alone(self, at: int, directories: DirectoryOpener) -> None:
         request, volume = self._requests[at], self._volume
@@ -227,9 +202,11 @@ class _Batch:
     def finish(self) -> None:
         """Punch what has begun, now that it is durable."""
         done = b"" if self._commits is None else self._commits.finish()
-        for at in compress(self._plain, done):
-            self.results[at] = _DONE
-        for at, (fd, begun) in self._unfinished():
+        self.results[: len(done)] = [
+            _DONE if is_done else result
+            for is_done, result in zip(done, self.results, strict=False)
+        ]
+        for at, (fd, begun) in self._unfinished(_zeros(done)):
             try:
                 finish_commit(
                     fd, begun, self._volume.space, self._volume.disk, self._volume.block_bytes
@@ -240,21 +217,27 @@ class _Batch:
 
     def revert(self) -> None:
         """Take back what has begun."""
-        for _, (fd, begun) in self._unfinished():
+        for _, (fd, begun) in self._unfinished(range(len(self._requests.plain))):
             revert_commit(fd, begun, self._volume.space, self._volume.disk)
 
-    def _unfinished(self) -> Iterator[tuple[int, tuple[int, Begun]]]:
-        """What has begun and is not finished: position, descriptor, what is to be finished."""
+    def _unfinished(self, plain: Iterable[int]) -> Iterator[tuple[int, tuple[int, Begun]]]:
+        """What has begun and is not finished, of plain files of these positions: position,
+        descriptor, what is to be finished."""
         yield from self._alone.items()
         if self._commits is None:
             return
-        for n, at in enumerate(self._plain):
-            left = self._commits.begun(n)
+        for at in plain:
+            left = self._commits.begun(at)
             if left is not None:
                 fd, identity = left
                 request = self._requests[at]
                 stub = committing(request.identity, request.recipe)
                 yield at, (fd, Begun(FileIdentity._make(identity), stub, None))
+
+
+def _zeros(flags: bytes) -> list[int]:
+    """Where they are."""
+    return [at for at, flag in enumerate(flags) if not flag]
 
 
 def settle_interrupted(volume: Volume, path: bytes) -> None:
@@ -304,9 +287,7 @@ def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:
         )
 
 
-def _commit_by_mount(
-    volume: Volume, client: ControlClient, requests: Sequence[Request]
-) -> list[Result]:
+def _commit_by_mount(volume: Volume, client: ControlClient, requests: Requests) -> list[Result]:
     reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
     _raise_failure(volume, reply)
     reach(_BEGUN)
@@ -352,26 +333,6 @@ def step_failure(error: DedupdError | OSError) -> Result:
     if isinstance(error, NoSpace):
         return Result(Outcome.FAILED, str(error))
     raise error
-
-
-def request_to_json(request: Request) -> dict[str, Any]:
-    return {
-        "path": os.fsdecode(request.path),
-        "identity": request.identity._asdict(),
-        "recipe": request.recipe.recipe,
-        "digest": request.recipe.digest.hex(),
-        "direct": request.recipe.direct,
-        "previous": None if request.previous is None else request.previous.hex(),
-    }
-
-
-def request_from_json(row: dict[str, Any]) -> Request:
-    return Request(
-        os.fsencode(row["path"]),
-        FileIdentity(**row["identity"]),
-        RecipeRef(row["recipe"], bytes.fromhex(row["digest"]), row["direct"]),
-        None if row["previous"] is None else bytes.fromhex(row["previous"]),
-    )
 
 
 def result_to_json(result: Result) -> dict[str, str]:

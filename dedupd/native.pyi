@@ -696,14 +696,38 @@ class FileList:
         the caller to find out why; their room may hold anything. Raises ValueError where ``out`` is
         short.
         """
-    def single(
-        self, found: Chunks, ids: Buffer
-    ) -> tuple[list[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]], list[int]]:
-        """Path, identity and recipe of each file that is one chunk, and not zeros: the chunk's id,
-        its digest, True. Then the numbers of the other files.
+    def single(self, found: Chunks, ids: Buffer, into: PlainRequests) -> list[int]:
+        """Add each file that is one chunk, and not zeros, to ``into``: that chunk is its recipe.
+        Returns the numbers of the other files.
 
         ``found`` are the chunks of these files, ``ids`` the u64 ids of all. Raises ValueError.
         """
+
+class PlainRequests:
+    """Plain files to be committed: path, identity, and recipe (id, digest, direct) of each."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(
+        self, at: int, /
+    ) -> tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]:
+        """Raises IndexError."""
+    def __iter__(
+        self,
+    ) -> Iterator[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]]: ...
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+    @property
+    def paths(self) -> bytes:
+        """Each with a NUL byte behind it."""
+    def add(
+        self, path: bytes, identity: tuple[int, int, int, int], recipe: tuple[int, bytes, bool]
+    ) -> None:
+        """Raises ValueError where a path has a NUL byte in it, or a digest not 16 bytes."""
+    def take(self, source: PlainRequests) -> None:
+        """Add what ``source`` has, which has nothing afterwards."""
+    def part(self, start: int, stop: int) -> PlainRequests:
+        """A copy of those of these positions, as far as there are."""
 
 class Commits:
     """Commits of many plain files; see ``dedupd/stub.py`` for what the steps mean.
@@ -716,11 +740,8 @@ class Commits:
         cls, data_fd: int, attribute: bytes, seed: int, block_bytes: int, threads: int = 1
     ) -> Commits:
         """``seed`` is that of the attribute's checksum; each step takes up to ``threads``."""
-    def begin(
-        self,
-        requests: Sequence[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]],
-    ) -> bytes:
-        """Open each file and set its attribute: path, identity, recipe (id, digest, direct).
+    def begin(self, requests: PlainRequests) -> bytes:
+        """Open each file and set its attribute.
 
         Returns 1 where that was done, else 0. Files stay open, and leased, until they are finished.
         """

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
-from dedupd.commit import Outcome, Request, Result, open_failure, step_failure
+from dedupd.commit import Outcome, Result, open_failure, step_failure
 from dedupd.errors import Busy, DedupdError, FileChanged
 from dedupd.format.stub import StubAttribute, decode_stub
 from dedupd.fsutil import open_beneath
+from dedupd.requests import Request
 from dedupd.sparse import SparseStub
 from dedupd.stub import (
     Begun,

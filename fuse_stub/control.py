@@ -12,10 +12,11 @@ from typing import Any
 
 import trio
 
-from dedupd.commit import request_from_json, result_to_json
+from dedupd.commit import result_to_json
 from dedupd.control import socket_path
 from dedupd.errors import Damaged, DedupdError, NoSpace
 from dedupd.format.container import Kind
+from dedupd.requests import request_from_json
 from fuse_stub.errors import load
 from fuse_stub.marking import MarkLog
 from fuse_stub.served import Served

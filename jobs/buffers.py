@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from dedupd import native
-from dedupd.commit import Request
 from dedupd.store.recipes import Growth, RecipeBuilder
 from dedupd.stub import FileIdentity
 from jobs.scan import Candidate
@@ -31,8 +30,21 @@ class FileTask:
         return cls(candidate, candidate.identity, not as_is)
 
 
-Ready = FileTask | Request
-"""A file that has gone through the pipeline; a request where nothing is left to be done for it."""
+@dataclass(slots=True)
+class Ready:
+    """Files that have gone through the pipeline; requests where nothing is left to be done."""
+
+    requests: native.PlainRequests = field(default_factory=native.PlainRequests)
+    tasks: list[FileTask] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.requests) + len(self.tasks)
+
+    def take(self, other: "Ready") -> None:
+        """Add what ``other`` has, which has nothing afterwards."""
+        self.requests.take(other.requests)
+        self.tasks += other.tasks
+        other.tasks = []
 
 
 class KeptChunk(NamedTuple):

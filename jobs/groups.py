@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dedupd.commit import Committer, Request, Result
+from dedupd.commit import Committer, Result
+from dedupd.requests import Requests
 from jobs.checkpoint import Checkpoint
 from jobs.writing import Store, StoreSync
 
@@ -20,7 +21,7 @@ class GroupResult:
     ``checkpoint`` is that of a file in the middle of which the group ends; it is durable now.
     """
 
-    requests: Sequence[Request]
+    requests: Requests
     results: Sequence[Result]
     checkpoint: Checkpoint | None
     sync_s: float
@@ -44,7 +45,7 @@ class GroupCommit:
         """Whether a group is on its way."""
         return self._pending is not None
 
-    def submit(self, requests: Sequence[Request], checkpoint: Checkpoint | None = None) -> None:
+    def submit(self, requests: Requests, checkpoint: Checkpoint | None = None) -> None:
         """Commit files whose chunks and recipes were all appended, after the group before them.
 
         Raises NoSpace, and whatever went wrong with the group before.
@@ -66,7 +67,7 @@ class GroupCommit:
     def _commit(
         self,
         noted: StoreSync,
-        requests: Sequence[Request],
+        requests: Requests,
         checkpoint: Checkpoint | None,
     ) -> GroupResult:
         began = time.perf_counter()

@@ -12,14 +12,11 @@ from dataclasses import asdict, dataclass, field
 from mmap import mmap
 
 from dedupd import native
-from dedupd.commit import Request
 from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE
-from dedupd.format.recipe import RecipeRef
 from dedupd.policy import Policy
 from dedupd.store.recipes import HOLE_FINGERPRINT, RecipeBuilder
 from dedupd.store.writer import NewRecords
-from dedupd.stub import FileIdentity
 from dedupd.uncached import BufferPool
 from dedupd.volume import Volume
 from jobs import checkpoint
@@ -72,7 +69,7 @@ class _InFlight:
 
     buffer: mmap | None
     parts: list[_Part] = field(default_factory=list)
-    finished: list[Ready] = field(default_factory=list)
+    finished: Ready = field(default_factory=Ready)
 
 
 class Ingest:
@@ -97,7 +94,7 @@ class Ingest:
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="compress")
         self._queue: deque[_InFlight] = deque()
         self.sums = Sums()
-        self.ready: list[Ready] = []
+        self.ready = Ready()
         self._open_task: FileTask | None = None
 
     @property
@@ -155,7 +152,7 @@ class Ingest:
             self._queue.popleft()
             if front.buffer is not None:
                 self._pool.give(front.buffer)
-            self.ready += front.finished
+            self.ready.take(front.finished)
 
     def _append(self, front: _InFlight) -> None:
         while front.parts:
@@ -185,7 +182,7 @@ class Ingest:
                 self.sums.raw_bytes -= len(carry)
             self.sums.raw_bytes += piece.end - piece.start
         self._place(state, batch.buffer, pieces)
-        state.finished = [p.task for p in batch.pieces if p.final]
+        state.finished.tasks = [p.task for p in batch.pieces if p.final]
         return state
 
     def _zeros(self, batch: Batch) -> _InFlight:
@@ -198,6 +195,7 @@ class Ingest:
         piece = batch.pieces[0]
         task = piece.task
         state = _InFlight(None)
+        state.finished.tasks = [task] if piece.final else []
         if task.failure:
             return state
         lead = 2 * self._max_bytes
@@ -212,8 +210,6 @@ class Ingest:
             self.sums.zero_bytes += whole
         task.carry = bytes(left - whole)
         self.sums.raw_bytes += batch.zeros
-        if piece.final:
-            state.finished.append(task)
         return state
 
     def _take_files(self, batch: FilesBatch) -> _InFlight:
@@ -225,14 +221,10 @@ class Ingest:
         self.sums.chunk_s += time.perf_counter() - began
         began = time.perf_counter()
         ids = self._ids(state, batch.buffer, found, files.as_is)
-        single, others = files.single(found, ids)
-        for path, identity, recipe in single:
-            request = Request(path, FileIdentity._make(identity), RecipeRef._make(recipe))
-            state.finished.append(request)
-        for number in others:
+        for number in files.single(found, ids, state.finished.requests):
             task = FileTask.plain(*files[number])
             self._extend_recipe(task, found.rows(number, ids))
-            state.finished.append(task)
+            state.finished.tasks.append(task)
         self.sums.lookup_s += time.perf_counter() - began
         return state
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dedupd.commit import (
     Outcome,
-    Request,
+    Result,
     VolumeCommitter,
     settle_interrupted,
 )
@@ -20,6 +20,7 @@ from dedupd.index.base import IndexCounters
 from dedupd.partitions import type_of
 from dedupd.policy import Policy
 from dedupd.priority import cores
+from dedupd.requests import Request, Requests
 from dedupd.uncached import BufferPool
 from dedupd.units import MIB
 from dedupd.volume import Volume
@@ -103,7 +104,7 @@ class Optimize:
         self._mostly_local: list[bytes] = []
         self._found = FoundFiles(int(self._policy.memory_bytes_max * FOUND_SHARE))
         self._checkpoints = Checkpoints(volume)
-        self._ready: list[Ready] = []
+        self._ready = Ready()
         self._grouped_bytes = 0
         self._grouped_read = 0
         self._partitioning = Partitioning(volume, self._policy)
@@ -297,8 +298,7 @@ class Optimize:
         self._take(ingest)
 
     def _take(self, ingest: Ingest) -> None:
-        self._ready += ingest.ready
-        ingest.ready = []
+        self._ready.take(ingest.ready)
 
     def _maybe_commit(self, groups: GroupCommit, ingest: Ingest) -> None:
         if (
@@ -316,16 +316,14 @@ class Optimize:
         self, groups: GroupCommit, ingest: Ingest, checkpoint: Checkpoint | None = None
     ) -> None:
         """Send the files that are ready on their way to become stubs."""
-        ready, self._ready = self._ready, []
-        requests = []
-        for one in ready:
-            if isinstance(one, Request):
-                requests.append(one)
-            elif one.failure or one.builder is None:
-                self._leave(one, one.failure or "was empty when it was read")
+        ready, self._ready = self._ready, Ready()
+        requests = Requests(ready.requests)
+        for task in ready.tasks:
+            if task.failure or task.builder is None:
+                self._leave_task(task)
             else:
-                candidate, recipe = one.candidate, one.builder.finish()
-                requests.append(Request(candidate.path, one.identity, recipe, candidate.attribute))
+                candidate, recipe = task.candidate, task.builder.finish()
+                requests.add(Request(candidate.path, task.identity, recipe, candidate.attribute))
         groups.submit(requests, checkpoint)
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes
@@ -335,20 +333,32 @@ class Optimize:
         ingest.sums.commit_s += group.commit_s
         if group.checkpoint is not None:
             self._checkpoints.save(group.checkpoint)
-        for request, result in zip(group.requests, group.results, strict=True):
-            if result.outcome is Outcome.DONE:
-                self._report.files_optimised += 1
-                self._report.files_spliced += request.previous is not None
-                self._report.logical_bytes += request.identity.size
-                continue
-            reason = result.outcome.value
-            self._report.files_left[reason] = self._report.files_left.get(reason, 0) + 1
-            if result.outcome is Outcome.FAILED:
-                self._run.findings.add(f"{show_path(request.path)}: {result.reason}")
+        requests = group.requests
+        self._report.files_optimised += len(requests)
+        self._report.files_spliced += len(requests.others)
+        self._report.logical_bytes += requests.size_bytes
+        for at, result in enumerate(group.results):
+            if result.outcome is not Outcome.DONE:
+                self._leave_request(requests[at], result)
 
-    def _leave(self, task: FileTask, reason: str) -> None:
-        left = self._report.files_left
+    def _leave_request(self, request: Request, result: Result) -> None:
+        """A file counted as optimised is not."""
+        self._report.files_optimised -= 1
+        self._report.files_spliced -= request.previous is not None
+        self._report.logical_bytes -= request.identity.size
+        failure = result.reason if result.outcome is Outcome.FAILED else None
+        self._leave(request.path, result.outcome.value, failure)
+
+    def _leave_task(self, task: FileTask) -> None:
+        reason = task.failure or "was empty when it was read"
         if reason.startswith("cannot"):
-            self._run.findings.add(f"{show_path(task.candidate.path)}: {reason}")
-            reason = "cannot be read"
+            self._leave(task.candidate.path, "cannot be read", failure=reason)
+        else:
+            self._leave(task.candidate.path, reason)
+
+    def _leave(self, path: bytes, reason: str, failure: str | None = None) -> None:
+        """A file stays as it is; people hear of a failure."""
+        left = self._report.files_left
         left[reason] = left.get(reason, 0) + 1
+        if failure is not None:
+            self._run.findings.add(f"{show_path(path)}: {failure}")

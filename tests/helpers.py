@@ -47,6 +47,11 @@ def prose(length: int, seed: int = 0) -> bytes:
     return b"".join(lines)[:length].ljust(length, b".")
 
 
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
 def flip_bit(path: Path, offset: int, bit: int = 0) -> None:
     """Damage one bit of a file, as a disk would: times and length stay."""
     with open(path, "r+b") as file:

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import pytest
 
 from dedupd import native
-from dedupd.commit import Outcome, Request, Result, VolumeCommitter
+from dedupd.commit import Outcome, Result, VolumeCommitter
 from dedupd.disk import Disk
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
+from dedupd.requests import Request, Requests
 from dedupd.stub import FileIdentity
-from tests.helpers import OLD_NS, Lab, new_lab, noise
+from tests.helpers import OLD_NS, Lab, descriptors, new_lab, noise
 
 SIZE = 30_000
 REF = RecipeRef((1 << 32) | 7, bytes(range(16)), direct=True)
@@ -90,7 +91,7 @@ def put(lab: Lab, name: str, seed: int = 0) -> Request:
 
 def commit(lab: Lab, *requests: Request) -> list[Result]:
     with lab.opened() as volume:
-        return VolumeCommitter(volume, threads=3).commit(requests)
+        return VolumeCommitter(volume, threads=3).commit(Requests.of(requests))
 
 
 def outcomes(results: list[Result]) -> list[Outcome]:
@@ -234,10 +235,10 @@ def test_a_batch_leaves_no_descriptor_open(lab: Lab) -> None:
     requests = [put(lab, f"file{n}", n) for n in range(20)]
     (lab.data / "file7").unlink()
     with lab.opened() as volume:
-        VolumeCommitter(volume).commit(requests[:1])
-        before = len(os.listdir("/proc/self/fd"))
-        VolumeCommitter(volume).commit(requests[1:])
-        assert len(os.listdir("/proc/self/fd")) == before
+        VolumeCommitter(volume).commit(Requests.of(requests[:1]))
+        before = descriptors()
+        VolumeCommitter(volume).commit(Requests.of(requests[1:]))
+        assert descriptors() == before
 
 
 def test_the_last_block_of_a_file_is_freed_with_the_others(lab: Lab) -> None:

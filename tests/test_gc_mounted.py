@@ -334,8 +334,8 @@ def test_the_mount_lets_go_of_files_that_were_replaced(lab: MountedLab) -> None:
 
 
 def test_no_commit_of_a_dead_job_begins_while_garbage_is_marked(lab: MountedLab) -> None:
-    from dedupd.commit import Request, request_to_json
     from dedupd.format.recipe import RecipeRef
+    from dedupd.requests import Request, request_to_json
 
     (lab.view / "plain").write_bytes(noise(100 * KIB))
     request = Request(b"plain", lab.identity("plain"), RecipeRef(1 << 32, bytes(16)))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dedupd.commit import Request, VolumeCommitter, request_to_json
+from dedupd.commit import VolumeCommitter
 from dedupd.control import ControlClient
 from dedupd.format.recipe import RecipeRef
+from dedupd.requests import Request, Requests, request_to_json
 from dedupd.stub import FileIdentity
 from tests.helpers import noise
 from tests.mount_helpers import MountedLab, mounted_lab
@@ -230,6 +231,6 @@ def test_a_file_that_is_gone_before_its_commit_is_passed_over(lab: MountedLab) -
 def test_a_committer_goes_through_the_mount(lab: MountedLab) -> None:
     committing = Committing(lab, ["f"])
     with lab.opened() as volume:
-        results = VolumeCommitter(volume).commit(committing.requests)
+        results = VolumeCommitter(volume).commit(Requests.of(committing.requests))
     assert [result.outcome.value for result in results] == ["done"]
     assert (lab.view / "f").read_bytes() == CONTENT

@@ -94,7 +94,8 @@ def test_a_file_that_is_one_chunk_is_named_by_it_and_others_have_rows(files: lis
         several.add(b"%d" % number, (number, len(file), -number, 5), as_is=False)
     numbers = [77 + n for n in range(len(found))]
     ids = packed(numbers)
-    single, others = several.single(found, ids)
+    single = native.PlainRequests()
+    others = several.single(found, ids, single)
     rows = [found.rows(number, ids) for number in range(len(files))]
     assert [row for one in rows for row in one] == [
         (id_, end - start, found.fingerprints[n * 32 : n * 32 + 32])
@@ -103,7 +104,7 @@ def test_a_file_that_is_one_chunk_is_named_by_it_and_others_have_rows(files: lis
         )
     ]
     assert others == [n for n, file in enumerate(files) if len(rows[n]) > 1 or not any(file)]
-    assert single == [
+    assert list(single) == [
         (b"%d" % n, (n, len(file), -n, 5), (rows[n][0][0], rows[n][0][2][:16], True))
         for n, file in enumerate(files)
         if n not in others
@@ -147,6 +148,6 @@ def test_columns_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="ids of all chunks"):
         found.rows(0, ids[8:])
     with pytest.raises(ValueError, match="not the chunks of these files"):
-        several.single(found, ids)
+        several.single(found, ids, native.PlainRequests())
     with pytest.raises(IndexError, match="no file 1"):
         several[1]

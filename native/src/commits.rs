@@ -18,6 +18,8 @@ use crate::sys::remove_attribute;
 
 const STUB_FORMAT: u8 = 1;
 const STUB_BYTES: usize = 48;
+/// Of a fingerprint in a stub.
+pub const DIGEST_BYTES: usize = 16;
 const CHECK_AT: std::ops::Range<usize> = 4..8;
 const FLAGS_AT: usize = 1;
 const COVERED_AT: usize = 32;
@@ -26,11 +28,12 @@ const COMMITTING: u8 = 1;
 pub const DIRECT: u8 = 4;
 
 /// A plain file, as it was when it was read, and the recipe of its content.
+#[derive(Clone)]
 pub struct Request {
     pub path: CString,
     pub expected: Identity,
     pub recipe: u64,
-    pub digest: [u8; 16],
+    pub digest: [u8; DIGEST_BYTES],
     pub direct: bool,
 }
 
@@ -136,7 +139,7 @@ pub struct StubHead {
     pub flags: u8,
     pub local_count: u16,
     pub recipe: u64,
-    pub digest: [u8; 16],
+    pub digest: [u8; DIGEST_BYTES],
     pub covered: u64,
 }
 
@@ -158,7 +161,7 @@ pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
     let mut blank = value.to_vec();
     blank[CHECK_AT].fill(0);
     let is_sound = u32_at(head, CHECK_AT.start) == xxh3_64_with_seed(&blank, seed) as u32;
-    let mut digest = [0; 16];
+    let mut digest = [0; DIGEST_BYTES];
     digest.copy_from_slice(&head[16..COVERED_AT]);
     let (recipe, covered) = (u64_at(head, 8), u64_at(head, COVERED_AT));
     is_sound.then_some(StubHead { flags: head[FLAGS_AT], local_count, recipe, digest, covered })

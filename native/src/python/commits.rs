@@ -1,17 +1,72 @@
-//! `Commits`.
+//! `PlainRequests`, `Commits`.
 
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use super::chunker::check_threads;
 use super::files::{Fields, fields_of, identity_of};
 use super::sys::c_string;
-use crate::commits::{self, Begun, Commit, Request, Volume};
+use crate::commits::{self, Begun, Commit, DIGEST_BYTES, Request, Volume};
+
+#[pyclass(module = "dedupd.native")]
+#[derive(Default)]
+pub struct PlainRequests(pub Vec<Request>);
+
+/// Path, identity and recipe of a file: id, digest, whether it names a chunk.
+type One<'py> = (Bound<'py, PyBytes>, Fields, (u64, Bound<'py, PyBytes>, bool));
+
+#[pymethods]
+impl PlainRequests {
+    #[new]
+    fn new() -> PlainRequests {
+        PlainRequests::default()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, at: usize) -> PyResult<One<'py>> {
+        let none = || PyIndexError::new_err(format!("there is no request {at}"));
+        let request = self.0.get(at).ok_or_else(none)?;
+        let (path, digest) = (request.path.to_bytes(), &request.digest);
+        let recipe = (request.recipe, PyBytes::new(py, digest), request.direct);
+        Ok((PyBytes::new(py, path), fields_of(request.expected), recipe))
+    }
+
+    #[getter]
+    fn size_bytes(&self) -> i64 {
+        self.0.iter().map(|request| request.expected.size).sum()
+    }
+
+    #[getter]
+    fn paths<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let paths = self.0.iter().map(|request| request.path.to_bytes_with_nul());
+        PyBytes::new(py, &paths.collect::<Vec<_>>().concat())
+    }
+
+    fn add(&mut self, path: &[u8], identity: Fields, recipe: (u64, &[u8], bool)) -> PyResult<()> {
+        let (recipe, digest, direct) = recipe;
+        let digest = <[u8; DIGEST_BYTES]>::try_from(digest)
+            .map_err(|_| PyValueError::new_err("a digest has not 16 bytes"))?;
+        let (path, expected) = (c_string("path", path)?, identity_of(identity));
+        self.0.push(Request { path, expected, recipe, digest, direct });
+        Ok(())
+    }
+
+    fn take(&mut self, mut source: PyRefMut<'_, PlainRequests>) {
+        self.0.append(&mut source.0);
+    }
+
+    fn part(&self, start: usize, stop: usize) -> PlainRequests {
+        let stop = stop.min(self.0.len());
+        PlainRequests(self.0[start.min(stop)..stop].to_vec())
+    }
+}
 
 #[pyclass(frozen, module = "dedupd.native")]
 pub struct Commits {
@@ -20,9 +75,6 @@ pub struct Commits {
     /// Only ever locked with the GIL released, or for a moment in which no Python code runs.
     files: Mutex<Vec<Commit>>,
 }
-
-/// Id, digest, whether it names a chunk.
-type Recipe = (u64, PyBackedBytes, bool);
 
 impl Commits {
     fn files(&self) -> MutexGuard<'_, Vec<Commit>> {
@@ -53,17 +105,9 @@ impl Commits {
     fn begin<'py>(
         &self,
         py: Python<'py>,
-        requests: Vec<(PyBackedBytes, Fields, Recipe)>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let requests = requests
-            .into_iter()
-            .map(|(path, identity, (recipe, digest, direct))| {
-                let digest = <[u8; 16]>::try_from(&*digest)
-                    .map_err(|_| PyValueError::new_err("a digest has not 16 bytes"))?;
-                let (path, expected) = (c_string("path", &path)?, identity_of(identity));
-                Ok(Request { path, expected, recipe, digest, direct })
-            })
-            .collect::<PyResult<Vec<_>>>()?;
+        requests: PyRef<'_, PlainRequests>,
+    ) -> Bound<'py, PyBytes> {
+        let requests = requests.0.clone();
         let begun: Vec<u8> = py.detach(|| {
             let mut files = self.files();
             let first = files.len();
@@ -71,7 +115,7 @@ impl Commits {
             commits::begin_all(&self.volume, &mut files[first..], self.threads);
             files[first..].iter().map(|(_, begun)| begun.is_some().into()).collect()
         });
-        Ok(PyBytes::new(py, &begun))
+        PyBytes::new(py, &begun)
     }
 
     fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

@@ -7,11 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use super::chunker::{Chunks, check_threads};
+use super::commits::PlainRequests;
 use super::files::{Fields, fields_of, identity_of};
 use super::input::Input;
 use super::output::Output;
 use super::sys::c_string;
 use crate::candidates::unpacked;
+use crate::commits::{DIGEST_BYTES, Request};
 use crate::filelist::{PlainFile, fitting};
 use crate::files;
 use crate::process::Segment;
@@ -21,12 +23,6 @@ pub struct FileList(Vec<PlainFile>);
 
 /// Path, identity, and whether it is not to be compressed.
 type One<'py> = (Bound<'py, PyBytes>, Fields, bool);
-
-/// Path, identity and recipe of a file: id, digest, whether it names a chunk.
-type Single<'py> = (Bound<'py, PyBytes>, Fields, (u64, Bound<'py, PyBytes>, bool));
-
-/// Of a fingerprint in a stub.
-const DIGEST_BYTES: usize = 16;
 
 fn shown<'py>(py: Python<'py>, file: &PlainFile) -> One<'py> {
     (PyBytes::new(py, file.path.to_bytes()), fields_of(file.identity), file.as_is)
@@ -134,28 +130,28 @@ impl FileList {
         Ok(left)
     }
 
-    fn single<'py>(
+    fn single(
         &self,
-        py: Python<'py>,
         found: &Chunks,
         ids: Input,
-    ) -> PyResult<(Bound<'py, PyList>, Vec<usize>)> {
+        mut into: PyRefMut<'_, PlainRequests>,
+    ) -> PyResult<Vec<usize>> {
         let ids = ids.u64s("ids")?;
         if found.segments().len() != self.0.len() || found.count() != ids.len() {
             return Err(PyValueError::new_err("these are not the chunks of these files, and ids"));
         }
-        let (singles, mut others) = (PyList::empty(py), Vec::new());
+        let mut others = Vec::new();
         for (number, (file, chunks)) in self.0.iter().zip(found.segments()).enumerate() {
             match (&chunks[..], found.ids_of(number, &ids)) {
-                ([chunk], &[id]) if !chunk.zero => {
-                    let digest = PyBytes::new(py, &chunk.fingerprint[..DIGEST_BYTES]);
-                    let path = PyBytes::new(py, file.path.to_bytes());
-                    let single: Single = (path, fields_of(file.identity), (id, digest, true));
-                    singles.append(single)?;
+                ([chunk], &[recipe]) if !chunk.zero => {
+                    let mut digest = [0; DIGEST_BYTES];
+                    digest.copy_from_slice(&chunk.fingerprint[..DIGEST_BYTES]);
+                    let (path, expected) = (file.path.clone(), file.identity);
+                    into.0.push(Request { path, expected, recipe, digest, direct: true });
                 }
                 _ => others.push(number),
             }
         }
-        Ok((singles, others))
+        Ok(others)
     }
 }

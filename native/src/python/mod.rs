@@ -40,6 +40,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<place::NewChunks>()?;
     module.add_class::<place::Placed>()?;
     module.add_class::<codec::Encoded>()?;
+    module.add_class::<commits::PlainRequests>()?;
     module.add_class::<commits::Commits>()?;
     module.add_class::<filelist::FileList>()?;
     module.add_class::<map::FingerprintMap>()?;
