@@ -19,7 +19,7 @@ from jobs import batches
 from jobs.batches import BatchReader
 from jobs.buffers import Batch, FilesBatch, FileTask
 from jobs.scan import Candidate, walk
-from tests.helpers import OLD_NS, Lab, lab_in, new_lab, noise
+from tests.helpers import OLD_NS, Lab, descriptors, lab_in, new_lab, noise
 from tests.store_helpers import LazyDisk
 
 HEADROOM = 128 * KIB
@@ -233,10 +233,6 @@ def test_access_times_stay(tmp_path: Path) -> None:
 
 
 # --- stopping ---------------------------------------------------------------------------------
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("batches_taken", [0, 1, 2])

@@ -23,13 +23,9 @@ from dedupd.fsutil import (
     show_path,
     split_path,
 )
-from tests.helpers import noise
+from tests.helpers import descriptors, noise
 
 BLOCK = 4096
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 # --- opening ----------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def store(tmp_path: Path) -> Records:
     store = Records(tmp_path / "s")
     store.append(*CHUNKS)
     store.writer.sync()
+    store.data().read_bytes()  # so that the page cache has it
     return store
 
 

@@ -19,7 +19,7 @@ from dedupd.format.ids import container_of, make_id
 from dedupd.store.container import Found, Gap, scan
 from dedupd.store.reader import RecordReader
 from dedupd.store.writer import NewRecords
-from tests.helpers import flip_bit, noise, prose, stop_at
+from tests.helpers import descriptors, flip_bit, noise, prose, stop_at
 from tests.store_helpers import VOLUME, FullDisk, Records
 
 SEED = fmt.checksum_seed(VOLUME, 1, 1)
@@ -355,10 +355,10 @@ def test_a_reader_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.Monke
         store.append(noise(200, seed))
     store.writer.sync()
     reader = store.reader()
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for one, content in store.contents.items():
         assert reader.read(one)[1] == content
-    assert len(os.listdir("/proc/self/fd")) <= before + 2 * 4
+    assert descriptors() <= before + 2 * 4
     reader.close()
 
 

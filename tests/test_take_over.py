@@ -17,6 +17,7 @@ from fuse_stub import attach, mount
 from fuse_stub.points import is_dead_mount
 from tests.helpers import Lab, new_lab, noise
 from tests.mount_helpers import MountedLab, end, mounted_lab
+from tests.service_helpers import eventually
 
 pytestmark = pytest.mark.root
 
@@ -42,6 +43,11 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
+
+    def wait_for_a_write(self) -> None:
+        """Until the next file is there."""
+        count = len(self.written)
+        eventually(lambda: len(self.written) > count, "a file that was written")
 
     def _watch(self) -> None:
         number = 0
@@ -83,8 +89,8 @@ def test_users_see_their_files_or_an_error_while_a_mount_is_brought_back(tmp_pat
             for _ in range(4):
                 lab.kill()
                 lab.mount()
+                user.wait_for_a_write()
         assert user.seen == set()
-        assert user.written != []
         assert set(user.written) <= set(names_of(lab.view))
         lab.unmount()
         assert os.listdir(lab.view) == []
@@ -99,6 +105,7 @@ def test_a_mount_over_the_volume_itself_is_brought_back_likewise(tmp_path: Path)
             for _ in range(4):
                 end(pid, signal.SIGKILL)
                 pid = mount.mount_in_background(root, root)
+                user.wait_for_a_write()
         assert user.seen == set()
         assert set(user.written) <= set(names_of(lab.root))
         mount.unmount(root)

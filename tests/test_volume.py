@@ -12,11 +12,7 @@ from dedupd.mounts import parse_mountinfo
 from dedupd.parameters import check_of
 from dedupd.policy import Policy
 from dedupd.volume import Volume
-from tests.helpers import Lab, flip_bit, lab_in, new_lab
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+from tests.helpers import Lab, descriptors, flip_bit, lab_in, new_lab
 
 
 def test_a_directory_that_is_no_volume_is_refused_with_the_command_to_use(tmp_path: Path) -> None:
