@@ -99,11 +99,3 @@ class Batch:
     def pieces(self) -> Pieces:
         """All parts, in order."""
         return np.concatenate([np.empty(0, _PIECE), *self.parts])
-
-
-def new_buffer() -> mmap.mmap:
-    """A buffer for a batch and what it keeps of the one before."""
-    # Shared memory, which is what is made otherwise, would not have huge pages.
-    buffer = mmap.mmap(-1, HEADROOM_BYTES + BATCH_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from analysis.batches import Batch, Cursor, new_buffer
+from analysis.batches import BATCH_BYTES, HEADROOM_BYTES, Batch, Cursor
 from analysis.chunkings import DEFAULT, lanes_of
 from analysis.compressed import CompressedSizes
 from analysis.files import logged_files
@@ -17,7 +17,7 @@ from analysis.lanes import Lane, Selection, Stream, WholeFiles
 from analysis.log import Checkpoint, Log, ScanState, Timing, write_part
 from analysis.reading import Reader
 from analysis.scan import Failure, Scan, write_failures
-from dedupd.uncached import BufferPool
+from dedupd.uncached import BufferPool, new_buffer
 
 BUFFERS = 5
 """One is read while the lanes, which drift apart, work on the others; 8 MiB each."""
@@ -87,7 +87,7 @@ class _Collection:
             Lane([by_name[name] for name in names], selection, sizes)
             for names in lanes_of(spec.chunkings)
         ]
-        self._pool = BufferPool(new_buffer() for _ in range(BUFFERS))
+        self._pool = BufferPool(new_buffer(HEADROOM_BYTES + BATCH_BYTES) for _ in range(BUFFERS))
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="lane")
         self._queues = _LaneQueues(lanes, self._workers, self._pool)
         self._scan = None if state.scanned else Scan(log, left_out)

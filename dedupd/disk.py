@@ -5,12 +5,14 @@ relative to a directory descriptor, so that no step depends on a path staying wh
 """
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from dedupd import native
 from dedupd.errors import NoSpace
+from dedupd.uncached import DONT_CACHE, kernel_writes_uncached
 
 _RENAME_NOREPLACE = 1
 
@@ -23,6 +25,20 @@ def _no_space() -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(f"no space left to write: {os.strerror(error.errno)}") from error
         raise
+
+
+def _write_all(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+    """Returns the bytes written. Raises OSError."""
+    views, total = [view for view in views if len(view)], 0
+    while views:
+        count = os.pwritev(fd, views, offset + total, flags)
+        total += count
+        while views and count >= len(views[0]):
+            count -= len(views[0])
+            views.pop(0)
+        if views:
+            views[0] = views[0][count:]
+    return total
 
 
 class Disk:
@@ -39,22 +55,28 @@ class Disk:
 
     def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
         """Write all of ``data`` at ``offset``; returns the bytes written. Raises NoSpace."""
-        views = [memoryview(part).cast("B") for part in data if len(part)]
-        total = 0
         with _no_space():
-            while views:
-                count = os.pwritev(fd, views, offset + total)
-                total += count
-                while views and count >= len(views[0]):
-                    count -= len(views[0])
-                    views.pop(0)
-                if views:
-                    views[0] = views[0][count:]
-        return total
+            return _write_all(fd, [memoryview(part).cast("B") for part in data], offset)
 
-    def start_writing(self, fd: int, offset: int, length: int) -> None:
-        """Begin to write a range back, so that the sync to come is short; drops what is clean."""
-        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+    def write_out(self, fd: int, data: memoryview, offset: int) -> None:
+        """As :meth:`write_at`, for much that is not read again soon.
+
+        It is on its way to the disk at once, so that the sync to come is short, and leaves the
+        page cache to what users read.
+        """
+        # The last page is written again with what follows it, so it stays.
+        whole = len(data) - (offset + len(data)) % mmap.PAGESIZE
+        if whole > 0 and kernel_writes_uncached():
+            try:
+                with _no_space():
+                    _write_all(fd, [data[:whole]], offset, DONT_CACHE)
+                self.write_at(fd, [data[whole:]], offset + whole)
+                return
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:  # what this file system cannot do
+                    raise
+        self.write_at(fd, [data], offset)
+        os.posix_fadvise(fd, offset, len(data), os.POSIX_FADV_DONTNEED)
 
     def write_some(
         self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int

@@ -1,7 +1,6 @@
 """The optimize job: candidates of the policy become stubs."""
 
 import gc
-import mmap
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from dedupd.partitions import type_of
 from dedupd.policy import Policy
 from dedupd.priority import cores
 from dedupd.requests import Request, Requests
-from dedupd.uncached import BufferPool
+from dedupd.uncached import BufferPool, new_buffer
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.batches import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader, Work
@@ -218,7 +217,7 @@ class Optimize:
         share = room // (2 * BUFFERS_MIN) // MIB * MIB
         batch_bytes = min(max(BATCH_BYTES_MIN, share), BATCH_BYTES)
         buffers = min(max(BUFFERS_MIN, room // (2 * batch_bytes)), 6 + 2 * threads)
-        pool = BufferPool(mmap.mmap(-1, headroom + batch_bytes) for _ in range(buffers))
+        pool = BufferPool(new_buffer(headroom + batch_bytes) for _ in range(buffers))
         self._checkpoints.load()
         ingest = Ingest(
             self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)

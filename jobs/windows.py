@@ -17,7 +17,7 @@ from dedupd.format import container as fmt
 from dedupd.format.packed import UncheckedEntries
 from dedupd.fsutil import read_at
 from dedupd.store.container import Found, Gap, scan
-from dedupd.uncached import read_uncached
+from dedupd.uncached import new_buffer, read_uncached
 from dedupd.units import MIB
 
 WINDOW_BYTES = 8 * MIB
@@ -66,7 +66,7 @@ class WindowReader:
         self._algorithm = algorithm
         self._threads = threads
         self._pace = pace
-        self._buffers = [mmap.mmap(-1, HEADROOM_BYTES + WINDOW_BYTES) for _ in range(2)]
+        self._buffers = [new_buffer(HEADROOM_BYTES + WINDOW_BYTES) for _ in range(2)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
     def close(self) -> None:

@@ -229,6 +229,9 @@ class RecordingDisk(Disk):
             self._add(fd, _write_event(fd, data, offset, written))
             return written
 
+    def write_out(self, fd: int, data: memoryview, offset: int) -> None:
+        self.write_at(fd, [data], offset)
+
     def write_some(self, fd: int, data: Sequence[Buffer], offset: int) -> int:
         with self._lock:
             written = super().write_some(fd, data, offset)
@@ -353,9 +356,6 @@ class RecordingDisk(Disk):
             link = Link(last, self._new_number(made.st_ino), made.st_mode)
             self.log.append(Entry(directory, link))
 
-
-HINTS = {"start_writing"}
-"""Methods that promise nothing: what they do may have happened anyway."""
 
 COMPOSED = {"replace_file"}
 """Methods that are made of others."""

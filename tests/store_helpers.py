@@ -45,6 +45,9 @@ class FullDisk(Disk):
         self.room -= len(joined)
         return super().write_at(fd, [joined], offset)
 
+    def write_out(self, fd: int, data: memoryview, offset: int) -> None:
+        self.write_at(fd, [data], offset)
+
 
 class Records:
     """A directory of containers, a writer that appends to it, and all that it should hold."""

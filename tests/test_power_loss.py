@@ -32,7 +32,6 @@ from tests import crash_helpers as crash
 from tests.simulated_disk import (
     COMPOSED,
     EVERYTHING,
-    HINTS,
     NOTHING,
     SECTOR_BYTES,
     Choice,
@@ -651,7 +650,7 @@ def test_blocks_that_were_only_allocated_stay_holes_when_they_are_read_ahead(fas
 
 
 def test_the_recording_disk_knows_every_effect() -> None:
-    effects = {name for name in vars(Disk) if not name.startswith("_")} - HINTS - COMPOSED
+    effects = {name for name in vars(Disk) if not name.startswith("_")} - COMPOSED
     opening = {"open_write"}
     assert effects - opening <= vars(RecordingDisk).keys()
 

@@ -200,8 +200,7 @@ class _Copy:
 
     def flush(self) -> None:
         """Write what is in the buffer."""
-        self._disk.write_at(self._fd, [self._view[: self._fill]], self._written)
-        self._disk.start_writing(self._fd, self._written, self._fill)
+        self._disk.write_out(self._fd, self._view[: self._fill], self._written)
         self._written += self._fill
         self._fill = 0
         self._progress(self._written)

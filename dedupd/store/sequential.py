@@ -1,12 +1,11 @@
 """Reading many records of one container in order, in large pieces that pass the page cache by."""
 
-import mmap
 from contextlib import suppress
 
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.uncached import read_uncached
+from dedupd.uncached import new_buffer, read_uncached
 from dedupd.units import MIB
 
 WINDOW_BYTES = 8 * MIB
@@ -19,7 +18,7 @@ class SequentialReader:
     def __init__(self, fd: int, seed: int) -> None:
         self._fd = fd
         self._seed = seed
-        self._buffer = mmap.mmap(-1, WINDOW_BYTES)
+        self._buffer = new_buffer(WINDOW_BYTES)
         self._view = memoryview(self._buffer)
         self._base = self._filled = 0
 

@@ -265,7 +265,7 @@ class ContainerWriter:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
         try:
-            size = self._disk.write_at(target.data_fd, [data], target.end)
+            self._disk.write_out(target.data_fd, data, target.end)
             reach(_APPENDED)
             self._disk.write_at(target.table_fd, [entries], table_offset)
             reach(_ENTERED)
@@ -273,7 +273,7 @@ class ContainerWriter:
             self._disk.truncate(target.data_fd, target.end)
             self._disk.truncate(target.table_fd, table_offset)
             raise
-        self._disk.start_writing(target.data_fd, target.end, size)
+        size = len(data)
         target.end += size
         target.count += count
         target.reserved_bytes -= saved_bytes
