@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import pytest
 
 from dedupd import native
 from dedupd.format.stub import Flag, StubAttribute, checksum_seed, encode_stub
+from dedupd.fsutil import opened
 from dedupd.stub import FileIdentity
+from tests.helpers import as_user, public_directory
 
 NAME = b"user.dedupd-test"
 SETTLE_NS = 50_000_000
@@ -454,3 +457,26 @@ def test_what_cannot_be_punched_keeps_its_attribute(tmp_path: Path, file: int) -
         native.punch_and_settle(fd, 4096, OLD_NS, OLD_NS, NAME, b"settled")
     assert native.fgetxattr(file, NAME) is None
     assert os.pread(fd, 10, 0) == b"x" * 10
+
+
+@pytest.mark.root
+def test_a_scan_for_work_does_without_threads_where_there_are_no_more() -> None:
+    def look(directory: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        found = native.find_candidates(
+            directory,
+            [b".", b"."],
+            NAME,
+            8,
+            lambda: None,
+            seed=checksum_seed(VOLUME),
+            size_min=1,
+            newest_ns=2**63 - 1,
+            chunk_bytes=1000,
+        )
+        assert len(found) == 2 and not any(isinstance(one, int) for one in found)
+
+    with public_directory() as path:
+        make(path / "f", b"x" * 5000)
+        with opened(os.open(path, os.O_RDONLY)) as directory:
+            as_user(lambda: look(directory))

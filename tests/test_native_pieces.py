@@ -1,6 +1,7 @@
 """What the native side passes in large pieces is what a close look finds nothing wrong with."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from jobs.known import KnownRecords
 from jobs.records import RecordCheck, check_all
 from jobs.references import ReferenceWalk
 from jobs.windows import Passed, Place, WindowReader
-from tests.helpers import fill, flip_bit, lab_in, noise, prose
+from tests.helpers import as_user, fill, flip_bit, lab_in, noise, prose
 from tests.store_helpers import Records
 
 START = fmt.FILE_HEADER_BYTES
@@ -74,6 +75,30 @@ def change(store: Records, changes: dict[int, tuple[State, int]]) -> Recovered:
     with opened(os.open(store.directory, os.O_RDONLY)) as directory:
         set_states(store.disk, directory, state.header, entries)
     return store.recover_one()
+
+
+@pytest.mark.root
+def test_a_container_is_passed_without_threads_where_there_are_no_more(store: Records) -> None:
+    entries = store.table().read_bytes()[tbl.HEADER_BYTES :]
+    seed = seed_of(store.recovered_header())
+
+    def check(fd: int) -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        ordinal, _, records, _, _ = native.pass_records(
+            fd,
+            entries,
+            seed=seed,
+            ordinal=0,
+            offset=START,
+            end=os.fstat(fd).st_size,
+            bytes_max=ALL,
+            algorithm="blake3",
+            threads=2,
+        )
+        assert ordinal == records > 0  # as far as there was time
+
+    with opened(os.open(store.data(), os.O_RDONLY)) as fd:
+        as_user(lambda: check(fd))
 
 
 def test_a_sound_container_is_passed_to_its_end(store: Records) -> None:

@@ -1,6 +1,8 @@
 """Readers in sequence get the file as it is, whatever was decompressed ahead of them."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,6 +148,24 @@ def test_what_is_kept_is_in_the_cache_and_not_read_again(lab: Lab) -> None:
     assert reading.get(0) is None, "that is the cache's"
     assert reading.records.begun == []
     reading.close()
+
+
+_WINDOWS_WITHOUT_THREADS = """
+import os, resource
+from dedupd import native
+fd = os.open("/dev/null", os.O_RDONLY)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+os.setresuid(1000, 1000, 1000)  # root's threads have no limit
+before = os.dup(fd)
+for _ in range(10):
+    native.Window(fd, fd, 0, [(0, 10, 0), (1, 10, 0)], b"", 1).finish()
+assert os.dup(fd) == before + 1
+"""
+
+
+@pytest.mark.root
+def test_nothing_is_held_where_the_system_has_no_more_threads() -> None:
+    subprocess.run([sys.executable, "-c", _WINDOWS_WITHOUT_THREADS], check=True, timeout=60)
 
 
 def test_nothing_is_held_once_all_is_forgotten(reading: Reading) -> None:

@@ -10,6 +10,7 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use crate::files::fill_at;
 
@@ -113,18 +114,40 @@ pub fn for_each<T: Send>(
     }
     let (free, (put, full)) = (Mutex::new(free), channel());
     let full = Mutex::new(full);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            let give = give.clone();
-            scope.spawn(|| look_at_all(&full, give, &work));
-        }
-        for _ in 0..READERS {
+    thread::scope(|scope| {
+        let readers = (0..READERS).filter(|_| {
             let put = put.clone();
-            scope.spawn(|| read_all(source, &tasks, &free, put));
+            let read = || read_all(source, &tasks, &free, put);
+            thread::Builder::new().spawn_scoped(scope, read).is_ok()
+        });
+        if readers.count() == 0 {
+            // The system has no more threads.
+            return one_by_one(source, &tasks, &work);
         }
         // Each side ends with the other.
-        drop((give, put));
+        drop(put);
+        let workers = (0..threads).filter(|_| {
+            let give = give.clone();
+            let look = || look_at_all(&full, give, &work);
+            thread::Builder::new().spawn_scoped(scope, look).is_ok()
+        });
+        if workers.count() == 0 {
+            look_at_all(&full, give, &work);
+        }
     });
+}
+
+fn one_by_one<T>(
+    source: &Source,
+    tasks: &Mutex<impl Iterator<Item = (Range<u64>, T)>>,
+    work: &impl Fn(T, Option<&[u8]>),
+) {
+    let next = || locked(tasks).next();
+    let mut buffer = Buffer::default();
+    while let Some((span, task)) = next() {
+        buffer.fill(source, &span);
+        work(task, buffer.data());
+    }
 }
 
 fn read_all<T>(

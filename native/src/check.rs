@@ -6,9 +6,9 @@ use std::cell::RefCell;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::crew;
 use crate::encode;
 use crate::fingerprint::Algorithm;
-use crate::parallel;
 use crate::seal::{
     ENTRY_BYTES, RECORD_HEADER_BYTES, RECORD_MAGIC, STATE_LIVE, STATE_MERGED, STATE_TOMBSTONE,
 };
@@ -108,7 +108,7 @@ pub fn check(data: &[u8], place: &Place) -> Checked {
     }
     out.statuses = vec![Status::Intact as u8; found.len()];
     let batches = found.chunks(BATCH).zip(out.statuses.chunks_mut(BATCH));
-    parallel::for_each(batches, place.threads, |(found, statuses)| {
+    crew::for_each_of(batches, place.threads, |(found, statuses)| {
         for (record, status) in found.iter().zip(statuses) {
             *status = judge(record, place.algorithm) as u8;
         }

@@ -4,11 +4,28 @@
 //! a thread that the scheduler has not got round to: only for tasks that were begun.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 
+/// Runs `work` on every task, on up to `threads` threads, the caller's among them.
+///
+/// Work that waits, for a disk say, would keep the crew from others: see `parallel` for that.
+pub fn for_each_of<T: Send>(
+    tasks: impl ExactSizeIterator<Item = T> + Send,
+    threads: usize,
+    work: impl Fn(T) + Sync,
+) {
+    let count = tasks.len();
+    let tasks = Mutex::new(tasks);
+    for_each(count, threads.saturating_sub(1), |_| {
+        let task = lock(&tasks).next();
+        task.into_iter().for_each(&work);
+    });
+}
+
 /// Runs `work` on every number below `count`, on the caller's thread and up to `helpers` more.
+/// Panics where a helper did.
 pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
     let helpers = helpers.min(count.saturating_sub(1));
     if helpers == 0 {
@@ -18,7 +35,9 @@ pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
     // SAFETY: `Begun` does not let this function end, whichever way, before every task that was
     // begun has ended; and none begins after the last one was taken.
     let work: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(work) };
-    begin(count, helpers, work).finish();
+    let begun = begin(count, helpers, work);
+    begun.finish();
+    assert!(!begun.0.has_panicked.load(Ordering::Acquire), "a helper panicked");
 }
 
 /// Has up to `helpers` threads begin to run `work` on every number below `count`.
@@ -28,6 +47,7 @@ pub fn begin(count: usize, helpers: usize, work: impl Fn(usize) + Send + Sync + 
         count,
         next: AtomicUsize::new(0),
         unfinished: AtomicUsize::new(count),
+        has_panicked: AtomicBool::new(false),
         ending: Mutex::new(()),
         ended: Condvar::new(),
     });
@@ -62,6 +82,7 @@ struct Job {
     /// The first task that nobody has taken.
     next: AtomicUsize,
     unfinished: AtomicUsize,
+    has_panicked: AtomicBool,
     ending: Mutex<()>,
     ended: Condvar,
 }
@@ -101,6 +122,9 @@ struct Done<'a>(&'a Job);
 
 impl Drop for Done<'_> {
     fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.has_panicked.store(true, Ordering::Release);
+        }
         self.0.finish_one();
     }
 }
@@ -128,6 +152,8 @@ impl Crew {
             }
             *threads += 1;
         }
+        // What nobody takes would stay, and with it whatever the work holds.
+        let helpers = helpers.min(*threads);
         drop(threads);
         lock(&self.asked).extend((0..helpers).map(|_| Arc::clone(job)));
         (0..helpers).for_each(|_| self.called.notify_one());
@@ -234,6 +260,32 @@ mod tests {
             }
         });
         assert_eq!(helped.into_inner(), 3);
+    }
+
+    #[test]
+    fn every_task_of_several_is_given_out_once() {
+        for threads in 0..4 {
+            let mut done = vec![0; 100];
+            for_each_of(done.chunks_mut(7), threads, |own| own.iter_mut().for_each(|n| *n += 1));
+            assert_eq!(done, [1; 100]);
+        }
+    }
+
+    #[test]
+    fn a_panic_of_a_helper_reaches_the_owner() {
+        let owner = thread::current().id();
+        let begun = AtomicUsize::new(0);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for_each(2, 1, |_| {
+                // Neither task ends before both have begun.
+                begun.fetch_add(1, Ordering::SeqCst);
+                while begun.load(Ordering::SeqCst) < 2 {
+                    thread::yield_now();
+                }
+                assert!(thread::current().id() == owner, "as planned");
+            });
+        }));
+        assert!(outcome.is_err());
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Threads for work that is worth starting them; see `crew` for less.
+//! Threads of their own for work that may wait, for a disk say; see `crew` for work that does not.
 
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
-/// Runs `work` on every task, on up to `threads` threads, each taking the next task when free.
+/// Runs `work` on every task, on up to `threads` threads, each taking the next task when free. Where
+/// the system has no more threads, those that there are do it all.
 pub fn for_each<T: Send>(
     tasks: impl ExactSizeIterator<Item = T> + Send,
     threads: usize,
@@ -14,14 +16,16 @@ pub fn for_each<T: Send>(
     }
     let queue = Mutex::new(tasks);
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let run = || {
             while let Some(task) = next() {
                 work(task);
             }
         };
         for _ in 1..threads {
-            scope.spawn(run);
+            if thread::Builder::new().spawn_scoped(scope, run).is_err() {
+                break;
+            }
         }
         run();
     });

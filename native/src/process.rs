@@ -1,8 +1,8 @@
 //! Cutting and fingerprinting of whole buffers.
 
 use crate::chunker::{Chunker, Scratch};
+use crate::crew;
 use crate::fingerprint::{self, Algorithm, Fingerprint};
-use crate::parallel;
 
 /// An independent piece of a buffer: it begins at a chunk start, and with `last` it ends a file.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub fn process(
     // Where whole segments balance the threads, each chunk is fingerprinted while it is in cache.
     let fused = threads <= 1 || largest <= total / (2 * threads);
     let mut out: Vec<Vec<Chunk>> = vec![Vec::new(); segments.len()];
-    parallel::for_each(segments.iter().zip(&mut out), threads, |(segment, chunks)| {
+    crew::for_each_of(segments.iter().zip(&mut out), threads, |(segment, chunks)| {
         cut_segment(chunker, data, *segment, |mut chunk| {
             if fused {
                 identify(&mut chunk, algorithm, data);
@@ -46,7 +46,7 @@ pub fn process(
     });
     if !fused {
         let mut all: Vec<&mut Chunk> = out.iter_mut().flatten().collect();
-        parallel::for_each(all.chunks_mut(BATCH), threads, |batch| {
+        crew::for_each_of(all.chunks_mut(BATCH), threads, |batch| {
             for chunk in batch {
                 identify(chunk, algorithm, data);
             }
