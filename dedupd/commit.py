@@ -63,6 +63,7 @@ class Result(NamedTuple):
 
 
 _DONE = Result(Outcome.DONE)
+_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job goes on with it")
 
 
 class Committer(Protocol):
@@ -153,7 +154,7 @@ class _Batch:
         self._commits = commits
         self._alone: dict[int, tuple[int, Begun]] = {}
         self._files = ExitStack()
-        self.results: list[Result] = [Result(Outcome.FAILED)] * len(requests)
+        self.results: list[Result] = [_HALF_WAY] * len(requests)
 
     def __enter__(self) -> Self:
         if self._commits is not None:

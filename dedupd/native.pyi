@@ -748,7 +748,8 @@ class Commits:
     def finish(self) -> bytes:
         """Punch what has begun and not changed since, and settle the attributes.
 
-        Returns 1 for each request of which all is done, else 0.
+        Returns 1 for each request of which all is done, else 0. What failed from its punch on has
+        not begun any more: it is not to be taken back, and whoever opens it settles it.
         """
     def begun(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
         """Descriptor, and identity with the attribute set, of a file that has begun and is not

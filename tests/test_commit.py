@@ -1,7 +1,10 @@
 """Committing a batch of files: many in one call and one by one come to the same."""
 
+import ctypes
 import errno
 import os
+import platform
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +18,7 @@ from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.requests import Request, Requests
 from dedupd.stub import FileIdentity
-from tests.helpers import OLD_NS, Lab, descriptors, new_lab, noise
+from tests.helpers import OLD_NS, Lab, as_user, descriptors, new_lab, noise, public_directory
 
 SIZE = 30_000
 REF = RecipeRef((1 << 32) | 7, bytes(range(16)), direct=True)
@@ -218,6 +221,55 @@ def test_a_batch_that_cannot_be_synced_is_taken_back_whole(lab: Lab, disk: Steps
     with pytest.raises(OSError, match="the disk is gone"):
         commit(lab, *requests)
     assert [see(lab, os.fsdecode(request.path)) for request in requests] == before
+
+
+_NUMBERS = {
+    "x86_64": {"fsetxattr": 190, "utimensat": 280, "fallocate": 285},
+    "aarch64": {"fsetxattr": 7, "utimensat": 88, "fallocate": 47},
+}
+"""Of system calls."""
+
+
+def refuse(call: str, error: int) -> None:
+    """Have a system call fail in this process from here on, as a file system may have it fail."""
+    number = _NUMBERS.get(platform.machine(), {}).get(call)
+    assert number is not None
+    load, jump_if_equal, answer = 0x20, 0x15, 0x06
+    program = [
+        (load, 0, 0, 0),
+        (jump_if_equal, 0, 1, number),
+        (answer, 0, 0, 0x0005_0000 | error),
+        (answer, 0, 0, 0x7FFF_0000),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in program))
+    head = ctypes.create_string_buffer(
+        struct.pack("@HP", len(program), ctypes.addressof(code)), struct.calcsize("@HP")
+    )
+    libc, no_new_privileges, seccomp, by_filter = ctypes.CDLL(None), 38, 22, 2
+    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert libc.prctl(seccomp, by_filter, head) == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(platform.machine() not in _NUMBERS, reason="not this machine's numbers")
+@pytest.mark.parametrize("call", ["fallocate", "utimensat", "fsetxattr"])
+@pytest.mark.parametrize("together", [Steps, Together])
+def test_a_commit_that_fails_from_its_punch_on_is_never_taken_back(
+    call: str, together: type[Steps]
+) -> None:
+    """Taken back, the file would be plain, and without its blocks."""
+
+    def fail() -> None:
+        disk = together()
+        lab = new_lab(directory / "volume", disk=disk)
+        request = put(lab, "file")
+        disk.between = lambda: refuse(call, errno.ENOSPC)
+        assert outcomes(commit(lab, request)) == [Outcome.FAILED]
+        stub = lab.stub("file")
+        assert stub is not None and stub.recipe == REF.recipe and stub.flags & Flag.COMMITTING
+
+    with public_directory() as directory:
+        as_user(fail, 0)
 
 
 def test_each_of_many_files_has_its_own_outcome(lab: Lab) -> None:

@@ -54,7 +54,8 @@ pub struct Begun {
 /// Files that a thread takes at once: the small files of a directory mostly lie together.
 const GROUP: usize = 32;
 
-/// A file and how far its commit is; None before it, where it is left for the caller, and behind it.
+/// A file and how far its commit is; None before it, where it is left for the caller, and behind it,
+/// however that ended.
 pub type Commit = (Request, Option<Begun>);
 
 /// Begins all of `files`, on up to `threads` threads.
@@ -72,8 +73,9 @@ pub fn finish_all(volume: &Volume, files: &mut [Commit], threads: usize) -> Vec<
     let groups = files.chunks_mut(GROUP).zip(all.chunks_mut(GROUP));
     parallel::for_each(groups, threads, |(group, done)| {
         for ((request, begun), done) in group.iter_mut().zip(done) {
-            *done = begun.as_ref().is_some_and(|begun| finish(volume, request, begun));
-            if *done {
+            let end = begun.as_ref().map(|open| finish(volume, request, open));
+            *done = end == Some(End::Done);
+            if end != Some(End::Left) {
                 *begun = None;
             }
         }
@@ -100,24 +102,39 @@ fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
     Some(Begun { file, identity })
 }
 
-/// False where the file is left for the caller, as `begin` made it or partly punched.
-fn finish(volume: &Volume, request: &Request, begun: &Begun) -> bool {
-    try_finish(volume, request, begun).unwrap_or(false)
+/// How the second call ends for a file.
+#[derive(PartialEq)]
+enum End {
+    Done,
+    /// As `begin` made it: the caller may take it back.
+    Left,
+    /// Its blocks may be gone. It is a stub from here on, which whoever opens it settles; taken
+    /// back, it would be a plain file of zeros.
+    HalfWay,
 }
 
-fn try_finish(volume: &Volume, request: &Request, begun: &Begun) -> Result<bool> {
+fn finish(volume: &Volume, request: &Request, begun: &Begun) -> End {
     let fd = begun.file.as_raw_fd();
-    let status = status_of(fd)?;
-    if Identity::of(&status) != begun.identity {
-        return Ok(false);
+    let Ok(status) = status_of(fd) else { return End::Left };
+    // A time that is too far away for 64 bits is the caller's.
+    match atime_ns_of(&status) {
+        Some(atime_ns) if Identity::of(&status) == begun.identity => {
+            let done = punch(volume, request, fd, status.st_size, atime_ns);
+            done.map_or(End::HalfWay, |()| End::Done)
+        }
+        _ => End::Left,
     }
-    let length =
-        (status.st_size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
-    let atime_ns = status.st_atime * 1_000_000_000 + status.st_atime_nsec;
+}
+
+fn atime_ns_of(status: &libc::stat64) -> Option<i64> {
+    status.st_atime.checked_mul(1_000_000_000)?.checked_add(status.st_atime_nsec)
+}
+
+fn punch(volume: &Volume, request: &Request, fd: RawFd, size: i64, atime_ns: i64) -> Result<()> {
+    let length = (size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
     let value = attribute(request, 0, volume.seed);
     let mtime_ns = request.expected.mtime_ns;
-    punch_and_settle(fd, length, atime_ns, mtime_ns, &volume.attribute, &value)?;
-    Ok(true)
+    punch_and_settle(fd, length, atime_ns, mtime_ns, &volume.attribute, &value)
 }
 
 /// The stub attribute (docs/format.md, "Stub"); `dedupd/format/stub.py` says the same in Python.
