@@ -7,7 +7,8 @@ commit back first.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -156,36 +157,74 @@ class Commits:
                 )
             finally:
                 # Also where it failed half way: what is punched is the store's from now on.
-                stub = volume.space.read(file.fd, file.where)
-                file.stub = None if stub is None else self._files.sparse(file, stub)
+                self._look_again(file)
+
+    def _look_again(self, file: OpenFile) -> None:
+        """Serve a file, which nobody else uses meanwhile, as what its attribute says that it is."""
+        stub = self._volume.space.read(file.fd, file.where)
+        file.stub = None if stub is None else self._files.sparse(file, stub)
 
     async def touch(self, ino: int) -> None:
         """A user is about to change a file: a commit of it that has begun is taken back first."""
         pending = self._pending.get(ino)
-        if pending is None:
-            return
-        async with pending.file.lock.alone():
-            await self._take_back(pending)
+        if pending is not None:
+            async with self._uncommitted(pending.file):
+                pass
+
+    async def truncate(self, file: OpenFile, size: int) -> None:
+        """Set the length of a file that is open for writing.
+
+        A commit may have begun since the file was touched, while this waited. It is taken back
+        under the same lock: later, it would put back an attribute that covers what is cut off.
+        """
+        file.changes += 1
+        async with self._uncommitted(file):
+            self._files.truncate(file, size)
+
+    @asynccontextmanager
+    async def _uncommitted(self, file: OpenFile) -> AsyncIterator[None]:
+        """Have the file alone, with no commit of it under way."""
+        async with file.lock.alone():
+            pending = self._pending.get(file.ino)
+            if pending is not None:
+                await self._take_back(pending)
+            yield
 
     async def _take_back(self, pending: _Pending) -> None:
         if pending.begun is None:
             return
         begun, pending.begun = pending.begun, None
-        revert_commit(pending.file.fd, begun, self._volume.space, self._volume.disk)
+        try:
+            revert_commit(pending.file.fd, begun, self._volume.space, self._volume.disk)
+        except BaseException:
+            # Then it is a stub that has all its blocks. As a plain file it could get holes, for
+            # which whoever opens it next would take the recipe's bytes.
+            self._look_again(pending.file)
+            raise
         # In-place writes can reach the disk before the journal does: the removal goes first.
         await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
         forget_attributes(pending.file.ino)
 
     async def abandon(self, inodes: Sequence[int]) -> None:
-        """Take back commits whose job has gone away."""
+        """Take back commits whose job has gone away.
+
+        One that can't be is left to whoever opens the file next; the mount goes on.
+        """
         for ino in inodes:
             pending = self._pending.get(ino)
-            if pending is not None:
+            if pending is None:
+                continue
+            try:
                 async with pending.file.lock.alone():
                     await self._take_back(pending)
+            except (DedupdError, OSError) as error:
+                log.error("%s: a commit is not taken back: %s", pending.file.where, error)
+            finally:
                 self._let_go(pending)
 
     def _let_go(self, pending: _Pending) -> None:
+        if self._pending.get(pending.file.ino) is not pending:
+            return  # it was finished while whoever ends the mount waited to take it back
         del self._pending[pending.file.ino]
         self._transitions.end()
         self._files.release(pending.file, write=True)
@@ -199,8 +238,7 @@ class Commits:
         fd = open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
         file = await self._files.acquire_by_fd(fd)
         with self._files.using(file):
-            await self.touch(file.ino)
-            async with file.lock.alone():
+            async with self._uncommitted(file):
                 stub = file.stub
                 if stub is None:
                     return False

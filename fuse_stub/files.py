@@ -280,14 +280,15 @@ class OpenFiles:
         if file.stub is not None:
             file.stub.fd = fd
 
-    async def truncate(self, file: OpenFile, size: int) -> None:
-        """Set the length of a file that is open for writing."""
-        file.changes += 1
-        async with file.lock.alone():
-            if file.stub is None:
-                os.ftruncate(file.fd, size)
-            elif file.stub.truncate(size):
-                file.stub = None
+    def truncate(self, file: OpenFile, size: int) -> None:
+        """Set the length of a file that is open for writing, and whose lock the caller has alone.
+
+        No commit of it may be under way: see :meth:`fuse_stub.commits.Commits.truncate`.
+        """
+        if file.stub is None:
+            os.ftruncate(file.fd, size)
+        elif file.stub.truncate(size):
+            file.stub = None
 
 
 def _open_for(path: bytes, write: bool) -> int:

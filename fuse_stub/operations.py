@@ -254,7 +254,7 @@ class StubOperations(NamespaceOperations):
     async def _truncate(self, file: OpenFile, size: int, ctx: RequestContext) -> None:
         if file.privileged and ctx.uid != 0:
             self._drop_privileges(file)
-        await self._files.truncate(file, size)
+        await self._commits.truncate(file, size)
 
     @answers
     async def setattr(
