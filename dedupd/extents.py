@@ -12,8 +12,8 @@ import os
 import struct
 from collections.abc import Iterator
 
+from dedupd import native
 from dedupd.disk import Disk
-from dedupd.fsutil import data_ranges
 from dedupd.ranges import missing_ranges
 
 _FIEMAP = 0xC020_660B
@@ -23,6 +23,10 @@ _LAST = 0x1
 _UNWRITTEN = 0x800
 _EXTENTS_PER_CALL = 256
 _SYNC_FIRST = 0x1
+
+_FSGETXATTR = 0x801C_581F
+_FSXATTR = struct.Struct("<IIIII8x")
+_HAS_EXTENT_SIZE = 0x800
 
 
 def unwritten_ranges(fd: int, end: int) -> Iterator[tuple[int, int]]:
@@ -63,15 +67,13 @@ def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
 
     For those who may not, or need not, :func:`drop_unwritten`.
     """
-    if os.fstat(fd).st_blocks == 0:
-        return list(data_ranges(fd, 0, end))
-    if next(unwritten_ranges(fd, end), None) is None:
-        return list(data_ranges(fd, 0, end))
+    if os.fstat(fd).st_blocks == 0 or next(unwritten_ranges(fd, end), None) is None:
+        return native.present_ranges(fd, 0, end)
     # What is only in memory yet counts as written, so it has to be on disk to tell.
     unwritten = list(_unwritten(fd, end, _SYNC_FIRST))
     return [
         part
-        for start, stop in data_ranges(fd, 0, end)
+        for start, stop in native.present_ranges(fd, 0, end)
         for part in missing_ranges(unwritten, start, stop)
     ]
 
@@ -86,3 +88,20 @@ def drop_unwritten(fd: int, size: int, disk: Disk) -> None:
         return
     for start, end in list(_unwritten(fd, size, _SYNC_FIRST)):
         disk.punch(fd, start, end - start)
+
+
+def extent_size_hint(fd: int) -> int:
+    """The pieces in which a file is to get its blocks, in bytes; 0 where it gets what it needs.
+
+    XFS has such hints, and ``qemu-img`` sets one of 1 MiB for each image that it makes: a block
+    written into a hole brings the blocks around it along, allocated and unwritten.
+    """
+    buffer = bytearray(_FSXATTR.size)
+    try:
+        fcntl.ioctl(fd, _FSGETXATTR, buffer)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOTTY):
+            return 0
+        raise
+    flags, size_bytes, *_ = _FSXATTR.unpack(buffer)
+    return size_bytes if flags & _HAS_EXTENT_SIZE else 0

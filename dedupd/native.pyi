@@ -869,6 +869,15 @@ def look_up(
 # System calls that Python's os module lacks. All raise OSError, release the GIL and retry EINTR.
 def punch_hole(fd: int, offset: int, length: int) -> None: ...
 def fallocate_keep_size(fd: int, offset: int, length: int) -> None: ...
+def present_ranges(fd: int, start: int, end: int) -> list[tuple[int, int]]:
+    """(start, end) ranges of a stub in [start, end) that are the file's own, ascending.
+
+    They have blocks, or dirty pages. ``SEEK_DATA`` tells, and on XFS the extent map as well
+    (``FS_IOC_FIEMAP``): blocks that XFS has reserved for copies of shared ones are data to the
+    former where the page cache has anything of them, and holes in the file. Where the two differ,
+    what is dirty is written first. The file's position is moved.
+    """
+
 def syncfs(fd: int) -> None: ...
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None: ...
 def name_to_handle(fd: int) -> bytes:

@@ -7,7 +7,8 @@ beside it, and it is as durable as the data is. Four rules keep it so:
 
 1. A block that is missing is only ever written whole: what the write does not cover comes from
    the recipe, in the same call. No crash leaves a block that is half filled.
-2. What a failed write leaves in a block that was missing is punched out again.
+2. What a failed write leaves in a block that was missing is punched out again, and so is what a
+   file system that allocates in larger pieces adds beside the blocks that are written.
 3. The last block of a file that ends within it is filled before the file grows from beyond it.
 4. The file is cut first, then ``covered`` follows; it follows before the file grows again. File
    systems that journal keep the order of such changes to one file; docs/mount.md goes through the
@@ -18,11 +19,14 @@ Nothing here locks: reads may share a stub; writes and truncations need it alone
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from dedupd import native
 from dedupd.content import StoreContent
 from dedupd.disk import Disk
 from dedupd.errors import NoSpace
+from dedupd.extents import extent_size_hint
 from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import data_ranges, read_at, read_into
@@ -57,6 +61,7 @@ class SparseStub:
         self._load = load
         self._content: StoreContent | None = None
         self._attribute_is_stale = False
+        self._extent_bytes: int | None = None
         self._may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
 
     @property
@@ -110,8 +115,8 @@ class SparseStub:
         content = self.content
         return [span for part in self.missing(start, end) for span in content.spans(*part)]
 
-    def _local(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        ranges = data_ranges(self.fd, start, end)
+    def _local(self, start: int, end: int) -> list[tuple[int, int]]:
+        ranges = native.present_ranges(self.fd, start, end)
         if not self.attribute.local:
             return ranges
         mapped = (
@@ -119,7 +124,7 @@ class SparseStub:
             for o, n in self.attribute.local
             if o < end and o + n > start
         )
-        return iter(sorted([*ranges, *mapped]))
+        return sorted([*ranges, *mapped])
 
     def read(self, start: int, length: int) -> bytes | bytearray:
         """Up to ``length`` bytes at ``start``; shorter only at the end. Raises Damaged, OSError."""
@@ -168,7 +173,8 @@ class SparseStub:
         first, last = align_down(offset, self._block), align_up(end, self._block)
         missing = self.missing(first, last)
         if not missing:
-            return self._disk.write_some(self.fd, [data], offset)
+            with self._nothing_beside(first, last):
+                return self._disk.write_some(self.fd, [data], offset)
         head: bytes | bytearray = b""
         if first < offset and missing[0][0] < first + self._block:
             head = bytes(self.read(first, offset - first)).ljust(offset - first, b"\0")
@@ -192,8 +198,11 @@ class SparseStub:
         total = len(head) + len(data) + len(tail)
         written = 0
         try:
-            self._allocate(missing)
-            written = self._disk.write_some(self.fd, [head, data, tail], start)
+            with self._nothing_beside(
+                align_down(start, self._block), align_up(start + total, self._block)
+            ):
+                self._allocate(missing)
+                written = self._disk.write_some(self.fd, [head, data, tail], start)
         finally:
             if written < total:
                 kept = max(start, align_down(start + written, self._block))
@@ -218,6 +227,39 @@ class SparseStub:
         for begin, stop in missing:
             begin = align_down(begin, self._block)
             self._disk.allocate(self.fd, begin, align_up(stop, self._block) - begin)
+
+    @contextmanager
+    def _nothing_beside(self, first: int, last: int) -> Iterator[None]:
+        """Keep the holes on both sides of the blocks of [first, last) while these are written.
+
+        Of a file with a hint for the size of its extents, XFS fills these holes with blocks that
+        are not written. ``SEEK_DATA`` would call them data once the kernel has read ahead into
+        them, and they would be read as zeros. A crash in between leaves them to ``settle``.
+        """
+        beside = self._holes_beside(first, last)
+        try:
+            yield
+        finally:
+            for begin, stop in beside:
+                self._disk.punch(self.fd, begin, stop - begin)
+
+    def _holes_beside(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The missing ranges that the blocks around [first, last) may be allocated in."""
+        if self._extent_bytes is None:
+            self._extent_bytes = extent_size_hint(self.fd)
+        unit = self._extent_bytes
+        if unit <= self._block:
+            return []
+        # An extent is aligned to its unit, and moved by less than one where another is in the way.
+        begin, stop = max(0, align_down(first, unit) - unit), align_up(last, unit) + unit
+        there = [*native.present_ranges(self.fd, begin, first), (first, last)]
+        there += native.present_ranges(self.fd, last, stop)
+        covered = align_up(self.attribute.covered, self._block)
+        return [
+            (start, min(end, covered))
+            for start, end in missing_ranges(there, begin, stop)
+            if start < covered and (end == first or start == last)
+        ]
 
     def _undo(self, kept: int, size: int, missing: list[tuple[int, int]]) -> None:
         """Make what was missing from ``kept`` on missing again, and the file as long as it was."""

@@ -17,7 +17,7 @@ from dedupd.extents import drop_unwritten, unwritten_ranges, written_ranges
 from dedupd.failpoint import define, is_armed, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
-from dedupd.fsutil import data_ranges, read_at
+from dedupd.fsutil import read_at
 from dedupd.ranges import missing_ranges
 from dedupd.units import align_down, align_up
 
@@ -200,7 +200,7 @@ def _punch_equal(
     if covered < size:
         covered = align_down(covered, block_bytes)
     all_equal = True
-    for start, end in data_ranges(fd, 0, covered):
+    for start, end in native.present_ranges(fd, 0, covered):
         for begin in range(start, end, _COMPARE_BYTES):
             stop = min(begin + _COMPARE_BYTES, end)
             if read_at(fd, stop - begin, begin) == content.read(begin, stop):
@@ -271,14 +271,15 @@ def restore(
     )
     reach(_RESTORING)
     covered = min(stub.covered, status.st_size)
-    filled: list[tuple[int, int]] = []
+    missing = list(missing_ranges(local, 0, covered))
     try:
-        for start, end in missing_ranges(local, 0, covered):
-            _fill(fd, start, end, status.st_size, content, disk, block_bytes, filled)
+        for start, end in missing:
+            _fill(fd, start, end, status.st_size, content, disk, block_bytes)
         disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
         disk.sync_file(fd)
     except BaseException:
-        for start, end in filled:
+        # All of it: next to what was filled there may be blocks that were only allocated.
+        for start, end in missing:
             disk.punch(fd, start, align_up(end - start, block_bytes))
         disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
         space.write(fd, stub, disk)
@@ -323,7 +324,6 @@ def _fill(
     content: RecipeBytes,
     disk: Disk,
     block_bytes: int,
-    filled: list[tuple[int, int]],
 ) -> None:
     """Write a missing range, in whole blocks; recipe holes and blocks of zeros stay holes."""
     done = start
@@ -332,7 +332,6 @@ def _fill(
         stop = min(align_up(stop, block_bytes), size)
         while begin < stop:
             part = min(stop, align_down(begin, block_bytes) + _FILL_BYTES)
-            filled.append((begin, part))
             try:
                 # Up to the end of its block the file is zeros beyond what the recipe covers.
                 data = content.read(begin, min(part, end)).ljust(part - begin, b"\0")

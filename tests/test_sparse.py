@@ -2,8 +2,10 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import random
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,11 +22,11 @@ from dedupd.errors import NoSpace
 from dedupd.extents import drop_unwritten, unwritten_ranges
 from dedupd.fsutil import data_ranges, opened
 from dedupd.sparse import SparseStub
-from dedupd.stub import settle
+from dedupd.stub import restore, settle
 from dedupd.volume import Volume
 from tests.conftest import MakeFileSystem
 from tests.helpers import Lab, new_lab, noise
-from tests.store_helpers import LazyDisk
+from tests.store_helpers import FullDisk, LazyDisk
 
 pytestmark = pytest.mark.root
 
@@ -236,6 +238,127 @@ def test_blocks_that_are_being_written_are_not_holes(lab: Lab) -> None:
             for at in range(0, 32 << 20, len(data)):
                 assert os.pread(fd, len(data), turn * BLOCK + at) == data
             os.ftruncate(fd, 0)
+
+
+def give_extents_a_size(directory: Path, size_bytes: int) -> None:
+    """Files made in it get their blocks in pieces, as those that ``qemu-img`` makes on XFS."""
+    get, put, inherited = 0x801C_581F, 0x401C_5820, 0x1000
+    attributes = bytearray(28)
+    with opened(os.open(directory, os.O_RDONLY)) as fd:
+        fcntl.ioctl(fd, get, attributes)
+        flags, _, *others = struct.unpack("<IIIII8x", attributes)
+        fcntl.ioctl(fd, put, struct.pack("<IIIII8x", flags | inherited, size_bytes, *others))
+
+
+EXTENT = 64 * BLOCK
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [
+        (70 * BLOCK, BLOCK),
+        (70 * BLOCK + 7, 10),
+        (127 * BLOCK, 2 * BLOCK),
+        (60 * BLOCK, 140 * BLOCK),
+        (EXTENT * 4 + 100, BLOCK),
+        (EXTENT * 4 + 20 * BLOCK, BLOCK),
+    ],
+)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_blocks_allocated_beside_a_write_are_holes(
+    loop_fs: MakeFileSystem, offset: int, length: int, is_full: bool
+) -> None:
+    """A file whose extents have a size of their own, and a kernel that reads ahead into them."""
+    lab = new_lab(loop_fs("xfs") / "volume", "4k")
+    (lab.data / "images").mkdir()
+    give_extents_a_size(lab.data / "images", EXTENT)
+    model = bytearray(noise(EXTENT * 4 + 100, 2))
+    lab.put("images/f", model)
+    lab.optimise()
+    disk = ShortDisk()
+    with sparse(lab, "images/f", disk) as one:
+        one.write(200 * BLOCK, b"before")
+        model[200 * BLOCK : 200 * BLOCK + 6] = b"before"
+        disk.allowed = BLOCK if is_full else None
+        try:
+            written = one.write(offset, noise(length, 4))
+        except NoSpace:
+            written = 0
+        disk.allowed = None
+        model.extend(bytes(max(0, offset + written - len(model)) if written else 0))
+        model[offset : offset + written] = noise(length, 4)[:written]
+        os.pread(one.fd, len(model), 0)
+        assert one.read(0, len(model) + 1) == model
+    assert lab.read("images/f") == model
+
+
+def test_a_restore_without_room_leaves_no_blocks_beside_those_it_filled(
+    loop_fs: MakeFileSystem,
+) -> None:
+    lab = new_lab(loop_fs("xfs") / "volume", "4k")
+    (lab.data / "images").mkdir()
+    give_extents_a_size(lab.data / "images", EXTENT)
+    model = bytearray(noise(EXTENT * 4, 2))
+    model[10 * BLOCK : 60 * BLOCK] = bytes(50 * BLOCK)
+    lab.put("images/f", model)
+    lab.optimise()
+    with sparse(lab, "images/f", FullDisk()) as one:
+        one.write(200 * BLOCK, b"before")
+        model[200 * BLOCK : 200 * BLOCK + 6] = b"before"
+        volume, attribute = one.volume, one.stub.attribute
+        volume.disk.room = 12 * BLOCK
+        with pytest.raises(NoSpace):
+            restore(
+                one.fd, attribute, one.stub.content, volume.space, volume.disk, volume.block_bytes
+            )
+        os.pread(one.fd, len(model), 0)
+        assert one.read(0, len(model)) == model
+    assert lab.read("images/f") == model
+
+
+def clone(source: Path, target: Path) -> None:
+    """``cp --reflink``."""
+    with open(source, "rb") as old, open(target, "wb") as new:
+        fcntl.ioctl(new.fileno(), 0x4004_9409, old.fileno())
+
+
+def test_blocks_reserved_for_copies_of_shared_ones_are_holes(loop_fs: MakeFileSystem) -> None:
+    """A clone that is written to, and becomes a stub while XFS has blocks in store for more."""
+    lab = new_lab(loop_fs("xfs") / "volume", "4k")
+    model = bytearray(noise(EXTENT, 2))
+    clone(lab.put("original", model), lab.data / "f")
+    with open(lab.data / "f", "r+b") as file:
+        file.seek(10 * BLOCK)
+        model[10 * BLOCK : 11 * BLOCK] = noise(BLOCK, 10)
+        file.write(noise(BLOCK, 10))
+    lab.optimise()
+    with sparse(lab, "f") as one:
+        os.pread(one.fd, len(model), 0)
+        assert one.read(0, len(model)) == model
+        one.write(12 * BLOCK, noise(BLOCK, 12))
+        model[12 * BLOCK : 13 * BLOCK] = noise(BLOCK, 12)
+        os.pread(one.fd, len(model), 0)
+        assert one.read(0, len(model)) == model
+    assert lab.read("f") == model
+
+
+def test_a_stub_whose_own_blocks_were_cloned_is_written_and_made_plain(
+    loop_fs: MakeFileSystem,
+) -> None:
+    lab = new_lab(loop_fs("xfs") / "volume", "4k")
+    model = bytearray(noise(EXTENT, 2))
+    lab.put("f", model)
+    lab.optimise()
+    with sparse(lab, "f") as one:
+        for seed in (3, 4):
+            one.write(20 * BLOCK, noise(BLOCK, seed))
+            model[20 * BLOCK : 21 * BLOCK] = noise(BLOCK, seed)
+            clone(lab.data / "f", lab.root / "backup")
+        os.pread(one.fd, len(model), 0)
+        assert one.read(0, len(model)) == model
+        volume, stub = one.volume, one.stub
+        restore(one.fd, stub.attribute, stub.content, volume.space, volume.disk, volume.block_bytes)
+    assert (lab.data / "f").read_bytes() == model
 
 
 def start_writing_back(fd: int) -> None:

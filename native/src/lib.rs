@@ -9,6 +9,7 @@ pub mod commits;
 pub mod crew;
 pub mod encode;
 pub mod entries;
+pub mod extents;
 pub mod filelist;
 pub mod files;
 pub mod fingerprint;

@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::extents::{self, Range};
 use crate::{sys, watchdog};
 
 /// Runs a call without the GIL, again after a signal whose handler raised nothing (PEP 475).
@@ -42,6 +43,11 @@ pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult
 #[pyfunction]
 pub fn fallocate_keep_size(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
     call(py, || sys::fallocate_keep_size(fd, offset, length))
+}
+
+#[pyfunction]
+pub fn present_ranges(py: Python<'_>, fd: i32, start: i64, end: i64) -> PyResult<Vec<Range>> {
+    call(py, || extents::present(fd, start, end))
 }
 
 #[pyfunction]

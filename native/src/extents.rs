@@ -1,0 +1,153 @@
+//! What of a file is its own: ranges that have blocks, or will have once they are written.
+
+use std::io::{Error, ErrorKind, Result};
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+
+pub type Range = (i64, i64);
+
+const XFS_MAGIC: i64 = 0x5846_5342;
+const FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
+const FIEMAP_SYNC: u32 = 1;
+const EXTENT_LAST: u32 = 1;
+const EXTENTS_PER_CALL: usize = 64;
+
+/// The kernel's `struct fiemap_extent`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved: [u64; 2],
+    flags: u32,
+    reserved_too: [u32; 3],
+}
+
+/// The kernel's `struct fiemap`.
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+    extents: [Extent; EXTENTS_PER_CALL],
+}
+
+/// The ranges of [start, end) that have blocks or dirty pages, ascending.
+///
+/// XFS reserves blocks around those that a write copies from shared ones, and keeps them for some
+/// minutes, also where the file has holes. `SEEK_DATA` takes what the page cache has of such a hole
+/// for data; the extent map does not.
+pub fn present(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
+    let data = data_ranges(fd, start, end)?;
+    let (Some(&(first, _)), Some(&(_, last))) = (data.first(), data.last()) else {
+        return Ok(data);
+    };
+    if !is_xfs(fd)? || common(&data, &extents(fd, first, last, 0)?) == data {
+        return Ok(data);
+    }
+    // What was copied from a shared block shows in the map once it is written.
+    Ok(common(&data, &extents(fd, first, last, FIEMAP_SYNC)?))
+}
+
+fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
+    let (mut found, mut position) = (Vec::new(), start);
+    while position < end {
+        let Some(begin) = seek(fd, position, libc::SEEK_DATA)?.filter(|&at| at < end) else {
+            break;
+        };
+        let Some(stop) = seek(fd, begin, libc::SEEK_HOLE)? else { break };
+        position = stop.min(end);
+        found.push((begin, position));
+    }
+    Ok(found)
+}
+
+/// None where there is no more of it, or the file was cut meanwhile.
+fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
+    // SAFETY: takes no pointers.
+    let at = unsafe { libc::lseek64(fd, position, whence) };
+    if at >= 0 {
+        return Ok(Some(at));
+    }
+    let error = Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENXIO) { Ok(None) } else { Err(error) }
+}
+
+fn is_xfs(fd: RawFd) -> Result<bool> {
+    let mut status = MaybeUninit::<libc::statfs64>::uninit();
+    // SAFETY: `status` is writable; it is read only where the call has filled it.
+    let status = unsafe {
+        if libc::fstatfs64(fd, status.as_mut_ptr()) < 0 {
+            return Err(Error::last_os_error());
+        }
+        status.assume_init()
+    };
+    Ok(status.f_type as i64 == XFS_MAGIC)
+}
+
+/// The extents of [start, end), those that touch as one.
+fn extents(fd: RawFd, start: i64, end: i64, flags: u32) -> Result<Vec<Range>> {
+    let mut found: Vec<Range> = Vec::new();
+    let mut position = start;
+    while position < end {
+        let mut map = Fiemap {
+            start: position as u64,
+            length: (end - position) as u64,
+            flags,
+            mapped: 0,
+            count: EXTENTS_PER_CALL as u32,
+            reserved: 0,
+            extents: [Extent::default(); EXTENTS_PER_CALL],
+        };
+        // SAFETY: `map` has room for as many extents as it says.
+        if unsafe { libc::ioctl(fd, FIEMAP, &raw mut map) } < 0 {
+            return Err(Error::last_os_error());
+        }
+        let Some(extents) = map.extents.get(..map.mapped as usize) else {
+            return Err(Error::new(ErrorKind::InvalidData, "more extents than were asked for"));
+        };
+        for extent in extents {
+            position = (extent.logical + extent.length) as i64;
+            match found.last_mut() {
+                Some(last) if last.1 == extent.logical as i64 => last.1 = position,
+                _ => found.push((extent.logical as i64, position)),
+            }
+        }
+        if extents.last().is_none_or(|extent| extent.flags & EXTENT_LAST != 0) {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// What two lists of ranges, both ascending, have in common.
+fn common(some: &[Range], others: &[Range]) -> Vec<Range> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    for &(start, end) in some {
+        while others.get(at).is_some_and(|other| other.1 <= start) {
+            at += 1;
+        }
+        for other in others[at..].iter().take_while(|other| other.0 < end) {
+            found.push((start.max(other.0), end.min(other.1)));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::common;
+
+    #[test]
+    fn what_is_common_ascends_and_is_in_both() {
+        let some = [(0, 10), (20, 30), (40, 50)];
+        assert_eq!(common(&some, &[(0, 50)]), some);
+        assert_eq!(common(&some, &[]), []);
+        assert_eq!(common(&some, &[(5, 25), (26, 28)]), [(5, 10), (20, 25), (26, 28)]);
+        assert_eq!(common(&some, &[(10, 20), (30, 40), (49, 60)]), [(49, 50)]);
+    }
+}
