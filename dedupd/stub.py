@@ -28,6 +28,9 @@ _RESTORING = define("stub.restoring", "the attribute says restoring, nothing is 
 _FILLED = define("stub.filled", "all blocks are present and synced, and so are the times")
 _PLAIN = define("stub.plain", "the attribute is removed")
 
+_TIMES_NS = range(-1 << 63, 1 << 63)
+"""What native code and the attribute have room for: up to the year 2262. Files may have later
+ones."""
 _COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
 _FILL_BYTES = 8 << 20
 _COMPARE_BYTES = 128 << 10
@@ -221,7 +224,7 @@ def _punch_and_settle(
     length = align_up(status.st_size, block_bytes)
     settled = replace(stub, flags=stub.flags & Flag.DIRECT)
     value = encode_stub(settled, space.volume)
-    if is_armed():
+    if is_armed() or status.st_atime_ns not in _TIMES_NS:
         disk.punch(fd, 0, length)
         reach(_PUNCHED)
         disk.set_times(fd, status.st_atime_ns, stub.mtime_ns)
@@ -267,7 +270,14 @@ def restore(
     status = os.fstat(fd)
     local = local_ranges(fd, stub, status.st_size)
     space.write(
-        fd, replace(stub, flags=stub.flags | Flag.RESTORING, mtime_ns=status.st_mtime_ns), disk
+        fd,
+        replace(
+            stub,
+            flags=stub.flags | Flag.RESTORING,
+            # Only a crash gives it back from there.
+            mtime_ns=min(max(status.st_mtime_ns, _TIMES_NS[0]), _TIMES_NS[-1]),
+        ),
+        disk,
     )
     reach(_RESTORING)
     covered = min(stub.covered, status.st_size)

@@ -20,7 +20,7 @@ from dedupd.fsutil import open_beneath, opened
 from dedupd.volume import Volume
 from jobs.optimize import OptimizeReport
 from tests import crash_helpers as crash
-from tests.helpers import let_others_pass
+from tests.helpers import lab_in, let_others_pass
 
 pytestmark = pytest.mark.root
 
@@ -218,6 +218,46 @@ def test_an_immutable_entry_at_the_top_stops_enabling_and_says_which(root: Path)
         assert crash.see(root) == before
     crash.enable_volume(root)
     assert crash.see(root) == before
+
+
+YEAR_2400_NS = 13_569_465_600 * 10**9 + 7
+"""More than 64 bits of nanoseconds hold, and less than file systems do."""
+LONG_AGO_NS = 10**18
+
+
+def times_of(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_atime_ns, status.st_mtime_ns
+
+
+def test_an_access_in_the_far_future_keeps_no_file_from_becoming_a_stub(root: Path) -> None:
+    times = (YEAR_2400_NS, LONG_AGO_NS)
+    with lab_in(root) as lab:
+        path = lab.put("f", content())
+        os.utime(path, ns=times)
+        assert times_of(path) == times
+        assert lab.optimise().files_optimised == 1
+        assert lab.stub("f") is not None and times_of(path) == times
+        with open(path, "r+b") as file:
+            file.write(content(2, 4 * KIB))
+        os.utime(path, ns=times)
+        assert lab.optimise().files_optimised == 1
+        assert times_of(path) == times and path.stat().st_blocks == 0
+        lab.verify_clean()
+        assert lab.read("f") == content(2, 4 * KIB) + content()[4 * KIB :]
+
+
+def test_a_change_in_the_far_future_keeps_no_stub_from_being_made_plain(root: Path) -> None:
+    times = (LONG_AGO_NS, YEAR_2400_NS)
+    with lab_in(root) as lab:
+        path = lab.put("f", content())
+        lab.optimise()
+        assert lab.stub("f") is not None
+        os.utime(path, ns=times)
+        lab.unoptimise()
+        assert lab.stub("f") is None
+        assert times_of(path) == times
+        assert path.read_bytes() == content()
 
 
 def test_attributes_and_acls_stay(root: Path) -> None:
