@@ -1,6 +1,7 @@
 """What users see of an inode's attributes."""
 
 import os
+import stat
 from contextlib import suppress
 
 import pyfuse3
@@ -12,6 +13,16 @@ the mount, or is told to the kernel (commits and restores), so this could be for
 _TRUSTED = b"trusted."
 POSIX_ACL_DEFAULT = b"system.posix_acl_default"
 POSIX_ACL_ACCESS = b"system.posix_acl_access"
+
+
+def shown_blocks(mode: int, size: int, blocks: int) -> int:
+    """The blocks that users see. A file that has a length has one at least.
+
+    Where there is none, programs take a file for nothing but a hole, and do not read it: ``tar
+    --sparse`` would archive zeros in place of a stub. ext4 tells of files within their inode, which
+    have no block either, in the same way.
+    """
+    return 1 if blocks == 0 and size > 0 and stat.S_ISREG(mode) else blocks
 
 
 def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.EntryAttributes:
@@ -28,7 +39,7 @@ def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.Entr
     attributes.st_rdev = status.st_rdev
     attributes.st_size = status.st_size
     attributes.st_blksize = status.st_blksize
-    attributes.st_blocks = status.st_blocks
+    attributes.st_blocks = shown_blocks(status.st_mode, status.st_size, status.st_blocks)
     attributes.st_atime_ns = status.st_atime_ns
     attributes.st_mtime_ns = status.st_mtime_ns
     attributes.st_ctime_ns = status.st_ctime_ns
@@ -57,7 +68,9 @@ def looked(found: Looked, generation: int) -> pyfuse3.EntryAttributes:
         attributes.st_gid,
         attributes.st_rdev,
     ) = found[1]
-    attributes.st_size, attributes.st_blksize, attributes.st_blocks = found[2]
+    size, attributes.st_blksize, blocks = found[2]
+    attributes.st_size = size
+    attributes.st_blocks = shown_blocks(found[1][0], size, blocks)
     attributes.st_atime_ns, attributes.st_mtime_ns, attributes.st_ctime_ns = found[3]
     return attributes
 

@@ -178,6 +178,16 @@ def test_tar_and_rsync_bring_a_tree_there_and_back(lab: MountedLab, tmp_path: Pa
     same(source, tmp_path / "back")
 
 
+def test_tar_reads_stubs_also_where_it_looks_for_holes(lab: MountedLab, tmp_path: Path) -> None:
+    names = [f"file {number}.bin" for number in range(5)]
+    for number, name in enumerate(names):
+        lab.make_stub(name, noise(50_000 * number + 40_000, number))
+    run("tar", "-C", lab.view, "--sparse", "-cf", tmp_path / "a.tar", ".")
+    (tmp_path / "back").mkdir()
+    run("tar", "-C", tmp_path / "back", "-xf", tmp_path / "a.tar")
+    assert filecmp.cmpfiles(lab.view, tmp_path / "back", names, shallow=False)[0] == names
+
+
 def test_documents_are_saved_by_rename(lab: MountedLab) -> None:
     """As word processors do: a new zip beside the old one, then a rename over it."""
     path = lab.view / "document.odt"

@@ -52,6 +52,20 @@ def test_optimising_frees_the_blocks_that_users_see(lab: MountedLab) -> None:
     assert path.read_bytes() == CONTENT
 
 
+def test_a_stub_is_not_taken_for_a_hole(lab: MountedLab) -> None:
+    """Programs do not read a file without a block: there can be nothing in it."""
+    path = lab.make_stub("f", CONTENT)
+    assert (lab.data / "f").stat().st_blocks == 0
+    (listed,) = os.scandir(lab.view)
+    assert listed.stat().st_blocks > 0
+    with open(path, "rb") as file:
+        assert os.fstat(file.fileno()).st_blocks > 0
+    os.chmod(path, 0o600)
+    assert path.stat().st_blocks > 0
+    path.write_bytes(b"")
+    assert path.stat().st_blocks == 0
+
+
 def test_unoptimising_gives_the_blocks_back(lab: MountedLab) -> None:
     path = lab.make_stub("f", CONTENT)
     lab.unoptimise()
