@@ -866,6 +866,14 @@ def look_up(
     gid, device number; size, block size, blocks; atime, mtime, ctime in ns. Raises OSError.
     """
 
+def list_names(dir_fd: int, start: int, count: int) -> tuple[list[bytes], bytes]:
+    """Names in a directory, ``.`` and ``..`` among them, and a place (i64) behind each.
+
+    ``start`` is 0 or one of these places, from which the listing goes on, also that of somebody
+    else. All names that are left, or ``count`` and as many more as are read with them. The
+    directory's own position is moved. Raises OSError.
+    """
+
 # System calls that Python's os module lacks. All raise OSError, release the GIL and retry EINTR.
 def punch_hole(fd: int, offset: int, length: int) -> None: ...
 def fallocate_keep_size(fd: int, offset: int, length: int) -> None: ...

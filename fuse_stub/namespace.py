@@ -261,11 +261,20 @@ class NamespaceOperations(pyfuse3.Operations):
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         stream = self._streams[fh]
-        for start, names in stream.names(start_id):
-            found = native.look_up(stream.fd, names)
-            for next_id, (name, one) in enumerate(zip(names, found, strict=True), start + 1):
-                if one is not None and not self._list(token, stream, name, one, next_id):
-                    return
+        is_begun = False
+        try:
+            for names, ends in stream.names(start_id):
+                found = native.look_up(stream.fd, names)
+                for name, one, next_id in zip(names, found, ends, strict=True):
+                    if one is not None:
+                        if not self._list(token, stream, name, one, next_id):
+                            return
+                        is_begun = True
+        except OSError:
+            # With an error the kernel would never hear of, and so never forget, what is in the
+            # listing already. It gets that first, and the error when it asks for the rest.
+            if not is_begun:
+                raise
 
     def _list(
         self,

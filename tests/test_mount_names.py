@@ -1,15 +1,18 @@
 """Names, owners, modes and attributes through the mount: as on the file system below."""
 
+import ctypes
 import errno
 import os
 import socket
 import stat
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dedupd.fsutil import opened
 from tests.mount_helpers import (
     ALICE,
     BOB,
@@ -31,6 +34,8 @@ from tests.mount_helpers import (
 pytestmark = pytest.mark.root
 
 NOREPLACE, EXCHANGE = 1, 2
+
+GETDENTS64 = 61 if os.uname().machine == "aarch64" else 217
 
 
 @pytest.fixture(scope="module")
@@ -524,6 +529,68 @@ def test_a_listing_that_is_rewound_shows_what_is_new(here: Path) -> None:
         assert os.listdir(fd) == ["f"]
     finally:
         os.close(fd)
+
+
+def entries(fd: int) -> list[tuple[str, int]]:
+    """Some names behind the position of a directory, and the offset behind each."""
+    buffer = ctypes.create_string_buffer(2048)
+    length = ctypes.CDLL(None).syscall(GETDENTS64, fd, buffer, len(buffer))
+    found = []
+    at = 0
+    while at < length:
+        offset, size = struct.unpack_from("<qH", buffer, at + 8)
+        found.append((os.fsdecode(buffer.raw[at + 19 : at + size].split(b"\0")[0]), offset))
+        at += size
+    return [one for one in found if one[0] not in (".", "..")]
+
+
+def test_another_descriptor_goes_on_where_a_listing_was(here: Path) -> None:
+    """As the kernel's NFS server does, which opens a directory for each part of a listing."""
+    names = [f"name {n}" for n in range(1000)]
+    for name in names:
+        (here / name).touch()
+    seen: list[str] = []
+    position = 0
+    while True:
+        with opened(os.open(here, os.O_RDONLY)) as fd:
+            os.lseek(fd, position, os.SEEK_SET)
+            part = entries(fd)
+        if not part:
+            break
+        for name, _ in part:
+            # A client that removes what it has seen misses nothing of the rest.
+            (here / name).unlink()
+        seen += [name for name, _ in part]
+        position = part[-1][1]
+    assert sorted(seen) == sorted(names)
+
+
+def test_all_of_a_large_directory_follows_through_another_descriptor(here: Path) -> None:
+    names = {f"name {n}" for n in range(5000)}
+    for name in names:
+        os.close(os.open(here / name, os.O_CREAT | os.O_WRONLY))
+    with opened(os.open(here, os.O_RDONLY)) as fd:
+        seen = entries(fd)
+    with opened(os.open(here, os.O_RDONLY)) as fd:
+        os.lseek(fd, seen[-1][1], os.SEEK_SET)
+        while part := entries(fd):
+            seen += part
+        assert len(seen) == 5000 and {name for name, _ in seen} == names
+        os.lseek(fd, seen[10][1], os.SEEK_SET)
+        assert entries(fd)[:5] == seen[11:16]
+
+
+def test_a_listing_can_be_gone_back_in(here: Path) -> None:
+    for n in range(500):
+        (here / str(n)).touch()
+    with opened(os.open(here, os.O_RDONLY)) as fd:
+        first = entries(fd)
+        second = entries(fd)
+        assert second and not {*first} & {*second}
+        os.lseek(fd, first[-1][1], os.SEEK_SET)
+        assert entries(fd) == second
+        os.lseek(fd, first[0][1], os.SEEK_SET)
+        assert entries(fd)[: len(first)] == [*first, *second][1 : len(first) + 1]
 
 
 def test_the_store_is_not_in_the_view(lab: MountedLab) -> None:

@@ -1,10 +1,11 @@
-//! Looking up names of a directory: attributes, and the handle by which the inode opens again.
+//! Names of a directory, and looking them up: attributes, and the handle by which the inode opens
+//! again.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, RawFd};
 
-use crate::files::{owned, status_of};
+use crate::files::{DIRENT_BYTES, next_entries, owned, status_of};
 use crate::sys::name_to_handle;
 
 pub struct Entry {
@@ -27,4 +28,23 @@ pub fn look_up(dir: RawFd, name: &CStr) -> Result<Option<Entry>> {
     let status = status_of(fd.as_raw_fd())?;
     let handle = name_to_handle(fd.as_raw_fd()).unwrap_or_default();
     Ok(Some(Entry { status, handle }))
+}
+
+/// Names in the directory `dir`, `.` and `..` among them, from the place `start` on, 0 or one of
+/// those that come with the names: of the entry behind each. All that are left, or `count` and as
+/// many more as are read with them.
+pub fn list(dir: RawFd, start: i64, count: usize) -> Result<Vec<(CString, i64)>> {
+    // SAFETY: takes no pointers.
+    if unsafe { libc::lseek64(dir, start, libc::SEEK_SET) } < 0 {
+        return Err(Error::last_os_error());
+    }
+    let (mut names, mut buffer) = (Vec::new(), vec![0; DIRENT_BYTES]);
+    while names.len() < count {
+        let entries = next_entries(dir, &mut buffer)?;
+        if entries.is_empty() {
+            break;
+        }
+        names.extend(entries.into_iter().map(|entry| (entry.name, entry.next)));
+    }
+    Ok(names)
 }

@@ -6,6 +6,7 @@ use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::check::u64_at;
 use crate::filelist::PlainFile;
 use crate::parallel;
 
@@ -163,36 +164,53 @@ impl<'a> Scan<'a> {
 
 pub const DIRENT_BYTES: usize = 64 << 10;
 /// Of `struct linux_dirent64`: inode, offset, record length, type, name.
+const NEXT_AT: usize = 8;
 const RECORD_LENGTH_AT: usize = 16;
 const KIND_AT: usize = 18;
 const NAME_AT: usize = 19;
 
+/// An entry of a directory as the kernel tells of it. `kind` is one of `DT_*`, `next` where in the
+/// directory the entry behind this one is.
+pub struct Dirent {
+    pub name: CString,
+    pub kind: u8,
+    pub next: i64,
+}
+
+/// The next entries of a directory, as many as `buffer` holds records of; none at its end.
+pub fn next_entries(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<Dirent>> {
+    // SAFETY: the kernel writes at most the buffer's length.
+    let count =
+        unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.as_mut_ptr(), buffer.len()) };
+    if count < 0 {
+        return Err(Error::last_os_error());
+    }
+    let mut rest = &buffer[..count as usize];
+    let mut found = Vec::new();
+    while rest.len() > NAME_AT {
+        let length = u16::from_le_bytes([rest[RECORD_LENGTH_AT], rest[RECORD_LENGTH_AT + 1]]);
+        let (record, after) = rest.split_at(usize::from(length));
+        rest = after;
+        let Ok(name) = CStr::from_bytes_until_nul(&record[NAME_AT..]) else { continue };
+        let next = u64_at(record, NEXT_AT) as i64;
+        found.push(Dirent { name: name.to_owned(), kind: record[KIND_AT], next });
+    }
+    Ok(found)
+}
+
 /// Names and kinds (`DT_*`) of the next entries of a directory, as many as `buffer` holds records
 /// of; none at its end.
 pub fn next_names(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<(CString, u8)>> {
-    let mut found = Vec::new();
-    while found.is_empty() {
-        // SAFETY: the kernel writes at most the buffer's length.
-        let count =
-            unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.as_mut_ptr(), buffer.len()) };
-        if count < 0 {
-            return Err(Error::last_os_error());
-        }
-        let mut rest = &buffer[..count as usize];
-        if rest.is_empty() {
-            break;
-        }
-        while rest.len() > NAME_AT {
-            let length = u16::from_le_bytes([rest[RECORD_LENGTH_AT], rest[RECORD_LENGTH_AT + 1]]);
-            let (record, after) = rest.split_at(usize::from(length));
-            rest = after;
-            let Ok(name) = CStr::from_bytes_until_nul(&record[NAME_AT..]) else { continue };
-            if !matches!(name.to_bytes(), b"." | b"..") {
-                found.push((name.to_owned(), record[KIND_AT]));
-            }
+    loop {
+        let entries = next_entries(fd, buffer)?;
+        let is_over = entries.is_empty();
+        let is_other = |entry: &Dirent| !matches!(entry.name.to_bytes(), b"." | b"..");
+        let found: Vec<_> =
+            entries.into_iter().filter(is_other).map(|entry| (entry.name, entry.kind)).collect();
+        if is_over || !found.is_empty() {
+            return Ok(found);
         }
     }
-    Ok(found)
 }
 
 /// None where there is none. Empty where it cannot be read, so that no file passes for plain that

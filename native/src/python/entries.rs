@@ -1,9 +1,10 @@
-//! `look_up`.
+//! `look_up`, `list_names`.
 
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 
+use super::input::pack_u64;
 use super::sys::{c_string, call};
 use crate::entries::{self, Entry};
 
@@ -33,4 +34,16 @@ fn fields<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyTuple>> 
         ),
     )
         .into_pyobject(py)
+}
+
+#[pyfunction]
+pub fn list_names<'py>(
+    py: Python<'py>,
+    dir_fd: i32,
+    start: i64,
+    count: usize,
+) -> PyResult<(Bound<'py, PyList>, Bound<'py, PyBytes>)> {
+    let found = call(py, || entries::list(dir_fd, start, count))?;
+    let names = PyList::new(py, found.iter().map(|(name, _)| PyBytes::new(py, name.to_bytes())))?;
+    Ok((names, pack_u64(py, found.iter().map(|&(_, next)| next as u64))))
 }

@@ -75,6 +75,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
     module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
     module.add_function(wrap_pyfunction!(entries::look_up, module)?)?;
+    module.add_function(wrap_pyfunction!(entries::list_names, module)?)?;
     module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
     module.add_function(wrap_pyfunction!(tree::find_candidates, module)?)?;
     module.add_function(wrap_pyfunction!(tree::stub_sizes, module)?)?;
