@@ -26,6 +26,9 @@ log = logging.getLogger("dedupd.mount")
 LINE_BYTES_MAX = 16 << 20
 """A request to commit 512 files with the longest paths stays below 4 MiB."""
 
+ACCEPT_AGAIN_S = 1.0
+"""Who connects waits so long for the next attempt to answer him, where one has failed."""
+
 
 class ControlServer:
     """Answers the programs that are allowed to open the socket."""
@@ -53,7 +56,13 @@ class ControlServer:
             async with trio.open_nursery() as nursery:
                 task_status.started()
                 while True:
-                    connection, _ = await listener.accept()
+                    try:
+                        connection, _ = await listener.accept()
+                    except OSError as error:
+                        # No descriptor is left, say. That must not end the mount.
+                        log.error("nobody can be answered on the control socket: %s", error)
+                        await trio.sleep(ACCEPT_AGAIN_S)
+                        continue
                     nursery.start_soon(self._converse, connection)
         finally:
             listener.close()

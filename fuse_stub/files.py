@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import trio
@@ -33,6 +33,7 @@ class OpenFile:
     ``lock`` is shared by whoever reads or writes the descriptor, and held alone by whoever moves
     the boundary between the file's own blocks and the store. ``users`` keep it open,
     ``write_users`` keep it open for writing too; ``writers`` are those who are handles of users.
+    ``losses`` counts how often a sync has failed.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class OpenFile:
         "fd",
         "ino",
         "lock",
+        "losses",
         "privileged",
         "settled",
         "stub",
@@ -60,6 +62,7 @@ class OpenFile:
         self.write_users = 0
         self.writers = 0
         self.changes = 0
+        self.losses = 0
         self.privileged = privileged
 
     @property
@@ -69,14 +72,26 @@ class OpenFile:
 
 
 class Handle:
-    """What an ``open`` of a user got: the file, and how far it was read in sequence."""
+    """What an ``open`` of a user got: the file, how far it was read in sequence, and of which of
+    the file's losses its user was told."""
 
-    __slots__ = ("ahead", "file", "keeps_privileges", "next", "run", "touched", "waits", "writes")
+    __slots__ = (
+        "ahead",
+        "file",
+        "keeps_privileges",
+        "losses",
+        "next",
+        "run",
+        "touched",
+        "waits",
+        "writes",
+    )
 
     def __init__(self, file: OpenFile, writes: bool, keeps_privileges: bool) -> None:
         self.file = file
         self.writes = writes
         self.keeps_privileges = keeps_privileges
+        self.losses = file.losses
         self.next = 0
         self.run = 0
         self.ahead = 0
@@ -177,9 +192,13 @@ class OpenFiles:
             del self._files[file.ino]
             os.close(file.fd)
         elif file.writable and not file.write_users and file.lock.try_alone():
-            # Jobs leave alone what anybody, so also this process, has open for writing.
-            self._reopen(file, False)
-            file.lock.leave_alone()
+            # Jobs leave alone what anybody, so also this process, has open for writing. Where it
+            # can't be opened anew, for want of descriptors say, they do so until it is closed.
+            try:
+                with suppress(OSError):
+                    self._reopen(file, False)
+            finally:
+                file.lock.leave_alone()
 
     @contextmanager
     def using(self, file: OpenFile) -> Iterator[OpenFile]:

@@ -8,6 +8,7 @@ known inode holds one.
 
 import errno
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -18,6 +19,10 @@ from fuse_stub.handles import generation_of, open_number
 
 DESCRIPTORS_MAX = 4096
 """Cached ``O_PATH`` descriptors: a few times what a busy directory listing touches at once."""
+
+DESCRIPTORS_SHARE = 4
+"""Of the descriptors that the process may have, one in so many at most: users' open files need the
+others."""
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -48,6 +53,8 @@ class Inodes:
         self._nodes: dict[int, _Node] = {}
         self._recent: OrderedDict[int, _Node] = OrderedDict()
         self.by_handle = _can_open_by_handle(root_fd)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._descriptors_max = min(DESCRIPTORS_MAX, max(1, limit // DESCRIPTORS_SHARE))
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -166,7 +173,7 @@ class Inodes:
 
     def _cache(self, ino: int, node: _Node) -> None:
         self._recent[ino] = node
-        if len(self._recent) > DESCRIPTORS_MAX:
+        if len(self._recent) > self._descriptors_max:
             _, oldest = self._recent.popitem(last=False)
             os.close(oldest.fd)
             oldest.fd = -1

@@ -106,7 +106,8 @@ class Marking:
             for stub in [*self._commits.attributes(), *self._files.stubs()]:
                 log.add(stub)
             for at, ino in enumerate(self._inodes.pinned()):
-                self._note_pinned(log, ino)
+                if self._inodes.knows(ino):  # the kernel may have forgotten it meanwhile
+                    self._note_pinned(log, ino)
                 if at % _INODES_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
         except BaseException:

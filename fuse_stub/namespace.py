@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pyfuse3
 from pyfuse3 import (
@@ -193,28 +195,41 @@ class NamespaceOperations(pyfuse3.Operations):
     @answers
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         parent_fd = self._inodes.fd(parent_inode)
-        self._keep_open(parent_fd, name)
-        os.unlink(name, dir_fd=parent_fd)
+        with self._kept_open(parent_fd, name):
+            os.unlink(name, dir_fd=parent_fd)
 
     @answers
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         parent_fd = self._inodes.fd(parent_inode)
-        self._keep_open(parent_fd, name)
-        os.rmdir(name, dir_fd=parent_fd)
+        with self._kept_open(parent_fd, name):
+            os.rmdir(name, dir_fd=parent_fd)
 
-    def _keep_open(self, parent_fd: int, name: FileNameT) -> None:
-        """Before a name goes: users may hold on to its inode, which must then live on."""
+    @contextmanager
+    def _kept_open(self, parent_fd: int, name: FileNameT) -> Iterator[None]:
+        """Around what takes a name away: users may hold on to its inode, which then lives on."""
+        fd = self._open_last(parent_fd, name)
+        try:
+            yield
+        except BaseException:
+            if fd is not None:
+                os.close(fd)
+            raise
+        if fd is not None:
+            self._inodes.keep_open(os.fstat(fd).st_ino, fd)
+
+    def _open_last(self, parent_fd: int, name: FileNameT) -> int | None:
+        """Open an inode that the kernel knows by its last name; None of any other."""
         try:
             status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except FileNotFoundError:
-            return
-        if (status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)) and self._inodes.knows(
-            status.st_ino
-        ):
-            fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
-            if self._marking.is_open and stat.S_ISREG(status.st_mode):
-                self._marking.changed(fd)
-            self._inodes.keep_open(status.st_ino, fd)
+            return None
+        is_last = status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)
+        if not is_last or not self._inodes.knows(status.st_ino):
+            return None
+        fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
+        if self._marking.is_open and stat.S_ISREG(status.st_mode):
+            self._marking.changed(fd)
+        return fd
 
     @answers
     async def rename(
@@ -229,9 +244,8 @@ class NamespaceOperations(pyfuse3.Operations):
         if flags & ~_RENAME_FLAGS:
             raise FUSEError(errno.EINVAL)
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
-        if not flags:
-            self._keep_open(new_fd, name_new)
-        native.renameat2(old_fd, name_old, new_fd, name_new, flags)
+        with nullcontext() if flags else self._kept_open(new_fd, name_new):
+            native.renameat2(old_fd, name_old, new_fd, name_new, flags)
         if self._marking.is_open:
             self._marking.moved(new_fd, name_new)
             if flags & pyfuse3.RENAME_EXCHANGE:

@@ -1,5 +1,6 @@
 """Operations on files that are open, and changes of attributes."""
 
+import errno
 import os
 import stat
 
@@ -9,6 +10,7 @@ from pyfuse3 import (
     FileInfo,
     FileNameT,
     FlagT,
+    FUSEError,
     InodeT,
     ModeT,
     RequestContext,
@@ -29,8 +31,9 @@ WAITS_MIN = 3
 """Reading ahead begins with this wait of a sequential reader: the kernel sends two requests at
 once, and the first ones may wait for the recipe and the container to be opened."""
 
-REQUEST_BYTES_MAX = 1 * MIB
-"""The largest read that the kernel asks for (256 pages)."""
+BUFFER_BYTES = 1 * MIB
+"""The largest read that the kernel asks for (256 pages), where its pages have 4 KiB and nobody has
+raised ``fs.fuse.max_pages_limit``."""
 
 
 class StubOperations(NamespaceOperations):
@@ -41,7 +44,7 @@ class StubOperations(NamespaceOperations):
         self._handles: dict[int, Handle] = {}
         self._next_handle = 1
         # A reply is copied to the kernel before any other task runs, so one buffer serves all.
-        self._buffer = memoryview(bytearray(REQUEST_BYTES_MAX))
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
     # --- opening ------------------------------------------------------------------------------
 
@@ -110,12 +113,21 @@ class StubOperations(NamespaceOperations):
 
     @answers
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        handle = self._handles[fh]
+        file = handle.file
         # A descriptor of its own: no write has to wait for a sync, and no sync for a lock.
-        fd = os.dup(self._handles[fh].file.fd)
+        fd = os.dup(file.fd)
         try:
             await self._served.in_thread(os.fdatasync if datasync else os.fsync, fd)
+        except OSError:
+            # The file system below tells of it once, and means all who have the file open.
+            file.losses += 1
+            raise
         finally:
             os.close(fd)
+            told, handle.losses = handle.losses, file.losses
+        if told < file.losses:
+            raise FUSEError(errno.EIO)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -129,14 +141,16 @@ class StubOperations(NamespaceOperations):
         try:
             if file.stub is not None:
                 return await self._read_stub(handle, off, size)
-            try:
-                have = os.preadv(file.fd, [self._buffer[:size]], off, os.RWF_NOWAIT)
-                if have == size or (
-                    os.preadv(file.fd, [self._buffer[have:size]], off + have, os.RWF_NOWAIT) == 0
-                ):
-                    return self._buffer[:have]
-            except BlockingIOError:
-                pass
+            if size <= BUFFER_BYTES:
+                try:
+                    have = os.preadv(file.fd, [self._buffer[:size]], off, os.RWF_NOWAIT)
+                    if have == size or (
+                        os.preadv(file.fd, [self._buffer[have:size]], off + have, os.RWF_NOWAIT)
+                        == 0
+                    ):
+                        return self._buffer[:have]
+                except BlockingIOError:
+                    pass
             return await self._served.in_thread(os.pread, file.fd, size, off)
         finally:
             file.lock.unshare()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -16,11 +17,19 @@ from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.fsutil import opened
 from dedupd.volume import Volume
 from fuse_stub import mount
+from fuse_stub.pump import REQUESTS_PER_TURN
 from jobs.frame import Cancelled, JobRun
 from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
 from tests.helpers import noise, run_cli
-from tests.mount_helpers import ALICE, MountedLab, as_user, mounted_lab, opened_pid
+from tests.mount_helpers import (
+    ALICE,
+    MountedLab,
+    as_user,
+    is_serving,
+    mounted_lab,
+    opened_pid,
+)
 from tests.service_helpers import eventually
 
 pytestmark = pytest.mark.root
@@ -196,6 +205,7 @@ def test_who_stops_waiting_for_a_restore_gets_a_plain_file_later(lab: MountedLab
     run.cancel()
     with lab.opened() as volume:
         os.kill(lab.pid, signal.SIGSTOP)
+    with lab.opened() as volume:
         try:
             with pytest.raises(Cancelled):
                 restore_one(volume, b"f", run.check)
@@ -280,3 +290,22 @@ def test_nfs_handles_outlive_what_the_kernel_knows(loop_fs: MakeFileSystem, kind
                 native.open_by_handle(view, handles["gone"], os.O_RDONLY)
             assert caught.value.errno == errno.ESTALE
         assert path.read_bytes() == CONTENT[:5] + b"by handle" + CONTENT[14:]
+
+
+def test_a_mount_without_a_descriptor_left_stays(tmp_path: Path) -> None:
+    """Each file that is open takes one; who asks for the mount's state then must not end it."""
+    with mounted_lab(tmp_path) as lab:
+        (lab.view / "f").write_bytes(CONTENT)
+        with open(lab.view / "f", "rb") as file:
+            limits = resource.prlimit(lab.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(lab.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                client = lab.client()
+                assert file.read() == CONTENT
+                for _ in range(2 * REQUESTS_PER_TURN):
+                    os.statvfs(lab.view)  # so that who connects gets his turn
+            finally:
+                resource.prlimit(lab.pid, resource.RLIMIT_NOFILE, limits)
+            with client:
+                assert client.call("status")["files_open"] == 1
+        assert is_serving(lab)

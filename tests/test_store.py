@@ -1,5 +1,6 @@
 """The chunk store: appended records come back verified, whatever happens to the tables."""
 
+import errno
 import os
 import threading
 from array import array
@@ -338,6 +339,26 @@ def test_a_container_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
     os.replace(store.data(2), store.data(1))
     with pytest.raises(DamagedContainer, match="misplaced"):
         store.read([one])
+
+
+def test_a_reader_without_a_descriptor_left_sees_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Records(tmp_path / "s")
+    (one,) = store.append(noise(200))
+    noted: list[int] = []
+    reader = RecordReader(str(store.directory), Kind.CHUNKS, VOLUME, on_damage=noted.append)
+
+    def refuse(*_arguments: object, **_named: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            reader.read(one)
+    assert noted == []
+    assert reader.read(one)[1] == noise(200)
+    reader.close()
 
 
 def test_a_missing_container_is_named(tmp_path: Path) -> None:

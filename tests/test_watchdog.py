@@ -7,12 +7,15 @@ import textwrap
 
 _READ_OF_NOTHING = textwrap.dedent(
     """
-    import ctypes, os, threading
+    import ctypes, os, resource, threading
     from dedupd import native
 
     read_fd, write_fd = os.pipe()
     if {watched}:
         native.interrupt_reads(read_fd, threading.get_native_id())
+    if {crowded}:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
     read = ctypes.PyDLL(None, use_errno=True).read  # keeps the GIL, as pyfuse3 does
     assert read({fd}, ctypes.create_string_buffer(1), 1) == -1
     print(ctypes.get_errno())
@@ -20,9 +23,12 @@ _READ_OF_NOTHING = textwrap.dedent(
 )
 
 
-def _outcome(fd: str, watched: bool, timeout: float) -> str:
-    """What a process that reads ``fd``, to which nothing is ever written, says in the end."""
-    program = _READ_OF_NOTHING.format(fd=fd, watched=watched)
+def _outcome(fd: str, watched: bool, timeout: float, *, crowded: bool = False) -> str:
+    """What a process that reads ``fd``, to which nothing is ever written, says in the end.
+
+    ``crowded``: it has no descriptor left.
+    """
+    program = _READ_OF_NOTHING.format(fd=fd, watched=watched, crowded=crowded)
     return subprocess.run(
         [sys.executable, "-c", program], check=True, stdout=-1, text=True, timeout=timeout
     ).stdout.strip()
@@ -38,6 +44,10 @@ def _hangs(fd: str, watched: bool) -> bool:
 
 def test_a_read_that_waits_with_the_gil_is_interrupted() -> None:
     assert _outcome("read_fd", watched=True, timeout=60) == str(errno.EINTR)
+
+
+def test_a_read_is_interrupted_also_where_descriptors_have_run_out() -> None:
+    assert _outcome("read_fd", watched=True, timeout=60, crowded=True) == str(errno.EINTR)
 
 
 def test_it_would_wait_for_ever_otherwise() -> None:

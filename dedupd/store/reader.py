@@ -1,5 +1,6 @@
 """Reading records by id, over all containers of one kind."""
 
+import errno
 import os
 import threading
 from collections import OrderedDict
@@ -22,6 +23,8 @@ CONTAINERS_OPEN_MAX = 256
 FORWARDS_MAX = 8
 """Merges point at a surviving chunk; a longer chain is a loop."""
 
+_OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing about what was to be read."""
 
 T = TypeVar("T")
 
@@ -30,7 +33,8 @@ class RecordReader:
     """Reads records of one kind of container. Safe to use from several threads.
 
     What cannot be read is read from its second copy, if it has one in ``copies``; either way
-    ``on_damage`` is told its id.
+    ``on_damage`` is told its id. That this process has no descriptor or no memory left is no
+    damage, but an OSError.
     """
 
     def __init__(
@@ -187,6 +191,8 @@ class RecordReader:
             try:
                 found = self._get(target, get)
             except (DamagedContainer, OSError) as error:
+                if isinstance(error, OSError) and error.errno in _OF_THE_PROCESS:
+                    raise
                 copy = self._second(target, get_copy)
                 if copy is not None:
                     return copy

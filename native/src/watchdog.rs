@@ -4,13 +4,16 @@
 //! the program that made it is killed. A descriptor that blocks then keeps the reader, and with it
 //! whatever lock it holds (Python's, say), until somebody makes another request.
 
-use std::fs;
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(250);
+/// Of what the kernel says of a call, so much has its number and its first argument.
+const CALL_BYTES: usize = 64;
 
 extern "C" fn ignore(_: libc::c_int) {}
 
@@ -26,13 +29,14 @@ pub fn interrupt_reads(fd: RawFd, tid: i32) -> io::Result<()> {
     if installed < 0 {
         return Err(io::Error::last_os_error());
     }
-    let calls = format!("/proc/self/task/{tid}/syscall");
-    fs::read_to_string(&calls)?;
+    // Opened once: descriptors may run out later, and that is no time to stop.
+    let calls = File::open(format!("/proc/self/task/{tid}/syscall"))?;
     let waits = format!("{} {fd:#x} ", libc::SYS_read);
     thread::Builder::new().name("read-watchdog".into()).spawn(move || {
-        // The file is gone once the thread is.
-        while let Ok(call) = fs::read_to_string(&calls) {
-            if call.starts_with(&waits) {
+        let mut call = [0; CALL_BYTES];
+        // It cannot be read any more once the thread is gone.
+        while let Ok(length) = calls.read_at(&mut call, 0) {
+            if call[..length].starts_with(waits.as_bytes()) {
                 // SAFETY: takes no pointers; a thread that has gone meanwhile is ESRCH.
                 unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, libc::SIGURG) };
             }
