@@ -35,6 +35,8 @@ EMPTY = "empty"
 SMALL = "below the minimum size"
 YOUNG = "too young"
 EXCLUDED = "excluded"
+LINKED = "linked from elsewhere"
+"""A name outside of the volume shows the blocks alone: those of a stub are gone."""
 
 _PASSED = OPTIMISED, EMPTY, SMALL, YOUNG
 """Why native code passes files over, in its order."""
@@ -243,7 +245,10 @@ class _Search:
         self._threads = policy.cores_max or cores()
         age_ns = int(policy.age_s_min * 1e9)
         self._newest_ns = time.time_ns() - age_ns if age_ns > 0 else _EVER_NS
-        self._seen: set[int] = set()
+        self._names: dict[int, int] = {}
+        """Of files with hard links: how many names were found."""
+        self._incomplete: dict[int, int] = {}
+        """Those that are plain and have more names: their sizes."""
 
     def below(self, path: bytes) -> Iterator[PlainFiles | Candidate]:
         """While some directories are judged here, native code looks at the next ones."""
@@ -259,6 +264,8 @@ class _Search:
                 batch, found = under_way.popleft()
                 for directory, here in zip(batch, found.result(), strict=True):
                     yield from self._found_in(directory, here, pending)
+        for size_bytes in self._incomplete.values():
+            self._skipped.add(LINKED, size_bytes)
 
     def _found_in(
         self, directory: bytes, here: _Here, pending: list[bytes]
@@ -273,9 +280,23 @@ class _Search:
         prefix = directory + b"/" if directory else b""
         for files in plain:
             yield from self._plain(PlainFiles(prefix, *files))
-        entries = names, left
-        for file in checked(_in_directory(directory, entries, self._seen, pending), self._check):
-            yield from self._judged(file)
+        for name, identity, links, allocated, attribute in checked(left, self._check):
+            if links == 1 or self._is_once(identity, links, attribute is None):
+                yield from self._judged((prefix + name, identity, allocated, attribute))
+        pending.extend(prefix + name for name in sorted(names, reverse=True))
+
+    def _is_once(self, identity: _Identity, links: int, is_plain: bool) -> bool:
+        """Whether this is the name by which a file with several is to be judged: of a plain one the
+        last, because it becomes no stub before all its names are known to lie in the tree."""
+        inode, size_bytes, *_ = identity
+        found = self._names[inode] = self._names.get(inode, 0) + 1
+        if not is_plain:
+            return found == 1
+        if found == links:
+            self._incomplete.pop(inode, None)
+        elif found < links:
+            self._incomplete[inode] = size_bytes
+        return found == links
 
     def _find(self, directories: Sequence[bytes]) -> list[_Here]:
         volume, policy = self._volume, self._policy
@@ -295,9 +316,19 @@ class _Search:
         """A single file, where the job was given one; or what is gone, or cannot be read."""
         if error == errno.ENOTDIR:
             for file in _files(self._volume, path, self._errors, None):
-                yield from self._judged(file)
+                if file[3] is None and self._has_links(path):
+                    self._skipped.add(LINKED, file[1][1])
+                else:
+                    yield from self._judged(file)
         elif error not in (errno.ENOENT, errno.EXDEV):
             self._errors.append(f"{show_path(path) or '.'}: {os.strerror(error)}")
+
+    def _has_links(self, path: bytes) -> bool:
+        try:
+            with opened(open_beneath(self._volume.data_fd, path, os.O_PATH)) as fd:
+                return os.fstat(fd).st_nlink > 1
+        except OSError:
+            return False  # it is gone
 
     def _plain(self, files: PlainFiles) -> Iterator[PlainFiles | Candidate]:
         if not (self._policy.exclude or self._policy.exclude_types):

@@ -254,9 +254,9 @@ def test_a_directory_that_becomes_a_link_leads_nowhere(root: Path, fast: Path) -
     outside = fast / "outside"
     crash.remove(outside)
     outside.mkdir()
-    os.link(root / "dir/file", outside / "file")
 
     def swap(data: Path) -> None:
+        os.link(data / "dir/file", outside / "file")
         (data / "dir").rename(data / "hidden")
         (data / "dir").symlink_to(outside)
 

@@ -59,6 +59,25 @@ def test_the_stat_of_a_file_comes_along(tmp_path: Path) -> None:
         assert file.attribute is None and not file.is_stub
 
 
+def test_a_file_that_has_a_name_outside_of_the_volume_stays_plain(tmp_path: Path) -> None:
+    """By that name everybody would see zeros."""
+    with lab_in(tmp_path) as lab:
+        outside = tmp_path / "outside"
+        os.link(lab.put("f", noise(40 * KIB)), outside)
+        os.link(lab.put("d/g", noise(40 * KIB, 1)), lab.data / "h")
+        paths, skipped = chosen(lab)
+        assert (len(paths), skipped) == (1, {"linked from elsewhere": 1})
+        for below in (b"f", b"h", b"d"):
+            passed = Skipped()
+            with lab.opened() as volume:
+                assert not list(candidates(volume, TAKES_ALL, below, passed, []))
+            assert passed.files == {"linked from elsewhere": 1}
+        assert lab.optimise().files_optimised == 1
+        assert outside.read_bytes() == noise(40 * KIB) and lab.stub("f") is None
+        outside.unlink()
+        assert lab.optimise().files_optimised == 1
+
+
 def test_hard_links_are_one_file(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         path = lab.put("file", noise(40 * KIB))
