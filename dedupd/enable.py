@@ -248,7 +248,7 @@ def _check_root(path: str) -> str:
 
 
 def _refuse_mounts_inside(root: str) -> None:
-    inside = [point for point, _, _ in mounts.all_mounts() if point.startswith(root + "/")]
+    inside = mounts.inside(root)
     if inside:
         raise UsageError(f"{root}: {inside[0]} is mounted inside; unmount it first")
 

@@ -39,6 +39,14 @@ def all_mounts() -> list[tuple[str, str, str]]:
         return parse_mountinfo(file.read())
 
 
+def inside(directory: str) -> list[str]:
+    """The mount points below a directory (absolute, no links), itself not among them.
+
+    What lies beneath one of them cannot be seen, whatever is mounted there.
+    """
+    return [point for point, _, _ in all_mounts() if point.startswith(directory + "/")]
+
+
 def volumes() -> list[Mount]:
     """Every mounted volume."""
     return [

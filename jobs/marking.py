@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dedupd import native
+from dedupd import mounts, native
 from dedupd.control import ControlClient
 from dedupd.errors import Busy, DamagedStub, ServiceUnreachable
 from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
@@ -163,16 +163,25 @@ class TreeMarker:
         self._roots = Roots()
         self._walked.clear()
         with open_session(self._volume) as session:
+            self._note_mounts()
             root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._volume.data_fd)
             self._walk(root, session)
             while True:
                 moved = session.drain()
                 if moved is None and not self._pending:
+                    self._note_mounts()
                     return self._roots
                 if moved is not None:
                     self._take(moved)
                 while self._pending:
                     self._walk(self._pending.pop(), session)
+
+    def _note_mounts(self) -> None:
+        """What lies beneath a mount needs its chunks, and cannot be walked."""
+        for point in mounts.inside(os.readlink(f"/proc/self/fd/{self._volume.data_fd}")):
+            problem = f"{point}: mounted over files that may need chunks; unmount it"
+            if problem not in self._roots.problems:
+                self._roots.problems.append(problem)
 
     def _take(self, moved: Moved) -> None:
         """Note what was moved: a directory is walked once, whenever and however often it moves.

@@ -259,6 +259,16 @@ def public_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+@contextmanager
+def mounted_over(directory: Path) -> Iterator[None]:
+    """Hide what lies in a directory beneath another file system."""
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
 def as_user(action: Callable[[], object], uid: int = 1000) -> None:
     """Run ``action`` in a child process as somebody who is not root; its failure is the test's."""
     reader, writer = os.pipe()

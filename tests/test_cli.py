@@ -31,6 +31,7 @@ from tests.helpers import (
     as_user,
     fill,
     flip_bit,
+    mounted_over,
     new_lab,
     noise,
     public_directory,
@@ -165,6 +166,38 @@ def test_disable_makes_plain_first_where_it_is_told_to(lab: Lab) -> None:
     assert "dedupd disable --unoptimize" in refused.stderr
     assert say("disable", "--unoptimize", lab.root).returncode == DONE
     assert not lab.base.exists()
+
+
+@pytest.mark.root
+def test_disable_pulls_nothing_away_from_files_that_it_cannot_see() -> None:
+    """As a user's own directories may be to himself, and any to a disk that fails."""
+    content = noise(100 * KIB)
+
+    def disable_blindly() -> None:
+        lab = new_lab(directory / "volume")
+        lab.put("a/private/f", content)
+        lab.optimise()
+        (lab.data / "a/private").chmod(0)
+        refused = say("disable", lab.root)
+        assert refused.returncode == FINDINGS
+        assert "a/private: Permission denied" in refused.stderr
+        (lab.data / "a/private").chmod(0o700)
+        assert lab.read("a/private/f") == content
+
+    with public_directory() as directory:
+        as_user(disable_blindly)
+
+
+@pytest.mark.root
+def test_disable_pulls_nothing_away_from_files_beneath_a_mount(lab: Lab) -> None:
+    content = noise(100 * KIB)
+    lab.put("a/deep/f", content)
+    lab.optimise()
+    with mounted_over(lab.data / "a/deep"):
+        refused = say("disable", "--unoptimize", lab.root)
+        assert refused.returncode == USAGE
+        assert "a/deep is mounted over files of the volume; unmount it first" in refused.stderr
+    assert lab.read("a/deep/f") == content
 
 
 def test_the_policy_is_read_and_set(lab: Lab) -> None:

@@ -21,7 +21,7 @@ from dedupd.store.recovery import container_numbers, recover
 from dedupd.units import KIB
 from jobs.frame import JobRun
 from jobs.gc import Gc
-from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise, prose, stop_at
+from tests.helpers import Lab, fill, flip_bit, lab_in, mounted_over, new_lab, noise, prose, stop_at
 from tests.store_helpers import LazyDisk, Records
 from tests.upkeep_helpers import chunks_of, damage_record, scrub
 
@@ -49,6 +49,21 @@ def test_what_stubs_name_stays_live(tmp_path: Path) -> None:
         assert report.chunks_needed == report.chunks
         for name, content in contents.items():
             assert lab.read(name) == content
+
+
+@pytest.mark.root
+def test_nothing_is_collected_while_a_mount_hides_a_part_of_the_tree(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    content = noise(400 * KIB)
+    lab.put("a/deep/f", content)
+    lab.optimise()
+    with mounted_over(lab.data / "a/deep"):
+        report = lab.collect()
+        assert report.outcome == "nothing collected: see the messages"
+        assert "a/deep: mounted over files that may need chunks" in report.messages[0]
+        assert len(report.messages) == 1
+    assert lab.collect().orphaned_chunks == 0
+    assert lab.read("a/deep/f") == content
 
 
 def test_chunks_of_a_removed_file_become_orphans_and_shared_ones_stay(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 
 import click
 
+from dedupd import mounts
 from dedupd.cli.common import exits, job_run, json_option, print_json
 from dedupd.disk import Disk
 from dedupd.enable import begin_disable, disable
@@ -64,11 +65,24 @@ def _begin(path: str, first: bool) -> None:
                     f" {report.messages[0]}"
                 )
         with volume.mount_lock():
-            stub = next((found for found in walk(volume) if found.is_stub), None)
-            if stub is not None:
-                raise UsageError(
-                    f"{path}: {show_path(stub.path)} and maybe others are still in the store; run"
-                    f" `dedupd disable --unoptimize {path}`"
-                )
+            _refuse_stubs(volume, path)
             # Under the same locks: no job can make a stub between the check and the marker.
             begin_disable(volume.base_fd, volume.disk)
+
+
+def _refuse_stubs(volume: Volume, path: str) -> None:
+    """Make sure that all of the tree can be seen, and that no stub is in it."""
+    for point in mounts.inside(os.readlink(f"/proc/self/fd/{volume.data_fd}")):
+        raise UsageError(f"{path}: {point} is mounted over files of the volume; unmount it first")
+    unseen: list[str] = []
+    stub = next((found for found in walk(volume, errors=unseen) if found.is_stub), None)
+    if stub is not None:
+        raise UsageError(
+            f"{path}: {show_path(stub.path)} and maybe others are still in the store; run"
+            f" `dedupd disable --unoptimize {path}`"
+        )
+    if unseen:
+        raise DedupdError(
+            f"{path}: files may still be in the store where nobody can see them, the first place:"
+            f" {unseen[0]}; make it readable, and run the command again"
+        )

@@ -194,7 +194,7 @@ def _above(root: str) -> Check:
 
 def _below(root: str) -> Check:
     what = "volumes and mounts in it"
-    inside = [point for point, _, _ in mounts.all_mounts() if point.startswith(root + "/")]
+    inside = mounts.inside(root)
     if inside:
         remedy = "unmount it, or choose a directory without mounts"
         return Check(what, Verdict.BAD, f"{inside[0]} is mounted inside", remedy)
