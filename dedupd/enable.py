@@ -15,9 +15,10 @@ from dedupd.disk import Disk
 from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
 from dedupd.fsutil import data_ranges, locked, opened, read_at, show_path
+from dedupd.occupants import occupants
 from dedupd.parameters import Parameters, new_parameters
 from dedupd.policy import policy_text
-from dedupd.volume import BASE_NAME, POLICY_FILE, VOLUME_FILE, block_bytes_of
+from dedupd.volume import BASE_NAME, POLICY_FILE, VOLUME_FILE, block_bytes_of, is_own
 
 ENABLING = b"enabling"
 DISABLING = b"disabling"
@@ -67,12 +68,16 @@ def enable(
         if not os.path.lexists(base):
             _refuse_mounts_inside(root)
             _refuse_volumes_inside(root, path)
+            _refuse_occupants(root)
             disk.make_dir(root_fd, _BASE)
             # So that a resumed call, too, finds the time that is to be kept.
             disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
         elif not os.path.exists(os.path.join(base, "enabling")) and not _is_fresh_base(base):
             raise UsageError(f"{base} exists and is not ours; move it away")
         with opened(_open_dir(root_fd, _BASE)) as base_fd:
+            # Users may write here so far: one of them could keep the store in his hands.
+            if not is_own(base_fd):
+                raise UsageError(f"{base} exists and is not ours; move it away")
             if _read_optional(base_fd, ENABLING) is None:
                 try:
                     attribute = probe(base_fd, root, disk)
@@ -127,6 +132,7 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
         disk.sync_file(data_fd)
         disk.sync_dir(root_fd)
     reach(_ALL_MOVED)
+    _refuse_occupants(root)  # who came meanwhile
     if os.geteuid() == 0:
         disk.set_owner(root_fd, 0, 0)
         disk.set_mode(root_fd, 0o755)
@@ -251,6 +257,15 @@ def _refuse_mounts_inside(root: str) -> None:
     inside = mounts.inside(root)
     if inside:
         raise UsageError(f"{root}: {inside[0]} is mounted inside; unmount it first")
+
+
+def _refuse_occupants(root: str) -> None:
+    """Who has a part of the directory already would see the stubs in it as zeros."""
+    for found in occupants(root):
+        raise UsageError(
+            f"{root}: {found}, and would see files without their content once they are stubs; end"
+            " that, and run the command again"
+        )
 
 
 def _refuse_volumes_inside(root: str, path: str) -> None:

@@ -1,6 +1,7 @@
 """Which mounts of volumes there are, from ``/proc/self/mountinfo``."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 FS_TYPE = "fuse.dedupd"
@@ -67,6 +68,39 @@ def find(path: str) -> Mount | None:
     if best is None or best[1] != FS_TYPE:
         return None
     return Mount(best[2].removeprefix(SOURCE_PREFIX), best[0])
+
+
+def _rows_of(process: str) -> Iterator[tuple[str, str, str]]:
+    """(device, directory of the file system that is shown, mount point) of each mount."""
+    path = f"/proc/{process}/mountinfo"
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields = line.split(" ")
+            yield fields[2], _unescape(fields[3]), _unescape(fields[4])
+
+
+def place_of(path: str) -> tuple[str, str]:
+    """Device and path, within its file system, of a directory (absolute, no links)."""
+    best = ("", "/", "/")
+    for row in _rows_of("self"):
+        point = row[2].rstrip("/")
+        if (path + "/").startswith(point + "/") and len(row[2]) >= len(best[2]):
+            best = row
+    device, shown, point = best
+    return device, shown.rstrip("/") + path[len(point.rstrip("/")) :] or "/"
+
+
+def parts_shown(place: tuple[str, str], process: str) -> list[str]:
+    """Where a process sees mounts of parts of a directory; those of all of it do not count."""
+    device, directory = place
+    return [
+        point
+        for other, shown, point in _rows_of(process)
+        if other == device
+        and shown != directory
+        and shown.startswith(directory.rstrip("/") + "/")
+        and not shown.endswith("//deleted")
+    ]
 
 
 def options_of(path: str) -> set[str]:

@@ -1,6 +1,7 @@
 """One volume, opened: its directories, parameters, policy and locks."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,7 @@ from dedupd.catalog import catalogue_of
 from dedupd.content import ReadChunk, StoreContent, chunk_reader, open_content
 from dedupd.control import ControlClient, fetch_base, socket_path
 from dedupd.disk import Disk
-from dedupd.errors import NotAVolume, ServiceUnreachable
+from dedupd.errors import NotAVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import locked, opened, read_at
@@ -50,6 +51,7 @@ class Volume:
         self.disk = disk
         with ExitStack() as on_failure:
             on_failure.callback(os.close, base_fd)
+            _refuse_strangers(base_fd, os.path.join(root, BASE_NAME))
             self.parameters = Parameters.from_json(
                 self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
             )
@@ -268,6 +270,24 @@ class Volume:
             return ControlClient(socket_path(self.parameters.uuid))
         except ServiceUnreachable:
             return None
+
+
+def is_own(base_fd: int) -> bool:
+    """Whether nobody but this user can change what a ``.dedupd`` consists of."""
+    status = os.stat(base_fd)
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _refuse_strangers(base_fd: int, where: str) -> None:
+    """Raises UsageError where somebody else could have a job work, with the rights of whoever
+    runs it, on files of his choice: ``data`` and ``store`` may be links, or be exchanged."""
+    if not is_own(base_fd):
+        status = os.stat(base_fd)
+        raise UsageError(
+            f"{where}: belongs to user {status.st_uid} and has mode"
+            f" {stat.S_IMODE(status.st_mode):04o}, and must be yours alone; run this as the user"
+            " that enabled the volume, usually root, or put owner and mode (0700) right"
+        )
 
 
 def _parents(path: str) -> list[str]:

@@ -3,6 +3,8 @@
 import os
 import stat
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -153,6 +155,32 @@ def test_volumes_do_not_nest(tmp_path: Path) -> None:
             enable_plainly(inside)
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(("uid", "mode"), [(40001, 0o700), (0, 0o770), (0, 0o707)])
+def test_a_dot_dedupd_that_a_user_has_put_there_is_not_taken_for_the_store(
+    tmp_path: Path, uid: int, mode: int
+) -> None:
+    """Who may write to a share before it is a volume would have the store in his hands."""
+    root = make(tmp_path / "r")
+    planted = root / ".dedupd"
+    (planted / "store").mkdir(parents=True)
+    planted.chmod(mode)
+    os.chown(planted, uid, uid)
+    with pytest.raises(UsageError, match="exists and is not ours; move it away"):
+        enable_plainly(root)
+    assert os.listdir(planted) == ["store"]
+
+
+@pytest.mark.root
+def test_nor_is_a_volume_opened_that_somebody_else_can_change(tmp_path: Path) -> None:
+    """Its ``data`` may be a link to what only root can read, which a job would take away."""
+    root = make(tmp_path / "r")
+    enable_plainly(root)
+    os.chown(root / ".dedupd", 40001, 40001)
+    with pytest.raises(UsageError, match=r"belongs to user 40001 .* must be yours alone"):
+        Volume.open(str(root))
+
+
 def test_somebody_elses_dot_dedupd_is_not_touched(tmp_path: Path) -> None:
     root = make(tmp_path / "r")
     (root / ".dedupd").mkdir()
@@ -177,6 +205,56 @@ def test_a_directory_with_mounts_inside_is_refused(loop_fs: MakeFileSystem) -> N
     with pytest.raises(UsageError, match="is mounted inside; unmount it first"):
         enable_plainly(point.parent)
     assert not (point.parent / ".dedupd").exists()
+
+
+def have_as_current_directory(directory: Path) -> AbstractContextManager[object]:
+    return waiting(directory, None)
+
+
+def have_open(directory: Path) -> AbstractContextManager[object]:
+    return waiting("/", os.open(directory, os.O_RDONLY))
+
+
+@contextmanager
+def waiting(where: Path | str, fd: int | None) -> Iterator[None]:
+    """A process that waits in a directory, or with ``fd`` (taken over) open."""
+    fds = () if fd is None else (fd,)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=where, pass_fds=fds):
+        if fd is not None:
+            os.close(fd)
+        yield
+
+
+@pytest.mark.parametrize("occupy", [have_as_current_directory, have_open])
+def test_who_has_a_part_of_the_directory_already_keeps_it_from_becoming_a_volume(
+    tmp_path: Path, occupy: Callable[[Path], AbstractContextManager[object]]
+) -> None:
+    """He would see what lies below the mount: stubs without their content."""
+    root = tmp_path / "r"
+    (root / "sub").mkdir(parents=True)
+    with (
+        occupy(root / "sub"),
+        pytest.raises(UsageError, match=r"sub is in use by process \d+ \(cat\)"),
+    ):
+        enable_plainly(root)
+    assert os.listdir(root) == ["sub"]
+    with occupy(root):
+        enable_plainly(root)
+
+
+@pytest.mark.root
+def test_a_part_of_the_directory_that_is_mounted_elsewhere_keeps_it_plain(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "r", tmp_path / "elsewhere"
+    (root / "sub").mkdir(parents=True)
+    elsewhere.mkdir()
+    subprocess.run(["mount", "--bind", root / "sub", elsewhere], check=True)
+    try:
+        with pytest.raises(UsageError, match=f"also mounted at {elsewhere}"):
+            enable_plainly(root)
+        assert os.listdir(root) == ["sub"]
+    finally:
+        subprocess.run(["umount", elsewhere], check=True)
+    enable_plainly(root)
 
 
 @pytest.mark.root

@@ -170,14 +170,15 @@ def test_a_sparse_file_of_a_terabyte_takes_neither_time_nor_space(root: Path) ->
 
 @contextmanager
 def locked_by(path: Path, flag: int) -> Iterator[None]:
-    """Hold a file or directory immutable or append-only, wherever it moves."""
+    """Hold a file or directory immutable or append-only, which nobody can move meanwhile."""
+    flags = array.array("L", [0])
     with opened(os.open(path, os.O_RDONLY)) as fd:
-        flags = array.array("L", [0])
         fcntl.ioctl(fd, FS_IOC_GETFLAGS, flags)
         fcntl.ioctl(fd, FS_IOC_SETFLAGS, array.array("L", [flags[0] | flag]))
-        try:
-            yield
-        finally:
+    try:
+        yield
+    finally:
+        with opened(os.open(path, os.O_RDONLY)) as fd:
             fcntl.ioctl(fd, FS_IOC_SETFLAGS, flags)
 
 

@@ -11,6 +11,7 @@ from dedupd import mounts
 from dedupd.disk import Disk
 from dedupd.enable import nested_volumes, probe
 from dedupd.errors import ConfigurationError, DedupdError, UnsuitableFileSystem
+from dedupd.occupants import occupants
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
 from dedupd.units import GIB, format_size
@@ -124,7 +125,7 @@ def check_path(path: str) -> list[Check]:
     if mounted is not None or os.path.isdir(os.path.join(root, BASE_NAME)):
         checks += [_volume]
     else:
-        checks += [_above, _below, _probe]
+        checks += [_above, _below, _occupied, _probe]
     return [check(root) for check in checks]
 
 
@@ -203,6 +204,14 @@ def _below(root: str) -> Check:
         remedy = f"disable it first: `dedupd disable {nested}`"
         return Check(what, Verdict.BAD, f"{nested} is a volume", remedy)
     return Check(what, Verdict.FINE, "none")
+
+
+def _occupied(root: str) -> Check:
+    what = "who uses it"
+    found = next(occupants(root), None)
+    if found is not None:
+        return Check(what, Verdict.BAD, found, "end that before you make it a volume")
+    return Check(what, Verdict.FINE, "nobody")
 
 
 def _probe(root: str) -> Check:
