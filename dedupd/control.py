@@ -79,9 +79,11 @@ class ControlClient:
         reply, _ = self._call(operation, arguments, check)
         return reply
 
-    def call_for_fd(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], int]:
-        """The reply to a request that is answered with a descriptor."""
-        reply, fds = self._call(operation, arguments)
+    def call_for_fd(
+        self, operation: str, check: Callable[[], None] | None = None
+    ) -> tuple[dict[str, Any], int]:
+        """The reply to a request that is answered with a descriptor; ``check`` is as above."""
+        reply, fds = self._call(operation, {}, check)
         if len(fds) != 1:
             raise ServiceUnreachable(f"{self._path}: no descriptor came with the reply")
         return reply, fds[0]

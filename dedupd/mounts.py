@@ -57,6 +57,11 @@ def volumes() -> list[Mount]:
     ]
 
 
+def points_of(volume: str) -> list[str]:
+    """Where a volume (a uuid), or a copy of it, is mounted."""
+    return [mount.point for mount in volumes() if mount.volume == volume]
+
+
 def find(path: str) -> Mount | None:
     """The mounted volume that ``path`` (absolute, no links) lies in."""
     best: tuple[str, str, str] | None = None

@@ -3,7 +3,7 @@
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 
@@ -12,7 +12,7 @@ from dedupd.catalog import catalogue_of
 from dedupd.content import ReadChunk, StoreContent, chunk_reader, open_content
 from dedupd.control import ControlClient, fetch_base, socket_path
 from dedupd.disk import Disk
-from dedupd.errors import NotAVolume, ServiceUnreachable, UsageError
+from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import locked, opened, read_at
@@ -238,10 +238,15 @@ class Volume:
         """
         with (
             opened(self._open_lock("mount.lock")) as fd,
-            locked(fd, f"{self.root}: a mount of the volume is being served", wait=wait),
+            locked(fd, f"{self.root}: {self._mounted_where()}", wait=wait),
         ):
             self._require_enabled()
             yield Transitions(fd)
+
+    def _mounted_where(self) -> str:
+        points = mounts.points_of(self.parameters.uuid)
+        at = f" at {points[0]}" if points else ""
+        return f"a mount of the volume is being served{at}"
 
     def note_mount(self) -> None:
         """Say that a mount begins. Needs the mount lock."""
@@ -264,12 +269,33 @@ class Volume:
     def _open_lock(self, name: str) -> int:
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)
 
-    def mount_client(self) -> ControlClient | None:
-        """A connection to the process that serves this volume, if there is one."""
+    def mount_client(self, check: Callable[[], None] | None = None) -> ControlClient | None:
+        """A connection to the process that serves this volume, if there is one.
+
+        Raises Busy where a copy of it is served under the same uuid: a snapshot, or what was
+        restored from a backup. What is asked of that process would happen to the copy's files.
+        ``check`` is called while an answer takes its time; without, that is bounded.
+        """
         try:
-            return ControlClient(socket_path(self.parameters.uuid))
+            client = ControlClient(socket_path(self.parameters.uuid))
         except ServiceUnreachable:
             return None
+        with ExitStack() as on_failure:
+            on_failure.callback(client.close)
+            try:
+                _, base_fd = client.call_for_fd("volume", check)
+            except ServiceUnreachable:
+                return None
+            with opened(base_fd):
+                is_this = os.path.samestat(os.fstat(base_fd), os.fstat(self.base_fd))
+            if not is_this:
+                point = client.call("status")["mountpoint"]
+                raise Busy(
+                    f"{self.root}: a copy of this volume is mounted at {point}; unmount that first:"
+                    " one of the two can be in use at a time"
+                )
+            on_failure.pop_all()
+        return client
 
 
 def is_own(base_fd: int) -> bool:

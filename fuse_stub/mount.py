@@ -64,7 +64,8 @@ def serve(
 ) -> None:
     """Mount ``volume`` at ``mountpoint`` and serve it until it is unmounted or SIGTERM comes.
 
-    ``ready`` is called once the mount answers. Raises Busy where it is mounted already, OSError.
+    ``ready`` is called once the mount answers. Raises Busy where it, or a copy of it, is mounted
+    already, OSError.
     """
     _allow_descriptors()
     _keep_memory()
@@ -75,6 +76,7 @@ def serve(
         Volume.at(volume.root, base_fd, volume.disk) as own,
         _mount_lock(own) as transitions,
     ):
+        _refuse_copy(own)
         settle_noted(own, transitions)
         threads = cores()
         served = Served(own, transitions, mountpoint, cache_bytes, threads)
@@ -107,6 +109,19 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
                     raise
                 time.sleep(LOCK_POLL_S)
         yield transitions
+
+
+def _refuse_copy(volume: Volume) -> None:
+    """Leave the socket to a copy of this volume that is being served, as from a snapshot.
+
+    Jobs find the process by the volume's uuid. They would have files committed in the one whose
+    chunks are in the store of the other. This volume's own process would hold its lock.
+    Raises Busy.
+    """
+    client = volume.mount_client()  # raises Busy where a copy answers
+    if client is not None:
+        client.close()
+        raise Busy(f"{volume.root}: another process answers for this volume; unmount it first")
 
 
 def _allow_descriptors() -> None:

@@ -177,7 +177,7 @@ def restore_one(volume: Volume, path: bytes, check: Callable[[], None] = lambda:
                 return _restore_here(volume, path, check)
     except Busy:
         pass
-    client = volume.mount_client()
+    client = volume.mount_client(check)
     if client is None:
         raise ServiceUnreachable(
             f"{volume.root}: mounted, but the process that serves the mount does not answer"

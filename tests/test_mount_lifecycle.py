@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,25 @@ def test_a_volume_cannot_be_mounted_twice(lab: MountedLab, tmp_path: Path) -> No
     assert "mounted" in result.stderr
 
 
+def test_a_copy_is_not_mounted_beside_its_volume(lab: MountedLab, tmp_path: Path) -> None:
+    """A snapshot has the same files, to the inode: jobs would commit in one of them what only the
+    other one's store has."""
+    (lab.view / "f").write_bytes(CONTENT)
+    copy = MountedLab(tmp_path / "copy", tmp_path / "copy-view")
+    subprocess.run(["cp", "-a", lab.root, copy.root], check=True)
+    copy.view.mkdir()
+    with pytest.raises(Busy, match=f"a copy of this volume is mounted at {lab.view}"):
+        copy.mount()
+    assert not mounted_at(copy.view)
+    lab.optimise()
+    assert lab.stub("f") is not None and copy.stub("f") is None
+    assert (lab.view / "f").read_bytes() == CONTENT
+    lab.unmount()
+    copy.mount()
+    assert (copy.view / "f").read_bytes() == CONTENT
+    copy.unmount()
+
+
 def test_what_keeps_a_volume_from_being_mounted_is_shown(tmp_path: Path) -> None:
     with pytest.raises(NotAVolume, match="not a volume"):
         mount.mount_in_background(str(tmp_path), str(tmp_path))
@@ -199,12 +219,19 @@ def test_a_restore_may_take_longer_than_any_other_request(
     assert lab.stub("f") is None and (lab.view / "f").read_bytes() == CONTENT
 
 
-def test_who_stops_waiting_for_a_restore_gets_a_plain_file_later(lab: MountedLab) -> None:
+def test_who_stops_waiting_for_a_restore_gets_a_plain_file_later(
+    lab: MountedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab.make_stub("f", CONTENT)
     run = JobRun("unoptimize")
-    run.cancel()
-    with lab.opened() as volume:
+    ask = ControlClient.call_patiently
+
+    def stop_and_ask(client: ControlClient, *arguments: Any, **more: Any) -> dict[str, Any]:
         os.kill(lab.pid, signal.SIGSTOP)
+        run.cancel()
+        return ask(client, *arguments, **more)
+
+    monkeypatch.setattr(ControlClient, "call_patiently", stop_and_ask)
     with lab.opened() as volume:
         try:
             with pytest.raises(Cancelled):
