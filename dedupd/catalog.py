@@ -10,6 +10,7 @@ from typing import Any
 import lmdb
 
 from dedupd.errors import CatalogUnusable
+from dedupd.fsutil import is_readable, opened
 
 MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
@@ -137,6 +138,7 @@ def _decoded(raw: bytes) -> Any:
 
 def _open(directory: str) -> lmdb.Environment:
     _allocate(os.path.join(directory, "lock.mdb"))
+    _check_readable(os.path.join(directory, "data.mdb"))
     environment = lmdb.open(directory, map_size=MAP_BYTES, max_readers=64, mode=0o600)
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if os.path.getsize(os.path.join(directory, "data.mdb")) < needed:
@@ -144,6 +146,18 @@ def _open(directory: str) -> lmdb.Environment:
         environment.close()
         raise lmdb.CorruptedError("cut short")
     return environment
+
+
+def _check_readable(path: str) -> None:
+    """A page that the disk cannot give would kill the process that touches it. There are few: the
+    catalogue takes some megabytes, which the page cache has."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    with opened(fd):
+        if not is_readable(fd, 0, os.fstat(fd).st_size):
+            raise lmdb.CorruptedError("the disk cannot read it")
 
 
 def _allocate(path: str) -> None:

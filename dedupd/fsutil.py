@@ -11,6 +11,14 @@ from dedupd.errors import Busy
 
 _READ_BYTES_MAX = 0x7FFF_F000
 
+_READ_BYTES = 1 << 20
+
+BLOCK_BYTES = 4096
+"""What is lost with a block that the disk cannot give, at least."""
+
+UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO, errno.EUCLEAN))
+"""What a disk, or a file system that keeps checksums (btrfs), says of a block that is damaged."""
+
 
 def read_at(fd: int, length: int, offset: int) -> bytes:
     """Up to ``length`` bytes at ``offset``; shorter only at the end of the file."""
@@ -26,6 +34,43 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
         parts.append(data)
         have += len(data)
     return b"".join(parts)
+
+
+def read_readable(fd: int, length: int, offset: int) -> bytes:
+    """As :func:`read_at`, with zeros for each block that cannot be read: for what has a checksum,
+    which zeros do not pass."""
+    try:
+        return read_at(fd, length, offset)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+    end = min(offset + length, os.fstat(fd).st_size)
+    data = bytearray()
+    while (position := offset + len(data)) < end:
+        count = min(end, (position // BLOCK_BYTES + 1) * BLOCK_BYTES) - position
+        data += _readable(fd, count, position).ljust(count, b"\0")
+    return bytes(data)
+
+
+def _readable(fd: int, count: int, offset: int) -> bytes:
+    try:
+        return os.pread(fd, count, offset)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        return b""
+
+
+def is_readable(fd: int, start: int, end: int) -> bool:
+    """Whether the disk gives every block of [start, end)."""
+    try:
+        for offset in range(start, end, _READ_BYTES):
+            read_at(fd, min(_READ_BYTES, end - offset), offset)  # also behind what one call gives
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        return False
+    return True
 
 
 def read_into(fd: int, view: memoryview, offset: int) -> int:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
+from dedupd.fsutil import UNREADABLE, read_readable
 from dedupd.units import MIB
 
 DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
@@ -60,6 +61,19 @@ def read_uncached(fd: int, view: memoryview, offset: int) -> int:
     if not _kernel["knows_dont_cache"]:
         os.posix_fadvise(fd, offset, have, os.POSIX_FADV_DONTNEED)
     return have
+
+
+def read_uncached_readable(fd: int, view: memoryview, offset: int) -> int:
+    """As :func:`read_uncached`, with zeros for each block that cannot be read: for what has
+    checksums, which zeros do not pass."""
+    try:
+        return read_uncached(fd, view, offset)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+    data = read_readable(fd, len(view), offset)
+    view[: len(data)] = data
+    return len(data)
 
 
 class BufferPool:

@@ -9,7 +9,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of
 from dedupd.format.packed import UncheckedEntries
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import opened, read_readable
 from dedupd.store.container import Container, data_name
 from dedupd.store.recovery import load_table
 from dedupd.store.states import set_states
@@ -38,7 +38,7 @@ class Directory:
         """Raises DamagedContainer, OSError."""
         fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)
         with opened(fd):
-            data = read_at(fd, fmt.FILE_HEADER_BYTES, 0)
+            data = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
         return fmt.decode_file_header(data, self.where(number))
 
     def entries(self, number: int) -> UncheckedEntries:

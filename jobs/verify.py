@@ -10,7 +10,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
 from dedupd.format.packed import UncheckedEntries
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import opened, read_readable
 from dedupd.priority import cores
 from dedupd.store.container import Gap, data_name, payload_is_intact, scan
 from dedupd.store.recovery import container_numbers, is_unfinished, load_table, table_numbers
@@ -185,7 +185,7 @@ class Verify:
         uuid = self._volume.space.volume
         with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory)) as fd:
             try:
-                header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), where)
+                header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), where)
             except Damaged as error:
                 self._find(Invariant.CONTAINER_HEADER, where, str(error))
                 return None

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format.packed import UncheckedEntries
-from dedupd.fsutil import read_at
+from dedupd.fsutil import UNREADABLE, read_readable
 from dedupd.store.container import Found, Gap, scan
-from dedupd.uncached import new_buffer, read_uncached
+from dedupd.uncached import new_buffer, read_uncached_readable
 from dedupd.units import MIB
 
 WINDOW_BYTES = 8 * MIB
@@ -82,17 +82,22 @@ class WindowReader:
         """
         planned = min(bytes_max, end - place.offset)
         self._pace(planned)
-        ordinal, offset, records, raw_bytes, read_bytes = native.pass_records(
-            fd,
-            entries.data,
-            seed=seed,
-            ordinal=place.ordinal,
-            offset=place.offset,
-            end=end,
-            bytes_max=planned,
-            algorithm=self._algorithm,
-            threads=self._threads,
-        )
+        try:
+            ordinal, offset, records, raw_bytes, read_bytes = native.pass_records(
+                fd,
+                entries.data,
+                seed=seed,
+                ordinal=place.ordinal,
+                offset=place.offset,
+                end=end,
+                bytes_max=planned,
+                algorithm=self._algorithm,
+                threads=self._threads,
+            )
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            return Passed(place, 0, 0)  # a block cannot be read: :meth:`read` says whose it is
         self._pace(read_bytes - planned)
         return Passed(Place(ordinal, offset), records, raw_bytes)
 
@@ -150,7 +155,7 @@ class WindowReader:
         length = min(WINDOW_BYTES, end - offset)
         self._pace(length)
         view = memoryview(self._buffers[turn])[HEADROOM_BYTES : HEADROOM_BYTES + length]
-        return self._thread.submit(read_uncached, fd, view, offset)
+        return self._thread.submit(read_uncached_readable, fd, view, offset)
 
     def _check(self, data: "memoryview | bytes", seed: int, offset: int) -> native.CheckedRecords:
         return native.check_records(
@@ -161,7 +166,7 @@ class WindowReader:
         assert found.record is not None
         size = fmt.record_size(found.record.stored_length)
         return Window(
-            found.offset, self._check(read_at(fd, size, found.offset), seed, found.offset)
+            found.offset, self._check(read_readable(fd, size, found.offset), seed, found.offset)
         )
 
     @staticmethod

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dedupd.errors import DamagedContainer, UnknownFormat
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import opened, read_readable
 from dedupd.store.container import data_name, table_name
 from dedupd.store.recovery import container_numbers
 
@@ -26,7 +26,7 @@ def census(dir_fd: int) -> Iterator[Counted]:
         try:
             name = data_name(number)
             with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-                data = read_at(fd, fmt.FILE_HEADER_BYTES, 0)
+                data = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
             header = fmt.decode_file_header(data, name.decode())
         except (FileNotFoundError, DamagedContainer, UnknownFormat):
             continue

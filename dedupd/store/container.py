@@ -14,7 +14,7 @@ from dedupd.errors import DamagedChunk, DamagedContainer, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
-from dedupd.fsutil import read_at
+from dedupd.fsutil import read_at, read_readable
 from dedupd.parameters import FINGERPRINTS
 
 _MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
@@ -71,7 +71,7 @@ def scan(fd: int, seed: int, start: int, end: int) -> Iterator[Found | Gap]:
     while position + fmt.RECORD_HEADER_BYTES <= end:
         if position < base or position + fmt.RECORD_HEADER_BYTES > base + len(window):
             base = position
-            window = read_at(fd, min(_SCAN_BYTES, end - base), base)
+            window = read_readable(fd, min(_SCAN_BYTES, end - base), base)
         record = fmt.unpack_record(window, position - base, seed)
         if record is None or position + fmt.record_size(record.stored_length) > end:
             if gap_start is None:
@@ -107,7 +107,7 @@ def _next_magic(window: bytes, start: int) -> int:
 def payload_is_intact(fd: int, found: Found) -> bool:
     """Whether the stored bytes of a record match its checksum."""
     record = found.record
-    stored = read_at(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
+    stored = read_readable(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
     return len(stored) == record.stored_length and native.xxh3_64(stored) == record.checksum
 
 
@@ -169,7 +169,8 @@ class Container:
             self.fd = os.open(data_name(self.number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
         except FileNotFoundError:
             raise DamagedContainer(f"{self._where}: the container is missing") from None
-        header = fmt.decode_file_header(read_at(self.fd, fmt.FILE_HEADER_BYTES, 0), self._where)
+        data = read_readable(self.fd, fmt.FILE_HEADER_BYTES, 0)
+        header = fmt.decode_file_header(data, self._where)
         if (header.kind, header.container, header.volume) != (kind, self.number, volume):
             raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
         return header
@@ -216,7 +217,7 @@ class Container:
 
     def _is_own_table(self, fd: int) -> bool:
         try:
-            header = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), "")
+            header = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "")
         except DamagedTable:
             return False
         return tbl.belongs(header, self.header)
@@ -231,7 +232,8 @@ class Container:
         if self._table_fd is None:
             return None
         offset = tbl.HEADER_BYTES + ordinal * tbl.ENTRY_BYTES
-        return tbl.decode_entry(os.pread(self._table_fd, tbl.ENTRY_BYTES, offset), self.seed)
+        data = read_readable(self._table_fd, tbl.ENTRY_BYTES, offset)
+        return tbl.decode_entry(data, self.seed)
 
     def read(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """The record ``ordinal`` and its raw bytes, verified. Raises DamagedChunk.

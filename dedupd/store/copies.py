@@ -11,7 +11,7 @@ from dedupd.errors import Damaged, DamagedTable, NoSpace
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import opened, read_readable
 from dedupd.store.container import Container, Found, data_name, scan
 from dedupd.store.recovery import container_numbers, entry_of, load_table
 from dedupd.store.writer import ContainerWriter
@@ -43,7 +43,7 @@ def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> Sequenc
     """A container's entries, by ordinal. Raises Damaged, OSError."""
     name = data_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+        header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
         if (header.kind, header.container, header.volume) != (kind, number, volume):
             return []
         try:

@@ -8,7 +8,7 @@ from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import opened, read_readable
 from dedupd.store.container import data_name
 from dedupd.store.recovery import container_numbers, load_packed_table
 
@@ -96,7 +96,7 @@ def weights(directory: str, kind: Kind, volume: bytes) -> Iterator[Weight]:
 def _weight(dir_fd: int, number: int, kind: Kind, volume: bytes) -> Weight:
     name = data_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+        header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
         size = os.fstat(fd).st_size
         _, entries = load_packed_table(dir_fd, header)
     return weigh(entries, fmt.checksum_seed(volume, number, header.generation), size)

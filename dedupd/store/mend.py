@@ -14,7 +14,7 @@ from dedupd.errors import DamagedContainer, DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import BLOCK_BYTES, is_readable, opened, read_readable
 from dedupd.store.container import Found, data_name, scan, table_name
 from dedupd.store.recovery import LOST, completed, is_unfinished, load_table, write_table
 
@@ -44,18 +44,28 @@ def mend(
     name = data_name(number)
     with opened(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)) as fd:
         try:
-            header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+            header = fmt.decode_file_header(
+                read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode()
+            )
         except DamagedContainer:
             wrong.append("the container has no valid header")
             header = _new_header(
                 dir_fd, number, kind, volume, _generation(fd, dir_fd, number, volume)
             )
-            disk.write_at(fd, [fmt.encode_file_header(header)], 0)
-            disk.sync_data(fd)
+            _write_header(fd, header, disk)
             reach(_HEADER)
         if (header.kind, header.container, header.volume) != (kind, number, volume):
             raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
         return wrong + _mend_table(dir_fd, fd, header, count_min, disk)
+
+
+def _write_header(fd: int, header: fmt.FileHeader, disk: Disk) -> None:
+    """Durably. A block that cannot be read can't be written in part: then all of it is."""
+    data = fmt.encode_file_header(header)
+    if not is_readable(fd, 0, BLOCK_BYTES):
+        data += read_readable(fd, BLOCK_BYTES, 0)[len(data) :]
+    disk.write_at(fd, [data], 0)
+    disk.sync_data(fd)
 
 
 def _is_missing(dir_fd: int, number: int) -> bool:
@@ -89,7 +99,7 @@ def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:
     try:
         fd = os.open(table_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
         with opened(fd):
-            mark = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), "")
+            mark = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "")
     except (FileNotFoundError, DamagedTable):
         return None
     return mark if mark.container == number else None

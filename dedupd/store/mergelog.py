@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dedupd.disk import Disk
 from dedupd.errors import DamagedTable
 from dedupd.format import merge
-from dedupd.fsutil import read_at
+from dedupd.fsutil import read_readable
 from dedupd.store import wholefile
 from dedupd.store.wholefile import WholeFileWriter, body_checksum
 
@@ -46,7 +46,7 @@ class MergeLog:
         self._fd = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
         try:
             where = NAME.decode()
-            self.header = merge.decode_header(read_at(self._fd, merge.HEADER_BYTES, 0), where)
+            self.header = merge.decode_header(read_readable(self._fd, merge.HEADER_BYTES, 0), where)
             if self.header.volume != volume:
                 raise DamagedTable(f"{where}: the merge log is of another volume")
             size = self.header.pairs * merge.PAIR_BYTES
@@ -62,7 +62,7 @@ class MergeLog:
         size = self.header.pairs * merge.PAIR_BYTES
         step = PAIRS_PER_READ * merge.PAIR_BYTES
         for start in range(0, size, step):
-            data = read_at(self._fd, min(step, size - start), merge.HEADER_BYTES + start)
+            data = read_readable(self._fd, min(step, size - start), merge.HEADER_BYTES + start)
             ids = memoryview(data).cast("Q").tolist()
             yield list(zip(ids[::2], ids[1::2], strict=True))
 

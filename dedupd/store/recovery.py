@@ -16,7 +16,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.packed import PackedEntries, UncheckedEntries
-from dedupd.fsutil import opened, read_at
+from dedupd.fsutil import is_readable, opened, read_readable
 from dedupd.store.container import (
     NEW,
     Found,
@@ -79,7 +79,7 @@ def remains(dir_fd: int) -> list[int]:
 def _is_all_collected(dir_fd: int, number: int) -> bool:
     name = table_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        data = read_at(fd, os.fstat(fd).st_size, 0)
+        data = read_readable(fd, os.fstat(fd).st_size, 0)
     try:
         table = tbl.decode_header(data[: tbl.HEADER_BYTES], name.decode())
     except DamagedTable:
@@ -137,7 +137,7 @@ def _load_table(dir_fd: int, name: bytes, header: fmt.FileHeader) -> tuple[tbl.T
     with opened(fd):
         table = table_header(fd, name, header)
         size = max(0, os.fstat(fd).st_size - tbl.HEADER_BYTES)
-        return table, read_at(fd, size, tbl.HEADER_BYTES)
+        return table, read_readable(fd, size, tbl.HEADER_BYTES)
 
 
 def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeader:
@@ -145,7 +145,7 @@ def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeade
 
     Raises DamagedTable.
     """
-    table = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), name.decode())
+    table = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), name.decode())
     if not tbl.belongs(table, header):
         raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
     return table
@@ -178,7 +178,7 @@ def recover(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk)
     """
     name = data_name(number)
     with opened(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)) as fd:
-        header = fmt.decode_file_header(read_at(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+        header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
         if (header.kind, header.container, header.volume) != (kind, number, volume):
             raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
         _settle_switch(dir_fd, header, disk)
@@ -219,7 +219,9 @@ def _exists(dir_fd: int, name: bytes) -> bool:
 def _is_table_of(dir_fd: int, name: bytes, header: fmt.FileHeader) -> bool:
     try:
         with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-            return tbl.belongs(tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), ""), header)
+            return tbl.belongs(
+                tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), ""), header
+            )
     except (FileNotFoundError, DamagedTable):
         return False
 
@@ -233,10 +235,10 @@ def is_unfinished(dir_fd: int, number: int) -> bool:
     """
     with opened(os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
         is_empty = os.fstat(fd).st_size <= fmt.FILE_HEADER_BYTES
-        head = read_at(fd, fmt.FILE_HEADER_BYTES, 0)
+        head = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
     try:
         with opened(os.open(table_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-            mark = tbl.decode_header(read_at(fd, tbl.HEADER_BYTES, 0), "the table")
+            mark = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "the table")
     except (FileNotFoundError, DamagedTable):
         return is_empty
     try:
@@ -310,6 +312,7 @@ def _recover_tail(
         kept = completed(fd, header, table, UncheckedEntries(body, _seed(header)))
         reconciled = 0  # what a scan says of a record is not what became of it
     end = table.synced_bytes
+    _must_be_readable(fd, header, end, size)
     for item in scan(fd, _seed(header), end, size):
         if isinstance(item, Gap) or not payload_is_intact(fd, item):
             break
@@ -347,6 +350,9 @@ def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recove
     _settle_pages(fd, disk)
     size = os.fstat(fd).st_size
     entries = _entries_below(fd, header, size, 0)
+    if not _may_grow(entries, size):
+        known = [entry.offset for entry in entries]
+        _must_be_readable(fd, header, max(known, default=0), size)
     mark = tbl.TableHeader(
         header.kind,
         header.container,
@@ -358,6 +364,15 @@ def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recove
     )
     packed = write_table(dir_fd, header, mark, entries, disk)
     return Recovered(header, size, packed, _may_grow(entries, size), 0)
+
+
+def _must_be_readable(fd: int, header: fmt.FileHeader, start: int, end: int) -> None:
+    """Raises DamagedContainer where it is for the disk alone to say what a container ends with: it
+    may say so another time, and what is cut, or not counted, is gone."""
+    if not is_readable(fd, start, end):
+        raise DamagedContainer(
+            f"{data_name(header.container).decode()}: the disk cannot read its end; run scrub"
+        )
 
 
 def _settle_pages(fd: int, disk: Disk) -> None:

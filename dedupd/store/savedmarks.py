@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dedupd.disk import Disk
 from dedupd.errors import DamagedTable
 from dedupd.format import savedmarks as fmt
-from dedupd.fsutil import read_at
+from dedupd.fsutil import read_readable
 from dedupd.store import wholefile
 from dedupd.store.wholefile import WholeFileWriter, body_checksum
 
@@ -80,7 +80,7 @@ class SavedMarks:
         self._fd = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
         try:
             where = NAME.decode()
-            self.header = fmt.decode_header(read_at(self._fd, fmt.HEADER_BYTES, 0), where)
+            self.header = fmt.decode_header(read_readable(self._fd, fmt.HEADER_BYTES, 0), where)
             if self.header.volume != volume:
                 raise DamagedTable(f"{where}: the saved marks are of another volume")
             found = body_checksum(self._fd, fmt.HEADER_BYTES, self.header.body_bytes)
@@ -106,7 +106,7 @@ class SavedMarks:
         return fmt.decode_section(self._read(fmt.SECTION_BYTES))
 
     def _read(self, size: int) -> bytes:
-        data = read_at(self._fd, size, self._position)
+        data = read_readable(self._fd, size, self._position)
         self._position += size
         return data
 

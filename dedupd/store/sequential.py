@@ -5,7 +5,7 @@ from contextlib import suppress
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.uncached import new_buffer, read_uncached
+from dedupd.uncached import new_buffer, read_uncached_readable
 from dedupd.units import MIB
 
 WINDOW_BYTES = 8 * MIB
@@ -39,7 +39,7 @@ class SequentialReader:
             if size > len(self._view):
                 return None
             self._base, at = entry.offset, 0
-            self._filled = read_uncached(self._fd, self._view, entry.offset)
+            self._filled = read_uncached_readable(self._fd, self._view, entry.offset)
             if self._filled < size:
                 return None
         record = fmt.unpack_record(self._view, at, self._seed)

@@ -9,7 +9,7 @@ from contextlib import suppress
 import xxhash
 
 from dedupd.disk import Disk
-from dedupd.fsutil import read_at
+from dedupd.fsutil import read_readable
 from dedupd.store.container import NEW
 
 _READ_BYTES = 1 << 20
@@ -60,7 +60,7 @@ def body_checksum(fd: int, header_bytes: int, body_bytes: int) -> int:
     digest, offset = xxhash.xxh3_64(), header_bytes
     end = offset + body_bytes
     while offset < end:
-        data = read_at(fd, min(end - offset, _READ_BYTES), offset)
+        data = read_readable(fd, min(end - offset, _READ_BYTES), offset)
         if not data:
             break
         digest.update(data)

@@ -1,5 +1,6 @@
 """Appending records: ids in order, bytes in order, one sync for many of them."""
 
+import mmap
 import os
 import time
 from array import array
@@ -15,6 +16,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
+from dedupd.fsutil import is_readable
 from dedupd.store.container import Found, data_name, table_name
 from dedupd.store.recovery import Recovered, entry_of, last_number, recover, recover_sound
 from dedupd.store.states import revive
@@ -145,9 +147,14 @@ class ContainerWriter:
                 return
         state = recover(self._dir_fd, number, self._kind, self._volume, self._disk)
         header = state.header
+        data_fd = self._disk.open_write(self._dir_fd, data_name(number))
+        if not is_readable(data_fd, state.end & -mmap.PAGESIZE, state.end):
+            # What is appended would be written together with what the disk cannot give.
+            os.close(data_fd)
+            return
         self._current = _Open(
             number,
-            self._disk.open_write(self._dir_fd, data_name(number)),
+            data_fd,
             self._disk.open_write(self._dir_fd, table_name(number)),
             fmt.checksum_seed(self._volume, number, header.generation),
             header,
