@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dedupd.errors import DamagedContainer, NoSpace, ServiceUnreachable
+from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace, ServiceUnreachable
 from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.format.ids import show_id
 from dedupd.fsutil import opened
 from dedupd.store.compaction import compact, remove, remove_remains
 from dedupd.store.container import data_name
@@ -20,6 +21,8 @@ from dedupd.store.recovery import (
 from dedupd.units import MIB, format_size
 from dedupd.volume import Volume
 from jobs.frame import JobRun
+from jobs.merged_bytes import MergedBytes
+from jobs.stores import OpenContainers
 
 FREE_BYTES_MARGIN = 64 * MIB
 """Left to users while a container is there twice; a fiftieth of a smaller file system."""
@@ -173,6 +176,7 @@ class Compact:
             old_fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
             stack.callback(os.close, old_fd)
             try:
+                self._keep_last_bytes(dir_fd, kind, state)
                 if weight.is_dead and number < last_number(dir_fd):
                     remove(dir_fd, state, volume.disk)
                     report.removed += 1
@@ -183,11 +187,29 @@ class Compact:
                     )
                     report.rewritten += 1
                     report.copied_bytes += size
-            except (DamagedContainer, NoSpace) as error:
+            except (DamagedChunk, NoSpace) as error:
+                if isinstance(error, DamagedChunk):
+                    # Else a quick scrub would not look at it.
+                    volume.repairs.add(kind, error.chunk_id)
                 run.findings.add(f"{kind.name.lower()}: {error}")
                 return
             report.freed_bytes += weight.size_bytes - size
             self._tell_readers(kind, number)
+
+    def _keep_last_bytes(self, dir_fd: int, kind: Kind, state: Recovered) -> None:
+        """Raises DamagedChunk where a record that was merged has the only bytes left: what it
+        leads to was lost since, and readers, and scrub, use its own."""
+        volume, number = self._volume, state.header.container
+        containers = OpenContainers(dir_fd, kind, volume.space.volume)
+        merged = MergedBytes(self._run, containers, volume.parameters.fingerprint)
+        found = merged.first_needed(state)
+        if found is not None:
+            needed, lost = found
+            raise DamagedChunk(
+                f"{data_name(number).decode()}: what record {show_id(needed)} was merged into is"
+                " damaged, so the container stays as it is; run scrub",
+                lost,
+            )
 
     def _step(self, done: int) -> None:
         self._run.update(done=done)

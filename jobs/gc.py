@@ -5,16 +5,18 @@ recipes that these name. What a run tells the next is what recipes name, which n
 (``jobs/gc_marks.py``); nothing is counted.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dedupd import native
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind, seed_of
-from dedupd.format.ids import make_id
+from dedupd.format.ids import make_id, show_id
 from dedupd.format.table import State
 from dedupd.store import savedmarks
 from dedupd.store.marks import Marks, Needs
+from dedupd.store.recovery import LOST
 from dedupd.store.states import set_states
 from dedupd.volume import Volume
 from jobs import gc_marks, gc_memory
@@ -22,7 +24,7 @@ from jobs.checkpoint import Checkpoints
 from jobs.frame import JobRun
 from jobs.gc_marks import RecipeMarks
 from jobs.gc_recipes import RecipeReading
-from jobs.gc_tables import Shape, Tables
+from jobs.gc_tables import Shape, Tables, fingerprint_of, states_of
 from jobs.marking import TreeMarker
 
 _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
@@ -102,6 +104,9 @@ class Gc:
         marks[Kind.STREAMS] = recipes.nodes
         for kind in (Kind.CHUNKS, Kind.STREAMS):
             self._follow(kind, marks[kind])
+            if self._mark_twins(kind, marks[kind]):
+                self._follow(kind, marks[kind])
+            self._tell_strays(kind, marks[kind])
         for kind, copies in COPIES_OF.items():
             self._mark_copies(copies, marks[kind], marks[copies])
         report.chunks_needed = chunks.count()
@@ -156,6 +161,41 @@ class Gc:
                         marks.note_strays(strays)
                         self._epoch = max(self._epoch, epoch + 1)
                         found_any |= is_new
+
+    def _mark_twins(self, kind: Kind, marks: Marks) -> bool:
+        """Mark what has the fingerprint of a marked record that is lost: scrub is to make up for it
+        with that, and an entry that led there may be lost too. Says whether there is any."""
+        lost = set(self._lost_fingerprints(kind, marks))
+        if not lost:
+            return False
+        before = marks.count()
+        with self._tables.directory(kind) as dir_fd:
+            for number, shape in self._tables.shapes[kind].items():
+                for first, block in self._tables.blocks(dir_fd, shape):
+                    count = len(block) // tbl.ENTRY_BYTES
+                    twins = (at for at in range(count) if fingerprint_of(block, at) in lost)
+                    marks.add(make_id(number, first + at) for at in twins)
+        return marks.count() > before
+
+    def _lost_fingerprints(self, kind: Kind, marks: Marks) -> Iterator[bytes]:
+        """Those of marked records that are quarantined, as far as they are known."""
+        with self._tables.directory(kind) as dir_fd:
+            for number, shape in self._tables.shapes[kind].items():
+                for first, block in self._tables.blocks(dir_fd, shape):
+                    for at, state in enumerate(states_of(block)):
+                        if state == State.QUARANTINED and make_id(number, first + at) in marks:
+                            fingerprint = fingerprint_of(block, at)
+                            if fingerprint != LOST.fingerprint:
+                                yield fingerprint
+
+    def _tell_strays(self, kind: Kind, marks: Marks) -> None:
+        """Ids that no table knows are findings: what they were merged into is needed, and what that
+        is nobody can tell before scrub has made their container one that can be opened."""
+        what = "chunk" if kind is Kind.CHUNKS else "recipe"
+        for stray in sorted(marks.strays):
+            self._run.findings.add(
+                f"{what} {show_id(stray)} is missing; what it leads to stays; run scrub"
+            )
 
     def _mark_copies(self, kind: Kind, marks: Marks, copies: Marks) -> None:
         """Mark the second copies of marked records, and those of records that are lost: nobody can

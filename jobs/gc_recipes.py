@@ -69,10 +69,6 @@ class RecipeReading:
             # Every safe place lies between two parts, so nothing is half marked.
             self._save_whole()
             raise
-        for stray in nodes.strays:
-            self._run.findings.add(
-                f"recipe {show_id(stray)} is missing; what it names stays; run scrub"
-            )
         if self.recipes or not self._marks.are_known:
             self._save_whole()
 

@@ -34,6 +34,16 @@ class Shape:
     count: int
 
 
+def states_of(block: memoryview) -> bytes:
+    """The state of each entry of a piece of a table."""
+    return bytes(block[_STATE_BYTE :: tbl.ENTRY_BYTES])
+
+
+def fingerprint_of(block: memoryview, at: int) -> bytes:
+    """That of one entry of a piece of a table."""
+    return bytes(block[at * tbl.ENTRY_BYTES :][: tbl.FINGERPRINT_BYTES])
+
+
 class Tables:
     """All containers that can be opened. Those that can't are scrub's: they stay as they are."""
 
@@ -85,8 +95,7 @@ class Tables:
             for number, shape in self.shapes[kind].items():
                 digest = xxhash.xxh3_128()
                 for _, block in self.blocks(dir_fd, shape):
-                    states = bytes(block[_STATE_BYTE :: tbl.ENTRY_BYTES])
-                    digest.update(states.translate(_IS_LIVE))
+                    digest.update(states_of(block).translate(_IS_LIVE))
                 live[number] = digest.intdigest()
         return live
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from dedupd import native
 from dedupd.format import table as tbl
-from dedupd.format.ids import make_id
+from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.format.packed import PackedEntries, UncheckedEntries
 from dedupd.format.recipe import check_of
+from dedupd.store.reader import FORWARDS_MAX
 
 REFERENCES_MAX = 255
 """Where the counting of references stops."""
@@ -92,6 +93,23 @@ class KnownRecords:
             found = self.counted.known(record_id)
             if found[0] and found != (entry.raw_length, check_of(entry.fingerprint)):
                 yield record_id
+
+    def end_of(self, record_id: int) -> int:
+        """Where a row of merged records ends; the record itself where it was not merged."""
+        for _ in range(FORWARDS_MAX):
+            entry = self.merged.get(record_id)
+            if entry is None:
+                break
+            record_id = entry.target
+        return record_id
+
+    def is_lost(self, record_id: int) -> bool:
+        """Whether a record is quarantined, or no table knows what became of it."""
+        return record_id in self.lost or self.is_unknown(record_id)
+
+    def is_unknown(self, record_id: int) -> bool:
+        """Whether no table has a record, nor what became of it."""
+        return ordinal_of(record_id) >= self.count(container_of(record_id))
 
     def refer(self, record_id: int) -> None:
         """Count a reference to the record that an id leads to."""

@@ -7,22 +7,19 @@ since it was written.
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.priority import cores
-from dedupd.store.container import Container
 from dedupd.store.mergelog import MergeLog
 from dedupd.store.states import join_set
-from dedupd.uncached import read_uncached
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.joining import Range
+from jobs.merged_bytes import BytesCheck
 from jobs.stores import Directory, OpenContainers
 
 _MERGED = define("reconcile.merged", "some chunks of the merge log lead to those that stay")
@@ -30,8 +27,6 @@ _JOINED = define("reconcile.joined", "a round is merged, and its chunks are in t
 
 CHUNKS_AT_ONCE = 64
 """Read before the job looks whether it is to give way: half a second of a slow disk."""
-
-_INTACT = 0
 
 
 @dataclass(slots=True)
@@ -47,35 +42,6 @@ class Merged:
     raw_bytes: int = 0
     left: int = 0
     damaged: int = 0
-
-
-class _Check(NamedTuple):
-    """A chunk whose bytes are to be read."""
-
-    record_id: int
-    container: Container
-    entry: tbl.Entry
-    algorithm: str
-
-    def is_intact(self) -> bool:
-        """Whether the bytes are there, and have the fingerprint that the entry says."""
-        data = bytearray(fmt.record_size(self.entry.stored_length))
-        try:
-            read = read_uncached(self.container.fd, memoryview(data), self.entry.offset)
-        except OSError:
-            return False
-        found = native.check_records(
-            memoryview(data)[:read],
-            seed=self.container.seed,
-            offset=self.entry.offset,
-            algorithm=self.algorithm,
-            threads=1,
-        )
-        return (
-            list(found.statuses) == [_INTACT]
-            and memoryview(found.ordinals).cast("I")[0] == ordinal_of(self.record_id)
-            and found.entries[: tbl.FINGERPRINT_BYTES] == self.entry.fingerprint
-        )
 
 
 class Merging:
@@ -161,12 +127,12 @@ class Merging:
         for one in sorted(record_ids):
             container, entry = self._containers.get(container_of(one)), self._containers.entry(one)
             if container is not None and entry is not None:
-                checks.append(_Check(one, container, entry, self._algorithm))
+                checks.append(BytesCheck(one, container, entry, self._algorithm))
         intact: set[int] = set()
         for first in range(0, len(checks), CHUNKS_AT_ONCE):
             self._run.check()
             group = checks[first : first + CHUNKS_AT_ONCE]
-            found = self._workers.map(_Check.is_intact, group)
+            found = self._workers.map(BytesCheck.is_intact, group)
             intact |= {
                 one.record_id for one, is_right in zip(group, found, strict=True) if is_right
             }

@@ -63,14 +63,15 @@ class Redundancy:
     def update(self, known: KnownRecords, references_min: int) -> None:
         """Copy every record that is there and is referred to at least so often.
 
-        A copy is given up where what it repeats has no reference left, or there is another one.
-        Raises Cancelled.
+        A copy is given up where what it repeats has no reference left, or there is another one; not
+        where what it repeats is lost: it may be all that there is. Raises Cancelled.
         """
         have: set[int] = set()
         dropped: dict[int, tbl.Entry] = {}
         for copy in self._run.checked(self._existing()):
             target = copy.entry.target
             is_needed = known.is_primary(target) and known.references(target) > 0
+            is_needed |= known.is_lost(known.end_of(target))
             if is_needed and target not in have:
                 have.add(target)
             else:

@@ -17,7 +17,6 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id
 from dedupd.format.packed import UncheckedEntries
 from dedupd.format.recipe import check_of
-from dedupd.store.reader import FORWARDS_MAX
 from dedupd.store.recovery import LOST
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
@@ -100,15 +99,22 @@ class Repair:
             if lost.fingerprint != LOST.fingerprint:
                 wanted.setdefault(lost.fingerprint, []).append(record_id)
         found: dict[int, tbl.Entry] = {}
+        revived: dict[int, tbl.Entry] = {}
         for number, entries in self._tables() if self.lost else ():
             for ordinal, entry in self._run.checked(enumerate(entries)):
-                if entry is None or entry.state != tbl.State.LIVE:
+                if entry is None or entry.state not in tbl.USABLE:
                     continue
+                is_orphan = entry.state == tbl.State.ORPHANED
                 # A repaired record names what it repeats: so forwards outlive their tables.
-                for old in {*wanted.get(entry.fingerprint, ()), entry.target}:
+                named = () if is_orphan else (entry.target,)
+                for old in {*wanted.get(entry.fingerprint, ()), *named}:
                     own = make_id(number, ordinal)
                     if self.is_wanted(old, entry.fingerprint) and self._is_intact(own, entry):
                         found[old] = self._merged(old, own, entry.fingerprint, entry.raw_length)
+                        if is_orphan:
+                            revived[own] = entry._replace(state=tbl.State.LIVE, target=0)
+        # Before anything leads there: a compaction may be the next job.
+        self._directory.set_states(revived)
         self._merge(found)
         self.repaired.from_twin += len(found)
 
@@ -140,7 +146,7 @@ class Repair:
         """Write lost records anew from those that were merged into them: each has its own bytes
         until it is compacted, and perhaps a second copy. Raises Cancelled, NoSpace."""
         for merged_id in self._run.checked(list(self._known.merged) if self.lost else ()):
-            record_id = self._end_of(merged_id)
+            record_id = self._known.end_of(merged_id)
             lost = self.lost.get(record_id)
             if lost is not None:
                 self._run.check()
@@ -148,15 +154,6 @@ class Repair:
             if found is not None and self.is_wanted(record_id, found[0].fingerprint):
                 self._add(record_id, *found)
         self.repaired.from_twin += self.flush()
-
-    def _end_of(self, record_id: int) -> int:
-        """Where a row of merged entries ends."""
-        for _ in range(FORWARDS_MAX):
-            entry = self._known.merged.get(record_id)
-            if entry is None:
-                break
-            record_id = entry.target
-        return record_id
 
     def _stored(self, record_id: int) -> tuple[fmt.Record, bytes] | None:
         """A record's own bytes, whatever became of it, or those of its second copy."""

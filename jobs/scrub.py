@@ -22,6 +22,7 @@ from dedupd.store.recovery import (
     Recovered,
     container_numbers,
     is_unfinished,
+    last_number,
     load_table,
     table_numbers,
 )
@@ -31,6 +32,7 @@ from jobs.frame import JobRun
 from jobs.invariants import Finding, Invariant
 from jobs.known import KnownRecords
 from jobs.losses import Loss, losses
+from jobs.numbers import Numbers
 from jobs.redundancy import Copied, Redundancy
 from jobs.references import References, ReferenceWalk
 from jobs.repair import Repair, Repaired
@@ -113,6 +115,7 @@ class Scrub:
         self._known = {kind: KnownRecords() for kind in fmt.Kind}
         self._directories: dict[fmt.Kind, Directory] = {}
         self._threads = self._policy.cores_max or cores()
+        self._numbers = Numbers(volume)
 
     def run(self) -> ScrubReport:
         """Check and repair everything. Raises Cancelled, NoSpace; resumes where it stopped."""
@@ -127,6 +130,7 @@ class Scrub:
             self._repair(tree)
             self._copy()
             self._name_losses(tree)
+            self._numbers.note({kind: last_number(self._directories[kind].fd) for kind in fmt.Kind})
         self._volume.repairs.clear(self._noted)
         if self._checked is not None:
             self._checked.progress.clear()
@@ -207,7 +211,13 @@ class Scrub:
 
     def _writer(self, kind: fmt.Kind) -> ContainerWriter:
         volume = self._volume
-        return ContainerWriter(volume.directory(kind), kind, volume.space.volume, volume.disk)
+        return ContainerWriter(
+            volume.directory(kind),
+            kind,
+            volume.space.volume,
+            volume.disk,
+            given_number=self._numbers.last(kind),
+        )
 
     def _check_all(self) -> None:
         """Look at the records of every container that was not done before an interruption."""
@@ -252,8 +262,10 @@ class Scrub:
         for finding in tree.findings:
             self._find(Invariant(finding.invariant), finding.where, finding.detail)
         grown = self._ensure_entries(
-            fmt.Kind.CHUNKS, {*tree.missing_chunks, *chunks.relied_on}
-        ) | self._ensure_entries(fmt.Kind.STREAMS, {*tree.missing_nodes, *nodes.relied_on})
+            fmt.Kind.CHUNKS, {*tree.missing_chunks, *chunks.relied_on, *_unknown_ends(chunks)}
+        ) | self._ensure_entries(
+            fmt.Kind.STREAMS, {*tree.missing_nodes, *nodes.relied_on, *_unknown_ends(nodes)}
+        )
         if grown:
             self._recover_all()
             chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.STREAMS]
@@ -354,3 +366,9 @@ class Scrub:
                 invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
                 detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
                 self._find(invariant, loss.path, detail)
+
+
+def _unknown_ends(known: KnownRecords) -> set[int]:
+    """What merged records lead to and no table knows: their own bytes may make up for it."""
+    ends = map(known.end_of, known.merged)
+    return set(filter(known.is_unknown, ends))

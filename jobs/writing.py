@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,8 @@ from dedupd.disk import Disk
 from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.table import Entry
+from dedupd.format.ids import container_of
+from dedupd.format.table import ENTRY_BYTES, Entry
 from dedupd.index.base import IndexCounters, StoreIndex
 from dedupd.index.budget import fitting
 from dedupd.index.choose import IndexChoice, make_index
@@ -21,10 +22,14 @@ from dedupd.store.recipes import RecipeWriter
 from dedupd.store.recovery import Recovered, recover
 from dedupd.store.writer import ContainerWriter, SyncPoint
 from dedupd.volume import Volume
+from jobs.noted import quarantine_noted
+from jobs.numbers import Numbers
 from jobs.partitioning import combined
 from jobs.wanted import Wanted
 
 _KINDS = (Kind.CHUNKS, Kind.STREAMS)
+_TARGET_WORD = 5
+"""Of the u64 of an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,13 @@ class StoreSync:
     streams_met: dict[int, Entry]
     chunk_orphans: set[int]
     stream_orphans: set[int]
+
+
+def _directory(volume: Volume, kind: Kind, files: ExitStack) -> int:
+    """The directory of a kind, which is made where there is none, and closed with ``files``."""
+    fd = volume.open_directory(kind)
+    files.callback(os.close, fd)
+    return fd
 
 
 class Store:
@@ -60,23 +72,41 @@ class Store:
         uuid = volume.parameters.uuid_bytes
         self._uuid, self._disk, self._choice = uuid, disk, index
         self._memory_bytes_max = volume.policy().memory_bytes_max
-        self._fds = {kind: volume.open_directory(kind) for kind in _KINDS}
         self.partition = partition
-        self.chunks, self.streams = (
-            ContainerWriter(volume.directory(kind), kind, uuid, disk, partition=partition)
-            for kind in _KINDS
-        )
-        self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
-        self.index: StoreIndex = self._new_index(Kind.CHUNKS)
-        self._recipe_index: StoreIndex = self._new_index(Kind.STREAMS)
-        self._past_counters = IndexCounters()
-        self.chunks.recover(partial(self._load, self.index, self._wanted[0]))
-        self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
-        copies_kind = COPIES_OF[Kind.STREAMS]
-        os.close(volume.open_directory(copies_kind))
-        self.copies = ContainerWriter(volume.directory(copies_kind), copies_kind, uuid, disk)
-        self.copies.recover(lambda _: None)
+        with ExitStack() as files:
+            self._fds = {kind: _directory(volume, kind, files) for kind in _KINDS}
+            quarantine_noted(volume, check)
+            self._numbers = Numbers(volume)
+            copies_kind = COPIES_OF[Kind.STREAMS]
+            _directory(volume, copies_kind, files)
+            self.copies = self._writer(volume, copies_kind, 0, files)
+            self.copies.recover(self._note_copied)
+            self.chunks, self.streams = (
+                self._writer(volume, kind, partition, files) for kind in _KINDS
+            )
+            self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
+            self.index: StoreIndex = self._new_index(Kind.CHUNKS)
+            self._recipe_index: StoreIndex = self._new_index(Kind.STREAMS)
+            self._past_counters = IndexCounters()
+            self.chunks.recover(partial(self._load, self.index, self._wanted[0]))
+            self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
+            self._files = files.pop_all()
         self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
+
+    def _writer(
+        self, volume: Volume, kind: Kind, partition: int, files: ExitStack
+    ) -> ContainerWriter:
+        """A writer that is closed with ``files``."""
+        writer = ContainerWriter(
+            volume.directory(kind),
+            kind,
+            self._uuid,
+            self._disk,
+            partition=partition,
+            given_number=self._numbers.last(kind),
+        )
+        files.callback(writer.close)
+        return writer
 
     def _new_index(self, kind: Kind) -> StoreIndex:
         fd, partition = self._fds[kind], self.partition
@@ -85,6 +115,13 @@ class Store:
         return make_index(
             choice, fd, self._uuid, kind, self._disk, partition=partition, entries=entries
         )
+
+    def _note_copied(self, container: Recovered) -> None:
+        """Recipes that have a second copy were there, whatever has become of their container."""
+        self._check()
+        words = memoryview(container.entries.data).cast("Q")
+        named = max(words[_TARGET_WORD :: ENTRY_BYTES // words.itemsize], default=0)
+        self._numbers.note({Kind.STREAMS: container_of(named)})
 
     def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
         self._check()
@@ -154,6 +191,13 @@ class Store:
         self.streams.finish_sync(noted.streams)
         self._wanted[1].settle(noted.streams_met)
         append_copies(self.copies, noted.copies)
+        self._numbers.note(
+            {
+                Kind.CHUNKS: self.chunks.last_number,
+                Kind.STREAMS: self.streams.last_number,
+                COPIES_OF[Kind.STREAMS]: self.copies.last_number,
+            }
+        )
 
     def save_index(self) -> None:
         """Make the next job's loading of the index faster. Everything should have been synced."""
@@ -161,8 +205,4 @@ class Store:
         self._recipe_index.save()
 
     def close(self) -> None:
-        self.chunks.close()
-        self.streams.close()
-        self.copies.close()
-        for fd in self._fds.values():
-            os.close(fd)
+        self._files.close()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dedupd import native
 from dedupd.disk import Disk
-from dedupd.errors import DamagedContainer
+from dedupd.errors import DamagedChunk
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
@@ -39,7 +39,7 @@ def compact(
     """Put a new generation in the place of a container; returns its size in bytes.
 
     ``progress`` is told the bytes written, now and then, and may raise to stop. Readers of the old
-    file go on with it. Raises DamagedContainer where a record that is needed is not intact, and
+    file go on with it. Raises DamagedChunk where a record that is needed is not intact, and
     NoSpace; then, and after a crash at any point, the container is the old one or the new.
     """
     number = state.header.container
@@ -104,7 +104,7 @@ def remove_remains(dir_fd: int, disk: Disk) -> None:
 def _kept(fd: int, state: Recovered) -> Iterator[tuple[fmt.Record, memoryview]]:
     """The records of the new generation, in order, with their payloads, verified.
 
-    A payload is valid until the next record is asked for. Raises DamagedContainer.
+    A payload is valid until the next record is asked for. Raises DamagedChunk.
     """
     number = state.header.container
     source = SequentialReader(
@@ -125,9 +125,11 @@ def _kept(fd: int, state: Recovered) -> Iterator[tuple[fmt.Record, memoryview]]:
                 continue
             found = source.read(ordinal, entry) if entry.state == tbl.State.LIVE else None
             if found is None:
-                raise DamagedContainer(
-                    f"{data_name(number).decode()}: record {show_id(make_id(number, ordinal))} is"
-                    " damaged, so the container stays as it is; run scrub"
+                record_id = make_id(number, ordinal)
+                raise DamagedChunk(
+                    f"{data_name(number).decode()}: record {show_id(record_id)} is damaged, so the"
+                    " container stays as it is; run scrub",
+                    record_id,
                 )
             yield found
     if run:

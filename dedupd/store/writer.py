@@ -87,7 +87,10 @@ class ContainerWriter:
         *,
         partition: int = 0,
         container_bytes_max: int = fmt.CONTAINER_BYTES_MAX,
+        given_number: int = 0,
     ) -> None:
+        """``given_number``: the highest that a container is known to have had, whether there is
+        anything left of that or not."""
         self._dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._kind = kind
         self._volume = volume
@@ -96,7 +99,7 @@ class ContainerWriter:
         self._bytes_max = container_bytes_max
         self._current: _Open | None = None
         self._unsynced: list[_Open] = []
-        self._last_number = 0
+        self._last_number = self._given_number = given_number
         self._growing: dict[int, int] = {}
         self.appended_bytes = 0
 
@@ -107,13 +110,18 @@ class ContainerWriter:
         together. Containers that cannot be opened at all are left for scrub, unless a crash
         interrupted their creation. Must be called first.
         """
-        self._last_number = last_number(self._dir_fd)
+        self._last_number = max(self._given_number, last_number(self._dir_fd))
         for state in recover_sound(self._dir_fd, self._kind, self._volume, self._disk):
             visit(state)
             self._growing.pop(state.header.partition, None)
             if self._may_reopen(state):
                 self._growing[state.header.partition] = state.header.container
         self._reopen()
+
+    @property
+    def last_number(self) -> int:
+        """The highest number that was given out, as far as that is known."""
+        return self._last_number
 
     def use_partition(self, partition: int) -> None:
         """Append to containers of this partition from here on. Nothing may be reserved."""
