@@ -18,6 +18,7 @@ import psutil
 from dedupd.control import ControlClient, socket_path
 from dedupd.errors import ServiceUnreachable
 from jobs.pace import CRAWL_SHARE, Pace
+from jobs.pressure import RESOURCES, pressure_of
 
 TICK_S = 0.5
 """Between two looks. With what is in the pipes of a job it gives way within a second."""
@@ -179,7 +180,7 @@ class Meter:
             busy_s=everything - idle,
             own_s=own.user + own.system,
             users_s=self._users_s(),
-            pressure_s={name: pressure_s(name) for name in ("cpu", "io", "memory")},
+            pressure_s={name: pressure_of(name).total_s for name in RESOURCES},
         )
 
     def _users_s(self) -> float:
@@ -204,18 +205,6 @@ class _Counters:
 
 def _between(part_s: float, whole_s: float) -> float:
     return min(1.0, max(0.0, part_s / whole_s))
-
-
-def pressure_s(resource: str) -> float:
-    """For how long some process has waited for a resource since the machine started.
-
-    0 where the kernel does not say (CONFIG_PSI): then the other readings have to do.
-    """
-    try:
-        with open(f"/proc/pressure/{resource}", encoding="ascii") as file:
-            return int(file.readline().rpartition("total=")[2]) / 1e6
-    except (OSError, ValueError):
-        return 0.0
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from dedupd.store.mergelog import MergeLog, MergeLogWriter
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.frame import JobRun
-from jobs.idle import busy_with
 from jobs.joining import ENTRY_BYTES, ChunkTables, Range, join, rounds, unreconciled
 from jobs.merging import Merged, Merging
 from jobs.partitioning import load_map
+from jobs.pressure import busy_with
 from jobs.sizes import stub_bytes_by_type
 
 _LOGGED = define("reconcile.logged", "the merge log is durable, nothing is merged")

@@ -23,7 +23,6 @@ from jobs.backoff import (
     backing_off,
     decide,
     decide_eager,
-    pressure_s,
 )
 from jobs.frame import Cancelled, JobRun
 from jobs.pace import CRAWL_SHARE, Pace
@@ -224,10 +223,6 @@ def test_own_work_does_not_count_as_that_of_others() -> None:
     # What others use is theirs, whatever this process does: never all of what it burns itself.
     own_share = 1 / (os.cpu_count() or 1)
     assert others_share(True) <= min(1.0, others_share(False) + 0.6 * own_share + 0.3)
-
-
-def test_a_kernel_that_does_not_say_has_no_pressure() -> None:
-    assert pressure_s("nothing") == 0.0
 
 
 @pytest.mark.root

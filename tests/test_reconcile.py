@@ -17,7 +17,6 @@ from dedupd.store.recovery import load_table
 from dedupd.store.states import join_set
 from dedupd.units import KIB, MIB
 from jobs.frame import JobRun
-from jobs.idle import busy_with, pressure_of
 from jobs.joining import Shape, rounds, unreconciled
 from jobs.reconcile import Reconcile, ReconcileReport, Strategy
 from jobs.stores import Directory
@@ -245,15 +244,6 @@ def test_delayed_waits_for_a_machine_that_is_idle(
         report = reconcile(lab, Strategy.DELAYED)
         assert report.merged.chunks > 0 and report.outcome == "done"
         assert read_all(lab, contents) == contents
-
-
-def test_pressure_is_what_the_kernel_says_of_the_last_ten_seconds(tmp_path: Path) -> None:
-    text = "some avg10=12.34 avg60=1.00 avg300=0.00 total=5\nfull avg10=3.00 avg60=0\n"
-    assert pressure_of(text) == 12.34
-    assert pressure_of("nothing like that") == 0.0
-    assert busy_with(str(tmp_path)) == ""
-    (tmp_path / "io").write_text(text)
-    assert busy_with(str(tmp_path)) == "io (12 % of the time)"
 
 
 # --- the log ----------------------------------------------------------------------------------
