@@ -117,7 +117,7 @@ def _divided_by_need(
     goes on in another when that is full.
     """
     free = _types_of_the_rest(current, work)
-    loads = {current.rest: known.get(current.rest, 0)}
+    loads = {current.rest: known.get(current.rest, 0) + _work_kept_by_the_rest(current, work)}
     if loads[current.rest] + sum(free.values()) <= capacity:
         return current
     by_type, last = dict(current.by_type), current.last
@@ -149,6 +149,11 @@ def _divided_by_number(
         if number != current.rest:
             by_type[file_type] = number
     return PartitionMap(current.rest, max(current.last, *by_type.values(), 0), by_type)
+
+
+def _work_kept_by_the_rest(current: PartitionMap, work: Mapping[str, int]) -> int:
+    """Chunks of types that had a partition, and share one with the rest since both moved on."""
+    return sum(chunks for t, chunks in work.items() if current.by_type.get(t) == current.rest)
 
 
 def _types_of_the_rest(current: PartitionMap, work: Mapping[str, int]) -> dict[str, int]:
