@@ -14,7 +14,7 @@ from dedupd import mounts
 from dedupd.disk import Disk
 from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
-from dedupd.fsutil import data_ranges, locked, opened, read_at, show_path
+from dedupd.fsutil import data_ranges, locked, named, opened, read_at, show_path
 from dedupd.occupants import occupants
 from dedupd.parameters import Parameters, new_parameters
 from dedupd.policy import policy_text
@@ -69,7 +69,8 @@ def enable(
             _refuse_mounts_inside(root)
             _refuse_volumes_inside(root, path)
             _refuse_occupants(root)
-            disk.make_dir(root_fd, _BASE)
+            with named(base):
+                disk.make_dir(root_fd, _BASE)
             # So that a resumed call, too, finds the time that is to be kept.
             disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
         elif not os.path.exists(os.path.join(base, "enabling")) and not _is_fresh_base(base):

@@ -210,5 +210,35 @@ def _lease(fd: int, kind: int) -> bool:
 
 
 def show_path(path: bytes) -> str:
-    """A path as text for people; bytes that are not UTF-8 are shown escaped."""
-    return path.decode("utf-8", "backslashreplace")
+    """A path as text for people; bytes that are not UTF-8 are shown escaped, and so is whatever
+    would do something to a terminal or to the lines of a log."""
+    return show_text(path.decode("utf-8", "surrogateescape"))
+
+
+def show_text(text: str) -> str:
+    """The same for text in which names occur."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"  # a byte, as ``surrogateescape`` has it
+    return character.encode("unicode_escape").decode()
+
+
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """Have errors of the system name ``path``, and not what was opened below a descriptor."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def explain(error: OSError) -> str:
+    """An error of the system as people read it: the name, and what is wrong with it."""
+    where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

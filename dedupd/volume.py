@@ -15,7 +15,7 @@ from dedupd.disk import Disk
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import StubAttribute
-from dedupd.fsutil import locked, opened, read_at
+from dedupd.fsutil import locked, named, opened, read_at
 from dedupd.parameters import Parameters
 from dedupd.policy import Policy, parse_policy
 from dedupd.repairs import RepairNotes
@@ -267,7 +267,8 @@ class Volume:
             raise NotAVolume(f"{self.root}: the volume is being disabled") from None
 
     def _open_lock(self, name: str) -> int:
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)
+        with named(os.path.join(self.root, BASE_NAME, name)):
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)
 
     def mount_client(self, check: Callable[[], None] | None = None) -> ControlClient | None:
         """A connection to the process that serves this volume, if there is one.

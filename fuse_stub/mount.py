@@ -21,7 +21,7 @@ from dedupd.child import child_environment
 from dedupd.commit import settle_noted
 from dedupd.control import ControlClient, socket_path
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
-from dedupd.fsutil import opened
+from dedupd.fsutil import explain, opened
 from dedupd.priority import cores
 from dedupd.transitions import Transitions
 from dedupd.units import MIB
@@ -266,7 +266,8 @@ def serve_for_parent(
 def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error) or type(error).__name__
+    text = explain(error) if isinstance(error, OSError) else str(error)
+    return text or type(error).__name__
 
 
 def _log_to_system() -> None:

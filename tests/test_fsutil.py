@@ -179,3 +179,8 @@ def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
 def test_paths_that_are_not_utf8_are_shown_escaped() -> None:
     assert show_path(b"odd \xff name") == "odd \\xff name"
     assert show_path("Grüße".encode()) == "Grüße"
+
+
+def test_no_name_does_anything_to_a_terminal_or_a_log() -> None:
+    assert show_path(b"two\nlines \x1b[31mred") == "two\\nlines \\x1b[31mred"
+    assert show_path("invoice\u202efdp.exe".encode()) == "invoice\\u202efdp.exe"

@@ -19,7 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dedupd.errors import EXIT_FINDINGS, DedupdError
+from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError
+from dedupd.fsutil import explain, show_text
 from dedupd.units import format_size
 from jobs.channel import Channel
 from jobs.frame import JobRun
@@ -38,26 +39,32 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except DedupdError as error:
-            fail(str(error), error.exit_status, bool(kwargs.get("as_json")), type(error).__name__)
-        except PermissionError as error:
-            fail(
-                f"{error.filename or 'the volume'}: permission denied; run this as the user that"
-                " enabled the volume, usually root",
-                2,
-                bool(kwargs.get("as_json")),
-                "PermissionError",
+        except BrokenPipeError:
+            raise  # whoever reads has seen enough; click ends without a word
+        except (DedupdError, OSError) as error:
+            kind = (
+                type(error).__name__
+                if isinstance(error, DedupdError | PermissionError)
+                else "OSError"
             )
-        except OSError as error:
-            where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-            fail(
-                f"{where}{error.strerror or error}",
-                EXIT_FINDINGS,
-                bool(kwargs.get("as_json")),
-                "OSError",
-            )
+            fail(message_of(error), status_of(error), bool(kwargs.get("as_json")), kind)
 
     return wrapper
+
+
+def message_of(error: DedupdError | OSError) -> str:
+    """What an error says to people."""
+    if isinstance(error, PermissionError):
+        where = os.fsdecode(error.filename or "the volume")
+        who = "run this as the user that enabled the volume, usually root"
+        return f"{where}: permission denied; {who}"
+    return explain(error) if isinstance(error, OSError) else str(error)
+
+
+def status_of(error: DedupdError | OSError) -> int:
+    if isinstance(error, PermissionError):
+        return EXIT_USAGE
+    return error.exit_status if isinstance(error, DedupdError) else EXIT_FINDINGS
 
 
 def fail(message: str, status: int, as_json: bool, kind: str) -> NoReturn:
@@ -65,7 +72,7 @@ def fail(message: str, status: int, as_json: bool, kind: str) -> NoReturn:
     if as_json:
         print(json.dumps({"error": message, "kind": kind, "exit_status": status}))
     else:
-        click.echo(f"dedupd: {message}", err=True)
+        click.echo(f"dedupd: {show_text(message)}", err=True)
     sys.exit(status)
 
 

@@ -4,6 +4,7 @@ import click
 
 from dedupd.cli.common import exits, json_option, print_json
 from dedupd.errors import UsageError
+from dedupd.fsutil import named
 from dedupd.policy import KEYS, set_in_text
 from dedupd.volume import POLICY_FILE, Volume
 
@@ -21,7 +22,8 @@ def command(path: str, key: str | None, value: str | None, as_json: bool) -> Non
     with Volume.open(path) as volume:
         if key is not None and value is not None:
             text = set_in_text(volume.policy_text(), key, value, volume.policy_where)
-            volume.disk.replace_file(volume.base_fd, POLICY_FILE, text.encode())
+            with named(volume.policy_where):
+                volume.disk.replace_file(volume.base_fd, POLICY_FILE, text.encode())
         policy = volume.policy()
     shown = {
         name: KEYS[name].show(getattr(policy, KEYS[name].attribute))

@@ -25,6 +25,7 @@ from dedupd.errors import (
     ServiceUnreachable,
     UsageError,
 )
+from dedupd.fsutil import show_text
 from dedupd.service.journal import Event, report
 from dedupd.service.metrics import metrics_text
 from dedupd.service.page import PAGE, PAGE_POLICY
@@ -105,7 +106,7 @@ class ControlSocket:
         right = right_of(peer, os.geteuid(), config.group_id, config.readers)
         if right < Right.ACT and request.method not in ("GET", "HEAD"):
             text = f"user {peer.uid} (process {peer.pid}) may not {request.method} {request.path}"
-            report(Event.DENIED, text, logging.WARNING, uid=peer.uid, pid=peer.pid)
+            report(Event.DENIED, show_text(text), logging.WARNING, uid=peer.uid, pid=peer.pid)
         return right
 
 
@@ -189,7 +190,7 @@ class Api:
             status = next(status for kind, status in _STATUSES if isinstance(error, kind))
             return _error(status, str(error), type(error).__name__, error.exit_status)
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            log.exception("%s %s failed", request.method, show_text(request.path))
             return _error(500, "the service has failed here; its log says why", "InternalError")
 
     async def _get_page(self, _: web.Request) -> web.Response:
