@@ -7,7 +7,7 @@ has mode 0700: who may open it may act. See docs/control.md.
 import json
 import os
 import socket
-import tempfile
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +30,8 @@ def runtime_dir() -> str:
     base = os.environ.get("XDG_RUNTIME_DIR")
     if base:
         return os.path.join(base, "dedupd")
+    import tempfile
+
     return os.path.join(tempfile.gettempdir(), f"dedupd-{os.geteuid()}")
 
 
@@ -38,18 +40,37 @@ def socket_path(volume: str) -> str:
     return os.path.join(runtime_dir(), f"{volume}.sock")
 
 
+def connected(path: str, timeout_s: float) -> socket.socket:
+    """A connection to a Unix socket, which waits for its turn where many come at once.
+
+    Raises OSError.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # With a timeout of Python's it would not wait: the kernel takes that for O_NONBLOCK.
+        wait = struct.pack("ll", int(timeout_s), 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+        connection.connect(path)
+        connection.settimeout(timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class ControlClient:
     """A connection to a mount's process."""
 
-    def __init__(self, path: str) -> None:
-        """Raises ServiceUnreachable."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(TIMEOUT_S)
+    def __init__(self, path: str, timeout_s: float | None = None) -> None:
+        """``timeout_s`` is how long to wait for an answer, where it is not ``TIMEOUT_S``.
+
+        Raises ServiceUnreachable.
+        """
         self._path = path
+        self._timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         try:
-            self._socket.connect(path)
+            self._socket = connected(path, self._timeout_s)
         except OSError as error:
-            self._socket.close()
             raise ServiceUnreachable(
                 f"{path}: the process that serves the mount does not answer ({error.strerror})"
             ) from error
@@ -101,7 +122,7 @@ class ControlClient:
         fds: list[int] = []
         try:
             self._socket.sendall(json.dumps({"op": operation, **arguments}).encode() + b"\n")
-            self._socket.settimeout(TIMEOUT_S if check is None else POLL_S)
+            self._socket.settimeout(self._timeout_s if check is None else POLL_S)
             while b"\n" not in self._buffer:
                 try:
                     data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, FDS_MAX)

@@ -229,6 +229,15 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def resolved(path: str) -> str:
+    """An absolute path with links followed, but for a last name that leads to no directory: a link
+    may itself be what is meant, as one of the files of a volume."""
+    whole = os.path.abspath(path)
+    if os.path.isdir(whole):
+        return os.path.realpath(whole)
+    return os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+
+
 @contextmanager
 def named(path: str) -> Iterator[None]:
     """Have errors of the system name ``path``, and not what was opened below a descriptor."""

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dedupd.errors import ServiceUnreachable
 from dedupd.units import KIB
 from tests.helpers import REPOSITORY, Lab, noise
 from tests.service_helpers import (
     ServiceLab,
+    answers,
     eventually,
     is_alive,
     is_mounted,
@@ -213,6 +216,68 @@ def test_a_reload_serves_new_volumes_and_lets_others_go(machine: ServiceLab) -> 
     machine.mount_pid(new)
     assert [view["path"] for view in machine.client.get("/v1/volumes")] == [str(new.root)]
     assert (old.root / "f").read_bytes() == CONTENT, "it stays mounted, by nobody's care"
+
+
+def test_many_may_enable_at_once(machine: ServiceLab) -> None:
+    """Each has the service read its configuration, and waits until all is mounted."""
+    machine.start()
+    failures: list[BaseException] = []
+
+    def reload_too() -> None:
+        try:
+            machine.client.post("/v1/reload")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = []
+    for number in range(3):
+        lab = filled(machine, f"v{number}")
+        threads.append(threading.Thread(target=reload_too))
+        threads[-1].start()
+        eventually(partial(answers, partial(machine.view, lab)), "the service knows it")
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for lab in machine.volumes:
+        machine.mount_pid(lab)
+
+
+def test_what_is_enabled_while_the_service_stops_waits_for_the_next_start(
+    machine: ServiceLab,
+) -> None:
+    lab = filled(machine)
+    machine.start()
+    pid = machine.mount_pid(lab)
+    with open(lab.root / "g", "wb") as file:
+        file.write(CONTENT)
+    os.kill(pid, signal.SIGSTOP)  # it takes its time to unmount
+    try:
+        assert machine.process is not None
+        machine.process.send_signal(signal.SIGTERM)
+        machine.wait_for_word("STOPPING=1")
+        late = filled(machine, "late")
+        with pytest.raises(ServiceUnreachable, match="the service is stopping"):
+            machine.client.post("/v1/reload")
+        machine.process.send_signal(signal.SIGHUP)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert machine.process.wait() == 0, machine.log.read_text()[-4000:]
+    machine.process = None
+    assert not is_mounted(lab) and not is_mounted(late)
+
+
+def test_a_volume_may_be_configured_by_a_link_to_it(machine: ServiceLab, tmp_path: Path) -> None:
+    """Commands ask for what the link leads to."""
+    lab = filled(machine)
+    link = tmp_path / "link"
+    link.symlink_to(lab.root)
+    (machine.volumes_directory / "volume.toml").write_text(f'path = "{link}"\n')
+    machine.start()
+    for path in (lab.root, link):
+        assert machine.json("status", path)["path"] == str(link)
+    assert machine.run("umount", lab.root).returncode == 0
+    assert machine.view(lab)["mount"]["state"] == "unmounted"
+    assert not is_mounted(lab)
 
 
 def test_a_wrong_configuration_changes_nothing_on_reload(machine: ServiceLab) -> None:

@@ -1,5 +1,6 @@
 """The configuration of the service: what it means, and what is said about a wrong one."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedupd.disk import Disk
 from dedupd.errors import ConfigurationError
 from dedupd.service.config import (
     SERVICE_KEYS,
@@ -20,6 +22,7 @@ from dedupd.service.config import (
     parse_volume,
     volume_text,
 )
+from dedupd.service.registry import register
 from dedupd.units import MIB
 from tests.malformed import malformed
 
@@ -99,6 +102,27 @@ paths = st.from_regex(r"/[a-z]{1,8}(/[a-z ]{0,4}[a-z]){0,3}", fullmatch=True)
 @given(st.builds(VolumeConfig, paths, paths, st.integers(1, 4096).map(lambda m: m * MIB)))
 def test_a_volume_that_is_written_is_read_back(volume: VolumeConfig) -> None:
     assert parse_volume(tomlkit.parse(volume_text(volume)).unwrap(), WHERE) == volume
+
+
+def test_what_enable_registers_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty file, which a power cut may leave, keeps the service from starting, for all."""
+    config = tmp_path / "dedupd.toml"
+    config.write_text("")
+    (tmp_path / "volumes.d").mkdir()
+    monkeypatch.setenv("DEDUPD_CONFIG", str(config))
+    synced = []
+    for name in ("sync_file", "sync_dir"):
+        monkeypatch.setattr(
+            Disk, name, lambda _, fd: synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        )
+    assert register("/srv/share", "uuid")
+    assert synced == ["uuid.toml.new", "volumes.d"]
+    assert [volume.path for volume in load_config(str(config)).volumes] == ["/srv/share"]
+    (tmp_path / "volumes.d/uuid.toml").write_text("")
+    with pytest.raises(ConfigurationError, match="a volume has no path"):
+        load_config(str(config))
 
 
 def test_volumes_lie_in_files_of_their_own(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from dedupd.errors import NotAVolume, ServiceUnreachable, UsageError
 from dedupd.service.client import Denied, ServiceClient
 from dedupd.service.config import Readers
+from dedupd.service.exchange import exchange
 from dedupd.service.peers import Peer, Right, right_of
 from dedupd.service.tasks import JOBS
 from dedupd.units import KIB
@@ -76,6 +78,7 @@ def test_curl_reads_the_state(machine: ServiceLab) -> None:
         ("/v1/jobs", ["-d", '{"job": "gc"}'], 400, "path: missing"),
         ("/v1/jobs", ["-d", '{"job": "gc", "path": 1}'], 400, "not of the type str"),
         ("/v1/jobs", ["-d", '{"job": "gc", "path": "x"}'], 400, "write an absolute path"),
+        ("/v1/jobs", ["-d", r'{"job": "gc", "path": "/\ud800"}'], 400, "write an absolute path"),
         ("/v1/jobs", ["-d", '{"job": "format", "path": "/"}'], 400, "the jobs are"),
         ("/v1/jobs", ["-d", '{"job": "gc", "path": "/nowhere"}'], 404, "lies in no volume"),
         ("/v1/jobs", ["-d", '{"jop": "gc", "path": "/"}'], 400, "'jop': unknown"),
@@ -97,6 +100,9 @@ def test_options_are_those_of_the_job(machine: ServiceLab) -> None:
         machine.submit("gc", lab, full="yes")
     with pytest.raises(UsageError, match="rate: write a short text"):
         machine.submit("scrub", lab, rate="9" * 1000)
+    for text in ("a\0b", "\ud800", "a\nb"):
+        with pytest.raises(UsageError, match="strategy: write a short text"):
+            machine.submit("reconcile", lab, strategy=text)
 
 
 def test_a_body_that_is_too_long_is_refused(machine: ServiceLab, tmp_path: Path) -> None:
@@ -296,6 +302,27 @@ def test_many_connections_that_say_nothing_keep_nobody_out(machine: ServiceLab) 
     finally:
         for one in idle:
             one.close()
+
+
+def test_who_comes_when_many_do_waits_for_his_turn(tmp_path: Path) -> None:
+    """The queue of a listening socket may be full for a moment."""
+    path = str(tmp_path / "s")
+    with (
+        socket.socket(socket.AF_UNIX) as server,
+        socket.socket(socket.AF_UNIX) as first,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        server.bind(path)
+        server.listen(0)
+        first.connect(path)
+        answer = pool.submit(exchange, path, "GET", "/v1/service")
+        with pytest.raises(TimeoutError):
+            answer.result(timeout=0.3)
+        server.accept()[0].close()
+        with server.accept()[0] as second:
+            assert second.recv(65536).startswith(b"GET /v1/service")
+            second.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            assert answer.result(timeout=10) == (200, {})
 
 
 def test_a_service_that_does_not_run_is_said_not_to(tmp_path: Path) -> None:

@@ -115,6 +115,17 @@ def test_on_a_paused_volume_nothing_starts_not_even_after_a_restart(machine: Ser
     assert machine.ended(job_id)["outcome"] == "done"
 
 
+def test_who_waits_for_a_job_hears_that_its_volume_is_no_longer_served(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    machine.start()
+    machine.client.act(str(lab.root), "pause")
+    job = machine.submit("gc", lab)
+    for file in machine.volumes_directory.iterdir():
+        file.unlink()
+    machine.client.post("/v1/reload")
+    assert machine.ended(job)["outcome"] == "stopped: its volume was taken from the configuration"
+
+
 def test_what_is_asked_for_takes_the_place_of_a_scheduled_job(machine: ServiceLab) -> None:
     lab = filled(machine)
     lab.optimise()

@@ -7,6 +7,7 @@ import click
 from dedupd.cli.common import exits, json_option, print_json
 from dedupd.disk import Disk
 from dedupd.enable import enable
+from dedupd.errors import ServiceUnreachable
 from dedupd.parameters import FINGERPRINTS, PRESETS
 from dedupd.policy import PROFILES, Policy, apply_values
 from dedupd.service.client import ServiceClient
@@ -88,6 +89,10 @@ def command(
 def _have_it_mounted() -> bool:
     """Tell the service, if it runs."""
     client = ServiceClient.find()
-    if client is not None:
+    if client is None:
+        return False
+    try:
         client.post("/v1/reload")
-    return client is not None
+    except ServiceUnreachable:
+        return False  # it is stopping
+    return True

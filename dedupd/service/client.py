@@ -1,12 +1,9 @@
-"""Talking to the service, for the commands: HTTP over its Unix socket."""
+"""Talking to the service, for the commands."""
 
-import http.client
-import json
-import os
-import socket
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from dedupd.control import TIMEOUT_S, connected
 from dedupd.errors import (
     EXIT_USAGE,
     ConfigurationError,
@@ -15,10 +12,8 @@ from dedupd.errors import (
     ServiceUnreachable,
     error_named,
 )
+from dedupd.fsutil import resolved
 from dedupd.service.config import config_path, default_socket, load_config
-
-TIMEOUT_S = 150.0
-"""An unmount syncs what was written."""
 
 SYSTEM_SOCKET = "/run/dedupd.sock"
 
@@ -29,17 +24,6 @@ class Denied(DedupdError):
     exit_status = EXIT_USAGE
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("dedupd", timeout=TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 class ServiceClient:
     """A service that answers."""
 
@@ -47,8 +31,7 @@ class ServiceClient:
         """Raises ServiceUnreachable where none listens at ``path``."""
         self.path = path
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                probe.connect(path)
+            connected(path, TIMEOUT_S).close()
         except OSError as error:
             raise ServiceUnreachable(f"{path}: the service does not run here") from error
 
@@ -113,17 +96,10 @@ class ServiceClient:
         return found
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        connection = _Connection(self.path)
-        try:
-            raw = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, raw)
-            response = connection.getresponse()
-            answer = json.loads(response.read())
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServiceUnreachable(f"{self.path}: the service does not answer: {error}") from None
-        finally:
-            connection.close()
-        if response.status >= 400:
+        from dedupd.service.exchange import exchange  # http.client: mail, TLS, for a service alone
+
+        status, answer = exchange(self.path, method, path, body)
+        if status >= 400:
             raise _error(answer["kind"], answer["error"])
         return answer
 
@@ -145,6 +121,5 @@ def _places() -> list[str]:
 
 
 def absolute(path: str) -> str:
-    """A path as the service knows it: links followed, except that the last name may be one."""
-    whole = os.path.abspath(path)
-    return os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+    """A path as the service knows it."""
+    return resolved(path)

@@ -207,7 +207,7 @@ class Api:
 
     async def _reload(self, _: web.Request) -> web.Response:
         await self._service.reload()
-        for volume in self._service.volumes.values():
+        for volume in list(self._service.volumes.values()):
             await volume.keeper.settled.wait()
         return _json(service_view(self._service))
 
@@ -265,7 +265,7 @@ class Api:
         for key in ("job", "path"):
             if key not in body:
                 raise UsageError(f"{key}: missing")
-        if not body["path"].startswith("/") or "\0" in body["path"]:
+        if not body["path"].startswith("/") or not _is_a_name(body["path"]):
             raise UsageError(f"path = {body['path']!r}: write an absolute path")
         job = self._service.submit(body["job"], body["path"], body.get("options", {}))
         return _json(job_view(job), status=202)
@@ -316,6 +316,14 @@ async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any
         if not isinstance(value, keys[name]):
             raise UsageError(f"{name}: not of the type {keys[name].__name__}")
     return body
+
+
+def _is_a_name(text: str) -> bool:
+    """Whether there can be a file of that name: a process that is told of others cannot start."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False  # a surrogate that stands for no byte
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -47,6 +47,8 @@ class MountKeeper:
         self.mounted_since_s = 0.0
         self.settled = asyncio.Event()
         """Set once an attempt to mount it is over, whatever came of it."""
+        self.places: tuple[str, ...] = (config.mountpoint, config.path)
+        """What people call it; with links followed, once it was looked for."""
         self._wanted = True
         self._stopping = False
         self._changed = asyncio.Event()
@@ -96,8 +98,7 @@ class MountKeeper:
             before = self._wanted
             self._wanted = False
             try:
-                if self._mount() is not None:
-                    await asyncio.to_thread(unmount, self._point())
+                await asyncio.to_thread(self._take_away)
             except UsageError:
                 pass  # somebody else has just unmounted it
             except DedupdError:
@@ -112,6 +113,7 @@ class MountKeeper:
         self._stopping = True
         self._changed.set()
         await task
+        self.settled.set()
         self._let_go()
 
     def _point(self) -> str:
@@ -121,9 +123,15 @@ class MountKeeper:
         point = self._point()
         return next((found for found in mounts.volumes() if found.point == point), None)
 
+    def _take_away(self) -> None:
+        """Even to ask where it is mounted may wait for the process that serves it."""
+        if self._mount() is not None:
+            unmount(self._point())
+
     def _bring_up(self) -> int:
         """The pid of the process that serves the volume, which is started unless there is one."""
         path, point = os.path.realpath(self.config.path), self._point()
+        self.places = (self.config.mountpoint, self.config.path, point, path)
         mounted = self._mount()
         if mounted is not None and not is_dead(point):
             return self._adopt(mounted)

@@ -6,7 +6,9 @@ the directory ``volumes.d`` is there.
 
 import os
 
+from dedupd.disk import Disk
 from dedupd.errors import ConfigurationError
+from dedupd.fsutil import opened
 from dedupd.service.config import (
     VolumeConfig,
     config_path,
@@ -22,10 +24,10 @@ def register(path: str, uuid: str) -> bool:
     directory = volumes_directory(config_path())
     if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
         return False
-    name = os.path.join(directory, f"{uuid}.toml")
-    with open(f"{name}.new", "w", encoding="utf-8") as file:
-        file.write(volume_text(VolumeConfig(path, path)))
-    os.replace(f"{name}.new", name)
+    text = volume_text(VolumeConfig(path, path))
+    with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        # A file that a power cut left empty would keep the service from starting, with all volumes.
+        Disk().replace_file(fd, f"{uuid}.toml".encode(), text.encode(), mode=0o644)
     return True
 
 

@@ -9,7 +9,14 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dedupd.errors import Busy, ConfigurationError, DedupdError, NotAVolume, UsageError
+from dedupd.errors import (
+    Busy,
+    ConfigurationError,
+    DedupdError,
+    NotAVolume,
+    ServiceUnreachable,
+    UsageError,
+)
 from dedupd.fsutil import locked
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
 from dedupd.service.http import ControlSocket
@@ -111,8 +118,15 @@ class Service:
         return self._stop.is_set()
 
     async def reload(self) -> None:
-        """Read the configuration again. Raises ConfigurationError; then the old one stays."""
+        """Read the configuration again. Raises ConfigurationError; then the old one stays.
+
+        Raises ServiceUnreachable where the service is stopping: what was mounted then would stay.
+        """
         async with self._reloading:
+            if self.is_stopping:
+                raise ServiceUnreachable(
+                    "the service is stopping; it reads the configuration when it starts again"
+                )
             self._notifier.reloading()
             try:
                 config = load_config(self.config_path)
@@ -135,8 +149,8 @@ class Service:
         async def reload() -> None:
             try:
                 await self.reload()
-            except ConfigurationError:
-                pass  # it is in the log
+            except (ConfigurationError, ServiceUnreachable):
+                pass  # it is in the log, or has no meaning any more
 
         self._group.create_task(reload())
 
@@ -155,8 +169,12 @@ class Service:
         self.look_again()
 
     async def _let_go(self, volume: ServedVolume) -> None:
+        reason = "its volume was taken from the configuration"
         if volume.uuid in self.running:
-            self.running[volume.uuid].stop("its volume was taken from the configuration")
+            self.running[volume.uuid].stop(reason)
+        if all(other.uuid != volume.uuid for other in self.volumes.values()):
+            for job in [job for job in self.waiting if job.volume == volume.uuid]:
+                self._give_up(job, reason)
         await volume.keeper.stop(self._keeping.pop(volume))
 
     async def _drain(self) -> None:
@@ -167,7 +185,7 @@ class Service:
             job.stop("the service is stopping")
         while self.running:
             await next(iter(self.running.values())).changed.wait()
-        for volume in self.volumes.values():
+        for volume in list(self.volumes.values()):
             if self.config.unmount_on_stop:
                 try:
                     await volume.keeper.unmount()
@@ -201,7 +219,10 @@ class Service:
     async def _decide(self) -> None:
         """Do what there is to do now."""
         while True:
-            views = [view for one in self.volumes.values() if (view := await one.view())]
+            seen = [(one, await one.view()) for one in list(self.volumes.values())]
+            # A reload may have taken some away while others were looked at.
+            served = self.volumes.get
+            views = [view for one, view in seen if view and served(one.config) is one]
             requests = [Request(job.id, job.volume, job.submitted_s) for job in self.waiting]
             now_s = time.time()
             running = [
@@ -250,10 +271,9 @@ class Service:
 
     def _start(self, job: Job) -> None:
         self.running[job.volume] = job
-        self._group.create_task(self._run_job(job))
+        self._group.create_task(self._run_job(job, self.by_uuid(job.volume)))
 
-    async def _run_job(self, job: Job) -> None:
-        volume = self.by_uuid(job.volume)
+    async def _run_job(self, job: Job, volume: ServedVolume) -> None:
         report(Event.JOB_STARTED, f"{job.job} begins on {job.path}", job=job.id, path=job.path)
         job.paused = volume.paused
         await job.run()
@@ -290,7 +310,7 @@ class Service:
         """The volume that a path (absolute) lies in. Raises NotAVolume."""
         path = os.path.normpath(path)
         for volume in self.volumes.values():
-            for place in (volume.config.mountpoint, volume.config.path):
+            for place in volume.keeper.places:
                 if path == place or path.startswith(place + "/"):
                     return volume
         raise NotAVolume(
@@ -303,7 +323,7 @@ class Service:
         volume = self.by_path(path)
         if volume.uuid is None:
             raise Busy(f"{path}: {volume.keeper.problem or 'the volume is not mounted yet'}")
-        whole = os.path.normpath(path) in (volume.config.path, volume.config.mountpoint)
+        whole = os.path.normpath(path) in volume.keeper.places
         if not whole and name not in OF_A_SUBTREE:
             raise UsageError(f"{path}: {name} works on whole volumes; name {volume.config.path}")
         if len(self.waiting) >= WAITING_MAX:
@@ -324,15 +344,19 @@ class Service:
     def cancel(self, job: Job) -> None:
         """End a job: at its next safe place, if it runs."""
         if job in self.waiting:
-            self.waiting.remove(job)
-            job.stop("cancelled")
-            job.finished_s = time.time()
-            self.ended.append(job)
-            job.change()
+            self._give_up(job, "cancelled")
         elif job.finished_s is None:
             job.cancelled = True
             job.stop("cancelled")
         self.look_again()
+
+    def _give_up(self, job: Job, reason: str) -> None:
+        """End a job that has not begun."""
+        self.waiting.remove(job)
+        job.stop(reason)
+        job.finished_s = time.time()
+        self.ended.append(job)
+        job.change()
 
     async def pause(self, volume: ServedVolume, paused: bool) -> None:
         """Hold the jobs of a volume, or let them go on."""

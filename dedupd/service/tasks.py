@@ -53,6 +53,10 @@ OF_A_SUBTREE = frozenset({"optimize", "unoptimize"})
 """Jobs that can work on a part of the tree."""
 
 
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
 def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
     """The options as ``dedupd run`` takes them. Raises UsageError."""
     if job not in JOBS:
@@ -67,7 +71,7 @@ def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
                 raise UsageError("options: full: write true or false")
             arguments += ["--full"] if value else []
         else:
-            if not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX:
+            if not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX or not _is_plain(value):
                 raise UsageError(f"options: {name}: write a short text")
             arguments.append(f"--{name}={value}")
     return tuple(arguments)
