@@ -104,6 +104,18 @@ def test_a_run_of_the_future_says_nothing() -> None:
     assert nightly(night(3, 2), ran(night(400))) == (Urgency.WINDOW, True, night(3, 6))
 
 
+def test_nor_does_one_that_ended_while_the_clock_was_ahead() -> None:
+    for failures in (0, 1):
+        ahead = ran(night(3), 365 * DAY, completed=False, failures=failures)
+        found = due("background", Every(HOUR), ahead, 0, night(3, 2), UTC)
+        assert found is not None and found.at_s <= night(3, 2)
+
+
+def test_what_has_just_completed_is_not_repeated_where_the_clock_goes_back_a_little() -> None:
+    found = due("throughput", NIGHTLY, ran(night(3, 2), HOUR), 0, night(3, 3) - 5, UTC)
+    assert found is not None and found.at_s == night(4)
+
+
 def test_failures_in_a_row_are_tried_again_more_and_more_slowly() -> None:
     delays = []
     for failures in (1, 2, 3, 20):

@@ -186,8 +186,8 @@ def test_a_job_that_is_killed_has_failed_and_is_in_the_history(machine: ServiceL
     pid = process_of(machine, "scrub")
     subprocess.run(["kill", f"-{signal.SIGKILL.value}", str(pid)], check=True)
     job = machine.ended(job_id)
-    assert job["outcome"] == "ended with status -9"
-    assert outcomes(machine, lab)[0] == ("scrub", "ended with status -9")
+    assert job["outcome"] == "killed by signal 9"
+    assert outcomes(machine, lab)[0] == ("scrub", "killed by signal 9")
 
 
 @pytest.mark.slow

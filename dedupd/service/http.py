@@ -79,7 +79,16 @@ class ControlSocket:
         if config.listen is not None:
             runner = await self._runner(Api(self._service, _right_of_browser))
             site = web.TCPSite(runner, config.listen.host, config.listen.port)
-            await site.start()
+            try:
+                await site.start()
+            except OSError as error:
+                # Anybody may have taken the address; users' files must not depend on that.
+                self._service.listen_problem = (
+                    f"listen: {config.listen.host} port {config.listen.port}: nobody reaches the"
+                    f" page and the metrics there ({os.strerror(error.errno or 0).lower()}); free"
+                    " it, or choose another one, and start the service again"
+                )
+                log.error("%s", self._service.listen_problem)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -123,7 +132,8 @@ def _server_log() -> logging.Logger:
 
 
 def _right_of_browser(request: web.Request) -> Right:
-    host = _PORT.sub("", request.host)
+    # Not ``request.host``: where there is no such line, that asks the name server for this host's.
+    host = _PORT.sub("", request.headers.get("Host", ""))
     return Right.READ if host in LOCAL_HOSTS else Right.NOTHING
 
 

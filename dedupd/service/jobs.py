@@ -64,6 +64,8 @@ class Job:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and made anew, whenever something about it changes."""
     _channel: asyncio.StreamWriter | None = None
+    _began_s: float | None = None
+    """As ``started_s``, of a clock that nobody sets."""
 
     @property
     def state(self) -> JobState:
@@ -74,6 +76,11 @@ class Job:
         if self.stop_reason:
             return JobState.STOPPING
         return JobState.HELD if self.held else JobState.RUNNING
+
+    @property
+    def running_s(self) -> float:
+        """For how long it has run by now, also where the clock was set meanwhile."""
+        return 0.0 if self._began_s is None else time.monotonic() - self._began_s
 
     @property
     def completed(self) -> bool:
@@ -99,7 +106,12 @@ class Job:
             return f"stopped: {self.stop_reason}"
         if self.report is not None:
             return str(self.report.get("outcome", "done"))
-        return self.errors.strip().rpartition("\n")[2] or f"ended with status {self.exit_status}"
+        if self.errors.strip():
+            return self.errors.strip().rpartition("\n")[2].removeprefix("dedupd: ")
+        status = self.exit_status
+        if status is not None and status < 0:
+            return f"killed by signal {-status}"
+        return f"ended with status {status}"
 
     @property
     def found_damage(self) -> bool:
@@ -128,7 +140,7 @@ class Job:
 
     async def run(self) -> None:
         """Start the process, and follow it until it has ended."""
-        self.started_s = time.time()
+        self.started_s, self._began_s = time.time(), time.monotonic()
         try:
             await self._follow()
         except OSError as error:
@@ -180,10 +192,15 @@ class Job:
         while True:
             try:
                 line = await reader.readline()
-            except (OSError, ValueError):
+            except OSError:
                 return
-            if not line:
+            except ValueError:
+                # A line without end. The process waits until somebody takes it: have it give up.
+                assert self._channel is not None
+                self._channel.close()
                 return
+            if not line.endswith(b"\n"):
+                return  # it has ended; killed, in the midst of a line
             message = json.loads(line)
             if "report" in message:
                 self.report, self.got_through = message["report"], message["finished"]

@@ -14,15 +14,21 @@ log = logging.getLogger("dedupd.service")
 
 async def measure(path: str) -> Savings | None:
     """The figures of the volume at ``path`` as they are now; None where they cannot be had."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "dedupd.cli.main", "status", "--here", "--json", "--", path),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(),
-        start_new_session=True,
-        cwd="/",
-    )
+    command = "-P", "-m", "dedupd.cli.main", "status", "--here", "--json", "--", path
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=child_environment(),
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError as error:  # no memory, no descriptors: later there may be
+        log.warning("%s: what it saves could not be measured: %s", path, error)
+        return None
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,12 @@ from dedupd.service.volumes import ServedVolume
 
 if TYPE_CHECKING:
     from dedupd.service.service import Service
+
+ANSWER_S_MAX = 1.0
+"""A mount answers in milliseconds. Prometheus gives up after ten seconds."""
+
+_ASKING = ThreadPoolExecutor(1, "metrics")
+"""One request after the other, and in no thread that the service needs: a mount may hang."""
 
 Statuses = Mapping[str, Mapping[str, Any]]
 """What each mount's process says of itself, by the volume's uuid (docs/control.md)."""
@@ -59,7 +66,8 @@ MOUNT_GAUGES = (
 async def metrics_text(service: "Service") -> bytes:
     """The metrics in Prometheus' text format."""
     uuids = [volume.uuid for volume in service.volumes.values() if volume.is_mounted]
-    statuses = await asyncio.to_thread(_statuses, [uuid for uuid in uuids if uuid is not None])
+    loop, told = asyncio.get_running_loop(), [uuid for uuid in uuids if uuid is not None]
+    statuses = await loop.run_in_executor(_ASKING, _statuses, told)
     registry = CollectorRegistry()
     registry.register(_ServiceCollector(service, statuses))
     ProcessCollector(namespace="dedupd_service", registry=registry)
@@ -70,10 +78,10 @@ def _statuses(uuids: Iterable[str]) -> Statuses:
     found = {}
     for uuid in uuids:
         try:
-            with ControlClient(socket_path(uuid)) as client:
+            with ControlClient(socket_path(uuid), ANSWER_S_MAX) as client:
                 found[uuid] = client.call("status")
         except ServiceUnreachable:
-            continue  # it has just died, which is in another metric
+            continue  # it has just died, which is in another metric, or hangs
     return found
 
 

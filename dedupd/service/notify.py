@@ -38,7 +38,9 @@ class Notifier:
         if not self._address:
             return
         # A name that begins with @ is one of the abstract namespace.
-        address = self._address.replace("@", "\0", 1)
+        address = self._address
+        if address.startswith("@"):
+            address = "\0" + address[1:]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             try:
                 sender.connect(address)

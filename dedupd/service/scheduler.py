@@ -148,7 +148,7 @@ def due(
     zone: tzinfo | None = None,
 ) -> Due | None:
     """When a task is to run next, as seen from now; None for never."""
-    if history is not None and history.started_s > now_s:
+    if history is not None and _is_of_the_future(history, now_s):
         history = None  # the clock was set back: nothing is known
     retry_s = 0.0
     if history is not None and history.failures:
@@ -159,6 +159,11 @@ def due(
     if isinstance(schedule, Every):
         return Due(task, Urgency.BACKGROUND, max(retry_s, _next_interval(schedule, history)))
     return _calendar(task, schedule, history, since_s, retry_s, now_s, zone)
+
+
+def _is_of_the_future(history: TaskHistory, now_s: float) -> bool:
+    """An end that is near comes: what has just run is not run again for a second's difference."""
+    return history.started_s > now_s or history.finished_s > now_s + RETRY_S_MAX
 
 
 def _next_interval(schedule: Every, history: TaskHistory | None) -> float:

@@ -69,6 +69,8 @@ class Service:
         self.ended: deque[Job] = deque(maxlen=ENDED_KEPT)
         self.counts: Counter[tuple[str, str]] = Counter()
         """How many jobs have ended, by name and by whether they completed, stopped or failed."""
+        self.listen_problem = ""
+        """Why nobody reaches the page, for people; empty where nothing is wrong."""
         self._notifier = notifier
         self._keeping: dict[ServedVolume, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -229,7 +231,7 @@ class Service:
                 Running(
                     uuid,
                     job.urgency,
-                    job.started_s or now_s,
+                    now_s - job.running_s,
                     job.until_s,
                     stopping=bool(job.stop_reason),
                     task=job.task,

@@ -34,7 +34,7 @@ def service_view(service: "Service") -> Json:
 
 def problems(service: "Service") -> list[str]:
     """Everything that an administrator should look at, for people."""
-    found = []
+    found = [service.listen_problem] if service.listen_problem else []
     for volume in service.volumes.values():
         found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
         for name, history in volume.tasks.items():

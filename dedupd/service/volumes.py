@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from dedupd.errors import CatalogUnusable, PolicyError
+from dedupd.fsutil import explain, opened
 from dedupd.policy import Policy, parse_policy
 from dedupd.service.config import VolumeConfig
 from dedupd.service.history import History, Memory, Savings
@@ -39,7 +40,7 @@ class ServedVolume:
         self.since_s = 0.0
         self._served_s = 0.0
         self._not_before_s = 0.0
-        """Somebody else held the volume a moment ago."""
+        """Somebody else held the volume a moment ago. Of a clock that nobody sets."""
         self.is_known = False
         self._left_alone = False
         # LMDB's files may be open once in a process.
@@ -62,9 +63,13 @@ class ServedVolume:
         if self.uuid is None or self.keeper.base is None:
             return None
         if not self.is_known:
-            await self._get_to_know()
+            try:
+                await self._get_to_know()
+            except OSError as error:
+                log.error("%s: %s", self.config.path, explain(error))
+                return None
         self._read_policy()
-        usable = self.is_mounted and time.time() >= self._not_before_s and not self._left_alone
+        usable = self.is_mounted and time.monotonic() >= self._not_before_s and not self._left_alone
         return VolumeView(
             self.uuid,
             {} if self.policy_problem else schedules(self.policy),
@@ -101,7 +106,7 @@ class ServedVolume:
             return
         name, last = job.task, self.tasks.get(job.task)
         if job.was_busy:
-            self._not_before_s = job.finished_s + BUSY_RETRY_S
+            self._not_before_s = time.monotonic() + BUSY_RETRY_S
             return
         failures = (last.failures if last is not None else 0) + 1 if job.failed else 0
         history = TaskHistory(job.started_s, job.finished_s, job.completed, failures)
@@ -113,20 +118,21 @@ class ServedVolume:
         await self.remember(lambda history: history.note_savings(savings))
 
     async def remember(self, act: Callable[[History], R]) -> R | None:
-        """Read or write the catalogue; None where it cannot be used, which the log says."""
+        """Read or write the catalogue; None where it cannot be used, which the log says: the disk
+        may be gone, and other volumes' are not."""
         base = self.keeper.base
         if base is None:
             return None
-        # A descriptor of its own: the keeper closes its one when the volume is unmounted.
-        fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            async with self._catalog:
-                return await asyncio.to_thread(act, History(f"/proc/self/fd/{fd}"))
+            # A descriptor of its own: the keeper closes its one when the volume is unmounted.
+            with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+                async with self._catalog:
+                    return await asyncio.to_thread(act, History(f"/proc/self/fd/{fd}"))
         except CatalogUnusable as error:
             log.warning("%s", error)
-            return None
-        finally:
-            os.close(fd)
+        except OSError as error:
+            log.warning("%s: its catalogue cannot be used: %s", self.config.path, explain(error))
+        return None
 
     async def _get_to_know(self) -> None:
         assert self.keeper.base is not None
