@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.format.container import Kind
 from dedupd.units import KIB, MIB
 from dedupd.volume import Volume
-from tests.helpers import Lab, noise
+from tests.helpers import Lab, flip_bit, noise
 from tests.service_helpers import (
     QUIET_POLICY,
     ServiceLab,
@@ -113,6 +114,25 @@ def test_on_a_paused_volume_nothing_starts_not_even_after_a_restart(machine: Ser
     assert machine.client.job(job_id, 1)["state"] == "waiting"
     machine.client.act(str(lab.root), "resume")
     assert machine.ended(job_id)["outcome"] == "done"
+
+
+def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    container = lab.container(Kind.CHUNKS)
+    flip_bit(container, 1000)
+    machine.start()
+    done = machine.run("run", "scrub", "--full", "--wait", lab.root)
+    assert done.returncode == 4 and "records are lost" in done.stdout
+    (problem,) = eventually(lambda: machine.client.get("/v1/service")["problems"], "it is said")
+    assert f"{lab.root}: 1 records of the store are damaged" in problem
+    status = machine.run("status", lab.root)
+    assert "quarantined" in status.stdout and "are damaged" in status.stderr
+    assert machine.run("umount", lab.root).returncode == 0
+    flip_bit(container, 1000)
+    assert machine.run("mount", lab.root).returncode == 0
+    assert machine.run("run", "scrub", "--full", "--wait", lab.root).returncode == 0
+    eventually(lambda: machine.client.get("/v1/service")["problems"] == [], "it is over")
 
 
 def test_who_waits_for_a_job_hears_that_its_volume_is_no_longer_served(machine: ServiceLab) -> None:

@@ -72,6 +72,8 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     saved = f"{format_size(savings['saved_bytes'])} ({savings['saved_fraction']:.1%})"
     table.add_row("saved", f"{saved}, {_time(savings['time_s'])}")
     table.add_row("free", format_size(savings["free_bytes"]))
+    if savings["quarantined_records"]:
+        table.add_row("quarantined", f"{savings['quarantined_records']} records: run scrub")
 
 
 def _when(task: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ paused                whether somebody has paused the volume's jobs
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar, get_args
 
 from dedupd.catalog import Catalog, catalogue_of, time_key
@@ -31,6 +31,8 @@ class Savings:
     optimised_bytes: int
     occupied_bytes: int
     free_bytes: int
+    quarantined_records: int = 0
+    """What scrub found damaged and could not repair."""
 
     @property
     def saved_bytes(self) -> int:
@@ -103,7 +105,9 @@ class History:
 
 def _decoded(kind: type[T], raw: Any) -> T | None:
     """A record; None where it is not there, or not one that this version wrote."""
-    if not isinstance(raw, dict) or set(raw) != {field.name for field in fields(kind)}:
+    names = {field.name for field in fields(kind)}
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if not isinstance(raw, dict) or not needed <= set(raw) <= names:
         return None
     if not all(isinstance(value, (int, float)) for value in raw.values()):
         return None

@@ -47,4 +47,5 @@ async def measure(path: str) -> Savings | None:
         row["optimised_bytes"],
         row["occupied_bytes"],
         row["free_bytes"],
+        row["garbage"]["quarantined_records"],
     )

@@ -46,6 +46,11 @@ SAVINGS = (
     _Gauge("dedupd_volume_occupied_bytes", "What files and store take.", "occupied_bytes"),
     _Gauge("dedupd_volume_saved_bytes", "The difference of the two.", "saved_bytes"),
     _Gauge("dedupd_volume_free_bytes", "What is left on the file system.", "free_bytes"),
+    _Gauge(
+        "dedupd_volume_quarantined_records",
+        "Records of the store that are damaged and could not be repaired.",
+        "quarantined_records",
+    ),
     _Gauge("dedupd_volume_measured_timestamp_seconds", "When that was.", "time_s"),
 )
 

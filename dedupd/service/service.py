@@ -384,6 +384,8 @@ def _is_worth_measuring(volume: ServedVolume, job: Job) -> bool:
     if volume.savings is None or volume.savings.time_s < time.time() - MEASURE_S:
         return True
     report = job.report or {}
+    if job.found_damage or volume.savings.quarantined_records:
+        return True
     return bool(job.job in ("compact", "unoptimize") or report.get("files_optimised"))
 
 

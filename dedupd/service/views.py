@@ -37,6 +37,12 @@ def problems(service: "Service") -> list[str]:
     found = [service.listen_problem] if service.listen_problem else []
     for volume in service.volumes.values():
         found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
+        if volume.savings is not None and volume.savings.quarantined_records:
+            path = volume.config.path
+            found.append(
+                f"{path}: {volume.savings.quarantined_records} records of the store are damaged;"
+                f" `dedupd run scrub --full --wait {path}` names the files that are hit"
+            )
         for name, history in volume.tasks.items():
             if history.failures:
                 found.append(
