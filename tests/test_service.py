@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from dedupd.errors import ServiceUnreachable
+from dedupd.format.container import Kind
 from dedupd.units import KIB
-from tests.helpers import REPOSITORY, Lab, noise
+from tests.helpers import REPOSITORY, Lab, flip_bit, noise
 from tests.service_helpers import (
     ServiceLab,
     answers,
@@ -303,6 +304,39 @@ def test_enabling_a_directory_is_all_that_it_takes(machine: ServiceLab) -> None:
         assert machine.run("disable", root).returncode == 0
     assert os.listdir(root) == ["f"]
     assert machine.client.get("/v1/volumes") == []
+    assert not list(machine.volumes_directory.iterdir())
+
+
+def test_a_disabling_that_is_refused_takes_nothing_from_the_users(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    machine.start()
+    pid = machine.mount_pid(lab)
+    (lab.root / "below").mkdir()
+    for path, reason in ((lab.root, "--unoptimize"), (lab.root / "below", f"volume {lab.root}")):
+        refused = machine.run("disable", path)
+        assert refused.returncode == 2 and reason in refused.stderr
+        assert machine.mount_pid(lab) == pid
+        assert (lab.root / "f").read_bytes() == CONTENT
+
+
+def test_a_disabling_that_fails_half_way_gives_the_users_their_files_back(
+    machine: ServiceLab,
+) -> None:
+    lab = filled(machine)
+    flip_bit(lab.container(Kind.CHUNKS), 1000)
+    machine.start()
+    pid = machine.mount_pid(lab)
+    assert "could not be made plain" in machine.run("disable", "--unoptimize", lab.root).stderr
+    assert machine.mount_pid(lab) != pid
+    assert os.listdir(lab.root) == ["f"]
+
+
+def test_disabling_is_for_good_also_while_the_service_is_down(machine: ServiceLab) -> None:
+    root = machine.base / "share"
+    root.mkdir()
+    assert machine.run("enable", root).returncode == 0
+    assert len(list(machine.volumes_directory.iterdir())) == 1
+    assert machine.run("disable", root).returncode == 0
     assert not list(machine.volumes_directory.iterdir())
 
 

@@ -1,6 +1,8 @@
 """``dedupd disable``: back to a plain directory."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -25,34 +27,54 @@ from jobs.unoptimize import Unoptimize
 @exits
 def command(path: str, first: bool, as_json: bool) -> None:
     """Make the volume PATH a plain directory again, leaving nothing behind."""
-    _take_from_service(path)
-    base = os.path.join(path, BASE_NAME)
-    if os.path.exists(os.path.join(base, "volume.json")):
-        _begin(path, first)
-    disable(path, disk=Disk())
+    with _out_of_service(path, first):
+        if os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
+            forget(_begin(path, first))
+        disable(path, disk=Disk())
     if as_json:
         print_json({"path": path, "disabled": True})
     else:
         click.echo(f"{path} is a plain directory again.")
 
 
-def _take_from_service(path: str) -> None:
-    """Have the service unmount the volume and forget it. Raises Busy where files are in use."""
+@contextmanager
+def _out_of_service(path: str, first: bool) -> Iterator[None]:
+    """Have the service unmount the volume and, once it is none any more, forget it.
+
+    What can be refused is refused before users lose their files, and they get them back where it
+    fails. Raises Busy where files are in use.
+    """
     client = ServiceClient.serving(path)
     if client is None:
+        yield
         return
+    root = client.volume(path)["path"]
+    if os.path.realpath(path) != os.path.realpath(root):
+        raise UsageError(f"{path}: lies in the volume {root}; name that to disable it, all of it")
     if is_named(os.path.realpath(path)):
         raise UsageError(
             f"{path}: {config_path()} names it; take it out there, and run"
             " `systemctl reload dedupd`, first"
         )
-    volume = client.act(path, "unmount")
-    if forget(volume["uuid"]):
-        client.post("/v1/reload")
+    was_mounted = client.volume(path)["mount"]["state"] == "mounted"
+    if was_mounted and not first:
+        with Volume.open(path) as volume:
+            _refuse_stubs(volume, path)
+    client.act(path, "unmount")
+    try:
+        yield
+    finally:
+        if not os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
+            client.post("/v1/reload")
+        elif was_mounted:
+            client.act(path, "mount")
 
 
-def _begin(path: str, first: bool) -> None:
-    """Mark the volume as going; refuse while anything is still a stub, or make it plain first."""
+def _begin(path: str, first: bool) -> str:
+    """Mark the volume as going; refuse while anything is still a stub, or make it plain first.
+
+    Returns the volume's uuid.
+    """
     with Volume.open(path) as volume, volume.job_lock():
         if volume.base.startswith("/proc/"):
             raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
@@ -68,6 +90,7 @@ def _begin(path: str, first: bool) -> None:
             _refuse_stubs(volume, path)
             # Under the same locks: no job can make a stub between the check and the marker.
             begin_disable(volume.base_fd, volume.disk)
+        return volume.parameters.uuid
 
 
 def _refuse_stubs(volume: Volume, path: str) -> None:
