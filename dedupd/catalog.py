@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +42,8 @@ class Catalog:
             try:
                 self._env = _open(directory)
             except _DAMAGED:
+                import shutil
+
                 shutil.rmtree(directory)
                 os.makedirs(directory, mode=0o700)
                 self._env = _open(directory)

@@ -17,7 +17,7 @@ from dedupd.failpoint import define, reach
 from dedupd.fsutil import data_ranges, locked, named, opened, read_at, show_path
 from dedupd.occupants import occupants
 from dedupd.parameters import Parameters, new_parameters
-from dedupd.policy import policy_text
+from dedupd.policyfile import policy_text
 from dedupd.volume import BASE_NAME, POLICY_FILE, VOLUME_FILE, block_bytes_of, is_own
 
 ENABLING = b"enabling"

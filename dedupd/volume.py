@@ -15,7 +15,7 @@ from dedupd.disk import Disk
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import StubAttribute
-from dedupd.fsutil import locked, named, opened, read_at
+from dedupd.fsutil import locked, named, open_beneath, opened, read_at, resolved
 from dedupd.parameters import Parameters
 from dedupd.policy import Policy, parse_policy
 from dedupd.repairs import RepairNotes
@@ -106,10 +106,7 @@ class Volume:
 
         Raises what :meth:`open` raises.
         """
-        absolute = os.path.join(
-            os.path.realpath(os.path.dirname(os.path.abspath(path))),
-            os.path.basename(os.path.abspath(path)),
-        )
+        absolute = resolved(path)
         mount = mounts.find(absolute)
         root = mount.point if mount is not None else absolute
         while mount is None and not os.path.isdir(os.path.join(root, BASE_NAME)):
@@ -119,6 +116,18 @@ class Volume:
         below = os.path.relpath(absolute, root)
         volume = cls.open(root, disk)
         return volume, b"" if below == "." else os.fsencode(below)
+
+    @classmethod
+    def locate_existing(cls, path: str) -> tuple["Volume", bytes]:
+        """The same of what is there. Raises UsageError where nothing is: a mistyped path must not
+        look like work that was done."""
+        volume, below = cls.locate(path)
+        try:
+            os.close(open_beneath(volume.data_fd, below, os.O_PATH))
+        except OSError as error:
+            volume.close()
+            raise UsageError(f"{path}: {os.strerror(error.errno or 0).lower()}") from None
+        return volume, below
 
     def close(self) -> None:
         for name in ("chunk_records", "stream_records"):

@@ -31,6 +31,8 @@ _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing i
 _SYNCED = define("gc.synced", "the tree is durable as it was walked, nothing is changed")
 _SWEPT = define("gc.swept", "the orphans of one container are durable")
 
+NOTHING_NEW = "nothing has changed since the last run"
+
 
 @dataclass(slots=True)
 class GcReport:
@@ -97,7 +99,7 @@ class Gc:
             run.findings.add(problem)
         named = {Kind.CHUNKS: chunks.digest(), Kind.STREAMS: wanted.digest()}
         if not self._full and gc_memory.is_as_left(volume, self._state(named)):
-            report.outcome = "nothing has changed since the last run"
+            report.outcome = NOTHING_NEW
             return self.report()
         recipes = self._read_recipes(wanted)
         chunks.include(recipes.chunks)

@@ -1,21 +1,23 @@
 """The command line: exit statuses, JSON, and messages where they belong."""
 
-import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from dedupd import __version__
 from dedupd.cli.main import COMMANDS, main
-from dedupd.cli.run import recorded
+from dedupd.cli.run import JOBS
+from dedupd.cli.run.report import recorded
 from dedupd.format.container import Kind
 from dedupd.units import KIB
 from jobs.compact import Compact
@@ -110,6 +112,7 @@ def test_the_same_for_people(lab: Lab) -> None:
     for arguments, said in (
         (("run", "optimize", "--dry-run", lab.root), "would optimise 6 files"),
         (("run", "optimize", lab.root), "files optimised  6"),
+        (("run", "optimize", lab.root), "left             6 already optimised"),
         (("status", lab.root), "6, 6 of them optimised"),
         (("jobs", lab.root), "optimize"),
         (("policy", lab.root), "min_age = '0s'"),
@@ -134,6 +137,9 @@ def test_the_space_of_deleted_files_comes_back(lab: Lab) -> None:
     assert would["orphaned_chunks"] > 1
     assert "are garbage now, 0 were before: done" in say("run", "gc", lab.root).stdout
     assert reported("run", "gc", lab.root)["outcome"] == "nothing has changed since the last run"
+    assert say("run", "gc", lab.root).stdout.endswith(
+        "stubs: nothing has changed since the last run\n"
+    )
     assert reported("run", "gc", "--full", lab.root)["orphans_before"] > 1
     dead = reported("run", "compact", "--dry-run", lab.root)
     assert dead["dead_bytes"] > 20 * KIB and dead["freed_bytes"] == 0
@@ -255,6 +261,22 @@ def test_wrong_usage_is_2_with_one_line_that_says_why(
 )
 def test_what_the_parser_refuses_is_2(arguments: tuple[str, ...]) -> None:
     assert say(*arguments).returncode == USAGE
+    as_json = say(*arguments, "--json")
+    assert as_json.returncode == USAGE and as_json.stderr == ""
+    assert json.loads(as_json.stdout)["exit_status"] == USAGE
+
+
+@pytest.mark.parametrize("command", ["enable", "disable", "mount", "status", "analyze", "doctor"])
+def test_an_empty_name_is_not_the_working_directory(command: str) -> None:
+    refused = say(command, "")
+    assert refused.returncode == USAGE and "the name is empty" in refused.stderr
+
+
+def test_a_link_to_a_volume_will_do(lab: Lab, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(lab.root)
+    assert reported("run", "optimize", link)["files_optimised"] == 6
+    assert reported("run", "unoptimize", link)["files_restored"] == 6
 
 
 def test_a_held_volume_is_3(lab: Lab) -> None:
@@ -311,6 +333,22 @@ def test_a_user_who_may_not_is_told_who_may() -> None:
         as_user(ask)
 
 
+# --- tables -----------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_piped_has_whole_words_and_no_blanks_at_the_end(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / ("[red]" + "long" * 40))
+    for command in ("status", "doctor"):
+        said = say(command, lab.root).stdout
+        assert str(lab.root) in said and "…" not in said
+        assert not any(line.endswith(" ") for line in said.splitlines())
+
+
+@pytest.mark.parametrize("last", ["0", "-1"])
+def test_no_runs_cannot_be_asked_for(lab: Lab, last: str) -> None:
+    assert say("jobs", "--last", last, lab.root).returncode == USAGE
+
+
 # --- names, help ------------------------------------------------------------------------------
 
 
@@ -326,13 +364,18 @@ def test_names_that_are_not_utf8_come_in_and_go_out(lab: Lab) -> None:
     assert lab.stub(b"odd \xff name") is None
 
 
+def test_no_summary_of_a_command_is_cut() -> None:
+    for arguments in (("--help",), ("run", "--help")):
+        assert "..." not in say(*arguments).stdout.partition("Commands:")[2]
+
+
 def test_help_names_every_command(tmp_path: Path) -> None:
     result = run_cli("--help")
     assert result.returncode == DONE
     assert result.stdout.startswith("Usage: dedupd [OPTIONS] COMMAND")
     for name, text in COMMANDS.items():
         assert f"  {name} " in result.stdout and text in result.stdout
-    modules = {path.stem for path in (REPOSITORY / "dedupd/cli").glob("*.py")}
+    modules = {module.name for module in pkgutil.iter_modules([str(REPOSITORY / "dedupd/cli")])}
     assert set(COMMANDS) <= modules
 
 
@@ -344,19 +387,32 @@ def test_every_command_has_help(name: str) -> None:
 
 
 def test_every_command_that_reports_has_json() -> None:
+    context = click.Context(main)
     for name in COMMANDS.keys() - {"serve"}:
-        command = importlib.import_module(f"dedupd.cli.{name}").command
-        for each in getattr(command, "commands", {"": command}).values():
+        command = main.get_command(context, name)
+        for each in jobs_of(command) if isinstance(command, click.Group) else [command]:
+            assert each is not None
             assert "--json" in {option for param in each.params for option in param.opts}, each.name
 
 
-def test_help_imports_nothing_heavy() -> None:
-    """What makes a start slow: the native module, the mount, the database, tables on terminals."""
+def jobs_of(group: click.Group) -> Iterator[click.Command | None]:
+    context = click.Context(group)
+    return (group.get_command(context, name) for name in group.list_commands(context))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_job_has_help(name: str) -> None:
+    result = say("run", name, "--help")
+    assert result.returncode == DONE, result.stderr
+    assert result.stdout.startswith(f"Usage: dedupd run {name} ")
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a program with these arguments has imported when it ends."""
     code = (
         "import sys\nfrom dedupd.cli.main import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: print(*sorted(m.partition('.')[0] for m in sys.modules))\n"
-        "print('dedupd.native' in sys.modules)"
+        f"try: main({arguments!r})\n"
+        "except SystemExit: print(*sys.modules)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -365,9 +421,23 @@ def test_help_imports_nothing_heavy() -> None:
         text=True,
         check=True,
     )
-    *_, imported, native = result.stdout.splitlines()
-    assert not {"pyfuse3", "trio", "lmdb", "rich", "psutil", "tomlkit"} & set(imported.split())
-    assert native == "False"
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """What makes a start slow: the native module, the mount, the database, tables on terminals."""
+    imported = imported_by("--help")
+    packages = {module.partition(".")[0] for module in imported}
+    assert "dedupd" in packages
+    assert not {"pyfuse3", "trio", "lmdb", "rich", "psutil", "tomlkit"} & packages
+    assert "dedupd.native" not in imported
+
+
+def test_a_run_imports_only_its_own_job_and_nothing_for_people(lab: Lab) -> None:
+    imported = imported_by("run", "optimize", str(lab.root), "--json")
+    assert "jobs.optimize" in imported
+    assert not {"rich", "http.client", "tomlkit"} & imported
+    assert not {f"jobs.{job}" for job in JOBS if job not in ("optimize", "unoptimize")} & imported
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -395,4 +465,4 @@ def test_a_run_that_stops_half_way_is_in_the_history(lab: Lab, job: str) -> None
             recorded(volume, run, works[job])
     (last,) = reported("jobs", lab.root)["history"]
     assert last["job"] == job
-    assert "stopped" in last["outcome"]
+    assert last["outcome"] == "stopped"

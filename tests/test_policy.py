@@ -16,9 +16,8 @@ from dedupd.policy import (
     Policy,
     apply_values,
     parse_policy,
-    policy_text,
-    set_in_text,
 )
+from dedupd.policyfile import policy_text, set_in_text
 from dedupd.priority import IoPriority
 from dedupd.schedule import Every, Off
 from dedupd.units import brief

@@ -20,9 +20,8 @@ from dedupd.service.config import (
     load_config,
     parse_config,
     parse_volume,
-    volume_text,
 )
-from dedupd.service.registry import register
+from dedupd.service.registry import register, volume_text
 from dedupd.units import MIB
 from tests.malformed import malformed
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
-from dedupd.cli.common import console, exits, job_run, json_option, print_json
+from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
+from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.policy import Policy
 from dedupd.units import format_size
@@ -22,7 +22,7 @@ LOG_DIRECTORY = "log"
 
 
 @click.command("analyze")
-@click.argument("paths", nargs=-1, type=click.Path())
+@click.argument("paths", nargs=-1, type=PATH)
 @click.option(
     "--label",
     "labels",
@@ -34,7 +34,7 @@ LOG_DIRECTORY = "log"
     "--out",
     default="dedupd-analysis",
     show_default=True,
-    type=click.Path(),
+    type=PATH,
     help="Directory of the chunk log and the report; a stopped collection in it goes on.",
 )
 @click.option(
@@ -46,7 +46,7 @@ LOG_DIRECTORY = "log"
 @click.option(
     "--merge",
     multiple=True,
-    type=click.Path(),
+    type=PATH,
     metavar="DIR",
     help="Analyse the log in this output directory too, collected elsewhere.",
 )
@@ -160,7 +160,7 @@ def _show(study: "Study", advice: "Advice | None", report: str) -> None:
     else:
         row = study.savings(study.collection.default_chunking)
         assert row is not None
-        table = Table(show_header=False, box=None, pad_edge=False)
+        table = figures()
         table.add_row("data", f"{format_size(row.data_bytes)}")
         table.add_row("deduplication saves", f"{row.saved:.1%}{_margin(row.saved_margin)}")
         if study.collection.compressed:
@@ -168,7 +168,7 @@ def _show(study: "Study", advice: "Advice | None", report: str) -> None:
             table.add_row("with compression", both)
         for setting in advice.settings:
             table.add_row(setting.name, f"{setting.value} ({setting.reason})")
-        console().print(table)
+        show(table)
     for reason, count in study.failures.by_reason.items():
         click.echo(f"  not read: {count} {reason}", err=True)
     click.echo(f"Report: {report}")

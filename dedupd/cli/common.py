@@ -1,4 +1,4 @@
-"""What the commands share: exit statuses, JSON, progress on a terminal."""
+"""What the commands share: exit statuses, JSON, the run of a job."""
 
 import functools
 import json
@@ -9,25 +9,27 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError
 from dedupd.fsutil import explain, show_text
-from dedupd.units import format_size
 from jobs.channel import Channel
 from jobs.frame import JobRun
-from jobs.frame import Progress as JobProgress
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Named(click.Path):
+    """A path that was given. An empty one, which an unset variable makes, would mean the working
+    directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value:
+            self.fail("the name is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Named()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -80,10 +82,6 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def console() -> Console:
-    return Console(highlight=False)
-
-
 @contextmanager
 def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
     """A run whose progress the service hears, or shows on standard error where that is a
@@ -99,35 +97,9 @@ def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
         with run.stopped_by_signals():
             yield run
         return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(job, total=None, amount="")
+    from dedupd.cli.terminal import progress_bar  # rich: many modules, for a person alone
 
-        def show(progress: JobProgress) -> None:
-            def size(value: int) -> str:
-                return format_size(value) if unit == "bytes" else str(value)
-
-            amount = size(progress.done)
-            if progress.total:
-                amount += f" of {size(progress.total)}"
-            if progress.files:
-                amount += f", {progress.files} files"
-            bar.update(
-                task,
-                description=f"{job}: {progress.phase}",
-                completed=progress.done,
-                total=progress.total or None,
-                amount=amount,
-            )
-
+    with progress_bar(job, unit) as show:
         run = JobRun(job, show)
         with run.stopped_by_signals():
             yield run

@@ -12,7 +12,6 @@ from dedupd.errors import PolicyError
 from dedupd.policy import Policy
 from dedupd.priority import give_way
 from dedupd.volume import Volume
-from jobs.backoff import backing_off, decide, decide_eager
 from jobs.frame import JobRun
 
 
@@ -45,6 +44,8 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
         if not told.here and not told.gentle:
             yield run
             return
+        from jobs.backoff import backing_off, decide, decide_eager
+
         rule = decide if told.gentle and policy.stop_when_busy else decide_eager
         with backing_off(volume.parameters.uuid, run.pace, rule, run.tell):
             yield run

@@ -13,9 +13,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from dedupd.cli.common import console, exits, job_run, json_option, print_json
+from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.demo_files import build
 from dedupd.cli.status import measure
+from dedupd.cli.terminal import show
 from dedupd.disk import Disk
 from dedupd.enable import enable
 from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
@@ -41,7 +42,7 @@ class Comparison:
 
 @click.command("demo")
 @click.option("--size", default="512m", show_default=True, help="About how much data to work on.")
-@click.option("--dir", "directory", type=click.Path(), help="Where; a temporary place otherwise.")
+@click.option("--dir", "directory", type=PATH, help="Where; a temporary place otherwise.")
 @click.option("--keep", is_flag=True, help="Leave the volume and the originals behind.")
 @json_option
 @exits
@@ -51,7 +52,10 @@ def command(size: str, directory: str | None, keep: bool, as_json: bool) -> None
     Nothing outside of the temporary directory is changed.
     """
     size_bytes = parse_size(size)
-    place = tempfile.mkdtemp(prefix="dedupd-demo-", dir=directory or _temporary_place())
+    where = directory or _temporary_place()
+    if not os.path.isdir(where):
+        raise UsageError(f"{where}: no such directory")
+    place = tempfile.mkdtemp(prefix="dedupd-demo-", dir=where)
     try:
         _check_space(place, size_bytes)
         result = _demonstrate(place, size_bytes, as_json)
@@ -207,7 +211,7 @@ def _show(result: dict[str, Any]) -> None:
     table.add_row("files", f"{result['files']}, {result['files_optimised']} of them optimised")
     table.add_row("chunks", f"{result['chunks']}, {result['distinct_chunks']} of them distinct")
     table.add_row("memory", format_size(int(result["memory_bytes_peak"])))
-    console().print(table)
+    show(table)
     if not result["differences"] and not result["findings"]:
         click.echo(
             f"Every one of {result['compared_files']} files,"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import click
 
 from dedupd import mounts
-from dedupd.cli.common import exits, job_run, json_option, print_json
+from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.disk import Disk
 from dedupd.enable import begin_disable, disable
 from dedupd.errors import DedupdError, UsageError
@@ -21,7 +21,7 @@ from jobs.unoptimize import Unoptimize
 
 
 @click.command("disable")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PATH)
 @click.option("--unoptimize", "first", is_flag=True, help="Make every file plain first.")
 @json_option
 @exits

@@ -4,14 +4,14 @@ import sys
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
-from dedupd.cli.common import console, exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS
 
 
 @click.command("doctor")
-@click.argument("paths", nargs=-1, type=click.Path())
+@click.argument("paths", nargs=-1, type=PATH)
 @json_option
 @exits
 def command(paths: tuple[str, ...], as_json: bool) -> None:
@@ -23,10 +23,9 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
         print_json({name: [asdict(check) for check in found] for name, found in checks.items()})
     else:
         for name, found in checks.items():
-            table = Table(show_header=False, box=None, pad_edge=False, title=name)
-            table.title_justify = "left"
+            table = figures(4)
             for check in found:
                 table.add_row(check.verdict.value, check.what, check.found, check.remedy)
-            console().print(table)
+            show(table, title=name)
     bad = any(check.verdict is Verdict.BAD for found in checks.values() for check in found)
     sys.exit(EXIT_FINDINGS if bad else EXIT_DONE)

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from dedupd.cli.common import exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.disk import Disk
 from dedupd.enable import enable
 from dedupd.errors import ServiceUnreachable
@@ -15,7 +15,7 @@ from dedupd.service.registry import register
 
 
 @click.command("enable")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PATH)
 @click.option(
     "--profile",
     type=click.Choice(list(PROFILES)),
@@ -37,8 +37,12 @@ from dedupd.service.registry import register
     show_default=True,
     help="Cryptographic hash that names a chunk; can not be changed later.",
 )
-@click.option("--min-age", help="How long a file must have been unchanged, like 3d or 12h.")
-@click.option("--min-size", help="Smaller files are left alone, like 32k.")
+@click.option(
+    "--min-age",
+    metavar="DURATION",
+    help="How long a file must have been unchanged, like 3d or 12h.",
+)
+@click.option("--min-size", metavar="SIZE", help="Smaller files are left alone, like 32k.")
 @json_option
 @exits
 def command(

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from dedupd.cli.common import console, exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.terminal import console, headed, show
 from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient, absolute
 from dedupd.units import format_duration, format_size
@@ -18,10 +19,23 @@ from jobs.frame import history
 
 REFRESH_S = 1.0
 
+_STARTED = {
+    "by_hand": "started by hand",
+    "window": "started by its schedule",
+    "missed": "started by its schedule, late",
+    "background": "started in the background",
+}
+
 
 @click.command("jobs")
-@click.argument("path", required=False, type=click.Path())
-@click.option("--last", default=20, show_default=True, help="How many runs to show.")
+@click.argument("path", required=False, type=PATH)
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="How many runs to show.",
+)
 @click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @json_option
 @exits
@@ -33,7 +47,7 @@ def command(path: str | None, last: int, watch: bool, as_json: bool) -> None:
     elif watch:
         _watch(read)
     else:
-        console().print(_shown(read()))
+        show(_shown(read()))
 
 
 def _reader(path: str | None, last: int) -> Callable[[], dict[str, Any]]:
@@ -73,23 +87,26 @@ def _shown(jobs: dict[str, Any]) -> RenderableType:
 
 
 def _current(jobs: list[dict[str, Any]]) -> Table:
-    table = Table("id", "volume", "state", "how far", "", box=None)
+    table = headed("id", "volume", "state", "how far", "")
     for job in jobs:
         progress = job["progress"]
         done, total = progress.get("done", 0), progress.get("total", 0)
         part = f"{done / total:.0%}" if total else ""
-        why = job["waits_for"] or (f"started by {job['urgency']}" if job["started_s"] else "")
+        why = job["waits_for"] or (_STARTED[job["urgency"]] if job["started_s"] else "")
         far = f"{progress.get('phase', '')} {part}".strip()
         table.add_row(job["id"], job["path"], job["state"], far, why)
     return table
 
 
 def _past(runs: list[dict[str, Any]]) -> Table:
-    table = Table("started", "job", "took", "files", "bytes", "outcome", box=None)
+    of_several = len({run.get("path") for run in runs}) > 1
+    volume = ["volume"] if of_several else []
+    table = headed("started", *volume, "job", "took", "files", "bytes", "outcome")
     for run in runs:
         files = run.get("files_optimised", run.get("files_restored", run.get("stubs", 0)))
         table.add_row(
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["started_s"])),
+            *([run["path"]] if of_several else []),
             run["job"],
             format_duration(run["resources"]["wall_s"]),
             str(files),

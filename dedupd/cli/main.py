@@ -1,13 +1,14 @@
 """The program ``dedupd``: one command per module."""
 
-import importlib
 import io
 import sys
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from dedupd import __version__
+from dedupd.cli.lazy import LazyGroup
 
 COMMANDS = {
     "enable": "Make a directory a volume.",
@@ -31,18 +32,19 @@ COMMANDS = {
 """Each is the module of its name in this package. Help is here, so that showing it imports none."""
 
 
-class _Commands(click.Group):
-    """Imports a command's module only when it is used: start-up stays fast."""
+class _Commands(LazyGroup):
+    """Says what its commands are for without importing any."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+    def invoke(self, ctx: click.Context) -> Any:
+        is_json = "--json" in ctx.args
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            if not is_json:
+                raise
+            from dedupd.cli.common import fail
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"dedupd.cli.{cmd_name}")
-        command: click.Command = module.command
-        return command
+            fail(error.format_message(), error.exit_code, True, "UsageError")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("-"):
@@ -58,14 +60,20 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    package="dedupd.cli",
+    names=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="dedupd")
 def main() -> None:
     """Deduplicate a primary volume after the data has been written.
 
     \b
-    Exit status: 0 done, 1 finished with findings, 2 wrong usage or configuration,
-    3 the volume is busy or the service unreachable, 4 damaged beyond repair.
+    Exit status: 0 done, 1 finished with findings or stopped, 2 wrong usage or
+    configuration, 3 the volume is busy or the service unreachable, 4 damaged
+    beyond repair.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -5,7 +5,7 @@ import os
 import click
 
 from dedupd import mounts
-from dedupd.cli.common import exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.units import parse_size
@@ -14,10 +14,16 @@ from fuse_stub.points import is_dead_mount
 
 
 @click.command("mount")
-@click.argument("path", type=click.Path())
-@click.argument("mountpoint", required=False, type=click.Path())
+@click.argument("path", type=PATH)
+@click.argument("mountpoint", required=False, type=PATH)
 @click.option("-f", "--foreground", is_flag=True, help="Serve the mount in this process.")
-@click.option("--cache", default="64m", show_default=True, help="Memory for decompressed chunks.")
+@click.option(
+    "--cache",
+    metavar="SIZE",
+    default="64m",
+    show_default=True,
+    help="Memory for decompressed chunks.",
+)
 @click.option("--debug", is_flag=True, help="Log every operation.")
 @json_option
 @exits

@@ -2,12 +2,12 @@
 
 import click
 
-from dedupd.cli.common import exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.service.client import ServiceClient
 
 
 @click.command("pause")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PATH)
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
@@ -16,4 +16,4 @@ def command(path: str, as_json: bool) -> None:
     if as_json:
         print_json(volume)
     else:
-        click.echo(f"The jobs of {path} are paused.")
+        click.echo(f"The jobs of {volume['path']} are paused.")

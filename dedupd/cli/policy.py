@@ -2,15 +2,16 @@
 
 import click
 
-from dedupd.cli.common import exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.errors import UsageError
 from dedupd.fsutil import named
-from dedupd.policy import KEYS, set_in_text
+from dedupd.policy import KEYS
+from dedupd.policyfile import set_in_text
 from dedupd.volume import POLICY_FILE, Volume
 
 
 @click.command("policy")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PATH)
 @click.argument("key", required=False)
 @click.argument("value", required=False)
 @json_option

@@ -4,14 +4,12 @@ import asyncio
 
 import click
 
-from dedupd.cli.common import exits
+from dedupd.cli.common import PATH, exits
 from dedupd.service.config import CONFIG_PATH, config_path
 
 
 @click.command("serve")
-@click.option(
-    "--config", "path", type=click.Path(), help=f"Configuration file; else {CONFIG_PATH}."
-)
+@click.option("--config", "path", type=PATH, help=f"Configuration file; else {CONFIG_PATH}.")
 @exits
 def command(path: str | None) -> None:
     """Mount every volume of the configuration, run jobs by schedule, and answer requests.

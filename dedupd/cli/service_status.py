@@ -6,7 +6,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from dedupd.cli.common import console, print_json
+from dedupd.cli.common import print_json
+from dedupd.cli.terminal import figures, show
 from dedupd.service.client import ServiceClient
 from dedupd.units import format_size
 
@@ -41,9 +42,7 @@ def show_service(path: str | None, as_json: bool) -> bool:
 
 
 def _show(volume: dict[str, Any]) -> None:
-    table = Table(
-        show_header=False, box=None, pad_edge=False, title=volume["path"], title_justify="left"
-    )
+    table = figures()
     mount = volume["mount"]
     place = f" at {volume['mountpoint']}" if mount["state"] == "mounted" else ""
     table.add_row("mount", f"{mount['state']}{place}")
@@ -59,7 +58,7 @@ def _show(volume: dict[str, Any]) -> None:
         table.add_row("paused", f"until `dedupd resume {volume['path']}`")
     for name, task in volume["tasks"].items():
         table.add_row(TASK_LABELS.get(name, name), _when(task))
-    console().print(table)
+    show(table, title=volume["path"])
 
 
 def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:

@@ -6,11 +6,11 @@ from itertools import chain
 from typing import Any
 
 import click
-from rich.table import Table
 
 from dedupd import mounts
-from dedupd.cli.common import console, exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.service_status import show_service
+from dedupd.cli.terminal import figures, show
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.priority import give_way
 from dedupd.store.garbage import Garbage, garbage_of, weights
@@ -21,7 +21,7 @@ from jobs.scan import walk
 
 
 @click.command("status")
-@click.argument("path", required=False, type=click.Path())
+@click.argument("path", required=False, type=PATH)
 @click.option("--here", is_flag=True, help="Measure now, also where the service runs.")
 @json_option
 @exits
@@ -65,8 +65,8 @@ def measure(volume: Volume) -> dict[str, Any]:
     logical = stub_bytes + plain_bytes
     occupied = allocated + sum(store.values())
     space = os.fstatvfs(volume.data_fd)
-    points = [m.point for m in mounts.volumes() if m.volume == volume.parameters.uuid]
     last = history(volume, 1)
+    points = mounts.points_of(volume.parameters.uuid)
     return {
         "path": volume.root,
         "uuid": volume.parameters.uuid,
@@ -103,9 +103,7 @@ def _directory_bytes(path: str) -> int:
 
 
 def _show(row: dict[str, Any]) -> None:
-    table = Table(
-        show_header=False, box=None, pad_edge=False, title=row["path"], title_justify="left"
-    )
+    table = figures()
     table.add_row("mounted at", row["mounted_at"] or "not mounted")
     table.add_row("files", f"{row['files']}, {row['files_optimised']} of them optimised")
     table.add_row("logical size", format_size(row["logical_bytes"]))
@@ -126,6 +124,6 @@ def _show(row: dict[str, Any]) -> None:
     if run:
         took = format_duration(run["resources"]["wall_s"])
         table.add_row("last run", f"{run['job']}: {run['outcome']}, {took}")
-    console().print(table)
+    show(table, title=row["path"])
     for message in row["messages"]:
         click.echo(f"  {message}", err=True)

@@ -5,7 +5,7 @@ import os
 import click
 
 from dedupd import mounts
-from dedupd.cli.common import exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.volume import Volume
@@ -13,7 +13,7 @@ from fuse_stub.mount import unmount
 
 
 @click.command("umount")
-@click.argument("path", type=click.Path())
+@click.argument("path", type=PATH)
 @json_option
 @exits
 def command(path: str, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def _mount_point(path: str) -> str:
     if mount is not None:
         return mount.point
     with Volume.open(path) as volume:
-        points = [m.point for m in mounts.volumes() if m.volume == volume.parameters.uuid]
+        points = mounts.points_of(volume.parameters.uuid)
     if not points:
         raise UsageError(f"{path}: not mounted")
     return points[0]

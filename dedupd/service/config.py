@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import tomlkit
-
 from dedupd.control import runtime_dir
 from dedupd.errors import ConfigurationError, UsageError
 from dedupd.units import MIB, brief, cut, exact_size
@@ -275,15 +273,3 @@ def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ..
                     f" {brief(other.path)} and {brief(one.path)}; give one another mountpoint"
                 )
     return tuple(dict.fromkeys(volumes))
-
-
-def volume_text(volume: VolumeConfig) -> str:
-    """A file of ``volumes.d``."""
-    document = tomlkit.document()
-    document.add(tomlkit.comment("A volume that the service mounts and keeps optimised."))
-    document["path"] = volume.path
-    if volume.mountpoint != volume.path:
-        document["mountpoint"] = volume.mountpoint
-    if volume.cache_bytes != VolumeConfig("", "").cache_bytes:
-        document["cache"] = exact_size(volume.cache_bytes)
-    return tomlkit.dumps(document)

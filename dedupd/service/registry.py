@@ -6,6 +6,8 @@ the directory ``volumes.d`` is there.
 
 import os
 
+import tomlkit
+
 from dedupd.disk import Disk
 from dedupd.errors import ConfigurationError
 from dedupd.fsutil import opened
@@ -13,9 +15,9 @@ from dedupd.service.config import (
     VolumeConfig,
     config_path,
     parse_config,
-    volume_text,
     volumes_directory,
 )
+from dedupd.units import exact_size
 
 
 def register(path: str, uuid: str) -> bool:
@@ -48,3 +50,15 @@ def is_named(path: str) -> bool:
     except (OSError, UnicodeDecodeError, ConfigurationError):
         return False
     return any(volume.path == path for volume in config.volumes)
+
+
+def volume_text(volume: VolumeConfig) -> str:
+    """A file of ``volumes.d``."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment("A volume that the service mounts and keeps optimised."))
+    document["path"] = volume.path
+    if volume.mountpoint != volume.path:
+        document["mountpoint"] = volume.mountpoint
+    if volume.cache_bytes != VolumeConfig("", "").cache_bytes:
+        document["cache"] = exact_size(volume.cache_bytes)
+    return tomlkit.dumps(document)

@@ -1,0 +1,23 @@
+"""``dedupd run``: one job, by the service if it runs, else in the foreground.
+
+Each job is a module of its own here, so that a run imports no job but its own.
+"""
+
+import click
+
+from dedupd.cli.conduct import Conduct
+from dedupd.cli.lazy import LazyGroup
+
+JOBS = ("compact", "gc", "optimize", "rebuild", "reconcile", "scrub", "unoptimize", "verify")
+
+
+@click.group("run", cls=LazyGroup, package=__name__, names=JOBS)
+@click.option("--here", is_flag=True, help="In this process, also where the service runs.")
+@click.option("--gentle", is_flag=True, help="Slow down and pause while users are at work.")
+@click.pass_context
+def command(context: click.Context, here: bool, gentle: bool) -> None:
+    """Run one job on a volume, or on a part of its tree, at the lowest priority.
+
+    Where the service runs and serves the volume, it runs the job.
+    """
+    context.obj = Conduct(here or gentle, gentle)

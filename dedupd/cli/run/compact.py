@@ -1,0 +1,35 @@
+"""``dedupd run compact``: the space of garbage is given back."""
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.through import through_service
+from dedupd.units import format_size
+from dedupd.volume import Volume
+from jobs.compact import Compact, CompactReport
+
+
+@click.command("compact")
+@click.argument("path", type=PATH)
+@click.option("--dry-run", is_flag=True, help="Only say how much there is to be freed.")
+@json_option
+@exits
+@through_service("compact")
+def command(path: str, dry_run: bool, as_json: bool) -> None:
+    """Give the space of collected chunks back. Users keep working meanwhile."""
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "compact") as run:
+        job = Compact(volume, run, dry_run=dry_run)
+        report = job.run() if dry_run else recorded(volume, run, job)
+    finish(report, as_json, _show, findings=report.errors)
+
+
+def _show(report: CompactReport) -> None:
+    click.echo(
+        f"{format_size(report.dead_bytes)} of {format_size(report.stored_bytes)} in"
+        f" {report.containers} containers were garbage; {format_size(report.freed_bytes)} freed:"
+        f" {report.rewritten} containers rewritten, {report.removed} removed,"
+        f" {report.below_threshold} left below the threshold"
+    )
+    show_messages(report.errors, report.messages)

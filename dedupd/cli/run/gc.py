@@ -1,0 +1,41 @@
+"""``dedupd run gc``: chunks that no file needs become garbage."""
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.through import through_service
+from dedupd.units import format_size
+from dedupd.volume import Volume
+from jobs.gc import NOTHING_NEW, Gc, GcReport
+
+
+@click.command("gc")
+@click.argument("path", type=PATH)
+@click.option("--full", is_flag=True, help="Read all recipes, also those that earlier runs have.")
+@click.option("--dry-run", is_flag=True, help="Only say what would become an orphan.")
+@json_option
+@exits
+@through_service("gc")
+def command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
+    """Find chunks that no file needs any more. Users keep working meanwhile."""
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:
+        job = Gc(volume, run, full=full, dry_run=dry_run)
+        report = job.run() if dry_run else recorded(volume, run, job)
+    finish(report, as_json, _show, findings=report.errors)
+
+
+def _show(report: GcReport) -> None:
+    if report.outcome == NOTHING_NEW:
+        click.echo(f"{report.stubs} stubs: {report.outcome}")
+        return
+    known = ", the others were known" if report.resumed else ""
+    click.echo(
+        f"{report.stubs} stubs need {report.chunks_needed} of {report.chunks} chunks"
+        f" ({report.recipes} recipes read{known});"
+        f" {report.orphaned_chunks} chunks and {report.orphaned_recipes} recipes"
+        f" ({format_size(report.orphaned_bytes)}) are garbage now,"
+        f" {report.orphans_before} were before: {report.outcome}"
+    )
+    show_messages(report.errors, report.messages)

@@ -1,0 +1,82 @@
+"""``dedupd run optimize``: files that the policy takes become stubs."""
+
+from collections import Counter
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.through import through_service
+from dedupd.units import format_duration, format_size
+from dedupd.volume import Volume
+from jobs.optimize import Optimize, OptimizeReport
+from jobs.scan import Skipped, candidates
+
+
+@click.command("optimize")
+@click.argument("path", type=PATH)
+@click.option("--dry-run", is_flag=True, help="Only say what would be optimised.")
+@json_option
+@exits
+@through_service("optimize")
+def command(path: str, dry_run: bool, as_json: bool) -> None:
+    """Deduplicate the files that the policy takes."""
+    volume, below = Volume.locate_existing(path)
+    with volume, volume.job_lock():
+        if dry_run:
+            _dry_run(volume, below, as_json)
+            return
+        with working(volume, "optimize") as run:
+            job = Optimize(volume, run, below)
+            report = recorded(volume, run, job)
+    finish(report, as_json, _show, findings=report.errors)
+
+
+def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
+    skipped, errors = Skipped(), list[str]()
+    files = size = 0
+    for candidate in candidates(volume, volume.policy(), below, skipped, errors):
+        files += 1
+        size += candidate.work_bytes
+    report = {
+        "job": "optimize",
+        "dry_run": True,
+        "files": files,
+        "bytes": size,
+        "files_skipped": skipped.files,
+        "messages": errors,
+    }
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(f"would optimise {files} files, {format_size(size)}")
+        for reason, count in skipped.files.items():
+            click.echo(f"  left: {count} {reason}")
+
+
+def _show(report: OptimizeReport) -> None:
+    from dedupd.cli.terminal import figures, show
+
+    sums, used = report.sums, report.resources
+    table = figures()
+    raw = sums["raw_bytes"]
+    table.add_row("files optimised", f"{report.files_optimised}")
+    table.add_row("read", format_size(raw))
+    table.add_row("zeros", format_size(sums["zero_bytes"]))
+    table.add_row("duplicates", format_size(sums["duplicate_bytes"]))
+    table.add_row("new", f"{format_size(sums['new_raw_bytes'])} in {sums['new_chunks']} chunks")
+    table.add_row("stored", f"{format_size(sums['stored_bytes'] + report.recipe_bytes)}")
+    index = report.index
+    table.add_row(
+        "index",
+        f"{report.index_entries} chunks; {index.lookups} look-ups, {index.hits} found,"
+        f" {index.false_positives} false, {index.disk_reads} reads",
+    )
+    table.add_row("time", format_duration(used["wall_s"]))
+    if raw and used["wall_s"]:
+        table.add_row("throughput", f"{raw / used['wall_s'] / 1e6:.0f} MB/s")
+    for reason, count in (Counter(report.files_skipped) + Counter(report.files_left)).items():
+        table.add_row("left", f"{count} {reason}")
+    show(table)
+    show_messages(report.errors, report.messages)

@@ -1,0 +1,31 @@
+"""``dedupd run rebuild``: catalogue and tables are made anew."""
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded
+from dedupd.cli.through import through_service
+from dedupd.volume import Volume
+from jobs.rebuild import Rebuild, RebuildReport
+
+
+@click.command("rebuild")
+@click.argument("path", type=PATH)
+@json_option
+@exits
+@through_service("rebuild")
+def command(path: str, as_json: bool) -> None:
+    """Make catalogue and tables anew, from containers and stubs."""
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "rebuild") as run:
+        report = recorded(volume, run, Rebuild(volume, run))
+    finish(report, as_json, _show, damage=report.losses)
+
+
+def _show(report: RebuildReport) -> None:
+    click.echo(
+        f"{report.tables_rebuilt} of {report.tables} tables made anew; {report.records} records"
+        f" for {report.stubs} stubs: {report.outcome}"
+    )
+    for what in report.not_rebuilt:
+        click.echo(f"  not rebuilt: {what}")

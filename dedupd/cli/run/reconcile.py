@@ -1,0 +1,58 @@
+"""``dedupd run reconcile``: chunks that several partitions have become one."""
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.through import through_service
+from dedupd.units import format_size
+from dedupd.volume import Volume
+from jobs.reconcile import Reconcile, ReconcileReport, Strategy
+
+
+@click.command("reconcile")
+@click.argument("path", type=PATH)
+@click.option(
+    "--strategy",
+    type=click.Choice([strategy.value for strategy in Strategy]),
+    default=Strategy.ALL.value,
+    help="all; selective: partitions that a sample says are worth it; delayed: while idle.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what partitions have in common.")
+@json_option
+@exits
+@through_service("reconcile")
+def command(path: str, strategy: str, dry_run: bool, as_json: bool) -> None:
+    """Merge chunks that several partitions have. Users keep working meanwhile."""
+    with (
+        Volume.open(path) as volume,
+        volume.job_lock(),
+        working(volume, "reconcile", unit="records") as run,
+    ):
+        job = Reconcile(volume, run, Strategy(strategy), dry_run=dry_run)
+        report = job.run() if dry_run else recorded(volume, run, job)
+    finish(report, as_json, _show, findings=report.errors)
+
+
+def _show(report: ReconcileReport) -> None:
+    from dedupd.cli.terminal import headed, show
+
+    table = headed("partition", "types", "files", "stored", "elsewhere too")
+    for row in report.partitions:
+        share = row.duplicate_raw_bytes / row.raw_bytes if row.raw_bytes else 0.0
+        table.add_row(
+            str(row.partition),
+            row.types,
+            format_size(row.logical_bytes),
+            format_size(row.raw_bytes),
+            f"{format_size(row.duplicate_raw_bytes)} ({share:.1%})",
+        )
+    show(table)
+    click.echo(
+        f"savings {report.savings_partitioned:.1%} within partitions,"
+        f" {report.savings_global:.1%} without; {report.merged.chunks} chunks"
+        f" ({format_size(report.merged.stored_bytes)}) merged in {report.rounds} rounds:"
+        f" {report.outcome}"
+    )
+    show_messages(report.errors, report.messages)

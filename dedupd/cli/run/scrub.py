@@ -1,0 +1,54 @@
+"""``dedupd run scrub``: damage is found and repaired."""
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded
+from dedupd.cli.through import through_service
+from dedupd.units import format_size, parse_size
+from dedupd.volume import Volume
+from jobs.scrub import Depth, Scrub, ScrubReport
+
+
+@click.command("scrub")
+@click.argument("path", type=PATH)
+@click.option("--full", is_flag=True, help="Read every byte; else headers and metadata only.")
+@click.option("--rate", metavar="SIZE", help="Bytes to read in a second, like 50M; 0 is no limit.")
+@json_option
+@exits
+@through_service("scrub")
+def command(path: str, full: bool, rate: str | None, as_json: bool) -> None:
+    """Find damage and repair it. Users keep working meanwhile."""
+    depth = Depth.FULL if full else Depth.QUICK
+    bytes_per_s = None if rate is None else parse_size(rate)
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "scrub") as run:
+        job = Scrub(volume, run, depth, bytes_per_s)
+        report = recorded(volume, run, job)
+    finish(report, as_json, _show, findings=report.findings, damage=report.losses)
+
+
+def _show(report: ScrubReport) -> None:
+    click.echo(
+        f"{report.depth}: {report.containers} containers, {report.records} records,"
+        f" {format_size(report.read_bytes)} read, {report.stubs} stubs: {report.outcome}"
+    )
+    for source, count in report.repaired.items():
+        if count:
+            click.echo(f"  {count} records repaired {source}")
+    if report.released:
+        click.echo(f"  {report.released} records that were quarantined are right after all")
+    if report.quarantined:
+        click.echo(
+            f"  {report.quarantined} records are lost; the next optimise that meets their bytes"
+            " brings them back"
+        )
+    if report.copies_written or report.copies_dropped:
+        click.echo(
+            f"  {report.copies_written} second copies written"
+            f" ({format_size(report.copies_written_bytes)}), {report.copies_dropped} given up"
+        )
+    for finding in report.findings:
+        click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
+    for message in report.messages:
+        click.echo(f"  {message}", err=True)

@@ -1,0 +1,31 @@
+"""``dedupd run unoptimize``: stubs become plain files again."""
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.through import through_service
+from dedupd.units import format_size
+from dedupd.volume import Volume
+from jobs.unoptimize import Unoptimize, UnoptimizeReport
+
+
+@click.command("unoptimize")
+@click.argument("path", type=PATH)
+@json_option
+@exits
+@through_service("unoptimize")
+def command(path: str, as_json: bool) -> None:
+    """Make files plain again, in a volume or below PATH in it."""
+    volume, below = Volume.locate_existing(path)
+    with volume, volume.job_lock(), working(volume, "unoptimize") as run:
+        report = recorded(volume, run, Unoptimize(volume, run, below))
+    finish(report, as_json, _show, findings=report.errors)
+
+
+def _show(report: UnoptimizeReport) -> None:
+    click.echo(
+        f"{report.files_restored} files are plain again, {format_size(report.logical_bytes)}"
+    )
+    show_messages(report.errors, report.messages)

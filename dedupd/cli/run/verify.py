@@ -1,0 +1,35 @@
+"""``dedupd run verify``: every invariant is checked, offline."""
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option
+from dedupd.cli.conduct import working
+from dedupd.cli.run.report import finish, recorded
+from dedupd.errors import Busy
+from dedupd.volume import Volume
+from jobs.verify import Verify, VerifyReport
+
+
+@click.command("verify")
+@click.argument("path", type=PATH)
+@json_option
+@exits
+def command(path: str, as_json: bool) -> None:
+    """Read everything and check every invariant. The volume must not be mounted."""
+    with Volume.open(path) as volume:
+        if volume.base.startswith("/proc/"):
+            raise Busy(
+                f"{path}: verify works offline; unmount the volume first: `dedupd umount {path}`"
+            )
+        with volume.job_lock(), volume.mount_lock(), working(volume, "verify", unit="files") as run:
+            report = recorded(volume, run, Verify(volume, run))
+    finish(report, as_json, _show, findings=report.findings, damage=report.files_hit)
+
+
+def _show(report: VerifyReport) -> None:
+    click.echo(
+        f"{report.containers} containers, {report.records} records, {report.stubs} stubs,"
+        f" {report.plain_files} plain files: {report.outcome}"
+    )
+    for finding in report.findings:
+        click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
