@@ -1,6 +1,7 @@
 """Values of configuration files as people write them. All raise UsageError with what to write."""
 
 import re
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -60,8 +61,13 @@ def yes_or_no(value: Any) -> bool:
 
 
 def strings(value: Any) -> tuple[str, ...]:
-    """A list of texts, or one text with commas."""
-    if isinstance(value, str):
+    """A list of texts, or one text: with commas, or a list as it stands in the file."""
+    if isinstance(value, str) and value.startswith("[") and ('"' in value or "'" in value):
+        try:
+            value = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = None
+    elif isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise UsageError('write a list of texts, like ["*.tmp", "cache/"]')

@@ -74,8 +74,7 @@ class Volume:
         root = os.path.realpath(path)
         mount = mounts.find(root)
         if mount is not None:
-            base_fd = fetch_base(mount.volume)
-            return cls.at(mount.point, base_fd, disk)
+            return cls.at(mount.point, _base_behind(mount), disk)
         base = os.path.join(root, BASE_NAME)
         if not os.path.isdir(root):
             raise NotAVolume(f"{path}: no such directory")
@@ -324,6 +323,18 @@ def _refuse_strangers(base_fd: int, where: str) -> None:
             f" {stat.S_IMODE(status.st_mode):04o}, and must be yours alone; run this as the user"
             " that enabled the volume, usually root, or put owner and mode (0700) right"
         )
+
+
+def _base_behind(mount: mounts.Mount) -> int:
+    """A descriptor of the ``.dedupd`` that a mount covers. Raises ServiceUnreachable."""
+    try:
+        return fetch_base(mount.volume)
+    except ServiceUnreachable as error:
+        if os.geteuid() != 0:
+            remedy = "did another user, like root, mount it?"
+        else:
+            remedy = f"`dedupd umount {mount.point}` clears the mount away"
+        raise ServiceUnreachable(f"{mount.point}: {error}; {remedy}") from error
 
 
 def _parents(path: str) -> list[str]:

@@ -6,6 +6,11 @@ import subprocess
 
 from dedupd import mounts
 from dedupd.errors import Busy, UsageError
+from dedupd.fsutil import show_text
+from dedupd.volume import BASE_NAME
+
+COVERED_SHOWN = 5
+"""So many names are enough to recognise what it is."""
 
 
 def is_dead(point: str) -> bool:
@@ -42,3 +47,19 @@ def detach(point: str, *, lazily: bool) -> None:
     if "busy" in done.stderr:
         raise Busy(f"{point}: in use; `fuser -vm {point}` shows by whom")
     raise UsageError(f"{point}: cannot be unmounted: {reason[-1] if reason else done.returncode}")
+
+
+def covered(point: str) -> str:
+    """What people are to hear of entries that a mount over the volume itself hides; empty where
+    there are none. They came to be while it was not mounted."""
+    try:
+        names = sorted(set(os.listdir(point)) - {BASE_NAME})
+    except OSError:
+        return ""  # a dead mount, which hides them already
+    if not names:
+        return ""
+    more = ", …" if len(names) > COVERED_SHOWN else ""
+    return show_text(
+        f"{point}: written here while the volume was not mounted, and out of sight while it is:"
+        f" {', '.join(names[:COVERED_SHOWN])}{more}"
+    )

@@ -19,6 +19,7 @@ from dedupd.cli.main import COMMANDS, main
 from dedupd.cli.run import JOBS
 from dedupd.cli.run.report import recorded
 from dedupd.format.container import Kind
+from dedupd.fsutil import opened
 from dedupd.units import KIB
 from jobs.compact import Compact
 from jobs.frame import Cancelled, JobRun
@@ -115,7 +116,8 @@ def test_the_same_for_people(lab: Lab) -> None:
         (("run", "optimize", lab.root), "left             6 already optimised"),
         (("status", lab.root), "6, 6 of them optimised"),
         (("jobs", lab.root), "optimize"),
-        (("policy", lab.root), "min_age = '0s'"),
+        (("policy", lab.root), 'min_age = "0s"'),
+        (("policy", lab.root), "partial_files = true "),
         (("policy", lab.root, "cores", "2"), "cores = 2"),
         (("file", lab.root / "prose"), "prose: stub, 200.00 KiB"),
         (("expand", lab.root / "prose"), "prose: plain again"),
@@ -272,6 +274,26 @@ def test_an_empty_name_is_not_the_working_directory(command: str) -> None:
     assert refused.returncode == USAGE and "the name is empty" in refused.stderr
 
 
+def test_a_file_that_cannot_be_described_is_named_as_it_was_given(lab: Lab) -> None:
+    (lab.data / "link").symlink_to("prose")
+    link, missing = lab.root / "link", lab.root / "none"
+    assert f"{link}: not a regular file" in say("file", link).stderr
+    assert f"{missing}: no such file or directory" in say("file", missing).stderr
+    several = say("file", link, lab.root / "prose", missing)
+    assert several.returncode == USAGE and several.stderr.count("\n") == 2
+    assert "prose: plain" in several.stdout
+    rows = reported("file", link, lab.root / "prose", status=USAGE)
+    assert ["error" in row for row in rows] == [True, False]
+
+
+@pytest.mark.parametrize("command", [("run", "optimize"), ("run", "unoptimize"), ("expand",)])
+def test_a_path_that_is_not_there_is_not_done(lab: Lab, command: tuple[str, ...]) -> None:
+    missing = lab.root / "mistyped"
+    refused = say(*command, missing)
+    assert refused.returncode == USAGE
+    assert f"{missing}: no such file or directory" in refused.stderr
+
+
 def test_a_link_to_a_volume_will_do(lab: Lab, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(lab.root)
@@ -349,6 +371,15 @@ def test_no_runs_cannot_be_asked_for(lab: Lab, last: str) -> None:
     assert say("jobs", "--last", last, lab.root).returncode == USAGE
 
 
+def test_a_reader_that_has_seen_enough_hears_no_complaint(lab: Lab) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "dedupd.cli.main", "policy", str(lab.root)]
+    with opened(write_end):
+        said = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    assert said.stderr == b""
+
+
 # --- names, help ------------------------------------------------------------------------------
 
 
@@ -358,7 +389,7 @@ def test_names_that_are_not_utf8_come_in_and_go_out(lab: Lab) -> None:
     path = os.fsencode(lab.root) + b"/odd \xff name"
     said = run_cli("file", path)
     assert said.returncode == DONE
-    assert "odd \\udcff name: stub" in said.stdout
+    assert "odd \\xff name: stub" in said.stdout
     assert json.loads(run_cli("file", path, "--json").stdout)[0]["path"] == os.fsdecode(path)
     assert run_cli("expand", path).returncode == DONE
     assert lab.stub(b"odd \xff name") is None

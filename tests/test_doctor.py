@@ -72,4 +72,4 @@ def test_the_exit_status_says_whether_something_is_bad(tmp_path: Path) -> None:
     done = run_cli("doctor", tmp_path)
     assert done.returncode == 1
     assert "is a volume" in done.stdout.replace("\n", " ")
-    assert run_cli("doctor", lab.root / "missing").returncode == 1
+    assert run_cli("doctor", lab.root / "missing").returncode == 2

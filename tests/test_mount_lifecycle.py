@@ -1,6 +1,7 @@
 """Mounting, unmounting, and what is said where that is not possible."""
 
 import errno
+import json
 import os
 import resource
 import signal
@@ -180,6 +181,43 @@ def test_the_command_line_clears_a_dead_mount_away(lab: MountedLab) -> None:
     lab.kill()
     assert run_cli("umount", lab.view).returncode == 0
     assert not mounted_at(lab.view)
+
+
+def test_a_dead_mount_is_named_with_what_to_do_and_hides_no_other(
+    lab: MountedLab, tmp_path: Path
+) -> None:
+    lab.kill()
+    other = tmp_path / "other"
+    other.mkdir()
+    assert run_cli("enable", other).returncode == 0
+    assert run_cli("mount", other).returncode == 0
+    try:
+        one, all_of_them = run_cli("status", lab.view), run_cli("status")
+        assert one.returncode == all_of_them.returncode == 3
+        for said in (one, all_of_them):
+            assert f"dedupd: {lab.view}: " in said.stderr
+            assert f"`dedupd umount {lab.view}`" in said.stderr
+        assert str(other) in all_of_them.stdout
+        rows = json.loads(run_cli("status", "--json").stdout)
+        assert {str(lab.view), str(other)} <= {row["path"] for row in rows}
+        doctor = run_cli("doctor", lab.view)
+        assert doctor.returncode == 1 and "`dedupd mount`" in doctor.stdout
+    finally:
+        assert run_cli("umount", other).returncode == 0
+
+
+def test_what_was_written_below_a_mount_is_not_hidden_without_a_word(tmp_path: Path) -> None:
+    root = tmp_path / "share"
+    root.mkdir()
+    assert run_cli("enable", root).returncode == 0
+    (root / "stray").write_bytes(b"written while it was not mounted")
+    assert "stray" in run_cli("doctor", root).stdout
+    mounted = run_cli("mount", root)
+    assert mounted.returncode == 0 and ": stray; unmount it" in mounted.stderr
+    assert run_cli("umount", root).returncode == 0
+    (root / "stray").unlink()
+    assert run_cli("mount", root).stderr == ""
+    assert run_cli("umount", root).returncode == 0
 
 
 def test_jobs_find_the_volume_below_its_mount(lab: MountedLab) -> None:

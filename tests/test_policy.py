@@ -88,6 +88,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("min_size", 10**40, "write a size"),
     ("exclude", 5, "write a list of texts"),
     ("exclude", [""], "write a list of texts"),
+    ("exclude", '["*.tmp", 3]', "write a list of texts"),
+    ("exclude", '["*.tmp"', "write a list of texts"),
     ("exclude_types", [1], "write a list of texts"),
     ("no_compress_types", {"a": 1}, "write a list of texts"),
     ("compression_level", 20, "write a whole number from 0 to 19"),
@@ -250,6 +252,8 @@ def test_setting_a_key_keeps_comments_and_the_other_keys() -> None:
     [
         ("cores", "2", "cores_max", 2),
         ("exclude", "*.tmp, cache/", "exclude", ("*.tmp", "cache/")),
+        ("exclude", '["*.tmp", "scratch/"]', "exclude", ("*.tmp", "scratch/")),
+        ("exclude", "[ab]*.txt", "exclude", ("[ab]*.txt",)),
         ("exclude", "", "exclude", ()),
         ("partial_files", "false", "partial_files", False),
         ("compression_min_saving", "0.2", "compression_saving_min", 0.2),

@@ -1,7 +1,9 @@
 """Jobs of the service: by schedule and by hand, held, stopped, remembered."""
 
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -12,7 +14,7 @@ import pytest
 from dedupd.format.container import Kind
 from dedupd.units import KIB, MIB
 from dedupd.volume import Volume
-from tests.helpers import Lab, flip_bit, noise
+from tests.helpers import REPOSITORY, Lab, flip_bit, noise
 from tests.service_helpers import (
     QUIET_POLICY,
     ServiceLab,
@@ -112,8 +114,18 @@ def test_on_a_paused_volume_nothing_starts_not_even_after_a_restart(machine: Ser
     assert machine.view(lab)["paused"] is True
     job_id = machine.submit("gc", lab)
     assert machine.client.job(job_id, 1)["state"] == "waiting"
+    assert f"`dedupd resume {lab.root}`" in machine.run("run", "scrub", lab.root).stdout
     machine.client.act(str(lab.root), "resume")
     assert machine.ended(job_id)["outcome"] == "done"
+
+
+def test_a_job_that_is_refused_says_why_once(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    machine.start()
+    missing = lab.root / "mistyped"
+    done = machine.run("run", "optimize", "--wait", missing)
+    assert done.returncode == 2 and f"{missing}: no such file" in done.stderr
+    assert outcomes(machine, lab)[0] == ("optimize", f"{missing}: no such file or directory")
 
 
 def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceLab) -> None:
@@ -133,6 +145,30 @@ def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceL
     assert machine.run("mount", lab.root).returncode == 0
     assert machine.run("run", "scrub", "--full", "--wait", lab.root).returncode == 0
     eventually(lambda: machine.client.get("/v1/service")["problems"] == [], "it is over")
+
+
+def test_who_stops_waiting_hears_that_the_job_goes_on(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimise()
+    machine.start()
+    command = [sys.executable, "-m", "dedupd.cli.main", "run", "scrub", "--full", "--rate=100k"]
+    environment = {**os.environ, **machine.environment, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(
+        [*command, "--wait", lab.root], env=environment, stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        job_id = machine.job_in(lab, "running")["id"]
+        waiting.send_signal(signal.SIGINT)
+        _, said = waiting.communicate()
+    assert f"{job_id} goes on in the service; `dedupd cancel {job_id}` ends it" in said
+    assert machine.job_in(lab, "running")["id"] == job_id
+    assert machine.run("cancel", job_id).returncode == 0
+
+
+def test_a_job_for_a_volume_that_was_unmounted_says_what_it_waits_for(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    machine.start()
+    assert machine.run("umount", lab.root).returncode == 0
+    assert f"`dedupd mount {lab.root}`" in machine.run("run", "gc", lab.root).stdout
 
 
 def test_who_waits_for_a_job_hears_that_its_volume_is_no_longer_served(machine: ServiceLab) -> None:

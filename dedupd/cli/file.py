@@ -1,15 +1,17 @@
 """``dedupd file``: what the store knows about files."""
 
+import errno
 import os
 import stat
+import sys
 from typing import Any
 
 import click
 
-from dedupd.cli.common import exits, json_option, print_json
-from dedupd.errors import UsageError
+from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
+from dedupd.errors import EXIT_DONE, DedupdError, UsageError
 from dedupd.format.ids import HOLE, container_of
-from dedupd.fsutil import open_beneath, opened
+from dedupd.fsutil import named, open_beneath, opened, show_text
 from dedupd.stub import local_ranges
 from dedupd.units import format_size
 from dedupd.volume import Volume
@@ -17,7 +19,7 @@ from jobs.sharing import sharing
 
 
 @click.command("file")
-@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.argument("files", nargs=-1, required=True, type=PATH)
 @click.option(
     "--sharing", "with_sharing", is_flag=True, help="Also look for files that share chunks."
 )
@@ -25,24 +27,36 @@ from jobs.sharing import sharing
 @exits
 def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
     """State and chunks of FILES; with --sharing, how much is shared and with how many files."""
-    rows = []
+    rows, failures = [], list[DedupdError | OSError]()
     for path in files:
-        volume, below = Volume.locate(path)
-        with volume:
-            row = describe(volume, below, path)
-            if with_sharing and row["state"] != "plain":
-                row["shared"] = sharing(volume, below)
-            rows.append(row)
+        try:
+            rows.append(_described(path, with_sharing))
+        except (DedupdError, OSError) as error:
+            if len(files) == 1:
+                raise
+            failures.append(error)
+            rows.append({"path": path, "state": "unknown", "error": message_of(error)})
     if as_json:
         print_json(rows)
-        return
-    for row in rows:
-        click.echo(_line(row))
+    else:
+        for row in rows:
+            text = row["error"] if "error" in row else _line(row)
+            click.echo(show_text(text), err="error" in row)
+    sys.exit(max((status_of(error) for error in failures), default=EXIT_DONE))
+
+
+def _described(path: str, with_sharing: bool) -> dict[str, Any]:
+    volume, below = Volume.locate_existing(path)
+    with volume:
+        row = describe(volume, below, path)
+        if with_sharing and row["state"] != "plain":
+            row["shared"] = sharing(volume, below)
+    return row
 
 
 def describe(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
     """What is known about one file of a volume."""
-    with opened(open_beneath(volume.data_fd, below, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+    with opened(_open(volume, below, path)) as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"{path}: not a regular file")
@@ -78,6 +92,16 @@ def describe(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
         "content": recipe.content.hex(),
     }
     return row
+
+
+def _open(volume: Volume, below: bytes, path: str) -> int:
+    try:
+        with named(path):
+            return open_beneath(volume.data_fd, below, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UsageError(f"{path}: not a regular file, but a link") from None
+        raise
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.units import parse_size
 from fuse_stub.mount import mount_in_background, open_volume, serve
-from fuse_stub.points import is_dead_mount
+from fuse_stub.points import covered, is_dead_mount
 
 
 @click.command("mount")
@@ -46,11 +46,14 @@ def command(
         with open_volume(path) as volume:
             serve(volume, point, ready=None, cache_bytes=parse_size(cache), debug=debug)
         return
+    hidden = covered(point) if point == os.path.realpath(path) else ""
     pid = mount_in_background(os.path.realpath(path), point, cache_bytes=parse_size(cache))
     if as_json:
         print_json({"path": path, "mountpoint": point, "pid": pid})
     else:
         click.echo(f"{path} is mounted at {point}.")
+    if hidden:
+        click.echo(f"dedupd: {hidden}; unmount it to move them away", err=True)
 
 
 def _mount_by_service(client: ServiceClient, path: str, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """``dedupd policy``: read and set the policy."""
 
 import click
+import tomlkit
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.errors import UsageError
@@ -34,4 +35,5 @@ def command(path: str, key: str | None, value: str | None, as_json: bool) -> Non
         print_json(shown)
         return
     for name, text in shown.items():
-        click.echo(f"{name} = {text!r}" + ("" if key else f"   # {KEYS[name].help}"))
+        written = tomlkit.item(text).as_string()
+        click.echo(f"{name} = {written}" + ("" if key else f"   # {KEYS[name].help}"))

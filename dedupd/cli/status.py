@@ -1,6 +1,7 @@
 """``dedupd status``: what a volume saves."""
 
 import os
+import sys
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import click
 
 from dedupd import mounts
-from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
 from dedupd.cli.service_status import show_service
 from dedupd.cli.terminal import figures, show
+from dedupd.errors import EXIT_DONE, CatalogUnusable, DedupdError
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.fsutil import show_text
 from dedupd.priority import give_way
 from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.units import format_duration, format_size
@@ -35,18 +38,39 @@ def command(path: str | None, here: bool, as_json: bool) -> None:
         return
     if here:
         give_way()
-    paths = [path] if path is not None else [mount.point for mount in mounts.volumes()]
-    rows = []
-    for one in paths:
-        with Volume.open(one) as volume:
-            rows.append(measure(volume))
-    if as_json:
-        print_json(rows if path is None else rows[0])
+    if path is not None:
+        with Volume.open(path) as volume:
+            row = measure(volume)
+        if as_json:
+            print_json(row)
+        else:
+            _show(row)
         return
-    if not rows:
+    _show_all([mount.point for mount in mounts.volumes()], as_json)
+
+
+def _show_all(points: list[str], as_json: bool) -> None:
+    """Every mounted volume, also where one of them does not answer."""
+    rows: list[dict[str, Any]] = []
+    failures: list[DedupdError | OSError] = []
+    for point in points:
+        try:
+            with Volume.open(point) as volume:
+                rows.append(measure(volume))
+        except (DedupdError, OSError) as error:
+            failures.append(error)
+            rows.append({"path": point, "error": message_of(error)})
+    if as_json:
+        print_json(rows)
+    elif not rows:
         click.echo("No volume is mounted; name one: `dedupd status PATH`.")
-    for row in rows:
-        _show(row)
+    else:
+        for row in rows:
+            if "error" in row:
+                click.echo(f"dedupd: {show_text(row['error'])}", err=True)
+            else:
+                _show(row)
+    sys.exit(max((status_of(error) for error in failures), default=EXIT_DONE))
 
 
 def measure(volume: Volume) -> dict[str, Any]:
@@ -65,8 +89,12 @@ def measure(volume: Volume) -> dict[str, Any]:
     logical = stub_bytes + plain_bytes
     occupied = allocated + sum(store.values())
     space = os.fstatvfs(volume.data_fd)
-    last = history(volume, 1)
     points = mounts.points_of(volume.parameters.uuid)
+    try:
+        last = history(volume, 1)
+    except CatalogUnusable as error:
+        last = []
+        errors.append(f"the last run is not known: {error}")
     return {
         "path": volume.root,
         "uuid": volume.parameters.uuid,

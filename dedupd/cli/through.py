@@ -11,7 +11,7 @@ from dedupd.cli.common import job_run, print_json
 from dedupd.cli.conduct import conduct
 from dedupd.errors import EXIT_FINDINGS
 from dedupd.service.client import ServiceClient, absolute
-from jobs.frame import JobRun
+from jobs.frame import Cancelled, JobRun
 
 WAIT_S = 5
 """How long one request waits for news of a job."""
@@ -37,15 +37,26 @@ def through_service(job: str) -> Callable[[Callable[..., None]], Callable[..., N
             body = {"job": job, "path": absolute(path), "options": chosen}
             submitted = client.post("/v1/jobs", body)
             if wait:
+                if not as_json:
+                    _say_what_it_waits_for(client, path)
                 _finish(_wait(client, submitted["id"]), as_json)
             elif as_json:
                 print_json(submitted)
             else:
                 click.echo(f"{submitted['id']} is in the service's hands; `dedupd jobs` shows it.")
+                _say_what_it_waits_for(client, path)
 
         return wrapper
 
     return decorate
+
+
+def _say_what_it_waits_for(client: ServiceClient, path: str) -> None:
+    volume = client.volume(path)
+    if volume["paused"]:
+        click.echo(f"It begins after `dedupd resume {volume['path']}`: the volume is paused.")
+    elif volume["mount"]["state"] == "unmounted":
+        click.echo(f"It begins after `dedupd mount {volume['path']}`: the volume is unmounted.")
 
 
 def _wait(client: ServiceClient, job_id: str) -> dict[str, Any]:
@@ -56,7 +67,12 @@ def _wait(client: ServiceClient, job_id: str) -> dict[str, Any]:
             if job["state"] == "ended":
                 return job
             _show(run, job)
-            run.check()
+            try:
+                run.check()
+            except Cancelled:
+                raise Cancelled(
+                    f"{job_id} goes on in the service; `dedupd cancel {job_id}` ends it"
+                ) from None
 
 
 def _show(run: JobRun, job: dict[str, Any]) -> None:

@@ -10,12 +10,13 @@ from enum import StrEnum
 from dedupd import mounts
 from dedupd.disk import Disk
 from dedupd.enable import nested_volumes, probe
-from dedupd.errors import ConfigurationError, DedupdError, UnsuitableFileSystem
+from dedupd.errors import ConfigurationError, DedupdError, UnsuitableFileSystem, UsageError
 from dedupd.occupants import occupants
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
 from dedupd.units import GIB, format_size
 from dedupd.volume import BASE_NAME, Volume
+from fuse_stub.points import covered, is_dead_mount
 
 FREE_BYTES_MIN = 1 * GIB
 """A job writes up to a container ahead of what it frees."""
@@ -116,14 +117,17 @@ def _service() -> Check:
 
 
 def check_path(path: str) -> list[Check]:
-    """Whether a directory is, or could be, a volume that is safe. Raises NotADirectoryError."""
+    """Whether a directory is, or could be, a volume that is safe. Raises UsageError."""
     root = os.path.realpath(path)
+    if is_dead_mount(root):
+        found = "the process that served it has ended: users get errors"
+        return [Check("mount", Verdict.BAD, found, "run `dedupd mount` for the volume again")]
     if not os.path.isdir(root):
-        raise NotADirectoryError(20, "not a directory", path)
+        raise UsageError(f"{path}: no such directory")
     mounted = mounts.find(root)
     checks: list[Callable[[str], Check]] = [_file_system, _free_space]
     if mounted is not None or os.path.isdir(os.path.join(root, BASE_NAME)):
-        checks += [_volume]
+        checks += [_volume, _covered]
     else:
         checks += [_above, _below, _occupied, _probe]
     return [check(root) for check in checks]
@@ -179,6 +183,16 @@ def _volume(root: str) -> Check:
     if not points:
         return Check(what, Verdict.WARNING, f"{found}, not mounted", f"run `dedupd mount {root}`")
     return Check(what, Verdict.FINE, f"{found}, mounted at {points[0]}")
+
+
+def _covered(root: str) -> Check:
+    what = "directory below it"
+    if mounts.find(root) is not None:
+        return Check(what, Verdict.FINE, "out of sight while the volume is mounted")
+    hidden = covered(root)
+    if hidden:
+        return Check(what, Verdict.WARNING, hidden, "move them away, or into the mounted volume")
+    return Check(what, Verdict.FINE, "nothing but the closed .dedupd")
 
 
 def _above(root: str) -> Check:

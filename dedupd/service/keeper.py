@@ -16,7 +16,9 @@ from dedupd.errors import Busy, DedupdError, UsageError
 from dedupd.service.config import VolumeConfig
 from dedupd.service.journal import Event, report
 from fuse_stub.mount import mount_again_in_background, open_volume, unmount
-from fuse_stub.points import is_dead
+from fuse_stub.points import covered, is_dead
+
+log = logging.getLogger("dedupd.service")
 
 RETRY_S_MIN = 0.5
 RETRY_S_MAX = 60.0
@@ -142,6 +144,9 @@ class MountKeeper:
         around = mounts.find(point)
         if around is not None and around.volume != self.uuid:
             raise Busy(f"{point}: lies in a volume that is mounted at {around.point} already")
+        hidden = covered(point) if point == path else ""
+        if hidden:
+            log.warning("%s; unmount it to move them away", hidden)
         return mount_again_in_background(
             path, self._base_fd, point, cache_bytes=self.config.cache_bytes
         )
