@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -35,33 +35,39 @@ def through_service(job: str) -> Callable[[Callable[..., None]], Callable[..., N
                 return
             chosen = {name: options[name] for name in _OPTIONS if options.get(name)}
             body = {"job": job, "path": absolute(path), "options": chosen}
-            submitted = client.post("/v1/jobs", body)
             if wait:
-                if not as_json:
-                    _say_what_it_waits_for(client, path)
-                _finish(_wait(client, submitted["id"]), as_json)
-            elif as_json:
+                _finish(_run_to_the_end(client, body, as_json), as_json)
+                return
+            submitted = client.post("/v1/jobs", body)
+            if as_json:
                 print_json(submitted)
             else:
                 click.echo(f"{submitted['id']} is in the service's hands; `dedupd jobs` shows it.")
-                _say_what_it_waits_for(client, path)
+                for line in _what_it_waits_for(client, path):
+                    click.echo(line)
 
         return wrapper
 
     return decorate
 
 
-def _say_what_it_waits_for(client: ServiceClient, path: str) -> None:
+def _what_it_waits_for(client: ServiceClient, path: str) -> Iterator[str]:
     volume = client.volume(path)
     if volume["paused"]:
-        click.echo(f"It begins after `dedupd resume {volume['path']}`: the volume is paused.")
+        yield f"It begins after `dedupd resume {volume['path']}`: the volume is paused."
     elif volume["mount"]["state"] == "unmounted":
-        click.echo(f"It begins after `dedupd mount {volume['path']}`: the volume is unmounted.")
+        yield f"It begins after `dedupd mount {volume['path']}`: the volume is unmounted."
 
 
-def _wait(client: ServiceClient, job_id: str) -> dict[str, Any]:
-    """The job once it has ended; how far it is shows meanwhile."""
-    with job_run(job_id.partition("-")[0]) as run:
+def _run_to_the_end(client: ServiceClient, body: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    """The job once it has ended; how far it is shows meanwhile.
+
+    Signals are held back from before the service has the job: whoever stops waiting hears of it.
+    """
+    with job_run(body["job"]) as run:
+        job_id = client.post("/v1/jobs", body)["id"]
+        for line in _what_it_waits_for(client, body["path"]):
+            click.echo(line, err=True)  # the output is the report
         while True:
             job = client.job(job_id, WAIT_S)
             if job["state"] == "ended":
