@@ -886,6 +886,14 @@ def present_ranges(fd: int, start: int, end: int) -> list[tuple[int, int]]:
     what is dirty is written first. The file's position is moved.
     """
 
+def unwritten_ranges(fd: int, end: int, sync: bool) -> list[tuple[int, int]]:
+    """(start, end) of extents below ``end`` that are allocated and were never written, ascending.
+
+    The last one may go on beyond ``end``. What is dirty counts as unwritten; with ``sync`` it is
+    written first, by the very call that then tells. None on a file system that has no extent map
+    (``FS_IOC_FIEMAP``), which is one that does not outlive the machine (tmpfs).
+    """
+
 def syncfs(fd: int) -> None: ...
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None: ...
 def name_to_handle(fd: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.disk import Disk
 from dedupd.errors import Damaged, FileChanged, NoSpace
-from dedupd.extents import drop_unwritten, unwritten_ranges, written_ranges
+from dedupd.extents import drop_unwritten, has_unwritten, written_ranges
 from dedupd.failpoint import define, is_armed, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
@@ -151,7 +151,7 @@ def needs_settling(fd: int, stub: StubAttribute) -> bool:
     status = os.fstat(fd)
     if stub.flags.transient or stub.covered > status.st_size:
         return True
-    return status.st_blocks > 0 and any(unwritten_ranges(fd, status.st_size))
+    return status.st_blocks > 0 and has_unwritten(fd, status.st_size)
 
 
 def settle(

@@ -1,4 +1,5 @@
-//! What of a file is its own: ranges that have blocks, or will have once they are written.
+//! What of a file is its own: ranges that have blocks, or will have once they are written; and what
+//! only looks so, as nothing was ever written there.
 
 use std::io::{Error, ErrorKind, Result};
 use std::mem::MaybeUninit;
@@ -10,6 +11,7 @@ const XFS_MAGIC: i64 = 0x5846_5342;
 const FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 1;
+const EXTENT_UNWRITTEN: u32 = 0x800;
 const EXTENTS_PER_CALL: usize = 64;
 
 /// The kernel's `struct fiemap_extent`.
@@ -46,11 +48,27 @@ pub fn present(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     let (Some(&(first, _)), Some(&(_, last))) = (data.first(), data.last()) else {
         return Ok(data);
     };
-    if !is_xfs(fd)? || common(&data, &extents(fd, first, last, 0)?) == data {
+    if !is_xfs(fd)? || common(&data, &extents(fd, first, last, 0, |_| true)?) == data {
         return Ok(data);
     }
     // What was copied from a shared block shows in the map once it is written.
-    Ok(common(&data, &extents(fd, first, last, FIEMAP_SYNC)?))
+    Ok(common(&data, &extents(fd, first, last, FIEMAP_SYNC, |_| true)?))
+}
+
+/// The extents below `end` that are allocated and were never written, ascending; the last one may
+/// go on beyond it. Dirty pages count as unwritten, or are written first where `sync` is set.
+///
+/// None on a file system that can't tell, which is one that does not outlive the machine (tmpfs).
+pub fn unwritten(fd: RawFd, end: i64, sync: bool) -> Result<Vec<Range>> {
+    let flags = if sync { FIEMAP_SYNC } else { 0 };
+    match extents(fd, 0, end, flags, |extent| extent.flags & EXTENT_UNWRITTEN != 0) {
+        Err(error) if cannot_tell(&error) => Ok(Vec::new()),
+        found => found,
+    }
+}
+
+fn cannot_tell(error: &Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY))
 }
 
 fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
@@ -89,8 +107,14 @@ fn is_xfs(fd: RawFd) -> Result<bool> {
     Ok(status.f_type as i64 == XFS_MAGIC)
 }
 
-/// The extents of [start, end), those that touch as one.
-fn extents(fd: RawFd, start: i64, end: i64, flags: u32) -> Result<Vec<Range>> {
+/// The extents that touch [start, end) and that somebody wants, neighbours as one.
+fn extents(
+    fd: RawFd,
+    start: i64,
+    end: i64,
+    flags: u32,
+    wanted: impl Fn(&Extent) -> bool,
+) -> Result<Vec<Range>> {
     let mut found: Vec<Range> = Vec::new();
     let mut position = start;
     while position < end {
@@ -111,10 +135,12 @@ fn extents(fd: RawFd, start: i64, end: i64, flags: u32) -> Result<Vec<Range>> {
             return Err(Error::new(ErrorKind::InvalidData, "more extents than were asked for"));
         };
         for extent in extents {
-            position = (extent.logical + extent.length) as i64;
+            let begin = extent.logical as i64;
+            position = begin + extent.length as i64;
             match found.last_mut() {
-                Some(last) if last.1 == extent.logical as i64 => last.1 = position,
-                _ => found.push((extent.logical as i64, position)),
+                _ if !wanted(extent) => {}
+                Some(last) if last.1 == begin => last.1 = position,
+                _ => found.push((begin, position)),
             }
         }
         if extents.last().is_none_or(|extent| extent.flags & EXTENT_LAST != 0) {

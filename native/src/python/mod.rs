@@ -87,6 +87,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
     module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;
     module.add_function(wrap_pyfunction!(sys::present_ranges, module)?)?;
+    module.add_function(wrap_pyfunction!(sys::unwritten_ranges, module)?)?;
     module.add_function(wrap_pyfunction!(sys::syncfs, module)?)?;
     module.add_function(wrap_pyfunction!(sys::renameat2, module)?)?;
     module.add_function(wrap_pyfunction!(sys::name_to_handle, module)?)?;

@@ -51,6 +51,11 @@ pub fn present_ranges(py: Python<'_>, fd: i32, start: i64, end: i64) -> PyResult
 }
 
 #[pyfunction]
+pub fn unwritten_ranges(py: Python<'_>, fd: i32, end: i64, sync: bool) -> PyResult<Vec<Range>> {
+    call(py, || extents::unwritten(fd, end, sync))
+}
+
+#[pyfunction]
 pub fn syncfs(py: Python<'_>, fd: i32) -> PyResult<()> {
     call(py, || sys::syncfs(fd))
 }
