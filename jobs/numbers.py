@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable
 from dedupd.format.container import Kind
+from dedupd.store.writer import ContainerWriter
 from dedupd.volume import Volume
 
 _KEY = "containers"
@@ -23,12 +24,25 @@ class Numbers:
     """The highest number that each kind of container has had, as far as it is known."""
 
     def __init__(self, volume: Volume) -> None:
+        self._volume = volume
         self._directory = volume.catalogue
         self._known = self._load()
 
     def last(self, kind: Kind) -> int:
         """0 where none is known."""
         return self._known.get(kind, 0)
+
+    def writer(self, kind: Kind, partition: int = 0) -> ContainerWriter:
+        """A writer whose new containers get numbers that none has had."""
+        volume = self._volume
+        return ContainerWriter(
+            volume.directory(kind),
+            kind,
+            volume.parameters.uuid_bytes,
+            volume.disk,
+            partition=partition,
+            given_number=self.last(kind),
+        )
 
     def note(self, given: Mapping[Kind, int]) -> None:
         """Keep the highest of these and of what is known, if that is more."""

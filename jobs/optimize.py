@@ -123,7 +123,7 @@ class Optimize:
         self._run.update(phase="loading the index")
         partitions = self._partitioning.plan()
         choice, check = self._policy.index, self._run.check
-        store = Store(self._volume, self._volume.disk, choice, partitions[0], check)
+        store = Store(self._volume, choice, partitions[0], check)
         try:
             self._settle()
             self._make_plain()

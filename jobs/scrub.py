@@ -26,7 +26,6 @@ from dedupd.store.recovery import (
     load_table,
     table_numbers,
 )
-from dedupd.store.writer import ContainerWriter
 from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.invariants import Finding, Invariant
@@ -196,7 +195,7 @@ class Scrub:
     def _recover_all(self) -> None:
         self._run.update(phase="tables")
         for kind in fmt.Kind:
-            writer = self._writer(kind)
+            writer = self._numbers.writer(kind)
             try:
                 known = self._known[kind] = KnownRecords()
                 writer.recover(lambda found, known=known: self._take_in(known, found))  # type: ignore[misc]
@@ -208,16 +207,6 @@ class Scrub:
         seed = fmt.checksum_seed(header.volume, header.container, header.generation)
         known.add_container(header.container, found.entries, seed)
         self._run.check()
-
-    def _writer(self, kind: fmt.Kind) -> ContainerWriter:
-        volume = self._volume
-        return ContainerWriter(
-            volume.directory(kind),
-            kind,
-            volume.space.volume,
-            volume.disk,
-            given_number=self._numbers.last(kind),
-        )
 
     def _check_all(self) -> None:
         """Look at the records of every container that was not done before an interruption."""
@@ -297,7 +286,7 @@ class Scrub:
         for kind in fmt.COPIES_OF:
             if not self._known[kind].lost:
                 continue
-            writer = self._writer(kind)
+            writer = self._numbers.writer(kind)
             try:
                 writer.recover(lambda _: None)
                 expected = tree.missing_chunks if kind is fmt.Kind.CHUNKS else {}
@@ -334,7 +323,7 @@ class Scrub:
         done = Copied()
         for kind in fmt.COPIES_OF:
             threshold = self._policy.redundancy_references + 1 if kind is fmt.Kind.CHUNKS else 1
-            writer = self._writer(fmt.COPIES_OF[kind])
+            writer = self._numbers.writer(fmt.COPIES_OF[kind])
             try:
                 writer.recover(lambda _: None)
                 copies = Redundancy(self._volume, self._run, self._throttle, kind, writer)

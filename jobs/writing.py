@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from dedupd.disk import Disk
 from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
@@ -20,7 +19,7 @@ from dedupd.store.census import census, entries_by_partition
 from dedupd.store.copies import append_copies
 from dedupd.store.recipes import RecipeWriter
 from dedupd.store.recovery import Recovered, recover
-from dedupd.store.writer import ContainerWriter, SyncPoint
+from dedupd.store.writer import SyncPoint
 from dedupd.volume import Volume
 from jobs.noted import quarantine_noted
 from jobs.numbers import Numbers
@@ -62,15 +61,13 @@ class Store:
     def __init__(
         self,
         volume: Volume,
-        disk: Disk,
         index: IndexChoice,
         partition: int,
         check: Callable[[], None],
     ) -> None:
         """``check`` is a safe place of the job: it is called between two containers."""
         self._check = check
-        uuid = volume.parameters.uuid_bytes
-        self._uuid, self._disk, self._choice = uuid, disk, index
+        self._uuid, self._disk, self._choice = volume.parameters.uuid_bytes, volume.disk, index
         self._memory_bytes_max = volume.policy().memory_bytes_max
         self.partition = partition
         with ExitStack() as files:
@@ -79,10 +76,11 @@ class Store:
             self._numbers = Numbers(volume)
             copies_kind = COPIES_OF[Kind.STREAMS]
             _directory(volume, copies_kind, files)
-            self.copies = self._writer(volume, copies_kind, 0, files)
+            self.copies = files.enter_context(closing(self._numbers.writer(copies_kind)))
             self.copies.recover(self._note_copied)
             self.chunks, self.streams = (
-                self._writer(volume, kind, partition, files) for kind in _KINDS
+                files.enter_context(closing(self._numbers.writer(kind, partition)))
+                for kind in _KINDS
             )
             self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
             self.index: StoreIndex = self._new_index(Kind.CHUNKS)
@@ -92,21 +90,6 @@ class Store:
             self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
             self._files = files.pop_all()
         self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
-
-    def _writer(
-        self, volume: Volume, kind: Kind, partition: int, files: ExitStack
-    ) -> ContainerWriter:
-        """A writer that is closed with ``files``."""
-        writer = ContainerWriter(
-            volume.directory(kind),
-            kind,
-            self._uuid,
-            self._disk,
-            partition=partition,
-            given_number=self._numbers.last(kind),
-        )
-        files.callback(writer.close)
-        return writer
 
     def _new_index(self, kind: Kind) -> StoreIndex:
         fd, partition = self._fds[kind], self.partition

@@ -59,8 +59,7 @@ class Drill:
         self.root = root
         with pytest.MonkeyPatch.context() as patch:
             small = partial(ContainerWriter, container_bytes_max=CONTAINER_BYTES)
-            patch.setattr("jobs.writing.ContainerWriter", small)
-            patch.setattr("jobs.scrub.ContainerWriter", small)
+            patch.setattr("jobs.numbers.ContainerWriter", small)
             self.lab = self._build(root)
         self.model = self._model()
 
