@@ -79,7 +79,7 @@ def test_an_exact_duration_reads_back_as_the_same(seconds: float) -> None:
 def test_a_size_for_people_is_near_the_truth_and_short(size: int) -> None:
     text = format_size(size)
     assert len(text) <= 14
-    assert abs(parse_size(text) - size) <= size * 0.005
+    assert abs(parse_size(text) - size) <= size * 0.005 + 1  # the fraction of a byte
 
 
 @pytest.mark.parametrize(
