@@ -37,6 +37,11 @@ def cut(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
 
 
+def counted(count: int, what: str) -> str:
+    """``1 chunk``, ``2 chunks``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def parse_size(text: str) -> int:
     """Bytes meant by ``32k``, ``1.5 GiB`` or ``4096`` (powers of 1024). Raises UsageError."""
     match = _SIZE.match(text)

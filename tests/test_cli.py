@@ -122,7 +122,7 @@ def test_the_same_for_people(lab: Lab) -> None:
         (("file", lab.root / "prose"), "prose: stub, 200.00 KiB"),
         (("expand", lab.root / "prose"), "prose: plain again"),
         (("expand", lab.root / "prose"), "prose: already plain"),
-        (("run", "verify", lab.root), "5 stubs, 1 plain files: clean"),
+        (("run", "verify", lab.root), "5 stubs, 1 plain file: clean"),
         (("run", "unoptimize", lab.root), "5 files are plain again"),
         (("disable", lab.root), "is a plain directory again"),
     ):
@@ -149,7 +149,7 @@ def test_the_space_of_deleted_files_comes_back(lab: Lab) -> None:
     assert garbage["dead_bytes"] == dead["dead_bytes"]
     assert garbage["compaction_frees_bytes"] > 20 * KIB
     assert "a compaction gives" in say("status", lab.root).stdout
-    assert "1 containers rewritten" in say("run", "compact", lab.root).stdout
+    assert "1 container rewritten" in say("run", "compact", lab.root).stdout
     assert reported("run", "compact", lab.root)["dead_bytes"] < 4 * KIB
     assert [run["job"] for run in reported("jobs", lab.root)["history"]][:2] == [
         "compact",

@@ -135,11 +135,11 @@ def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceL
     flip_bit(container, 1000)
     machine.start()
     done = machine.run("run", "scrub", "--full", "--wait", lab.root)
-    assert done.returncode == 4 and "records are lost" in done.stdout
+    assert done.returncode == 4 and "lost: 1 record;" in done.stdout
     (problem,) = eventually(lambda: machine.client.get("/v1/service")["problems"], "it is said")
-    assert f"{lab.root}: 1 records of the store are damaged" in problem
+    assert f"{lab.root}: damage in 1 record of the store" in problem
     status = machine.run("status", lab.root)
-    assert "quarantined" in status.stdout and "are damaged" in status.stderr
+    assert "quarantined" in status.stdout and "damage in 1 record" in status.stderr
     assert machine.run("umount", lab.root).returncode == 0
     flip_bit(container, 1000)
     assert machine.run("mount", lab.root).returncode == 0

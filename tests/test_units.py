@@ -11,6 +11,7 @@ from dedupd.units import (
     align_down,
     align_up,
     brief,
+    counted,
     exact_duration,
     exact_size,
     format_duration,
@@ -114,3 +115,7 @@ def test_a_size_of_any_number_of_digits_is_refused_or_exact() -> None:
         parse_size("9" * 5000)
     assert parse_size(str(SIZE_BYTES_MAX)) == SIZE_BYTES_MAX
     assert parse_size("9007199254740993") == 9007199254740993
+
+
+def test_one_is_not_many() -> None:
+    assert [counted(count, "chunk") for count in range(3)] == ["0 chunks", "1 chunk", "2 chunks"]

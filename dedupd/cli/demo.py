@@ -20,7 +20,7 @@ from dedupd.cli.terminal import show
 from dedupd.disk import Disk
 from dedupd.enable import enable
 from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
-from dedupd.units import format_duration, format_size, parse_size
+from dedupd.units import counted, format_duration, format_size, parse_size
 from dedupd.volume import Volume
 from fuse_stub.mount import mount_in_background, unmount
 from jobs.frame import JobRun
@@ -214,7 +214,7 @@ def _show(result: dict[str, Any]) -> None:
     show(table)
     if not result["differences"] and not result["findings"]:
         click.echo(
-            f"Every one of {result['compared_files']} files,"
+            f"Every one of {counted(result['compared_files'], 'file')},"
             f" {format_size(result['compared_bytes'])}, reads back through the mount as it was."
         )
     for message in result["differences"]:

@@ -15,6 +15,7 @@ from dedupd.fsutil import show_path
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path
 from dedupd.service.registry import forget, is_named
+from dedupd.units import counted
 from dedupd.volume import BASE_NAME, Volume
 from jobs.scan import walk
 from jobs.unoptimize import Unoptimize
@@ -83,7 +84,7 @@ def _begin(path: str, first: bool) -> str:
                 report = Unoptimize(volume, run).run()
             if report.errors:
                 raise DedupdError(
-                    f"{path}: {report.errors} files could not be made plain, the first:"
+                    f"{path}: {counted(report.errors, 'file')} could not be made plain, the first:"
                     f" {report.messages[0]}"
                 )
         with volume.mount_lock():

@@ -13,7 +13,7 @@ from dedupd.errors import EXIT_DONE, DedupdError, UsageError
 from dedupd.format.ids import HOLE, container_of
 from dedupd.fsutil import named, open_beneath, opened, show_text
 from dedupd.stub import local_ranges
-from dedupd.units import format_size
+from dedupd.units import counted, format_size
 from dedupd.volume import Volume
 from jobs.sharing import sharing
 
@@ -108,12 +108,15 @@ def _line(row: dict[str, Any]) -> str:
     text = f"{row['path']}: {row['state']}, {format_size(row['length_bytes'])}"
     if row["state"] == "plain":
         return text
-    text += f", {row['chunks']} chunks that occupy {format_size(row['chunk_stored_bytes'])}"
+    text += (
+        f", {counted(row['chunks'], 'chunk')} that occupy {format_size(row['chunk_stored_bytes'])}"
+    )
     if row["hole_bytes"]:
         text += f", {format_size(row['hole_bytes'])} zeros"
     if row["state"] != "stub":
-        text += f", {row['local_ranges']} local ranges"
+        text += f", {counted(row['local_ranges'], 'local range')}"
     if "shared" in row:
         shared = row["shared"]
-        text += f", {format_size(shared['shared_bytes'])} shared with {shared['files']} other files"
+        text += f", {format_size(shared['shared_bytes'])} shared"
+        text += f" with {counted(shared['files'], 'other file')}"
     return text

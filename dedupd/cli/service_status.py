@@ -9,7 +9,7 @@ from rich.table import Table
 from dedupd.cli.common import print_json
 from dedupd.cli.terminal import figures, show
 from dedupd.service.client import ServiceClient
-from dedupd.units import format_size
+from dedupd.units import counted, format_size
 
 TASK_LABELS = {
     "background": "optimise, in the background",
@@ -72,7 +72,9 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     table.add_row("saved", f"{saved}, {_time(savings['time_s'])}")
     table.add_row("free", format_size(savings["free_bytes"]))
     if savings["quarantined_records"]:
-        table.add_row("quarantined", f"{savings['quarantined_records']} records: run scrub")
+        table.add_row(
+            "quarantined", f"{counted(savings['quarantined_records'], 'record')}: run scrub"
+        )
 
 
 def _when(task: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.fsutil import show_text
 from dedupd.priority import give_way
 from dedupd.store.garbage import Garbage, garbage_of, weights
-from dedupd.units import format_duration, format_size
+from dedupd.units import counted, format_duration, format_size
 from dedupd.volume import Volume
 from jobs.frame import history
 from jobs.scan import walk
@@ -146,7 +146,9 @@ def _show(row: dict[str, Any]) -> None:
         f" {format_size(garbage['compaction_frees_bytes'])} back",
     )
     if garbage["quarantined_records"]:
-        table.add_row("quarantined", f"{garbage['quarantined_records']} records: run scrub")
+        table.add_row(
+            "quarantined", f"{counted(garbage['quarantined_records'], 'record')}: run scrub"
+        )
     table.add_row("free", format_size(row["free_bytes"]))
     run = row["last_run"]
     if run:

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from dedupd.units import format_size
+from dedupd.units import counted, format_size
 from jobs.frame import Progress as JobProgress
 
 PIPED_COLUMNS = 1000
@@ -81,7 +81,7 @@ def progress_bar(job: str, unit: str) -> Iterator[Callable[[JobProgress], None]]
             if progress.total:
                 amount += f" of {size(progress.total)}"
             if progress.files:
-                amount += f", {progress.files} files"
+                amount += f", {counted(progress.files, 'file')}"
             bar.update(
                 task,
                 description=f"{job}: {progress.phase}",

@@ -14,7 +14,7 @@ from dedupd.errors import ConfigurationError, DedupdError, UnsuitableFileSystem,
 from dedupd.occupants import occupants
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
-from dedupd.units import GIB, format_size
+from dedupd.units import GIB, counted, format_size
 from dedupd.volume import BASE_NAME, Volume
 from fuse_stub.points import covered, is_dead_mount
 
@@ -94,7 +94,7 @@ def _configuration() -> Check:
         config = load_config(path)
     except ConfigurationError as error:
         return Check(what, Verdict.WARNING, str(error), "correct or make the file")
-    return Check(what, Verdict.FINE, f"{path} names {len(config.volumes)} volumes")
+    return Check(what, Verdict.FINE, f"{path} names {counted(len(config.volumes), 'volume')}")
 
 
 def _service() -> Check:

@@ -37,6 +37,7 @@ from dedupd.service.scheduler import (
 )
 from dedupd.service.tasks import OF_A_SUBTREE, TASKS, job_arguments
 from dedupd.service.volumes import ServedVolume
+from dedupd.units import counted
 
 LOOK_S = 60.0
 """How long the schedule waits at most: a policy may have been edited, the clock been set."""
@@ -113,7 +114,8 @@ class Service:
     def status(self) -> str:
         """One line for people."""
         mounted = sum(volume.is_mounted for volume in self.volumes.values())
-        return f"{mounted} of {len(self.volumes)} volumes mounted, {len(self.running)} jobs"
+        jobs = counted(len(self.running), "job")
+        return f"{mounted} of {len(self.volumes)} volumes mounted, {jobs}"
 
     @property
     def is_stopping(self) -> bool:

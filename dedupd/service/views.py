@@ -12,6 +12,7 @@ from dedupd.service.jobs import Job
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.tasks import schedules
 from dedupd.service.volumes import ServedVolume
+from dedupd.units import counted
 
 if TYPE_CHECKING:
     from dedupd.service.service import Service
@@ -39,8 +40,9 @@ def problems(service: "Service") -> list[str]:
         found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
         if volume.savings is not None and volume.savings.quarantined_records:
             path = volume.config.path
+            damaged = counted(volume.savings.quarantined_records, "record")
             found.append(
-                f"{path}: {volume.savings.quarantined_records} records of the store are damaged;"
+                f"{path}: damage in {damaged} of the store;"
                 f" `dedupd run scrub --full --wait {path}` names the files that are hit"
             )
         for name, history in volume.tasks.items():

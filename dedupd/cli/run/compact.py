@@ -6,7 +6,7 @@ from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
 from dedupd.cli.run.report import finish, recorded, show_messages
 from dedupd.cli.through import through_service
-from dedupd.units import format_size
+from dedupd.units import counted, format_size
 from dedupd.volume import Volume
 from jobs.compact import Compact, CompactReport
 
@@ -29,7 +29,7 @@ def _show(report: CompactReport) -> None:
     click.echo(
         f"{format_size(report.dead_bytes)} of {format_size(report.stored_bytes)} in"
         f" {report.containers} containers were garbage; {format_size(report.freed_bytes)} freed:"
-        f" {report.rewritten} containers rewritten, {report.removed} removed,"
+        f" {counted(report.rewritten, 'container')} rewritten, {report.removed} removed,"
         f" {report.below_threshold} left below the threshold"
     )
     show_messages(report.errors, report.messages)

@@ -6,7 +6,7 @@ from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
 from dedupd.cli.run.report import finish, recorded, show_messages
 from dedupd.cli.through import through_service
-from dedupd.units import format_size
+from dedupd.units import counted, format_size
 from dedupd.volume import Volume
 from jobs.gc import NOTHING_NEW, Gc, GcReport
 
@@ -28,13 +28,14 @@ def command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
 
 def _show(report: GcReport) -> None:
     if report.outcome == NOTHING_NEW:
-        click.echo(f"{report.stubs} stubs: {report.outcome}")
+        click.echo(f"{counted(report.stubs, 'stub')}: {report.outcome}")
         return
     known = ", the others were known" if report.resumed else ""
     click.echo(
-        f"{report.stubs} stubs need {report.chunks_needed} of {report.chunks} chunks"
-        f" ({report.recipes} recipes read{known});"
-        f" {report.orphaned_chunks} chunks and {report.orphaned_recipes} recipes"
+        f"{counted(report.stubs, 'stub')} need {report.chunks_needed}"
+        f" of {counted(report.chunks, 'chunk')} ({counted(report.recipes, 'recipe')} read{known});"
+        f" {counted(report.orphaned_chunks, 'chunk')} and"
+        f" {counted(report.orphaned_recipes, 'recipe')}"
         f" ({format_size(report.orphaned_bytes)}) are garbage now,"
         f" {report.orphans_before} were before: {report.outcome}"
     )

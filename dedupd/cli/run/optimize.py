@@ -8,7 +8,7 @@ from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.conduct import working
 from dedupd.cli.run.report import finish, recorded, show_messages
 from dedupd.cli.through import through_service
-from dedupd.units import format_duration, format_size
+from dedupd.units import counted, format_duration, format_size
 from dedupd.volume import Volume
 from jobs.optimize import Optimize, OptimizeReport
 from jobs.scan import Skipped, candidates
@@ -50,7 +50,7 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        click.echo(f"would optimise {files} files, {format_size(size)}")
+        click.echo(f"would optimise {counted(files, 'file')}, {format_size(size)}")
         for reason, count in skipped.files.items():
             click.echo(f"  left: {count} {reason}")
 
@@ -65,12 +65,16 @@ def _show(report: OptimizeReport) -> None:
     table.add_row("read", format_size(raw))
     table.add_row("zeros", format_size(sums["zero_bytes"]))
     table.add_row("duplicates", format_size(sums["duplicate_bytes"]))
-    table.add_row("new", f"{format_size(sums['new_raw_bytes'])} in {sums['new_chunks']} chunks")
+    table.add_row(
+        "new",
+        f"{format_size(sums['new_raw_bytes'])} in {counted(sums['new_chunks'], 'chunk')}",
+    )
     table.add_row("stored", f"{format_size(sums['stored_bytes'] + report.recipe_bytes)}")
     index = report.index
     table.add_row(
         "index",
-        f"{report.index_entries} chunks; {index.lookups} look-ups, {index.hits} found,"
+        f"{counted(report.index_entries, 'chunk')};"
+        f" {counted(index.lookups, 'look-up')}, {index.hits} found,"
         f" {index.false_positives} false, {index.disk_reads} reads",
     )
     table.add_row("time", format_duration(used["wall_s"]))

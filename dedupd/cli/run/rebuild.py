@@ -6,6 +6,7 @@ from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
 from dedupd.cli.run.report import finish, recorded
 from dedupd.cli.through import through_service
+from dedupd.units import counted
 from dedupd.volume import Volume
 from jobs.rebuild import Rebuild, RebuildReport
 
@@ -24,8 +25,9 @@ def command(path: str, as_json: bool) -> None:
 
 def _show(report: RebuildReport) -> None:
     click.echo(
-        f"{report.tables_rebuilt} of {report.tables} tables made anew; {report.records} records"
-        f" for {report.stubs} stubs: {report.outcome}"
+        f"{report.tables_rebuilt} of {counted(report.tables, 'table')} made anew;"
+        f" {counted(report.records, 'record')}"
+        f" for {counted(report.stubs, 'stub')}: {report.outcome}"
     )
     for what in report.not_rebuilt:
         click.echo(f"  not rebuilt: {what}")

@@ -6,7 +6,7 @@ from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
 from dedupd.cli.run.report import finish, recorded, show_messages
 from dedupd.cli.through import through_service
-from dedupd.units import format_size
+from dedupd.units import counted, format_size
 from dedupd.volume import Volume
 from jobs.reconcile import Reconcile, ReconcileReport, Strategy
 
@@ -51,7 +51,7 @@ def _show(report: ReconcileReport) -> None:
     show(table)
     click.echo(
         f"savings {report.savings_partitioned:.1%} within partitions,"
-        f" {report.savings_global:.1%} without; {report.merged.chunks} chunks"
+        f" {report.savings_global:.1%} without; {counted(report.merged.chunks, 'chunk')}"
         f" ({format_size(report.merged.stored_bytes)}) merged in {report.rounds} rounds:"
         f" {report.outcome}"
     )

@@ -6,7 +6,7 @@ from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
 from dedupd.cli.run.report import finish, recorded
 from dedupd.cli.through import through_service
-from dedupd.units import format_size, parse_size
+from dedupd.units import counted, format_size, parse_size
 from dedupd.volume import Volume
 from jobs.scrub import Depth, Scrub, ScrubReport
 
@@ -30,22 +30,23 @@ def command(path: str, full: bool, rate: str | None, as_json: bool) -> None:
 
 def _show(report: ScrubReport) -> None:
     click.echo(
-        f"{report.depth}: {report.containers} containers, {report.records} records,"
-        f" {format_size(report.read_bytes)} read, {report.stubs} stubs: {report.outcome}"
+        f"{report.depth}: {counted(report.containers, 'container')},"
+        f" {counted(report.records, 'record')},"
+        f" {format_size(report.read_bytes)} read, {counted(report.stubs, 'stub')}: {report.outcome}"
     )
     for source, count in report.repaired.items():
         if count:
-            click.echo(f"  {count} records repaired {source}")
+            click.echo(f"  {counted(count, 'record')} repaired {source}")
     if report.released:
-        click.echo(f"  {report.released} records that were quarantined are right after all")
+        click.echo(f"  right after all: {counted(report.released, 'quarantined record')}")
     if report.quarantined:
         click.echo(
-            f"  {report.quarantined} records are lost; the next optimise that meets their bytes"
-            " brings them back"
+            f"  lost: {counted(report.quarantined, 'record')}; the next optimise that meets"
+            " the same bytes brings them back"
         )
     if report.copies_written or report.copies_dropped:
         click.echo(
-            f"  {report.copies_written} second copies written"
+            f"  second copies: {report.copies_written} written"
             f" ({format_size(report.copies_written_bytes)}), {report.copies_dropped} given up"
         )
     for finding in report.findings:

@@ -6,6 +6,7 @@ from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
 from dedupd.cli.run.report import finish, recorded
 from dedupd.errors import Busy
+from dedupd.units import counted
 from dedupd.volume import Volume
 from jobs.verify import Verify, VerifyReport
 
@@ -28,8 +29,9 @@ def command(path: str, as_json: bool) -> None:
 
 def _show(report: VerifyReport) -> None:
     click.echo(
-        f"{report.containers} containers, {report.records} records, {report.stubs} stubs,"
-        f" {report.plain_files} plain files: {report.outcome}"
+        f"{counted(report.containers, 'container')}, {counted(report.records, 'record')},"
+        f" {counted(report.stubs, 'stub')},"
+        f" {counted(report.plain_files, 'plain file')}: {report.outcome}"
     )
     for finding in report.findings:
         click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
