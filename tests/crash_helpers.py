@@ -325,7 +325,7 @@ def run_cli(*arguments: str | Path, fail_at: str = "") -> subprocess.CompletedPr
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 

@@ -237,7 +237,7 @@ def run_cli(
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

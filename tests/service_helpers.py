@@ -3,9 +3,11 @@
 import json
 import multiprocessing
 import os
+import queue
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +24,7 @@ from tests.helpers import Lab, new_lab, run_cli
 
 T = TypeVar("T")
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 """Everything here takes a second or two, on a machine that has time for it."""
 
 
@@ -74,6 +76,37 @@ def _serve(config: str, log: str, environment: dict[str, str]) -> None:
         os._exit(end.code if isinstance(end.code, int) else 1)
 
 
+class Listener:
+    """What systemd does for a service: takes in whatever it says, at once.
+
+    A queue of datagrams is short (10 on many machines), and a service whose words nobody takes
+    waits until somebody does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._messages = queue.SimpleQueue[str]()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while message := self._socket.recv(4096):
+            self._messages.put(message.decode())
+
+    def next(self, timeout_s: float) -> str | None:
+        """What was said next; None where nothing was said for so long."""
+        try:
+            return self._messages.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+
 class ServiceLab:
     """A machine with a service. Volumes are mounted over themselves."""
 
@@ -87,9 +120,7 @@ class ServiceLab:
         self.volumes: list[Lab] = []
         self.process: Program | None = None
         self.log = base / "log"
-        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._notify.bind(str(base / "notify"))
-        self._notify.settimeout(0.1)
+        self._notify = Listener(base / "notify")
         self.said: list[str] = []
 
     @property
@@ -118,10 +149,10 @@ class ServiceLab:
         """Wait until the service sends systemd a message with this line."""
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
-            try:
-                message = self._notify.recv(4096).decode()
-            except TimeoutError:
-                if self.process is not None and self.process.poll() is not None:
+            is_over = self.process is not None and self.process.poll() is not None
+            message = self._notify.next(0.1)
+            if message is None:
+                if is_over:
                     break
                 continue
             self.said.append(message)
@@ -240,11 +271,32 @@ def is_mounted(lab: Lab) -> bool:
 
 
 def is_alive(pid: int) -> bool:
+    """Whether there is such a process, be it one that has ended and that nobody has waited for."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process does nothing any more, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of the loopback address that nobody else is given while the block runs.
+
+    Whoever says SO_REUSEADDR, as servers do, can listen on it: nobody does so here.
+    """
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield int(keeper.getsockname()[1])
 
 
 def answers(action: Callable[[], object]) -> bool:

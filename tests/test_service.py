@@ -21,6 +21,7 @@ from tests.service_helpers import (
     ServiceLab,
     answers,
     eventually,
+    has_ended,
     is_alive,
     is_mounted,
     service_lab,
@@ -70,7 +71,7 @@ def test_a_clean_stop_unmounts_and_leaves_no_process(machine: ServiceLab) -> Non
     machine.start()
     pid = machine.mount_pid(lab)
     assert machine.stop() == 0
-    assert not is_mounted(lab) and not is_alive(pid)
+    assert not is_mounted(lab) and has_ended(pid)
     assert not machine.socket.exists()
     machine.wait_for_word("STOPPING=1")
     machine.verify()
@@ -142,16 +143,9 @@ def test_a_dead_mount_of_the_past_is_replaced(machine: ServiceLab) -> None:
     pid = machine.mount_pid(lab)
     machine.kill()
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not is_alive(pid) or is_zombie(pid), "it died")
+    eventually(lambda: has_ended(pid), "it died")
     machine.start()
     assert (lab.root / "f").read_bytes() == CONTENT
-
-
-def is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def test_what_is_unmounted_by_the_command_stays_so_until_it_is_mounted(

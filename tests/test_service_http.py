@@ -23,7 +23,7 @@ from dedupd.service.tasks import JOBS
 from dedupd.units import KIB
 from tests.helpers import let_others_pass, noise
 from tests.mount_helpers import ALICE, TEAM, as_user
-from tests.service_helpers import ServiceLab, service_lab
+from tests.service_helpers import WAIT_S, ServiceLab, service_lab
 
 pytestmark = pytest.mark.root
 
@@ -220,7 +220,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 def answer_to(machine: ServiceLab, raw: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(30)
+        connection.settimeout(WAIT_S)
         connection.connect(str(machine.socket))
         try:
             connection.sendall(raw)
@@ -278,7 +278,7 @@ def test_whoever_goes_away_in_the_middle_is_no_failure_of_the_service(machine: S
     with nothing_changes(machine):
         for _ in range(5):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                connection.settimeout(30)
+                connection.settimeout(WAIT_S)
                 connection.connect(str(machine.socket))
                 connection.sendall(head)
                 assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
@@ -322,7 +322,7 @@ def test_who_comes_when_many_do_waits_for_his_turn(tmp_path: Path) -> None:
         with server.accept()[0] as second:
             assert second.recv(65536).startswith(b"GET /v1/service")
             second.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-            assert answer.result(timeout=10) == (200, {})
+            assert answer.result(WAIT_S) == (200, {})
 
 
 def test_a_service_that_does_not_run_is_said_not_to(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs/service.md"
 def listener(tmp_path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(tmp_path / "socket"))
-    listener.settimeout(5)
+    listener.settimeout(60)
     return listener
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -16,23 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dedupd.units import MIB
 from tests.helpers import noise
-from tests.service_helpers import ServiceLab, eventually, service_lab
+from tests.service_helpers import ServiceLab, eventually, reserved_port, service_lab
 
 pytestmark = pytest.mark.root
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ListeningLab"]:
-    with service_lab(tmp_path_factory.mktemp("machine")) as machine:
-        listening = ListeningLab(machine, free_port())
+    with reserved_port() as port, service_lab(tmp_path_factory.mktemp("machine")) as machine:
+        listening = ListeningLab(machine, port)
         lab = machine.add_volume("share <b>&")
         for number in range(3):
             lab.put(f"f{number}", noise(1 * MIB, number // 2))
