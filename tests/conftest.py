@@ -161,7 +161,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """No mount and no loop device that the tests made outlives them."""
     yield
     base = tmp_path_factory.getbasetemp().resolve()
-    for _ in range(100):
+    for _ in range(1200):
         left = [*_mounts_below(base), *_loop_devices(base)]
         if not left:
             return

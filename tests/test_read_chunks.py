@@ -159,7 +159,7 @@ def test_without_waiting_only_what_is_in_memory_is_answered(
     store: Records, reader: RecordReader
 ) -> None:
     rows = all_of(reader)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     # The kernel drops pages where it can, which on a busy machine is not always at once.
     while None not in reader.read_chunks(rows, cached_only=True):
         assert time.monotonic() < deadline

@@ -189,7 +189,7 @@ def test_a_file_is_taken_once_it_is_old_enough(tmp_path: Path) -> None:
         changed_s = (lab.data / "file").stat().st_ctime_ns / 1e9
         policy = Policy(age_s_min=0.3, size_bytes_min=1)
         while not (taken := chosen(lab, policy)[0]):
-            assert time.time() - changed_s < 5
+            assert time.time() - changed_s < 120
         assert taken == [b"file"]
         assert time.time() - changed_s >= 0.3
 
