@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import duckdb
@@ -199,10 +201,11 @@ def test_a_killed_collection_goes_on_from_its_last_checkpoint(
         "from analysis import collect\n"
         "from analysis.log import Log\n"
         "class Kill(collect.Unwatched):\n"
-        "    left = 6\n"
+        "    steps = {0}\n"
+        "    def update(self, *, done, **_):\n"
+        "        self.steps.add(done)\n"
         "    def check(self):\n"
-        "        self.left -= 1\n"
-        "        if not self.left: os.kill(os.getpid(), 9)\n"
+        "        if len(self.steps) > 5: os.kill(os.getpid(), 9)\n"
         "collect.CHECKPOINT_S = 0\n"
         "collect.collect(Log.open(sys.argv[1]), sys.argv[2], Kill())\n"
     )
@@ -234,7 +237,16 @@ def test_a_collection_goes_on_from_where_files_were_being_found(
     complete = collected(tmp_path / "complete", spec)
     log = Log.create(str(tmp_path / "log"), spec)
     found = set()
+    add = scan.Scan._add
+
+    def add_some(self: scan.Scan, files: Any, after: scan.ScanState, **more: bool) -> None:
+        """The rest is to be found when the reading is stopped, however long that takes."""
+        add(self, files, after, **more)
+        while after.parts % 20 == 0 and not self._stop:
+            time.sleep(0.01)
+
     with monkeypatch.context() as few_at_a_time:
+        few_at_a_time.setattr(scan.Scan, "_add", add_some)
         few_at_a_time.setattr(scan, "FILES_PER_PART_MAX", 10)
         few_at_a_time.setattr(reading, "PIECES_PER_BATCH_MAX", 20)
         for _ in range(3):
