@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from tests.helpers import noise, prose
 from tests.mount_helpers import MountedLab, mounted_lab
+from tests.service_helpers import eventually, reserved_port
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -214,7 +214,13 @@ def test_documents_are_saved_by_rename(lab: MountedLab) -> None:
 
 
 @pytest.fixture
-def samba(lab: MountedLab, tmp_path: Path) -> Iterator[list[str]]:
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
+
+
+@pytest.fixture
+def samba(lab: MountedLab, tmp_path: Path, port: int) -> Iterator[list[str]]:
     """The start of an ``smbclient`` command for the mount as a share."""
     need("smbd")
     need("smbclient")
@@ -227,7 +233,7 @@ def samba(lab: MountedLab, tmp_path: Path) -> Iterator[list[str]]:
         server role = standalone server
         map to guest = Bad User
         guest account = root
-        smb ports = 44599
+        smb ports = {port}
         interfaces = lo
         bind interfaces only = yes
         disable netbios = yes
@@ -252,14 +258,15 @@ def samba(lab: MountedLab, tmp_path: Path) -> Iterator[list[str]]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # it ends its whole process group
     )
-    client = ["smbclient", "//127.0.0.1/share", "-p", "44599", "-N", f"--configfile={config}"]
+    client = ["smbclient", "//127.0.0.1/share", "-p", str(port), "-N", f"--configfile={config}"]
     try:
-        for _ in range(200):
-            probe = subprocess.run([*client, "-c", "ls"], capture_output=True, check=False)
-            if probe.returncode == 0:
-                break
+
+        def answers() -> bool:
             assert server.poll() is None, (base / "log").read_text()
-            time.sleep(0.05)
+            probe = subprocess.run([*client, "-c", "ls"], capture_output=True, check=False)
+            return probe.returncode == 0
+
+        eventually(answers, "the server answers")
         yield client
     finally:
         server.terminate()
