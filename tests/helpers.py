@@ -1,5 +1,6 @@
 """Real volumes in a line: filled, optimised, damaged and checked by the verify job."""
 
+import gc
 import os
 import random
 import stat
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dedupd import failpoint
+from dedupd import failpoint, native
 from dedupd.content import open_content, read_stub
 from dedupd.disk import Disk
 from dedupd.enable import enable
@@ -50,6 +51,19 @@ def prose(length: int, seed: int = 0) -> bytes:
 def descriptors() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def descriptors_to_begin_with() -> int:
+    """As :func:`descriptors`, once those are gone that earlier tests have left to the collector
+    of garbage: it may come at any moment."""
+    gc.collect()
+    return descriptors()
+
+
+def write_out(path: Path) -> None:
+    """Have the file system of ``path`` write what it has to; those of other tests are at work."""
+    with opened(os.open(path, os.O_RDONLY)) as fd:
+        native.syncfs(fd)
 
 
 def flip_bit(path: Path, offset: int, bit: int = 0) -> None:

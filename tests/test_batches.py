@@ -19,7 +19,15 @@ from jobs import batches
 from jobs.batches import BatchReader
 from jobs.buffers import Batch, FilesBatch, FileTask
 from jobs.scan import Candidate, walk
-from tests.helpers import OLD_NS, Lab, descriptors, lab_in, new_lab, noise
+from tests.helpers import (
+    OLD_NS,
+    Lab,
+    descriptors,
+    descriptors_to_begin_with,
+    lab_in,
+    new_lab,
+    noise,
+)
 from tests.store_helpers import LazyDisk
 
 HEADROOM = 128 * KIB
@@ -242,7 +250,7 @@ def test_a_reader_stops_at_once_wherever_it_is(tmp_path: Path, batches_taken: in
         for at in range(6):
             lab.put(f"{at}", noise(batches.BATCH_BYTES, at))
         found = candidates_of(lab)
-        before = descriptors()
+        before = descriptors_to_begin_with()
         with reading(lab, found) as (reader, _):
             taken = iter(reader)
             for _ in range(batches_taken):

@@ -13,7 +13,7 @@ from dedupd.control import ControlClient
 from dedupd.format.recipe import RecipeRef
 from dedupd.requests import Request, Requests, request_to_json
 from dedupd.stub import FileIdentity
-from tests.helpers import noise
+from tests.helpers import noise, write_out
 from tests.mount_helpers import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root
@@ -42,7 +42,7 @@ def lab(shared: MountedLab) -> Iterator[MountedLab]:
 def test_optimising_frees_the_blocks_that_users_see(lab: MountedLab) -> None:
     path = lab.view / "f"
     path.write_bytes(CONTENT)
-    os.sync()
+    write_out(lab.data)
     assert path.stat().st_blocks >= len(CONTENT) // 512
     before = path.stat()
     lab.optimise()

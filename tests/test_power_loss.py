@@ -29,6 +29,7 @@ from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.optimize import Optimize
 from tests import crash_helpers as crash
+from tests.helpers import write_out
 from tests.simulated_disk import (
     COMPOSED,
     EVERYTHING,
@@ -432,7 +433,7 @@ def volume_with_garbage(root: Path, seed: int) -> None:
     for path in (root / ".dedupd/data/more").iterdir():
         if path.is_file():
             path.unlink()
-    os.sync()
+    write_out(root)
 
 
 def volume_with_orphans(root: Path, seed: int) -> None:

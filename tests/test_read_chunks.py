@@ -163,8 +163,8 @@ def test_without_waiting_only_what_is_in_memory_is_answered(
     # The kernel drops pages where it can, which on a busy machine is not always at once.
     while None not in reader.read_chunks(rows, cached_only=True):
         assert time.monotonic() < deadline
-        os.sync()
         with open(store.data(), "rb") as file:
+            os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert reader.read_chunks(rows, cached_only=False) == PAYLOADS
     assert reader.read_chunks(rows, cached_only=True) == PAYLOADS

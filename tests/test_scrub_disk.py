@@ -10,7 +10,7 @@ from dedupd.format import container as fmt
 from dedupd.format.container import Kind
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
-from tests.helpers import Lab, cached_pages, flip_bit, lab_in, new_lab, noise
+from tests.helpers import Lab, cached_pages, flip_bit, lab_in, new_lab, noise, write_out
 from tests.upkeep_helpers import chunks_of, entry, scrub
 
 
@@ -27,7 +27,7 @@ def test_damage_on_disk_is_found_whatever_is_in_the_page_cache(loop_fs: MakeFile
     lab = new_lab(point / "volume")
     lab.put("file", noise(400_000, 3))
     lab.optimise()
-    os.sync()
+    write_out(point)
     chunk = chunks_of(lab, "file")[1][0]
     at = place_on_disk(point.parent / "image", lab, chunk)
     content = lab.container(Kind.CHUNKS).read_bytes()

@@ -20,7 +20,7 @@ from dedupd.format.ids import container_of, make_id
 from dedupd.store.container import Found, Gap, scan
 from dedupd.store.reader import RecordReader
 from dedupd.store.writer import NewRecords
-from tests.helpers import descriptors, flip_bit, noise, prose, stop_at
+from tests.helpers import descriptors, descriptors_to_begin_with, flip_bit, noise, prose, stop_at
 from tests.store_helpers import VOLUME, FullDisk, Records
 
 SEED = fmt.checksum_seed(VOLUME, 1, 1)
@@ -376,7 +376,7 @@ def test_a_reader_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.Monke
         store.append(noise(200, seed))
     store.writer.sync()
     reader = store.reader()
-    before = descriptors()
+    before = descriptors_to_begin_with()
     for one, content in store.contents.items():
         assert reader.read(one)[1] == content
     assert descriptors() <= before + 2 * 4

@@ -18,7 +18,15 @@ from dedupd.volume import Volume
 from fuse_stub import streams
 from fuse_stub.cache import ChunkCache
 from fuse_stub.streams import Streams
-from tests.helpers import Lab, descriptors, flip_bit, new_lab, noise, prose
+from tests.helpers import (
+    Lab,
+    descriptors,
+    descriptors_to_begin_with,
+    flip_bit,
+    new_lab,
+    noise,
+    prose,
+)
 
 STEP = 256 * KIB
 CONTENT = prose(900 * KIB, 1) + noise(700 * KIB, 2) + prose(500 * KIB + 77, 3)
@@ -169,7 +177,7 @@ def test_nothing_is_held_where_the_system_has_no_more_threads() -> None:
 
 
 def test_nothing_is_held_once_all_is_forgotten(reading: Reading) -> None:
-    own = descriptors()
+    own = descriptors_to_begin_with()
     for reader in range(4):
         reading.get(0, reader)
     assert reading.streams._begun

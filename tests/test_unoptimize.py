@@ -13,7 +13,7 @@ from dedupd.units import KIB, MIB
 from jobs.frame import Cancelled, JobRun
 from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
-from tests.helpers import OLD_NS, fill, free_bytes, lab_in, new_lab, noise, run_cli
+from tests.helpers import OLD_NS, fill, free_bytes, lab_in, new_lab, noise, run_cli, write_out
 from tests.upkeep_helpers import chunks_of, damage_record, scrub
 
 
@@ -137,7 +137,7 @@ def test_islands_in_a_sparse_file_do_not_grow(tmp_path: Path) -> None:
             for number in range(20):
                 file.seek(number * 100_000)
                 file.write(b"an island")
-        os.sync()
+        write_out(path)
         before = os.stat(path).st_blocks
         content = path.read_bytes()
         lab.optimise()
