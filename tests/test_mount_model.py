@@ -327,6 +327,7 @@ def run(lab: MountedLab, steps: int) -> None:
     """Take at least ``steps`` steps; ``pytest -s`` shows how many there were."""
     began = time.monotonic()
     first = random.getrandbits(32)
+    print(f"seed {first}")
     machine = type("Machine", (MountMachine,), {"lab": lab})
     for number in itertools.count(first):
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
