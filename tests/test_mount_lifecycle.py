@@ -194,7 +194,8 @@ def test_a_dead_mount_is_named_with_what_to_do_and_hides_no_other(
     assert run_cli("mount", other).returncode == 0
     try:
         one, all_of_them = run_cli("status", lab.view), run_cli("status")
-        assert one.returncode == all_of_them.returncode == 3
+        # Volumes of other tests, which are mounted too, may be worse off.
+        assert one.returncode == 3 <= all_of_them.returncode
         for said in (one, all_of_them):
             assert f"dedupd: {lab.view}: " in said.stderr
             assert f"`dedupd umount {lab.view}`" in said.stderr

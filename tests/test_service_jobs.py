@@ -19,7 +19,7 @@ from tests.service_helpers import (
     QUIET_POLICY,
     ServiceLab,
     eventually,
-    is_alive,
+    has_ended,
     service_lab,
 )
 
@@ -237,7 +237,7 @@ def test_a_job_does_not_outlive_a_service_that_is_killed(machine: ServiceLab) ->
     machine.job_in(lab, "running")
     job = process_of(machine, "scrub")
     machine.kill()
-    eventually(lambda: not is_alive(job), "the job has ended")
+    eventually(lambda: has_ended(job), "the job has ended")
     machine.start()
     assert machine.ended(machine.submit("gc", lab))["outcome"] == "done"
 
