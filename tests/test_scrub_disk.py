@@ -56,5 +56,5 @@ def test_a_full_run_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
         users = cached_pages(container)
         assert users
         assert scrub(lab.root).findings == []
-        # Of the header of the file, a block or so.
-        assert users <= cached_pages(container) <= users + 24 * MIB // 100 // 4096
+        # A page may go by itself; and of the header of the file, a block or so comes.
+        assert 0.9 * users < cached_pages(container) <= users + 24 * MIB // 100 // 4096
