@@ -15,6 +15,7 @@ from dedupd.fsutil import opened
 from dedupd.store.mergelog import MergeLog, MergeLogWriter
 from dedupd.store.recovery import load_table
 from dedupd.store.states import join_set
+from dedupd.store.writer import ContainerWriter
 from dedupd.units import KIB, MIB
 from jobs.frame import JobRun
 from jobs.joining import Shape, rounds, unreconciled
@@ -465,6 +466,34 @@ def test_orphans_that_live_again_are_compared_again(tmp_path: Path) -> None:
         assert reconcile(lab).merged.chunks > 0
         live = [one.fingerprint for one in states(lab).values() if one.state == tbl.State.LIVE]
         assert len(live) == len(set(live)) and path.exists()
+        assert read_all(lab, contents) == contents
+
+
+def test_orphans_leave_the_set_also_where_their_container_is_full_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = ContainerWriter.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "container_bytes_max", 300 * KIB)
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(PLAIN + "partitions = 2\n")
+        shared = noise(90 * KIB, 1)
+        contents = {"shared.a": shared, "own.a": noise(90 * KIB, 2), "own.b": noise(50 * KIB, 3)}
+        for name, content in contents.items():
+            lab.put(name, content)
+        lab.optimise()
+        reconcile(lab)
+        (lab.data / "shared.a").unlink()
+        lab.collect()
+        contents["shared.b"] = lab.put("shared.b", shared).read_bytes()
+        lab.optimise()
+        reconcile(lab)
+        contents["large.a"] = noise(250 * KIB, 4)
+        for name in ("shared.a", "large.a"):
+            lab.put(name, contents[name])
+        lab.optimise()
+        first = chunks_of(lab, "shared.a")[0][0]
+        assert reconciled(lab)[container_of(first)][0] == ordinal_of(first)
+        assert reconcile(lab).merged.chunks > 0
         assert read_all(lab, contents) == contents
 
 

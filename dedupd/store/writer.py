@@ -11,14 +11,21 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.disk import Disk
-from dedupd.errors import NoSpace
+from dedupd.errors import DamagedTable, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.fsutil import is_readable
 from dedupd.store.container import Found, data_name, table_name
-from dedupd.store.recovery import Recovered, entry_of, last_number, recover, recover_sound
+from dedupd.store.recovery import (
+    Recovered,
+    entry_of,
+    last_number,
+    recover,
+    recover_sound,
+    table_header,
+)
 from dedupd.store.states import revive
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
@@ -58,7 +65,6 @@ class _Open:
     count: int
     reserved_count: int
     reserved_bytes: int
-    reconciled: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +176,6 @@ class ContainerWriter:
             len(state.entries),
             len(state.entries),
             state.end,
-            state.reconciled,
         )
 
     def reserve(self, count: int, raw_bytes: int) -> int:
@@ -216,7 +221,7 @@ class ContainerWriter:
             on_failure.callback(os.close, table_fd)
             seed = fmt.checksum_seed(self._volume, number, 1)
             start = fmt.FILE_HEADER_BYTES
-            opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start, 0)
+            opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
             self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)
             # So that recovery can tell a container that holds something from one that never did.
             self._disk.sync_data(data_fd)
@@ -325,7 +330,8 @@ class ContainerWriter:
             self._disk.sync_data(target.data_fd)
         reach(_SYNCED)
         for target, mark in point.marks:
-            current = replace(mark, reconciled=target.reconciled)
+            # Asked for now: what was revived since the mark was noted has left the reconciled set.
+            current = replace(mark, reconciled=self._reconciled(target))
             self._disk.write_at(target.table_fd, [tbl.encode_header(current)], 0)
         for target in point.full:
             # Its table is made durable once, and never written again.
@@ -343,13 +349,10 @@ class ContainerWriter:
         for one in ids:
             by_container.setdefault(container_of(one), []).append(ordinal_of(one))
         for number, ordinals in by_container.items():
-            # What is live again leaves the reconciled set, also in the marks that are to come.
-            for target in {id(t): t for t in (*self._unsynced, self._current) if t}.values():
-                if target.number == number:
-                    target.reconciled = min([target.reconciled, *ordinals])
             revive(self._dir_fd, number, self._kind, self._volume, ordinals, self._disk)
 
     def _mark(self, target: _Open) -> tbl.TableHeader:
+        """What a table is to say of what was appended; the reconciled set is left out."""
         return tbl.TableHeader(
             self._kind,
             target.number,
@@ -358,8 +361,16 @@ class ContainerWriter:
             self._volume,
             target.end,
             target.count,
-            target.reconciled,
         )
+
+    @staticmethod
+    def _reconciled(target: _Open) -> int:
+        """How much of a container is in the reconciled set, as its table says."""
+        name = table_name(target.number)
+        try:
+            return table_header(target.table_fd, name, target.header).reconciled
+        except DamagedTable:
+            return 0
 
     def close(self) -> None:
         """Release the files. Does not sync: what was not synced may be cut by the next recovery."""
