@@ -1,11 +1,14 @@
 """The rebuild job: everything that is derived, made anew from containers and stubs alone."""
 
 import os
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable, Damaged
 from dedupd.format.container import Kind
+from dedupd.format.ids import make_id
+from dedupd.format.table import State
 from dedupd.store import savedmarks
 from dedupd.store.recovery import container_numbers
 from dedupd.volume import Volume
@@ -19,13 +22,15 @@ from jobs.stores import Directory
 class RebuildReport:
     """What a run did; the JSON form of the report.
 
-    ``not_rebuilt`` says what the truth does not tell, or what of the truth itself is gone.
+    ``orphans_released``: garbage that no table calls so any more. ``not_rebuilt`` says what the
+    truth does not tell, or what of the truth itself is gone.
     """
 
     job: str = "rebuild"
     outcome: str = "done"
     tables: int = 0
     tables_rebuilt: int = 0
+    orphans_released: int = 0
     catalogue_is_new: bool = False
     records: int = 0
     stubs: int = 0
@@ -55,11 +60,13 @@ class Rebuild:
         for kind in Kind:
             self._count_tables(kind)
         scrub = Scrub(self._volume, self._run, Depth.QUICK).run()
+        for kind in Kind:
+            self._release_orphans(kind)
         report.records, report.stubs = scrub.records, scrub.stubs
         report.repaired, report.losses = scrub.repaired, scrub.losses
         if report.catalogue_is_new:
             report.not_rebuilt.append("the history of jobs, and how far interrupted ones were")
-        if report.tables_rebuilt:
+        if report.tables_rebuilt or report.orphans_released:
             report.not_rebuilt.append("which chunks were garbage: the next gc finds them")
         report.not_rebuilt += [
             f"{loss.path}: bytes {loss.start} to {loss.end}: {loss.reason}" for loss in scrub.losses
@@ -84,6 +91,25 @@ class Rebuild:
                 self._report.catalogue_is_new = not existed or catalog.is_empty()
         except CatalogUnusable as error:
             self._report.not_rebuilt.append(str(error))
+
+    def _release_orphans(self, kind: Kind) -> None:
+        """Make all orphans live again, durably. A table that was brought back from an older copy
+        may call garbage what files have come to need since, and a compaction would believe it."""
+        self._run.update(phase=f"{kind.name.lower()} that were garbage")
+        with closing(Directory(self._volume, kind)) as directory:
+            for number in container_numbers(directory.fd):
+                self._run.check()
+                try:
+                    entries = directory.entries(number)
+                except (Damaged, OSError):
+                    continue  # nobody compacts it either
+                changes = {
+                    make_id(number, ordinal): entry._replace(state=State.LIVE, target=0)
+                    for ordinal, entry in enumerate(entries)
+                    if entry is not None and entry.state == State.ORPHANED
+                }
+                directory.set_states(changes)
+                self._report.orphans_released += len(changes)
 
     def _count_tables(self, kind: Kind) -> None:
         directory = Directory(self._volume, kind)

@@ -75,6 +75,28 @@ def test_repairs_outlive_the_tables(tmp_path: Path, kind: Kind) -> None:
         assert {name: lab.read(name) for name in contents} == contents
 
 
+def test_what_an_old_table_calls_garbage_is_not_compacted_away(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy('min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\n')
+        contents = fill(lab)
+        lab.optimise()
+        for name in ("base", "copy", "edited"):
+            (lab.data / name).unlink()
+        assert lab.collect().orphaned_chunks
+        old = {path: path.read_bytes() for path in (lab.base / "store").rglob("*.dir")}
+        for name, content in contents.items():
+            lab.put(name, content)
+        assert lab.optimise().sums["new_chunks"] == 0
+        for path, table in old.items():
+            path.write_bytes(table)
+        report = rebuild(lab)
+        assert report.orphans_released
+        assert any("garbage" in what for what in report.not_rebuilt)
+        assert lab.compact().freed_bytes == 0
+        assert {name: lab.read(name) for name in contents} == contents
+        assert rebuild(lab).orphans_released == 0
+
+
 def test_what_is_gone_from_the_containers_is_named(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     fill(lab)
