@@ -124,7 +124,8 @@ def _chunk_size(study: Study) -> Setting:
     default = study.savings(DEFAULT)
     if default is None or len(rows) < 2:
         return Setting("chunk size", DEFAULT, "the default; no other size was collected")
-    best = min(rows, key=_net_bytes)
+    # The default where none is better: where all is zeros, none has any chunk.
+    best = min(rows, key=lambda row: (_net_bytes(row), row.chunking != DEFAULT))
     gain = (_net_bytes(default) - _net_bytes(best)) / default.data_bytes
     if best.chunking == DEFAULT:
         return Setting("chunk size", DEFAULT, "no smaller size saves more, metadata included")

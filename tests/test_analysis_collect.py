@@ -25,6 +25,7 @@ from analysis.collect import Unwatched, collect
 from analysis.generate import generate
 from analysis.lanes import Selection
 from analysis.log import HOLE_MARK, Log
+from analysis.report import write_report
 from dedupd import native, uncached
 from dedupd.errors import Damaged, UsageError
 from dedupd.policy import Policy
@@ -417,10 +418,11 @@ def test_datasets_of_next_to_nothing_are_fine(tmp_path: Path, content: bytes | N
     tree.mkdir()
     if content is not None:
         (tree / "file").write_bytes(content)
-    study = study_of(collected(tmp_path / "out", spec_of({"x": tree}, ("64k", "64k-basic"))))
+    study = study_of(collected(tmp_path / "out", spec_of({"x": tree}, ("64k", "64k-basic", "4k"))))
     [row] = study.table1_datasets
     assert row.data_bytes == len(content or b"")
     assert study.empty == (not content)
+    write_report(study, str(tmp_path / "out"))
 
 
 def test_a_single_file_is_a_dataset(tmp_path: Path) -> None:
