@@ -20,7 +20,8 @@ HEADROOM_BYTES = 128 * KIB
 class Piece(NamedTuple):
     """Bytes [start, end) of a batch that belong to one file, from ``position`` of it on.
 
-    Behind them follows a hole of ``hole`` bytes. ``failed`` says that the file is given up.
+    Behind them follows a hole of ``hole`` bytes, and ``blank`` of them lie in holes themselves.
+    ``failed`` says that the file is given up.
     """
 
     dataset: int
@@ -32,6 +33,7 @@ class Piece(NamedTuple):
     final: bool
     hole: int = 0
     failed: bool = False
+    blank: int = 0
 
 
 Pieces = NDArray[np.void]
@@ -48,6 +50,7 @@ _PIECE = np.dtype(
         ("final", np.bool_),
         ("hole", np.int64),
         ("failed", np.bool_),
+        ("blank", np.int64),
     ]
 )
 

@@ -112,9 +112,17 @@ class WholeFiles:
                 else fingerprint[:16]
             )
 
-    def add_hole(self, length: int) -> None:
-        self._zeros += length
+    def add_blank(self, length: int) -> None:
+        """So much of the file's chunks, those to come included, lies in holes."""
+        self._data_bytes -= length
+        self._zero_bytes -= length
         self._hole_bytes += length
+
+    def add_hole(self, length: int) -> None:
+        """The next chunks of the file lie in a hole."""
+        self._zeros += length
+        self._data_bytes += length
+        self._zero_bytes += length
 
     def _end_of_zeros(self) -> None:
         run = b"zeros" + struct.pack("<Q", self._zeros)
@@ -125,7 +133,8 @@ class WholeFiles:
         """The file is complete: its row."""
         if self._zeros:
             self._end_of_zeros()
-        sizes = self._data_bytes, self._zero_bytes, self._hole_bytes
+        # Some of what lies in holes is in chunks that are not all zeros.
+        sizes = self._data_bytes, max(0, self._zero_bytes), self._hole_bytes
         self._rows.append((dataset, file, *sizes, self._digest))
         self.drop()
 
@@ -304,7 +313,8 @@ def _whole_files(
     heads: NDArray[np.int64],
 ) -> None:
     """Tell ``whole`` of the chunks found in each piece, the first of which is at ``heads``."""
-    single = pieces["first"] & pieces["final"] & (pieces["hole"] == 0) & (cuts.counts == 1)
+    unbroken = (pieces["hole"] == 0) & (pieces["blank"] == 0)
+    single = pieces["first"] & pieces["final"] & unbroken & (cuts.counts == 1)
     single[single] = ~cuts.zero[heads[single]]
     whole.add_single(pieces[single], cuts.fingerprints[heads[single], :2])
     for at in np.flatnonzero(~single).tolist():
@@ -314,6 +324,7 @@ def _whole_files(
         whole.add(
             [row.tobytes() for row in words], cuts.zero[some].tolist(), lengths[some].tolist()
         )
+        whole.add_blank(piece.blank + piece.hole)
         if piece.final and not piece.hole:
             whole.finish(piece.dataset, piece.file)
 

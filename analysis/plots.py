@@ -139,7 +139,8 @@ def _chunk_size(axes: Axes, studies: Sequence[Study]) -> None:
     axes.set_xticks(range(len(labels)), labels)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("Space saved")
-    axes.set_ylim(0, max(100.0 * (max(plain) > 60), axes.get_ylim()[1] * 1.1))
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(min(0.0, bottom), max(100.0 * (max(plain) > 60), top * 1.1))
     axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
     axes.legend(loc="upper left", ncols=2)
 

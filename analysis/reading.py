@@ -246,14 +246,14 @@ class _Filler:
             if resume.file == file:
                 at = resume.position
                 self._read_headroom(fd, at, size)
-        sparse = status.st_blocks * 512 < size - HOLE_BYTES_MIN
+        sparse = status.st_blocks * 512 < size
         ranges = list(_joined(data_ranges(fd, at, size), at, size)) if sparse else [(at, size)]
         for begin, stop in [*ranges, (size, size)]:
             if begin > at:
                 self._add_hole(dataset, file, at, begin, size)
                 at = begin
             while at < stop:
-                at += self._read_piece(fd, dataset, file, at, stop, size)
+                at += self._read_piece(fd, dataset, file, at, stop, size, sparse)
 
     def _read_headroom(self, fd: int, position: int, size: int) -> None:
         """What precedes ``position``, for the chunks that were unfinished there."""
@@ -264,7 +264,7 @@ class _Filler:
             raise _Shrank
 
     def _read_piece(
-        self, fd: int, dataset: int, file: int, position: int, stop: int, size: int
+        self, fd: int, dataset: int, file: int, position: int, stop: int, size: int, sparse: bool
     ) -> int:
         """Read on into the current batch, or into a new one where a small file would be split."""
         room = HEADROOM_BYTES + BATCH_BYTES - self._fill
@@ -278,12 +278,13 @@ class _Filler:
         view = memoryview(batch.buffer)[start:end]
         if read_uncached(fd, view, position) < len(view):
             raise _Shrank
+        length = end - start
+        final = position + length == size
+        blank = _blank_bytes(fd, position, position + length) if sparse else 0
         self._add_piece(
-            Piece(
-                dataset, file, start, end, position, position == 0, position + end - start == size
-            )
+            Piece(dataset, file, start, end, position, position == 0, final, blank=blank)
         )
-        return end - start
+        return length
 
     def _add_hole(self, dataset: int, file: int, begin: int, stop: int, size: int) -> None:
         """A hole in place of the bytes from ``begin`` to ``stop``."""
@@ -292,8 +293,9 @@ class _Filler:
         batch = self._current()
         start, end = self._fill, self._fill + HOLE_LEAD_BYTES
         batch.buffer[start:end] = bytes(HOLE_LEAD_BYTES)
-        hole = stop - begin - HOLE_LEAD_BYTES
-        self._add_piece(Piece(dataset, file, start, end, begin, begin == 0, stop == size, hole))
+        hole, first, final = stop - begin - HOLE_LEAD_BYTES, begin == 0, stop == size
+        lead = Piece(dataset, file, start, end, begin, first, final, hole, blank=HOLE_LEAD_BYTES)
+        self._add_piece(lead)
 
     def _add_piece(self, piece: Piece) -> None:
         batch = self._add(one_piece(piece))
@@ -358,6 +360,11 @@ def _joined(ranges: Iterator[tuple[int, int]], begin: int, size: int) -> Iterato
         yield pending if size - pending[1] >= HOLE_BYTES_MIN else (pending[0], size)
     elif size - begin < HOLE_BYTES_MIN:
         yield begin, size
+
+
+def _blank_bytes(fd: int, begin: int, stop: int) -> int:
+    """How many bytes of a range lie in holes."""
+    return stop - begin - sum(end - start for start, end in data_ranges(fd, begin, stop))
 
 
 def _directory_of(path: bytes) -> bytes:

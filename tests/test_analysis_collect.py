@@ -159,6 +159,25 @@ def test_holes_are_neither_read_nor_counted_as_data(complete: Log, tree: Path) -
     assert sizes[b"only a hole"][1] > 4 * MIB
 
 
+@pytest.mark.parametrize("step", [200_704, 901_120, MIB, 1_572_864, 6 * MIB])
+def test_holes_of_any_length_are_no_data(tmp_path: Path, step: int) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    rng, islands = random.Random(step), 20
+    with open(tree / "image", "wb") as file:
+        for number in range(islands):
+            file.seek(number * step)
+            file.write(rng.randbytes(65_536))
+        file.truncate(islands * step + 5)
+    out = tmp_path / "out"
+    log = collected(out, spec_of({"x": tree}, ("64k", "4k", "fixed-64k")))
+    [(_, length, zeros, holes, *_)] = whole_of(log)
+    assert (length, zeros, holes) == (islands * 65_536, 0, islands * (step - 65_536) + 5)
+    study = study_of(log)
+    assert all(abs(row.saved_compressed) < 0.02 for row in study.figure2_chunk_size)
+    write_report(study, str(out))
+
+
 def test_a_hole_and_written_zeros_are_the_same_content(tmp_path: Path) -> None:
     data = random.Random(2).randbytes(100_000)
     tree = tmp_path / "tree"
