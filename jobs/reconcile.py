@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass, field
 
 from dedupd.errors import DamagedTable
 from dedupd.failpoint import define, reach
+from dedupd.format.container import Kind
 from dedupd.format.ids import container_of
 from dedupd.fsutil import opened
 from dedupd.partitions import PartitionMap
 from dedupd.store import mergelog
 from dedupd.store.mergelog import MergeLog, MergeLogWriter
+from dedupd.store.recovery import recover_sound
 from dedupd.units import MIB
 from dedupd.volume import Volume
 from jobs.frame import JobRun
@@ -170,7 +172,20 @@ class Reconcile:
             mergelog.remove(self._log_fd, self._volume.disk)
             return
         self._report.resumed = True
+        try:
+            self._bring_in_order()
+        except BaseException:
+            log.close()
+            raise
         self._carry_out(log)
+
+    def _bring_in_order(self) -> None:
+        """Recover every container, before anything is put into its table. Raises Cancelled."""
+        self._run.update(phase="tables", done=0, total=0)
+        uuid, disk = self._volume.space.volume, self._volume.disk
+        with opened(self._volume.open_directory(Kind.CHUNKS)) as dir_fd:
+            for _ in recover_sound(dir_fd, Kind.CHUNKS, uuid, disk):
+                self._run.check()
 
     def _carry_out(self, log: MergeLog) -> None:
         try:

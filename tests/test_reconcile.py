@@ -307,6 +307,22 @@ def test_a_log_that_is_older_than_much_else_is_still_right(tmp_path: Path) -> No
 # --- what verify says of it -------------------------------------------------------------------
 
 
+def test_a_log_is_carried_out_also_where_a_compaction_was_stopped(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = partitioned(lab, 4)
+        with stop_at("reconcile.logged"):
+            reconcile(lab)
+        for name in ("own.t3", "again.t3", "part.t3"):
+            (lab.data / name).unlink()
+            del contents[name]
+        lab.collect()
+        with stop_at("compact.data-switched"):
+            lab.compact()
+        report = reconcile(lab)
+        assert report.resumed and report.merged.chunks > 0 and not report.errors
+        assert read_all(lab, contents) == contents
+
+
 def test_verify_finds_a_chunk_that_is_in_the_set_twice(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     partitioned(lab, 4)
