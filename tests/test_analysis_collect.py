@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -468,6 +468,23 @@ def test_other_file_systems_are_not_entered(loop_fs: MakeFileSystem, tmp_path: P
     finally:
         subprocess.run(["umount", volume / "other"], check=True)
     assert [path for path, *_ in whole_of(log)] == [b"mine"]
+
+
+@pytest.mark.root
+def test_what_is_mounted_once_more_below_is_not_entered(tmp_path: Path) -> None:
+    tree, other = tmp_path / "tree", tmp_path / "other"
+    for directory in (tree / "own", tree / "again", tree / "elsewhere", other):
+        directory.mkdir(parents=True)
+    (tree / "own/a").write_bytes(b"a" * 100)
+    (tree / "again/hidden").write_bytes(b"c" * 100)
+    (other / "b").write_bytes(b"b" * 100)
+    mounts = {tree / "again": tree / "own", tree / "elsewhere": other}
+    with ExitStack() as stack:
+        for point, source in mounts.items():
+            subprocess.run(["mount", "--bind", source, point], check=True)
+            stack.callback(subprocess.run, ["umount", point], check=True)
+        log = collected(tmp_path / "out", spec_of({"x": tree}))
+    assert [path for path, *_ in whole_of(log)] == [b"own/a"]
 
 
 def test_a_directory_of_many_files_is_read_completely(tmp_path: Path) -> None:

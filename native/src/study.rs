@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::files::{DIRENT_BYTES, Identity, fill, next_names, owned, status_at, status_of};
+use crate::files::{
+    DIRENT_BYTES, Identity, fill, next_names, open_beneath, owned, status_at, status_of,
+};
 use crate::parallel;
 use crate::parquet::{self, Column, Kind};
 use crate::types::{file_type, shown};
@@ -203,10 +205,20 @@ impl Walk {
 
     /// None where the directory is not part of the study, or vanished.
     fn enter(&self, path: &[u8]) -> Result<Option<OwnedFd>> {
-        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        let (root, flags) = (self.root.as_raw_fd(), libc::O_RDONLY | libc::O_DIRECTORY);
         let name = if path.is_empty() { b"." } else { path };
-        let fd = match open_at(self.root.as_raw_fd(), name, flags) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        let fd = match open_beneath(root, &CString::new(name)?, flags) {
+            // An older kernel, or the filter of a container: then the device has to tell, which is the
+            // same where a part of the file system is mounted once more.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+                open_at(root, name, flags | libc::O_NOFOLLOW)
+            }
+            result => result,
+        };
+        let fd = match fd {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EXDEV)) => {
+                return Ok(None);
+            }
             result => result?,
         };
         let status = status_of(fd.as_raw_fd())?;
