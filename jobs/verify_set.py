@@ -59,7 +59,7 @@ def check_merges(known: KnownRecords, run: JobRun) -> Iterator[Finding]:
     """Merged records that lead to merged records without an end."""
     for record_id in run.checked(known.merged):
         at = record_id
-        for _ in range(FORWARDS_MAX):
+        for _ in range(FORWARDS_MAX + 1):
             if at not in known.merged:
                 break
             at = known.merged[at].target

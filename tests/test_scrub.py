@@ -171,6 +171,24 @@ def test_a_chunk_with_many_references_gets_a_copy_and_is_repaired_from_it(tmp_pa
         assert lab.read("3") == shared
 
 
+def test_a_chunk_that_is_damaged_and_repaired_over_and_over_can_be_read(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
+        content = noise(30 * KIB)
+        for name in ("one", "two"):
+            lab.put(name, content)
+        lab.optimise()
+        scrub(lab)
+        [(first, _, _)] = chunks_of(lab, "one")
+        for _ in range(12):
+            end = first
+            while (found := entry(lab, Kind.CHUNKS, end)).state == tbl.State.MERGED:
+                end = found.target
+            damage_record(lab, Kind.CHUNKS, end)
+            assert scrub(lab).repaired["from the second copy"] == 1
+            assert lab.read("one") == content
+
+
 def test_a_copy_is_given_up_when_nothing_refers_to_what_it_repeats(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", noise(500 * KIB))

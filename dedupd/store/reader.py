@@ -20,8 +20,9 @@ from dedupd.store.copies import CopyReader
 CONTAINERS_OPEN_MAX = 256
 """Two descriptors each: well below the usual limit of 1,024."""
 
-FORWARDS_MAX = 8
-"""Merges point at a surviving chunk; a longer chain is a loop."""
+FORWARDS_MAX = 64
+"""Steps from a merged record to the one that has its bytes; more are a loop. A merge takes one, and
+so does each repair of what a row ends at. ``native`` takes as many."""
 
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about what was to be read."""
@@ -187,7 +188,7 @@ class RecordReader:
         record_of: Callable[[T], Record],
     ) -> T:
         target = record_id
-        for _ in range(FORWARDS_MAX):
+        for _ in range(FORWARDS_MAX + 1):
             try:
                 found = self._get(target, get)
             except (DamagedContainer, OSError) as error:

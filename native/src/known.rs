@@ -13,7 +13,7 @@ use crate::seal::{ENTRY_BYTES, STATE_AT, STATE_LIVE, STATE_ORPHANED, STATE_TOMBS
 /// Where the counting of references stops.
 pub const REFERENCES_MAX: u8 = u8::MAX;
 /// Steps from a merged record to the one that has its bytes, as readers take them; more are a ring.
-const FORWARDS_MAX: usize = 8;
+const FORWARDS_MAX: usize = 64;
 
 const RAW_LENGTH_AT: usize = 52;
 
