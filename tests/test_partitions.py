@@ -143,6 +143,22 @@ def test_types_have_partitions_of_their_own_where_the_policy_asks(tmp_path: Path
         assert {name: lab.read(name) for name in contents} == contents
 
 
+def test_files_of_types_that_were_too_many_to_be_counted_are_taken_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("dedupd.partitions", "jobs.partitioning"):
+        monkeypatch.setattr(f"{module}.TYPES_MAX", 3)
+    with lab_in(tmp_path) as lab:
+        lab.put("large.first", noise(5 * MIB))
+        lab.set_policy(PLAIN)
+        lab.optimise()
+        lab.set_policy(PLAIN + "partitions = 3\n")
+        names = ["no type", "file.t1", "file.t2", "below/file.t3", "below/file.t4"]
+        for name in names:
+            lab.put(name, name.encode())
+        assert lab.optimise().files_optimised == len(names)
+
+
 def test_later_files_go_to_the_containers_of_their_partition(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy(PLAIN + "partitions = 3\n")
