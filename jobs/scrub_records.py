@@ -206,8 +206,7 @@ class RecordScrub:
                 continue
             entry = changes.get(problem.ordinal) or said[problem.ordinal]
             if problem.invariant is Invariant.TABLE_AGREES and problem.entry is not None:
-                state = entry.state if entry is not None else problem.entry.state
-                changes[problem.ordinal] = problem.entry._replace(state=state)
+                changes[problem.ordinal] = _agreeing(problem.entry, entry)
             else:
                 lost = entry or problem.entry or LOST
                 changes[problem.ordinal] = lost._replace(state=tbl.State.QUARANTINED)
@@ -245,3 +244,12 @@ class RecordScrub:
         reach(_QUARANTINED)
         for record_id, entry in by_id.items():
             self._known[kind].add(record_id, entry)
+
+
+def _agreeing(found: tbl.Entry, said: tbl.Entry | None) -> tbl.Entry:
+    """The entry that a record implies, with what the table knows of it and no record tells: what
+    became of it since, and where its bytes are now."""
+    if said is None:
+        return found
+    target = found.target if said.state == tbl.State.LIVE else said.target
+    return found._replace(state=said.state, target=target)

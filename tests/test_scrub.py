@@ -189,6 +189,36 @@ def test_a_chunk_that_is_damaged_and_repaired_over_and_over_can_be_read(tmp_path
             assert lab.read("one") == content
 
 
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_repaired_record_that_comes_back_leads_to_the_repaired_bytes_all_the_same(
+    tmp_path: Path, is_damaged: bool
+) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(
+            'min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\ncompaction_min_dead = 0\n'
+        )
+        content = noise(30 * KIB)
+        for name in ("one", "two"):
+            lab.put(name, content)
+        lab.put("three", noise(60 * KIB, 3))
+        lab.optimise()
+        scrub(lab)
+        [(lost, _, _)] = chunks_of(lab, "one")
+        offset, path = entry(lab, Kind.CHUNKS, lost).offset, lab.container(Kind.CHUNKS)
+        with open(path, "r+b") as file:
+            header = os.pread(file.fileno(), fmt.RECORD_HEADER_BYTES, offset)
+            os.pwrite(file.fileno(), bytes(len(header)), offset)
+            lab.table(Kind.CHUNKS).unlink()
+            assert scrub(lab).repaired["from the second copy"] == 1
+            os.pwrite(file.fileno(), header, offset)
+        if is_damaged:
+            flip_bit(path, offset + fmt.RECORD_HEADER_BYTES + 7)
+        assert not scrub(lab).losses
+        assert lab.read("one") == content
+        assert lab.compact().errors == 0
+        assert lab.read("one") == content
+
+
 def test_a_copy_is_given_up_when_nothing_refers_to_what_it_repeats(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", noise(500 * KIB))
