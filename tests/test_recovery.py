@@ -216,6 +216,7 @@ def test_files_of_other_names_in_the_store_are_left_alone(tmp_path: Path) -> Non
     store.append(noise(100))
     store.writer.sync()
     strange = ["1.dat", "\u00b2.dat", "00000002.dat.bak", "lost+found", "000000003.dat", "x.dir"]
+    strange += ["4294967296.dat", "9999999999.dir"]
     for name in strange:
         (store.directory / name).write_bytes(b"not ours")
     assert len(store.reopen()) == 1

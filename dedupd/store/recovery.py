@@ -32,6 +32,8 @@ _REBUILT = define("recovery.table-written", "a rebuilt table is in place")
 _SWITCHED = define("recovery.switched", "the table of an interrupted compaction is in place")
 
 _FILE_NAME = re.compile(r"([0-9]{8,10})\.(dat|dir)")
+_NUMBERS = 1 << 32
+"""How many there are: an id has 32 bits for them."""
 
 LOST = tbl.Entry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
 """Stands in a table for an ordinal whose record was not found, so that one scan is enough."""
@@ -103,8 +105,9 @@ def _files(dir_fd: int) -> Iterator[tuple[int, str]]:
     with opened(fd), os.scandir(fd) as entries:
         for entry in entries:
             match = _FILE_NAME.fullmatch(entry.name)
-            if match is not None and f"{int(match[1]):08d}" == match[1]:
-                yield int(match[1]), match[2]
+            number = int(match[1]) if match is not None else _NUMBERS
+            if match is not None and number < _NUMBERS and f"{number:08d}" == match[1]:
+                yield number, match[2]
 
 
 def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, UncheckedEntries]:
