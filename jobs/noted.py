@@ -14,6 +14,7 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import container_of, ordinal_of
 from dedupd.fsutil import UNREADABLE
 from dedupd.store.container import Container
+from dedupd.store.recovery import recover
 from dedupd.volume import Volume
 from jobs.stores import Directory, OpenContainers
 
@@ -28,6 +29,10 @@ def quarantine_noted(volume: Volume, check: Callable[[], None]) -> None:
         noted.setdefault(kind, []).append(record_id)
     for kind, record_ids in noted.items():
         with closing(Directory(volume, kind)) as directory:
+            for number in sorted({container_of(record_id) for record_id in record_ids}):
+                # What is put into a table that a recovery replaces is lost.
+                with suppress(Damaged, FileNotFoundError):
+                    recover(directory.fd, number, kind, volume.space.volume, volume.disk)
             containers = OpenContainers(directory.fd, kind, volume.space.volume)
             for record_id in record_ids:
                 check()

@@ -16,7 +16,7 @@ from dedupd.units import KIB
 from jobs.frame import JobRun
 from jobs.reconcile import Reconcile
 from jobs.scrub import Depth
-from tests.helpers import Lab, flip_bit, lab_in, new_lab, noise
+from tests.helpers import Lab, flip_bit, lab_in, new_lab, noise, stop_at
 from tests.upkeep_helpers import chunks_of, damage_record, entry, scrub
 
 POLICY = 'min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\n'
@@ -278,3 +278,27 @@ def test_a_file_that_was_restored_is_not_given_up_for_what_a_reader_found_damage
         assert lab.stub("hurt") is not None
         # The others that need the chunk have it back, too.
         assert lab.read("hurt") == lab.read("same") == content
+
+
+def test_what_a_reader_found_damaged_behind_a_stopped_compaction_is_no_duplicate(
+    tmp_path: Path,
+) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.set_policy(POLICY)
+        content = noise(20 * KIB, 1)
+        lab.put("garbage", noise(300 * KIB, 2))
+        lab.put("file", content)
+        lab.optimise()
+        [(chunk, _, _)] = chunks_of(lab, "file")
+        (lab.data / "garbage").unlink()
+        lab.collect()
+        with stop_at("compact.data-switched"):
+            lab.compact()
+        damage_record(lab, Kind.CHUNKS, chunk)
+        with pytest.raises(DamagedChunk):
+            lab.read("file")
+        (lab.data / "file").unlink()
+        lab.put("file", content)
+        assert lab.optimise().sums["new_chunks"] == 1
+        assert lab.read("file") == content
+        scrub(lab.root)
