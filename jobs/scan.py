@@ -245,8 +245,11 @@ class _Search:
         self._threads = policy.cores_max or cores()
         age_ns = int(policy.age_s_min * 1e9)
         self._newest_ns = time.time_ns() - age_ns if age_ns > 0 else _EVER_NS
-        self._names: dict[int, int] = {}
-        """Of files with hard links: how many names were found."""
+        self._names: dict[tuple[int, int], int] = {}
+        """Of files with hard links, as inode and change time have them: how many names were found.
+        What is renamed gets a new change time, and its names are counted anew."""
+        self._linked_in: set[int] = set()
+        """The directories where these names are."""
         self._incomplete: dict[int, int] = {}
         """Those that are plain and have more names: their sizes."""
 
@@ -280,23 +283,41 @@ class _Search:
         prefix = directory + b"/" if directory else b""
         for files in plain:
             yield from self._plain(PlainFiles(prefix, *files))
+        counts: bool | None = None
         for name, identity, links, allocated, attribute in checked(left, self._check):
-            if links == 1 or self._is_once(identity, links, attribute is None):
+            if links > 1 and counts is None:
+                counts = self._is_new(directory)
+            if links == 1 or self._is_once(identity, links, attribute is None, bool(counts)):
                 yield from self._judged((prefix + name, identity, allocated, attribute))
         pending.extend(prefix + name for name in sorted(names, reverse=True))
 
-    def _is_once(self, identity: _Identity, links: int, is_plain: bool) -> bool:
+    def _is_new(self, directory: bytes) -> bool:
+        """Whether a directory was not looked at before: its names do not change where it is moved,
+        nor do the files, and would be found there once more."""
+        try:
+            with opened(open_beneath(self._volume.data_fd, directory, os.O_PATH)) as fd:
+                inode = os.fstat(fd).st_ino
+        except OSError:
+            return False  # it is elsewhere by now
+        is_new = inode not in self._linked_in
+        self._linked_in.add(inode)
+        return is_new
+
+    def _is_once(self, identity: _Identity, links: int, is_plain: bool, counts: bool) -> bool:
         """Whether this is the name by which a file with several is to be judged: of a plain one the
-        last, because it becomes no stub before all its names are known to lie in the tree."""
-        inode, size_bytes, *_ = identity
-        found = self._names[inode] = self._names.get(inode, 0) + 1
+        last, because it becomes no stub before all its names are known to lie in the tree. The name
+        of a plain file that does not count may be one that was found before."""
+        inode, size_bytes, _, ctime_ns = identity
+        key = inode, ctime_ns if is_plain else 0
+        found = self._names[key] = self._names.get(key, 0) + (counts or not is_plain)
         if not is_plain:
             return found == 1
-        if found == links:
+        if found == links and counts:
             self._incomplete.pop(inode, None)
-        elif found < links:
+            return True
+        if found < links:
             self._incomplete[inode] = size_bytes
-        return found == links
+        return False
 
     def _find(self, directories: Sequence[bytes]) -> list[_Here]:
         volume, policy = self._volume, self._policy

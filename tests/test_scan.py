@@ -6,13 +6,14 @@ import stat
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dedupd.policy import Policy
 from dedupd.units import KIB
-from jobs.scan import Skipped, candidates, walk
+from jobs.scan import Skipped, _Search, candidates, walk
 from tests.conftest import MakeFileSystem
 from tests.helpers import Lab, as_user, lab_in, new_lab, noise, public_directory
 
@@ -76,6 +77,28 @@ def test_a_file_that_has_a_name_outside_of_the_volume_stays_plain(tmp_path: Path
         assert outside.read_bytes() == noise(40 * KIB) and lab.stub("f") is None
         outside.unlink()
         assert lab.optimise().files_optimised == 1
+
+
+@pytest.mark.parametrize("moved", ["a", "a/f"])
+def test_a_name_that_is_met_twice_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    """Somebody moves a file, or its directory, from where the scan was to where it will be."""
+    with lab_in(tmp_path) as lab:
+        os.link(lab.put("a/f", noise(40 * KIB)), tmp_path / "outside")
+        (lab.data / "z/deep").mkdir(parents=True)
+        find = _Search._find
+
+        def move_and_find(search: _Search, directories: Sequence[bytes]) -> object:
+            if b"z/deep" in directories:
+                (lab.data / moved).rename(lab.data / "z/deep/moved")
+            return find(search, directories)
+
+        monkeypatch.setattr(_Search, "_find", move_and_find)
+        with lab.opened() as volume:
+            passed = Skipped()
+            assert list(candidates(volume, TAKES_ALL, b"", passed, [])) == []
+        assert passed.files == {"linked from elsewhere": 1}
 
 
 def test_hard_links_are_one_file(tmp_path: Path) -> None:
