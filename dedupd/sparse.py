@@ -17,6 +17,7 @@ beside it, and it is as durable as the data is. Four rules keep it so:
 Nothing here locks: reads may share a stub; writes and truncations need it alone.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import data_ranges, read_at, read_into
 from dedupd.ranges import missing_ranges
 from dedupd.store.recipes import Span
-from dedupd.stub import AttributeSpace
+from dedupd.stub import LENGTH_BYTES_MAX, AttributeSpace
 from dedupd.units import GIB, align_down, align_up
 
 LOW_SPACE_BYTES = 1 * GIB
@@ -165,6 +166,7 @@ class SparseStub:
         end = offset + len(data)
         if not data:
             return 0
+        _check_length(end)
         size = os.fstat(self.fd).st_size
         if end > size:
             self._store_attribute()
@@ -275,6 +277,7 @@ class SparseStub:
         """Set the length; True where the file is plain from now on. Raises OSError, NoSpace."""
         old = os.fstat(self.fd).st_size
         if size > old:
+            _check_length(size)
             self._store_attribute()
             self._fill_end(old, size)
             self._disk.truncate(self.fd, size)
@@ -308,3 +311,8 @@ class SparseStub:
         if self._attribute_is_stale:
             self._space.write(self.fd, self.attribute, self._disk)
             self._attribute_is_stale = False
+
+
+def _check_length(length: int) -> None:
+    if length > LENGTH_BYTES_MAX:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

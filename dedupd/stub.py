@@ -31,6 +31,9 @@ _PLAIN = define("stub.plain", "the attribute is removed")
 _TIMES_NS = range(-1 << 63, 1 << 63)
 """What native code and the attribute have room for: up to the year 2262. Files may have later
 ones."""
+LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
+"""Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
+
 _COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
 _FILL_BYTES = 8 << 20
 _COMPARE_BYTES = 128 << 10

@@ -16,7 +16,7 @@ from dedupd.format.stub import checksum_seed, decode_stub
 from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.policy import Policy
 from dedupd.priority import cores
-from dedupd.stub import FileIdentity
+from dedupd.stub import LENGTH_BYTES_MAX, FileIdentity
 from dedupd.volume import Volume
 from jobs.frame import checked
 
@@ -35,6 +35,7 @@ EMPTY = "empty"
 SMALL = "below the minimum size"
 YOUNG = "too young"
 EXCLUDED = "excluded"
+LONG = "too long"
 LINKED = "linked from elsewhere"
 """A name outside of the volume shows the blocks alone: those of a stub are gone."""
 
@@ -366,7 +367,9 @@ class _Search:
         path, identity, allocated, attribute = file
         _, size, mtime_ns, ctime_ns = identity
         is_young = max(mtime_ns, ctime_ns) > self._newest_ns
-        if attribute is None:
+        if size > LENGTH_BYTES_MAX:
+            reason, work_bytes = LONG, 0
+        elif attribute is None:
             reason = _plain_file(path, size, self._policy, is_young)
             work_bytes = size
         else:

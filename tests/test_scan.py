@@ -101,6 +101,20 @@ def test_a_name_that_is_met_twice_counts_once(
         assert passed.files == {"linked from elsewhere": 1}
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_a_file_whose_last_block_has_no_end_stays_plain(loop_fs: MakeFileSystem, kind: str) -> None:
+    """It could be neither punched nor settled, nor therefore opened."""
+    lab = new_lab(loop_fs(kind) / "volume")
+    for name, length in (("longest", (1 << 63) - 1), ("long", (1 << 63) - (64 << 10))):
+        os.truncate(lab.put(name, noise(40 * KIB)), length)
+    paths, skipped = chosen(lab)
+    assert (paths, skipped) == ([b"long"], {"too long": 1})
+    with lab.opened() as volume:
+        assert not list(candidates(volume, TAKES_ALL, b"longest", Skipped(), []))
+    assert lab.optimise().files_optimised == 1
+
+
 def test_hard_links_are_one_file(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         path = lab.put("file", noise(40 * KIB))

@@ -368,6 +368,23 @@ def start_writing_back(fd: int) -> None:
     assert libc.sync_file_range(fd, nothing, nothing, sync_file_range_write) == 0
 
 
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_a_stub_does_not_grow_beyond_what_its_last_block_has_room_for(
+    loop_fs: MakeFileSystem, kind: str
+) -> None:
+    lab = new_lab(loop_fs(kind) / "volume", "4k")
+    make_stub(lab)
+    longest = (1 << 63) - (64 << 10)
+    with sparse(lab) as one:
+        for grow in (lambda: one.write(longest, b"x"), lambda: one.truncate(longest + 1)):
+            with pytest.raises(OSError, match="too large") as caught:
+                grow()
+            assert caught.value.errno == errno.EFBIG
+        one.write(longest - 1, b"x")
+        assert one.read(longest - 2, 10) == b"\0x"
+        assert one.read(0, SIZE) == content()
+
+
 # --- a full disk ------------------------------------------------------------------------------
 
 

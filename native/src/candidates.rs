@@ -6,6 +6,9 @@ use crate::commits::is_settled_stub;
 use crate::files::{Entry, Identity};
 use crate::sizes::BySuffix;
 
+/// No stub is longer (`LENGTH_BYTES_MAX` in `dedupd/stub.py`).
+const LENGTH_MAX: i64 = i64::MAX & !0xFFFF;
+
 /// What the policy asks of a plain file, and what a chunk is.
 pub struct Rules {
     /// Of the attribute's checksum.
@@ -31,8 +34,8 @@ impl Passed {
     }
 }
 
-/// What a directory holds. `left` are directories, files of several names, and stubs that are in
-/// any way out of the ordinary.
+/// What a directory holds. `left` are directories, files of several names, and files and stubs that
+/// are in any way out of the ordinary.
 #[derive(Default)]
 pub struct Candidates {
     pub left: Vec<Entry>,
@@ -47,7 +50,9 @@ impl Candidates {
     pub fn sort_out(&mut self, entries: &mut Vec<Entry>, rules: &Rules) {
         for entry in entries.drain(..) {
             match entry {
-                Entry::File { name, identity, links: 1, attribute: None, .. } => {
+                Entry::File { name, identity, links: 1, attribute: None, .. }
+                    if identity.size <= LENGTH_MAX =>
+                {
                     self.plain(name, identity, rules);
                 }
                 Entry::File {
