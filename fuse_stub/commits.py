@@ -202,7 +202,8 @@ class Commits:
             self._look_again(pending.file)
             raise
         # In-place writes can reach the disk before the journal does: the removal goes first.
-        await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
+        with pending.file.noting_losses():
+            await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
         forget_attributes(pending.file.ino)
 
     async def abandon(self, inodes: Sequence[int]) -> None:
@@ -242,7 +243,7 @@ class Commits:
                 stub = file.stub
                 if stub is None:
                     return False
-                with self._transitions.under_way([path]):
+                with self._transitions.under_way([path]), file.noting_losses():
                     await trio.to_thread.run_sync(self._restore, file.fd, stub)
                 file.stub = None
             forget_attributes(file.ino)

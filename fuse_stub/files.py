@@ -65,6 +65,16 @@ class OpenFile:
         self.losses = 0
         self.privileged = privileged
 
+    @contextmanager
+    def noting_losses(self) -> Iterator[None]:
+        """Around what syncs ``fd``: the file system below tells once that writes were lost, and
+        means all who have the file open."""
+        try:
+            yield
+        except OSError:
+            self.losses += 1
+            raise
+
     @property
     def where(self) -> str:
         """The file's name as it is now, for messages."""

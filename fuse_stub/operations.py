@@ -118,11 +118,8 @@ class StubOperations(NamespaceOperations):
         # A descriptor of its own: no write has to wait for a sync, and no sync for a lock.
         fd = os.dup(file.fd)
         try:
-            await self._served.in_thread(os.fdatasync if datasync else os.fsync, fd)
-        except OSError:
-            # The file system below tells of it once, and means all who have the file open.
-            file.losses += 1
-            raise
+            with file.noting_losses():
+                await self._served.in_thread(os.fdatasync if datasync else os.fsync, fd)
         finally:
             os.close(fd)
             told, handle.losses = handle.losses, file.losses

@@ -343,3 +343,32 @@ def test_a_file_whose_commit_can_not_be_taken_back_is_cut_and_grows_with_zeros(
         assert bytes(await operations.read(handle, 0, MIB)) == CONTENT[:1000].ljust(200_000, b"\0")
 
     trio.run(scenario)
+
+
+@pytest.mark.parametrize("by_restore", [False, True])
+def test_who_syncs_hears_that_writes_were_lost_while_somebody_else_synced(
+    operations: Operations,
+    request_of_f: Request,
+    monkeypatch: pytest.MonkeyPatch,
+    by_restore: bool,
+) -> None:
+    """The file system below told a commit that was taken back, or a restore, which sync the
+    descriptor that all handles share."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario() -> None:
+        own = operations.own.commits
+        name = b"stub" if by_restore else b"f"
+        handle = await operations.opened(name, os.O_RDONLY)
+        await own.begin([request_of_f])
+        with monkeypatch.context() as patch:
+            patch.setattr(operations.own.volume.disk, "sync_file", fail)
+            with pytest.raises(OSError):
+                await (own.restore(name) if by_restore else own.touch(request_of_f.identity.inode))
+        assert await code(operations.fsync(handle, False)) == errno.EIO
+        await operations.fsync(handle, False)
+        await own.abandon_all()
+
+    trio.run(scenario)
