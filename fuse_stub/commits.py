@@ -60,6 +60,7 @@ class Commits:
         self._transitions = transitions
         self._files = files
         self._pending: dict[int, _Pending] = {}
+        self._restoring: dict[int, OpenFile] = {}
         self.are_refused = False
 
     def attributes(self) -> Iterator[StubAttribute]:
@@ -171,6 +172,12 @@ class Commits:
             async with self._uncommitted(pending.file):
                 pass
 
+    async def wait_for_restore(self, ino: int) -> None:
+        """Until no file is being made plain there, which puts its times back at the end."""
+        while ino in self._restoring:
+            async with self._restoring[ino].lock.alone():
+                pass
+
     async def truncate(self, file: OpenFile, size: int) -> None:
         """Set the length of a file that is open for writing.
 
@@ -243,8 +250,12 @@ class Commits:
                 stub = file.stub
                 if stub is None:
                     return False
-                with self._transitions.under_way([path]), file.noting_losses():
-                    await trio.to_thread.run_sync(self._restore, file.fd, stub)
+                self._restoring[file.ino] = file
+                try:
+                    with self._transitions.under_way([path]), file.noting_losses():
+                        await trio.to_thread.run_sync(self._restore, file.fd, stub)
+                finally:
+                    del self._restoring[file.ino]
                 file.stub = None
             forget_attributes(file.ino)
         return True

@@ -281,6 +281,8 @@ class StubOperations(NamespaceOperations):
             file = await self._files.acquire(inode, write=True, trunc=attr.st_size == 0)
             with self._files.using(file):
                 await self._truncate(file, attr.st_size, ctx)
+        if fields.update_atime or fields.update_mtime:
+            await self._commits.wait_for_restore(inode)
         path = self._inodes.path(inode)
         if fields.update_uid or fields.update_gid:
             os.chown(

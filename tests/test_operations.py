@@ -17,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from dedupd import native
 from dedupd.commit import Outcome
+from dedupd.disk import Disk
 from dedupd.format.recipe import RecipeRef
 from dedupd.requests import Request
 from dedupd.stub import FileIdentity
@@ -372,3 +373,38 @@ def test_who_syncs_hears_that_writes_were_lost_while_somebody_else_synced(
         await own.abandon_all()
 
     trio.run(scenario)
+
+
+def test_times_that_are_set_while_a_file_is_made_plain_stay(
+    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_there, go_on = threading.Event(), threading.Event()
+
+    class SlowDisk(Disk):
+        def set_times(self, fd: int, atime_ns: int, mtime_ns: int) -> None:
+            is_there.set()
+            go_on.wait(timeout=60)
+            super().set_times(fd, atime_ns, mtime_ns)
+
+    monkeypatch.setattr(operations.own.volume, "disk", SlowDisk())
+
+    async def set_times() -> None:
+        inode = pyfuse3.InodeT(os.stat(lab.data / "stub").st_ino)
+        attributes = pyfuse3.EntryAttributes()
+        attributes.st_mtime_ns = 5
+        fields = dict.fromkeys(("uid", "gid", "mode", "atime", "size"), False) | {"mtime": True}
+        named = SimpleNamespace(**{f"update_{name}": value for name, value in fields.items()})
+        await operations.setattr(inode, attributes, cast(pyfuse3.SetattrFields, named), None, ROOT)
+
+    async def scenario() -> None:
+        await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"stub"), ROOT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(operations.own.commits.restore, b"stub")
+            await trio.to_thread.run_sync(is_there.wait)
+            nursery.start_soon(set_times)
+            await wait_all_tasks_blocked()
+            go_on.set()
+
+    trio.run(scenario)
+    assert os.stat(lab.data / "stub").st_mtime_ns == 5
+    assert lab.read("stub") == CONTENT and lab.stub("stub") is None
