@@ -19,7 +19,7 @@ Nothing here locks: reads may share a stub; writes and truncations need it alone
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from dedupd import native
 from dedupd.content import StoreContent
 from dedupd.disk import Disk
 from dedupd.errors import NoSpace
-from dedupd.extents import extent_size_hint
+from dedupd.extents import extent_size_hint, written_ranges
 from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
 from dedupd.fsutil import data_ranges, read_at, read_into
@@ -63,6 +63,8 @@ class SparseStub:
         self._content: StoreContent | None = None
         self._attribute_is_stale = False
         self._extent_bytes: int | None = None
+        self.has_unwritten = False
+        """Whether blocks may have been left that are allocated and were never written."""
         self._may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
 
     @property
@@ -117,7 +119,11 @@ class SparseStub:
         return [span for part in self.missing(start, end) for span in content.spans(*part)]
 
     def _local(self, start: int, end: int) -> list[tuple[int, int]]:
-        ranges = native.present_ranges(self.fd, start, end)
+        if self.has_unwritten:
+            written = written_ranges(self.fd, end)
+            ranges = [(max(begin, start), stop) for begin, stop in written if stop > start]
+        else:
+            ranges = native.present_ranges(self.fd, start, end)
         if not self.attribute.local:
             return ranges
         mapped = (
@@ -242,8 +248,7 @@ class SparseStub:
         try:
             yield
         finally:
-            for begin, stop in beside:
-                self._disk.punch(self.fd, begin, stop - begin)
+            self._punch(beside)
 
     def _holes_beside(self, first: int, last: int) -> list[tuple[int, int]]:
         """The missing ranges that the blocks around [first, last) may be allocated in."""
@@ -268,10 +273,22 @@ class SparseStub:
         if os.fstat(self.fd).st_size > max(size, kept):
             self._disk.truncate(self.fd, max(size, kept))
         unit = os.fstatvfs(self.fd).f_bsize
-        for begin, stop in missing:
-            begin = max(begin, kept)
-            if begin < stop:
-                self._disk.punch(self.fd, begin, align_up(stop, unit) - begin)
+        self._punch(
+            (max(begin, kept), align_up(stop, unit)) for begin, stop in missing if kept < stop
+        )
+
+    def _punch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Make what was allocated holes again.
+
+        XFS may have no room for that, on a disk that others fill up meanwhile. From then on the
+        extents tell what was only allocated, until whoever opens the file next settles it.
+        """
+        try:
+            for begin, stop in ranges:
+                self._disk.punch(self.fd, begin, stop - begin)
+        except OSError:
+            self.has_unwritten = True
+            raise
 
     def truncate(self, size: int) -> bool:
         """Set the length; True where the file is plain from now on. Raises OSError, NoSpace."""

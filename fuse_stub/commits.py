@@ -254,6 +254,9 @@ class Commits:
                 try:
                     with self._transitions.under_way([path]), file.noting_losses():
                         await trio.to_thread.run_sync(self._restore, file.fd, stub)
+                except BaseException:
+                    stub.has_unwritten = True  # as far as it could not be undone
+                    raise
                 finally:
                     del self._restoring[file.ino]
                 file.stub = None

@@ -18,6 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 from dedupd import native
 from dedupd.commit import Outcome
 from dedupd.disk import Disk
+from dedupd.errors import NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.requests import Request
 from dedupd.stub import FileIdentity
@@ -408,3 +409,25 @@ def test_times_that_are_set_while_a_file_is_made_plain_stay(
     trio.run(scenario)
     assert os.stat(lab.data / "stub").st_mtime_ns == 5
     assert lab.read("stub") == CONTENT and lab.stub("stub") is None
+
+
+def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
+    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may keep blocks that were allocated and not yet written."""
+
+    def allocate_and_fail(fd: int, *_: object) -> None:
+        native.fallocate_keep_size(fd, 0, len(CONTENT))
+        raise NoSpace("full")
+
+    monkeypatch.setattr(commits, "restore", allocate_and_fail)
+
+    async def scenario() -> None:
+        handle = await operations.opened(b"stub", os.O_RDWR)
+        await operations.write(handle, 0, b"new")
+        with pytest.raises(NoSpace):
+            await operations.own.commits.restore(b"stub")
+        (lab.data / "stub").read_bytes()  # as the kernel reads ahead
+        assert bytes(await operations.read(handle, 0, MIB)) == b"new" + CONTENT[3:]
+
+    trio.run(scenario)

@@ -436,6 +436,46 @@ def test_a_full_disk_fails_the_write_and_damages_nothing(
     assert lab.read("f") == model
 
 
+class StubbornDisk(Disk):
+    """One that runs out of room in the middle of a write, and takes no blocks back then, as XFS
+    does where it has none left for the change."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.allocations = 0
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        self.allocations += 1
+        if self.is_full and self.allocations > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, offset, length)
+
+    def punch(self, fd: int, offset: int, length: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().punch(fd, offset, length)
+
+
+def test_blocks_that_a_failed_write_leaves_are_holes(lab: Lab) -> None:
+    make_stub(lab)
+    model, disk = bytearray(content()), StubbornDisk()
+    with sparse(lab, disk=disk) as one:
+        one.write(10 * BLOCK, b"m" * BLOCK)
+        model[10 * BLOCK : 11 * BLOCK] = b"m" * BLOCK
+        os.fsync(one.fd)
+        disk.allocations, disk.is_full = 0, True
+        with pytest.raises(OSError):
+            one.write(5 * BLOCK, b"n" * 10 * BLOCK)
+        os.pread(one.fd, SIZE, 0)
+        assert one.read(0, SIZE) == model
+        disk.is_full = False
+        one.write(6 * BLOCK + 5, b"part")
+        model[6 * BLOCK + 5 : 6 * BLOCK + 9] = b"part"
+        os.pread(one.fd, SIZE, 0)
+        assert one.read(0, SIZE) == model
+    assert lab.read("f") == model
+
+
 class ShortDisk(Disk):
     """Writes only a part of what it is given once, then has no space."""
 
