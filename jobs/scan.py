@@ -45,7 +45,8 @@ _PASSED = OPTIMISED, EMPTY, SMALL, YOUNG
 DIRECTORIES_AT_ONCE = 64
 """Looked at by all cores in one call: their candidates are in memory at once."""
 
-_EVER_NS = (1 << 63) - 1
+_EVER_NS = (1 << 63) - 2
+"""A file that was changed later, after 2262, becomes no stub, which has no room for such a time."""
 
 _Here: TypeAlias = "native.CandidatesOf | int"
 """What there is in a directory, or the number of the error."""

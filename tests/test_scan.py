@@ -7,15 +7,19 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from dedupd import native
+from dedupd.fsutil import opened
 from dedupd.policy import Policy
 from dedupd.units import KIB
+from jobs.batches import SETTLE_NS
 from jobs.scan import Skipped, _Search, candidates, walk
 from tests.conftest import MakeFileSystem
-from tests.helpers import Lab, as_user, lab_in, new_lab, noise, public_directory
+from tests.helpers import OLD_NS, Lab, as_user, lab_in, new_lab, noise, public_directory
 
 TAKES_ALL = Policy(age_s_min=0, size_bytes_min=1)
 
@@ -113,6 +117,28 @@ def test_a_file_whose_last_block_has_no_end_stays_plain(loop_fs: MakeFileSystem,
     with lab.opened() as volume:
         assert not list(candidates(volume, TAKES_ALL, b"longest", Skipped(), []))
     assert lab.optimise().files_optimised == 1
+
+
+@pytest.mark.parametrize("year", [2262, 2400])
+def test_a_file_of_a_time_that_a_stub_has_no_room_for_stays_plain(
+    tmp_path: Path, year: int
+) -> None:
+    """It would get another time: that of 1901, say."""
+    mtime_ns = int(datetime(year, 12, 31, tzinfo=UTC).timestamp()) * 10**9
+    with lab_in(tmp_path) as lab:
+        path = lab.put("f", noise(40 * KIB))
+        os.utime(path, ns=(OLD_NS, mtime_ns))
+        if path.stat().st_mtime_ns != mtime_ns:
+            pytest.skip("no such times here")
+        while time.time_ns() - path.stat().st_ctime_ns < 2 * SETTLE_NS:
+            pass
+        assert chosen(lab) == ([], {"too young": 1})
+        status = path.stat()
+        believed = status.st_ino, status.st_size, (1 << 63) - 1, status.st_ctime_ns
+        with opened(os.open(path, os.O_RDONLY)) as fd:
+            assert native.exchange_attribute(fd, believed, b"user.x", None, b"") is None
+        lab.optimise()
+        assert lab.stub("f") is None and path.stat().st_mtime_ns == mtime_ns
 
 
 def test_hard_links_are_one_file(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ use crate::check::u64_at;
 use crate::filelist::PlainFile;
 use crate::parallel;
 
-/// What makes a file the one that was found. Times are nanoseconds since the epoch.
+/// What makes a file the one that was found. Times are nanoseconds since the epoch, and the first
+/// or the last one that there is for those that are farther away (before 1677, after 2262).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub inode: u64,
@@ -24,10 +25,20 @@ impl Identity {
         Identity {
             inode: status.st_ino,
             size: status.st_size,
-            mtime_ns: status.st_mtime * 1_000_000_000 + status.st_mtime_nsec,
-            ctime_ns: status.st_ctime * 1_000_000_000 + status.st_ctime_nsec,
+            mtime_ns: ns_of(status.st_mtime, status.st_mtime_nsec),
+            ctime_ns: ns_of(status.st_ctime, status.st_ctime_nsec),
         }
     }
+
+    /// Whether `mtime_ns` is the file's own: what else could not be given back to it.
+    pub fn has_mtime(&self) -> bool {
+        !matches!(self.mtime_ns, i64::MIN | i64::MAX)
+    }
+}
+
+fn ns_of(seconds: i64, nanoseconds: i64) -> i64 {
+    let exactly = seconds.checked_mul(1_000_000_000).and_then(|ns| ns.checked_add(nanoseconds));
+    exactly.unwrap_or(if seconds < 0 { i64::MIN } else { i64::MAX })
 }
 
 pub enum Entry {

@@ -18,7 +18,8 @@ fn set_attribute(fd: RawFd, name: &CStr, value: &[u8]) -> Result<()> {
 }
 
 /// Sets an attribute on a file that is `expected` and has the attribute `previous`; returns what
-/// the file is then, or None where it is not, or has not, and nothing was done.
+/// the file is then, or None where it is not, or has not, or a time that has no room in one, and
+/// nothing was done.
 pub fn exchange_attribute(
     fd: RawFd,
     expected: Identity,
@@ -26,8 +27,9 @@ pub fn exchange_attribute(
     previous: Option<&[u8]>,
     value: &[u8],
 ) -> Result<Option<Identity>> {
-    if Identity::of(&status_of(fd)?) != expected || sys::fgetxattr(fd, name)?.as_deref() != previous
-    {
+    let found = Identity::of(&status_of(fd)?);
+    let is_expected = found == expected && found.has_mtime();
+    if !is_expected || sys::fgetxattr(fd, name)?.as_deref() != previous {
         return Ok(None);
     }
     set_attribute(fd, name, value)?;
