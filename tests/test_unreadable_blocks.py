@@ -15,9 +15,10 @@ import pytest
 from dedupd import fsutil
 from dedupd.catalog import Catalog
 from dedupd.errors import Damaged
-from dedupd.format.container import Kind
+from dedupd.format.container import FILE_HEADER_BYTES, Kind
 from dedupd.format.ids import make_id
 from dedupd.fsutil import is_readable, opened, read_readable
+from dedupd.store import mend
 from dedupd.store.mergelog import MergeLogWriter
 from jobs.frame import JobRun
 from jobs.reconcile import Reconcile
@@ -148,7 +149,10 @@ def test_a_block_of_garbage_does_not_keep_a_container(loop_fs: MakeFileSystem) -
 
 
 @pytest.mark.root
-def test_the_block_of_a_containers_header_is_written_anew(loop_fs: MakeFileSystem) -> None:
+def test_the_block_of_a_containers_header_is_written_anew(
+    loop_fs: MakeFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mend, "READ_PAUSE_S", 0.01)
     point = loop_fs("btrfs", "256M")
     lab = filled(point)
     make_unreadable(point, lab.container(Kind.CHUNKS), 64)
@@ -157,6 +161,32 @@ def test_the_block_of_a_containers_header_is_written_anew(loop_fs: MakeFileSyste
     assert report.lost_bytes < 20_000
     assert readable(lab) == {"second", "small"}
     assert lab.collect().errors == 0
+
+
+@pytest.mark.parametrize("failures", [1, 2, 4])
+def test_a_block_that_can_be_read_at_last_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    lab = filled(tmp_path)
+    path = lab.container(Kind.CHUNKS)
+    records = path.read_bytes()[FILE_HEADER_BYTES:]
+    left = failures
+
+    def fails_for_a_while(fd: int, length: int, offset: int) -> bytes:
+        nonlocal left
+        if offset == 0 and left and os.path.samestat(os.fstat(fd), path.stat()):
+            left -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(fd, length, offset)
+
+    monkeypatch.setattr(mend, "READ_PAUSE_S", 0.01)
+    monkeypatch.setattr(fsutil, "read_at", fails_for_a_while)
+    monkeypatch.setattr(fsutil, "_readable", lambda *_: b"")
+    with lab.opened() as volume, opened(volume.open_directory(Kind.CHUNKS)) as fd:
+        mend.mend(fd, 1, Kind.CHUNKS, volume.space.volume, volume.disk)
+    assert left == 0 and path.read_bytes()[FILE_HEADER_BYTES:] == records
+    monkeypatch.undo()
+    assert not scrub(lab.root).losses and readable(lab) == set(CONTENTS)
 
 
 @pytest.mark.root

@@ -25,6 +25,11 @@ _TABLE = define("mend.table-written", "the table says which records of a contain
 GENERATIONS_MAX = 64
 """How many compactions of one container are tried where nothing says how many there were."""
 
+READS = 5
+READ_PAUSE_S = 2.0
+"""Attempts at a block, and the time between two, until it is given up and written over: a disk may
+fail for a moment, and many a weak sector can be read at last."""
+
 
 def mend(
     dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk, count_min: int = 0
@@ -62,10 +67,20 @@ def mend(
 def _write_header(fd: int, header: fmt.FileHeader, disk: Disk) -> None:
     """Durably. A block that cannot be read can't be written in part: then all of it is."""
     data = fmt.encode_file_header(header)
-    if not is_readable(fd, 0, BLOCK_BYTES):
+    if not _can_be_read(fd, 0, BLOCK_BYTES):
         data += read_readable(fd, BLOCK_BYTES, 0)[len(data) :]
     disk.write_at(fd, [data], 0)
     disk.sync_data(fd)
+
+
+def _can_be_read(fd: int, start: int, end: int) -> bool:
+    """Whether the disk gives a range, if not at once."""
+    for attempt in range(READS):
+        if attempt:
+            time.sleep(READ_PAUSE_S)
+        if is_readable(fd, start, end):
+            return True
+    return False
 
 
 def _is_missing(dir_fd: int, number: int) -> bool:
