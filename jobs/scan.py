@@ -285,25 +285,36 @@ class _Search:
         prefix = directory + b"/" if directory else b""
         for files in plain:
             yield from self._plain(PlainFiles(prefix, *files))
-        counts: bool | None = None
+        counting: set[bytes] | None = None
         for name, identity, links, allocated, attribute in checked(left, self._check):
-            if links > 1 and counts is None:
-                counts = self._is_new(directory)
-            if links == 1 or self._is_once(identity, links, attribute is None, bool(counts)):
+            if links > 1 and counting is None:
+                counting = self._counting(directory, left)
+            if links == 1 or self._is_once(
+                identity, links, attribute is None, counting is not None and name in counting
+            ):
                 yield from self._judged((prefix + name, identity, allocated, attribute))
         pending.extend(prefix + name for name in sorted(names, reverse=True))
 
-    def _is_new(self, directory: bytes) -> bool:
-        """Whether a directory was not looked at before: its names do not change where it is moved,
-        nor do the files, and would be found there once more."""
+    def _counting(self, directory: bytes, files: Sequence[_NativeFile]) -> set[bytes]:
+        """The names of files with several that count: where their directory was not met before.
+
+        What is in a directory does not change where it is moved, and would be found there once
+        more. Another one may have its path by now: what that has was not found.
+        """
         try:
             with opened(open_beneath(self._volume.data_fd, directory, os.O_PATH)) as fd:
                 inode = os.fstat(fd).st_ino
+                if inode in self._linked_in:
+                    return set()
+                self._linked_in.add(inode)
+                linked = (
+                    (name, identity[0])
+                    for name, identity, links, *_ in checked(files, self._check)
+                    if links > 1
+                )
+                return {name for name, inode in linked if _is_at(fd, name, inode)}
         except OSError:
-            return False  # it is elsewhere by now
-        is_new = inode not in self._linked_in
-        self._linked_in.add(inode)
-        return is_new
+            return set()  # it is elsewhere by now
 
     def _is_once(self, identity: _Identity, links: int, is_plain: bool, counts: bool) -> bool:
         """Whether this is the name by which a file with several is to be judged: of a plain one the
@@ -381,6 +392,14 @@ class _Search:
             self._skipped.add(reason, size)
         else:
             yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)
+
+
+def _is_at(dir_fd: int, name: bytes, inode: int) -> bool:
+    """Whether a name is that of an inode."""
+    try:
+        return os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_ino == inode
+    except OSError:
+        return False
 
 
 def _plain_file(path: bytes, size: int, policy: Policy, is_young: bool) -> str:

@@ -105,6 +105,30 @@ def test_a_name_that_is_met_twice_counts_once(
         assert passed.files == {"linked from elsewhere": 1}
 
 
+def test_a_name_counts_for_the_directory_that_it_was_found_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody moves a directory on, once the scan has read it, and makes a new one in its place,
+    as those do who rotate backups."""
+    with lab_in(tmp_path) as lab:
+        os.link(lab.put("day.0/f", noise(40 * KIB)), tmp_path / "outside")
+        (lab.data / "z/deep").mkdir(parents=True)
+        find = _Search._find
+
+        def find_and_rotate(search: _Search, directories: Sequence[bytes]) -> object:
+            found = find(search, directories)
+            if b"day.0" in directories:
+                (lab.data / "day.0").rename(lab.data / "z/deep/day.1")
+                (lab.data / "day.0").mkdir()
+            return found
+
+        monkeypatch.setattr(_Search, "_find", find_and_rotate)
+        with lab.opened() as volume:
+            passed = Skipped()
+            assert list(candidates(volume, TAKES_ALL, b"", passed, [])) == []
+        assert passed.files == {"linked from elsewhere": 1}
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
 def test_a_file_whose_last_block_has_no_end_stays_plain(loop_fs: MakeFileSystem, kind: str) -> None:
