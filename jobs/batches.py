@@ -37,6 +37,8 @@ SETTLE_NS = 50_000_000
 """A write within one tick of the kernel's clock (4 to 10 ms) of a file's last change would leave
 no trace in its times; a file is read only once it is older than several ticks."""
 
+SECOND_NS = 1_000_000_000
+
 FILES_PER_BATCH_MAX = 1024
 
 KEPT_PER_PIECE_MAX = 4096
@@ -207,8 +209,10 @@ class BatchReader:
     @staticmethod
     def _wait_until_settled(fd: int) -> None:
         status = os.fstat(fd)
-        age_ns = time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns)
-        if 0 <= age_ns < SETTLE_NS:
+        # Small inodes of ext4 have whole seconds, of which the last change was in any part.
+        coarse_ns = 0 if status.st_ctime_ns % SECOND_NS else SECOND_NS
+        age_ns = time.time_ns() - max(status.st_ctime_ns + coarse_ns, status.st_mtime_ns)
+        if -coarse_ns <= age_ns < SETTLE_NS:
             time.sleep((SETTLE_NS - age_ns) / 1e9)
 
     def _read_content(self, fd: int, task: FileTask, size: int) -> None:

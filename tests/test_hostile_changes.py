@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from dedupd.fsutil import has_writers, lease_exclusively, opened
 from dedupd.volume import Volume
 from jobs.optimize import OptimizeReport
 from tests import crash_helpers as crash
-from tests.helpers import descriptors, descriptors_to_begin_with
+from tests.helpers import Lab, descriptors, descriptors_to_begin_with
 
 pytestmark = pytest.mark.root
 
@@ -241,6 +242,19 @@ def test_a_file_that_changes_after_it_was_read_stays_as_it_is(
     assert report.files_optimised == 1
     assert report.messages == []
     assert crash.verify_volume(root).findings == []
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_a_change_within_the_second_of_the_last_one_is_noticed(tmp_path: Path, size: int) -> None:
+    """The small inodes of old ext4 file systems have times in whole seconds."""
+    with crash.ext4(tmp_path, size_mb=64, mkfs=("-b", "4096", "-I", "128")) as point:
+        root = point / "root"
+        (root / "dir").mkdir(parents=True)
+        time.sleep(1 - time.time() % 1)
+        (root / "dir/file").write_bytes(content(1, size))
+        optimise_and(root, "writer.marked", overwrite)
+        assert Lab(root).read("dir/file") == b"changed" + content(1, size)[7:]
+        assert crash.verify_volume(root).stubs == 0
 
 
 def test_a_change_between_the_halves_of_a_commit_takes_it_back(root: Path) -> None:

@@ -30,14 +30,23 @@ impl Identity {
         }
     }
 
+    /// When the tick of the last change ended: what was changed again before has the same time. A
+    /// change time of no fraction is most likely one of a file system that keeps whole seconds.
+    pub fn ctime_end_ns(&self) -> i64 {
+        let is_whole = self.ctime_ns % SECOND_NS == 0;
+        self.ctime_ns.saturating_add(if is_whole { SECOND_NS } else { 0 })
+    }
+
     /// Whether `mtime_ns` is the file's own: what else could not be given back to it.
     pub fn has_mtime(&self) -> bool {
         !matches!(self.mtime_ns, i64::MIN | i64::MAX)
     }
 }
 
+const SECOND_NS: i64 = 1_000_000_000;
+
 fn ns_of(seconds: i64, nanoseconds: i64) -> i64 {
-    let exactly = seconds.checked_mul(1_000_000_000).and_then(|ns| ns.checked_add(nanoseconds));
+    let exactly = seconds.checked_mul(SECOND_NS).and_then(|ns| ns.checked_add(nanoseconds));
     exactly.unwrap_or(if seconds < 0 { i64::MIN } else { i64::MAX })
 }
 
@@ -353,8 +362,8 @@ fn is_settled(identity: &Identity, settle_ns: i64) -> bool {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos() as i64);
-    let age = now - identity.mtime_ns.max(identity.ctime_ns);
-    !(0..settle_ns).contains(&age)
+    let age = now - identity.mtime_ns.max(identity.ctime_end_ns());
+    !(-SECOND_NS..settle_ns).contains(&age)
 }
 
 /// From `fcntl.h`; the libc crate leaves it out.
