@@ -162,8 +162,10 @@ class Commits:
 
     def _look_again(self, file: OpenFile) -> None:
         """Serve a file, which nobody else uses meanwhile, as what its attribute says that it is."""
-        stub = self._volume.space.read(file.fd, file.where)
+        before, stub = file.stub, self._volume.space.read(file.fd, file.where)
         file.stub = None if stub is None else self._files.sparse(file, stub)
+        if before is not None and file.stub is not None:
+            file.stub.has_unwritten = before.has_unwritten
 
     async def touch(self, ino: int) -> None:
         """A user is about to change a file: a commit of it that has begun is taken back first."""

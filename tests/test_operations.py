@@ -20,6 +20,7 @@ from dedupd.commit import Outcome
 from dedupd.disk import Disk
 from dedupd.errors import NoSpace
 from dedupd.format.recipe import RecipeRef
+from dedupd.format.stub import Flag
 from dedupd.requests import Request
 from dedupd.stub import FileIdentity
 from dedupd.transitions import Transitions
@@ -429,5 +430,48 @@ def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
             await operations.own.commits.restore(b"stub")
         (lab.data / "stub").read_bytes()  # as the kernel reads ahead
         assert bytes(await operations.read(handle, 0, MIB)) == b"new" + CONTENT[3:]
+
+    trio.run(scenario)
+
+
+def test_blocks_that_were_only_allocated_are_known_when_a_commit_stops_half_way(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were left by a restore, on a disk that is too full to take them back now either."""
+    changed = b"new" + CONTENT[3:]
+    lab.put("stub", CONTENT)
+    lab.put("changed", changed)
+    lab.optimise()
+    target = lab.stub("changed")
+    assert target is not None
+
+    def allocate_and_fail(fd: int, *_: object) -> None:
+        native.fallocate_keep_size(fd, 0, len(CONTENT))
+        raise NoSpace("full")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(commits, "restore", allocate_and_fail)
+    monkeypatch.setattr(commits, "finish_commit", fail)
+
+    async def scenario() -> None:
+        own = operations.own.commits
+        reader = await operations.opened(b"stub", os.O_RDONLY)
+        writer = await operations.opened(b"stub", os.O_RDWR)
+        await operations.write(writer, 0, b"new")
+        with pytest.raises(NoSpace):
+            await own.restore(b"stub")
+        await operations.release(writer)
+        with lab.opened() as volume, open(lab.data / "stub", "rb") as file:
+            identity = FileIdentity.of(os.fstat(file.fileno()))
+            previous = native.fgetxattr(file.fileno(), volume.space.name)
+            file.read()  # as the kernel reads ahead
+        recipe = RecipeRef(target.recipe, target.digest, bool(target.flags & Flag.DIRECT))
+        (begun,) = await own.begin([Request(b"stub", identity, recipe, previous)])
+        assert begun.outcome is Outcome.DONE
+        (finished,) = await own.finish([identity.inode])
+        assert finished.outcome is Outcome.FAILED
+        assert bytes(await operations.read(reader, 0, MIB)) == changed
 
     trio.run(scenario)
