@@ -1,6 +1,7 @@
 """Collecting garbage: nothing that is needed goes, and everything else does."""
 
 import os
+import subprocess
 from array import array
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from dedupd.store.recovery import container_numbers, recover
 from dedupd.units import KIB
 from jobs.frame import JobRun
 from jobs.gc import Gc
+from tests.conftest import MakeFileSystem
 from tests.helpers import Lab, fill, flip_bit, lab_in, mounted_over, new_lab, noise, prose, stop_at
 from tests.store_helpers import LazyDisk, Records
 from tests.upkeep_helpers import chunks_of, damage_record, scrub
@@ -194,6 +196,21 @@ def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Pa
         assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.LIVE}
         lab.compact()
         assert lab.read("second") == content
+
+
+@pytest.mark.root
+def test_files_of_a_nested_subvolume_stay_plain(loop_fs: MakeFileSystem) -> None:
+    """What gc does not find, it takes for garbage."""
+    lab, content = new_lab(loop_fs("btrfs") / "volume"), noise(400 * KIB)
+    subprocess.run(["btrfs", "subvolume", "create", lab.data / "nested"], check=True)
+    lab.put("nested/deep/f", content)
+    lab.put("g", content)
+    assert lab.optimise().files_optimised == 1
+    (lab.data / "g").unlink()
+    assert lab.collect().orphaned_chunks > 0
+    lab.compact()
+    assert lab.stub("nested/deep/f") is None and lab.read("nested/deep/f") == content
+    lab.verify_clean()
 
 
 @pytest.mark.parametrize("point", ["states.durable", "commit.begun", "commit.durable"])

@@ -1,11 +1,11 @@
 //! Many directories of a tree at once, each read by one of several threads.
 
 use std::ffi::{CStr, CString};
-use std::io::Result;
+use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::files::{Entry, Scan, open_beneath};
+use crate::files::{Entry, Scan, open_beneath, status_of};
 use crate::parallel;
 
 /// Entries that are looked at before the caller has its say: little where every stub takes a read
@@ -14,7 +14,8 @@ const ENTRIES_AT_ONCE: usize = 64;
 
 /// Looks at directories below `root`, on several threads; results in their order. `count` sorts
 /// entries out, with something to keep from one to the next in a directory; `go_on` is asked in
-/// between. Once it says no, nothing more is looked at, and what is left of the results is not.
+/// between. Once it says no, nothing more is looked at, and what is left of the results is not. A
+/// directory of another file system than `root` is not looked at: `EXDEV`.
 pub fn look_at<L: Default + Send, S: Default>(
     root: RawFd,
     directories: &[CString],
@@ -53,6 +54,10 @@ fn look_at_one<L: Default, S: Default>(
     mut step: impl FnMut(&mut Vec<Entry>, &mut L, &mut S) -> bool,
 ) -> Result<L> {
     let directory = open_directory(root, path)?;
+    if status_of(directory.as_raw_fd())?.st_dev != status_of(root)?.st_dev {
+        // A subvolume of btrfs, which is no mount: the mount doesn't show it, nor does gc go there.
+        return Err(Error::from_raw_os_error(libc::EXDEV));
+    }
     let mut scan = Scan::new(directory.as_raw_fd(), attribute)?;
     let (mut listed, mut scratch, mut entries) = (L::default(), S::default(), Vec::new());
     while !scan.is_over {
