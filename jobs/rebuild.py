@@ -5,8 +5,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from dedupd.catalog import Catalog
-from dedupd.errors import CatalogUnusable, Damaged
-from dedupd.format.container import Kind
+from dedupd.errors import CatalogUnusable, Damaged, DamagedChunk
+from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import make_id
 from dedupd.format.table import State
 from dedupd.store import savedmarks
@@ -15,7 +15,7 @@ from dedupd.volume import Volume
 from jobs.frame import JobRun
 from jobs.losses import Loss
 from jobs.scrub import Depth, Scrub
-from jobs.stores import Directory
+from jobs.stores import Directory, OpenContainers
 
 
 @dataclass(slots=True)
@@ -97,17 +97,19 @@ class Rebuild:
         may call garbage what files have come to need since, and a compaction would believe it."""
         self._run.update(phase=f"{kind.name.lower()} that were garbage")
         with closing(Directory(self._volume, kind)) as directory:
+            containers = OpenContainers(directory.fd, kind, self._volume.space.volume)
             for number in container_numbers(directory.fd):
                 self._run.check()
                 try:
-                    entries = directory.entries(number)
+                    changes = {
+                        make_id(number, ordinal): entry._replace(state=State.LIVE, target=target)
+                        for ordinal, entry in enumerate(directory.entries(number))
+                        if entry is not None
+                        and entry.state == State.ORPHANED
+                        and (target := _target(containers, kind, number, ordinal)) is not None
+                    }
                 except (Damaged, OSError):
                     continue  # nobody compacts it either
-                changes = {
-                    make_id(number, ordinal): entry._replace(state=State.LIVE, target=0)
-                    for ordinal, entry in enumerate(entries)
-                    if entry is not None and entry.state == State.ORPHANED
-                }
                 directory.set_states(changes)
                 self._report.orphans_released += len(changes)
 
@@ -124,3 +126,15 @@ class Rebuild:
                 self._report.tables_rebuilt += not is_whole
         finally:
             directory.close()
+
+
+def _target(containers: OpenContainers, kind: Kind, number: int, ordinal: int) -> int | None:
+    """What an orphan repeats, in the place of which its entry has the epoch: only second copies
+    are found by that. None where nobody can tell any more."""
+    if kind in COPIES_OF:
+        return 0
+    container = containers.get(number)
+    try:
+        return None if container is None else container.describe_own(ordinal).target
+    except DamagedChunk:
+        return None

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.units import KIB
 from dedupd.volume import STORE_DIRS
 from jobs.frame import JobRun
 from jobs.rebuild import Rebuild, RebuildReport
-from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, run_cli
+from tests.helpers import Lab, fill, flip_bit, lab_in, new_lab, noise, run_cli
 from tests.upkeep_helpers import chunks_of, damage_record, scrub
 
 
@@ -95,6 +96,20 @@ def test_what_an_old_table_calls_garbage_is_not_compacted_away(tmp_path: Path) -
         assert lab.compact().freed_bytes == 0
         assert {name: lab.read(name) for name in contents} == contents
         assert rebuild(lab).orphans_released == 0
+
+
+def test_second_copies_that_are_no_garbage_any_more_are_again_those_of_their_records(
+    tmp_path: Path,
+) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("f", noise(400 * KIB))
+        lab.optimise()
+        (lab.data / "f").unlink()
+        first = lab.collect()
+        assert first.orphaned_copies == 1
+        assert rebuild(lab).orphans_released == first.orphaned_chunks + 2
+        again = lab.collect()
+        assert (again.orphaned_chunks, again.orphaned_copies) == (first.orphaned_chunks, 1)
 
 
 def test_what_is_gone_from_the_containers_is_named(tmp_path: Path) -> None:
