@@ -310,6 +310,9 @@ class BatchReader:
         self._batch.read_s += time.perf_counter() - began
         if count < want:
             raise FileChanged("shrank while it was read")
+        if FileIdentity.of(os.fstat(fd)) != task.identity:
+            # Asked each time: a checkpoint may be made of what was read before the end.
+            raise FileChanged("changed while it was read")
         self._fill += count
         self._add(task, start, start + count, offset + count == size)
         return count

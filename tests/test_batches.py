@@ -200,6 +200,23 @@ def test_a_file_that_is_not_the_one_that_was_found_is_given_up(tmp_path: Path) -
         assert contents[b"same"] == noise(500, 4)
 
 
+def test_nothing_is_read_of_a_file_that_has_changed(tmp_path: Path) -> None:
+    """What a checkpoint says of a file is of the one that was found."""
+    with lab_in(tmp_path) as lab:
+        path = lab.put("large", noise(6 * batches.BATCH_BYTES))
+        with reading(lab, candidates_of(lab)) as (reader, pool):
+            seen = []
+            for batch in reader:
+                assert not isinstance(batch, FilesBatch) and batch.buffer is not None
+                if not seen:
+                    with open(path, "r+b") as file:
+                        file.write(b"changed")
+                seen += batch.pieces
+                pool.give(batch.buffer)
+        assert seen[-1].final and seen[-1].task.failure == "changed while it was read"
+        assert sum(piece.end - piece.start for piece in seen) < 6 * batches.BATCH_BYTES
+
+
 @pytest.mark.parametrize("size", [50 * KIB, 3 * MIB])
 def test_a_file_open_for_writing_is_given_up(tmp_path: Path, size: int) -> None:
     with lab_in(tmp_path) as lab:
