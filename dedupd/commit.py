@@ -209,11 +209,15 @@ class _Batch:
         ]
         for at, (fd, begun) in self._unfinished(_zeros(done)):
             try:
+                if not lease_exclusively(fd):
+                    # The sync took longer than a lease keeps others waiting.
+                    revert_commit(fd, begun, self._volume.space, self._volume.disk)
+                    raise Busy("it was opened in another process")
                 finish_commit(
                     fd, begun, self._volume.space, self._volume.disk, self._volume.block_bytes
                 )
                 self.results[at] = _DONE
-            except (FileChanged, OSError) as error:
+            except (Busy, FileChanged, OSError) as error:
                 self.results[at] = step_failure(error)
 
     def revert(self) -> None:

@@ -746,7 +746,8 @@ class Commits:
         Returns 1 where that was done, else 0. Files stay open, and leased, until they are finished.
         """
     def finish(self) -> bytes:
-        """Punch what has begun and not changed since, and settle the attributes.
+        """Punch what has begun, not changed since, and nobody else has open, and settle the
+        attributes.
 
         Returns 1 for each request of which all is done, else 0. What failed from its punch on has
         not begun any more: it is not to be taken back, and whoever opens it settles it.

@@ -115,6 +115,10 @@ enum End {
 
 fn finish(volume: &Volume, request: &Request, begun: &Begun) -> End {
     let fd = begun.file.as_raw_fd();
+    if !lease_exclusively(fd) {
+        // The sync took longer than a lease keeps others waiting.
+        return End::Left;
+    }
     let Ok(status) = status_of(fd) else { return End::Left };
     // A time that is too far away for 64 bits is the caller's.
     match atime_ns_of(&status) {
