@@ -1,17 +1,23 @@
-"""What the kernel and libfuse agree on when a session begins, with one thing more.
+"""What the kernel and libfuse agree on when a session begins, with two things more.
 
 Before every write the kernel makes sure that the file has no privileges that a write takes away
 (set-user-id, set-group-id, ``security.capability``), and asks the file system for the last of them:
 a request for every write. It stops once it knows that a file has none, on file systems that promise
 to take them away by themselves (``FUSE_HANDLE_KILLPRIV_V2``, Linux 5.12), which
-:class:`~fuse_stub.operations.StubOperations` does. pyfuse3 has no way to promise that, so the
-promise is put into libfuse's answer here.
+:class:`~fuse_stub.operations.StubOperations` does.
+
+The kernel also takes the umask from the mode of whatever is made, though where the directory has a
+default ACL there is no umask: what was asked for is lost then. It leaves that to file systems that
+ask for it (``FUSE_DONT_MASK``), which get the umask with the request.
+
+pyfuse3 has no way to either, so both are put into libfuse's answer here.
 """
 
 import os
 import socket
 import struct
 
+DONT_MASK = 1 << 6
 HANDLE_KILLPRIV_V2 = 1 << 28
 
 _INIT = 26
@@ -36,7 +42,7 @@ class Handshake:
         """
         self._session_fd = session_fd
         request = os.read(session_fd, _MESSAGE_BYTES_MAX)
-        self._is_offered = offers(request)
+        self._promises = offered(request)
         self._kernel_fd = os.dup(session_fd)
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -49,25 +55,25 @@ class Handshake:
             answer = self._ours.recv(_MESSAGE_BYTES_MAX)
         os.dup2(self._kernel_fd, self._session_fd, inheritable=False)
         os.close(self._kernel_fd)
-        os.write(self._session_fd, promising(answer) if self._is_offered else answer)
+        os.write(self._session_fd, promising(answer, self._promises))
 
 
-def offers(request: bytes) -> bool:
-    """Whether the kernel knows the promise: ``request`` is what a session begins with."""
+def offered(request: bytes) -> int:
+    """Which of both the kernel knows: ``request`` is what a session begins with."""
     (opcode,) = _OPCODE.unpack_from(request)
     if opcode != _INIT or len(request) < _OFFERED.size:
-        return False
+        return 0
     (flags,) = _OFFERED.unpack_from(request)
-    return bool(flags & HANDLE_KILLPRIV_V2)
+    return int(flags) & (DONT_MASK | HANDLE_KILLPRIV_V2)
 
 
-def promising(answer: bytes) -> bytes:
-    """libfuse's answer with the promise; one that is an error stays as it is."""
+def promising(answer: bytes, promises: int) -> bytes:
+    """libfuse's answer with ``promises``; one that is an error stays as it is."""
     if len(answer) < _ACCEPTED.size:
         return answer
     error, flags = _ACCEPTED.unpack_from(answer)
     if error:
         return answer
     changed = bytearray(answer)
-    struct.pack_into("<I", changed, _ACCEPTED_AT, flags | HANDLE_KILLPRIV_V2)
+    struct.pack_into("<I", changed, _ACCEPTED_AT, flags | promises)
     return bytes(changed)

@@ -173,23 +173,18 @@ class NamespaceOperations(pyfuse3.Operations):
             os.chmod(path, stat.S_IMODE(os.fstat(fd).st_mode) | (mode & _SPECIAL_BITS))
 
     def _inherited_mode(self, parent_fd: int, mode: ModeT, ctx: RequestContext) -> ModeT:
-        """The mode to create with, where a default ACL is to stand in for the umask.
+        """The mode to create with: without what the umask takes, unless a default ACL stands in
+        for that, which the file system below applies.
 
-        The kernel has applied the umask already, and what was asked for is not known. What the
-        umask can have taken from group and others is given back as far as the owner has it and
-        the class kept its right to read: 0644 under umask 022 was most likely 0666. The ACL,
-        which the file system below applies, limits the result.
+        The kernel leaves both to us (handshake.py). One that did not know how to has applied the
+        umask already, and nothing more is taken here.
         """
-        if not ctx.umask & 0o077 or not mode & 0o044:
+        if not mode & ctx.umask & 0o777:
             return mode
         try:
             os.getxattr(b"/proc/self/fd/%d" % parent_fd, POSIX_ACL_DEFAULT)
         except OSError:
-            return mode
-        owner = (mode >> 6) & 7
-        for shift in (3, 0):
-            if mode & (0o4 << shift):
-                mode |= (owner << shift) & ctx.umask
+            return ModeT(mode & ~(ctx.umask & 0o777))
         return mode
 
     @answers

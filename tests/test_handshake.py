@@ -1,4 +1,4 @@
-"""The promise that the mount takes privileges away itself, and what it saves."""
+"""What the mount promises to the kernel, beyond what libfuse can, and what that saves."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse_stub.handshake import HANDLE_KILLPRIV_V2, offers, promising
+from fuse_stub.handshake import DONT_MASK, HANDLE_KILLPRIV_V2, offered, promising
 from tests.mount_helpers import ALICE, BOB, MountedLab, as_user, mounted_lab
 
 INIT, LOOKUP = 26, 1
@@ -29,26 +29,29 @@ def answer(flags: int, error: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("message", "offered"),
+    ("message", "promises"),
     [
-        (request(ASYNC_READ | HANDLE_KILLPRIV_V2), True),
-        (request(ASYNC_READ), False),
-        (request(HANDLE_KILLPRIV_V2, LOOKUP), False),
-        (request(HANDLE_KILLPRIV_V2)[:52], False),
+        (request(ASYNC_READ | HANDLE_KILLPRIV_V2 | DONT_MASK), HANDLE_KILLPRIV_V2 | DONT_MASK),
+        (request(ASYNC_READ | HANDLE_KILLPRIV_V2), HANDLE_KILLPRIV_V2),
+        (request(ASYNC_READ | DONT_MASK), DONT_MASK),
+        (request(ASYNC_READ), 0),
+        (request(HANDLE_KILLPRIV_V2, LOOKUP), 0),
+        (request(HANDLE_KILLPRIV_V2)[:52], 0),
     ],
 )
-def test_kernels_say_whether_they_know_the_promise(message: bytes, offered: bool) -> None:
-    assert offers(message) is offered
+def test_kernels_say_what_can_be_promised(message: bytes, promises: int) -> None:
+    assert offered(message) == promises
 
 
-def test_the_answer_has_the_promise_and_is_else_the_same() -> None:
+@pytest.mark.parametrize("promises", [0, HANDLE_KILLPRIV_V2, HANDLE_KILLPRIV_V2 | DONT_MASK])
+def test_the_answer_has_the_promises_and_is_else_the_same(promises: int) -> None:
     before = answer(ASYNC_READ | BIG_WRITES)
-    assert promising(before) == answer(ASYNC_READ | BIG_WRITES | HANDLE_KILLPRIV_V2)
+    assert promising(before, promises) == answer(ASYNC_READ | BIG_WRITES | promises)
 
 
 @pytest.mark.parametrize("refusal", [answer(0, -errno.EPROTO), answer(0)[:16]])
 def test_an_answer_that_refuses_stays_as_it_is(refusal: bytes) -> None:
-    assert promising(refusal) == refusal
+    assert promising(refusal, HANDLE_KILLPRIV_V2) == refusal
 
 
 # --- what the kernel makes of it --------------------------------------------------------------

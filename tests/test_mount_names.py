@@ -290,6 +290,28 @@ def test_a_default_acl_is_inherited_in_place_of_the_umask(here: Path) -> None:
     assert (here / "f").read_text() == "from alice, and bob"
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o027, 0o077])
+@pytest.mark.parametrize("mode", [0o777, 0o666, 0o644, 0o640, 0o400, 0o022])
+def test_what_is_new_gets_what_the_default_acl_leaves_of_what_was_asked_for(
+    here: Path, mode: int, umask: int
+) -> None:
+    """Whatever the umask, which has no part in it: as on the file system below."""
+    os.setxattr(here, DEFAULT, shared_acl(BOB))
+
+    def alice() -> None:
+        os.umask(umask)
+        os.chdir(here)
+        os.close(os.open("f", os.O_CREAT | os.O_WRONLY, mode))
+        os.mkdir("d", mode)
+        os.mknod("p", mode | stat.S_IFIFO)
+
+    as_user(ALICE, alice)
+    granted = os.stat(here / "f").st_mode & 0o777
+    assert granted == mode & 0o770
+    assert os.stat(here / "d").st_mode & 0o777 == granted
+    assert os.stat(here / "p").st_mode & 0o777 == granted
+
+
 def test_a_private_file_stays_private_in_spite_of_a_default_acl(here: Path) -> None:
     os.setxattr(here, DEFAULT, shared_acl(BOB))
 
