@@ -842,7 +842,8 @@ def exchange_attribute(
     """Set an extended attribute on a file that is ``identity`` and has ``previous`` (None: none).
 
     Inode, size, mtime and ctime in ns; returns what they are then. None, and nothing done, where
-    the file is another one, or has changed, or has another attribute. Raises OSError.
+    the file is another one, or has changed, or has another attribute, or capabilities, which
+    would not outlive it that its blocks are punched. Raises OSError.
     """
 
 def punch_and_settle(

@@ -7,6 +7,7 @@ blocks a crash has left behind: they are read where they are present, and else f
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ _PLAIN = define("stub.plain", "the attribute is removed")
 _TIMES_NS = range(-1 << 63, 1 << 63)
 """What native code and the attribute have room for: up to the year 2262. Files may have later
 ones."""
+CAPABILITY = b"security.capability"
+"""What lets a program do what else is root's alone. The kernel takes it from a file whose blocks
+change, be it that they are punched or filled up, with the same content."""
 LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
 """Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
 
@@ -112,6 +116,8 @@ def begin_commit(
     if after is None:
         if native.fgetxattr(fd, space.name) != previous:
             raise FileChanged("it became a stub meanwhile, or another one")
+        if native.fgetxattr(fd, CAPABILITY) is not None:
+            raise FileChanged("it has capabilities, which it would lose")
         raise FileChanged("it changed since it was read")
     reach(_ATTRIBUTE_SET)
     begun = FileIdentity(*after)
@@ -175,16 +181,18 @@ def settle(
     """
     status = os.fstat(fd)
     mtime_ns = stub.mtime_ns
-    if status.st_blocks > 0:
-        drop_unwritten(fd, status.st_size, disk)
-    if stub.flags & Flag.COMMITTING:
-        # After a kill the attribute may be in memory only; no block may go before it is durable.
-        disk.sync_file(fd)
-        try:
-            if not _punch_equal(fd, stub, content(), disk, block_bytes):
-                mtime_ns = status.st_mtime_ns
-        except Damaged:
-            pass
+    with _keeping_capability(fd, disk):
+        if status.st_blocks > 0:
+            drop_unwritten(fd, status.st_size, disk)
+        if stub.flags & Flag.COMMITTING:
+            # After a kill the attribute may be in memory only; no block may go before it is
+            # durable.
+            disk.sync_file(fd)
+            try:
+                if not _punch_equal(fd, stub, content(), disk, block_bytes):
+                    mtime_ns = status.st_mtime_ns
+            except Damaged:
+                pass
     settled = stub
     if stub.flags & (Flag.COMMITTING | Flag.RESTORING):
         disk.set_times(fd, status.st_atime_ns, mtime_ns)
@@ -195,6 +203,18 @@ def settle(
     if settled != stub:
         space.write(fd, settled, disk)
     return settled
+
+
+@contextmanager
+def _keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
+    """Around what changes the blocks of a file that somebody has made a program with capabilities
+    since it became a stub, and not its content. Nobody else may write to it meanwhile."""
+    value = native.fgetxattr(fd, CAPABILITY)
+    try:
+        yield
+    finally:
+        if value is not None:
+            disk.set_attribute(fd, CAPABILITY, value)
 
 
 def _punch_equal(
@@ -286,14 +306,16 @@ def restore(
     covered = min(stub.covered, status.st_size)
     missing = list(missing_ranges(local, 0, covered))
     try:
-        for start, end in missing:
-            _fill(fd, start, end, status.st_size, content, disk, block_bytes)
+        with _keeping_capability(fd, disk):
+            for start, end in missing:
+                _fill(fd, start, end, status.st_size, content, disk, block_bytes)
         disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
         disk.sync_file(fd)
     except BaseException:
         # All of it: next to what was filled there may be blocks that were only allocated.
-        for start, end in missing:
-            disk.punch(fd, start, align_up(end - start, block_bytes))
+        with _keeping_capability(fd, disk):
+            for start, end in missing:
+                disk.punch(fd, start, align_up(end - start, block_bytes))
         disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
         space.write(fd, stub, disk)
         raise

@@ -22,6 +22,7 @@ from pyfuse3 import (
 )
 
 from dedupd import native
+from dedupd.stub import CAPABILITY
 from fuse_stub.attributes import (
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
@@ -349,6 +350,8 @@ class NamespaceOperations(pyfuse3.Operations):
         if name == self._reserved:
             raise FUSEError(errno.EPERM)
         await self._commits.touch(inode)
+        if name == CAPABILITY:
+            await self._commits.wait_for_restore(inode)
         path = self._inodes.path(inode)
         os.setxattr(path, name, value)
         if name == POSIX_ACL_ACCESS and ctx.uid != 0:
@@ -359,6 +362,8 @@ class NamespaceOperations(pyfuse3.Operations):
         if name == self._reserved:
             raise FUSEError(errno.EPERM)
         await self._commits.touch(inode)
+        if name == CAPABILITY:
+            await self._commits.wait_for_restore(inode)
         os.removexattr(self._inodes.path(inode), name)
 
     def _drop_set_group(self, path: bytes, ctx: RequestContext) -> None:

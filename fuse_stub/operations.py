@@ -281,7 +281,9 @@ class StubOperations(NamespaceOperations):
             file = await self._files.acquire(inode, write=True, trunc=attr.st_size == 0)
             with self._files.using(file):
                 await self._truncate(file, attr.st_size, ctx)
-        if fields.update_atime or fields.update_mtime:
+        changes_times = fields.update_atime or fields.update_mtime
+        if changes_times or fields.update_uid or fields.update_gid:
+            # Which puts back times, and capabilities, that a new owner must not get.
             await self._commits.wait_for_restore(inode)
         path = self._inodes.path(inode)
         if fields.update_uid or fields.update_gid:
@@ -295,7 +297,7 @@ class StubOperations(NamespaceOperations):
             file_open = self._files.get(inode)
             if file_open is not None:
                 file_open.privileged = bool(attr.st_mode & 0o6000)
-        if fields.update_atime or fields.update_mtime:
+        if changes_times:
             now = os.stat(path)
             os.utime(
                 path,

@@ -16,7 +16,7 @@ from dedupd.format.stub import checksum_seed, decode_stub
 from dedupd.fsutil import open_beneath, opened, show_path
 from dedupd.policy import Policy
 from dedupd.priority import cores
-from dedupd.stub import LENGTH_BYTES_MAX, FileIdentity
+from dedupd.stub import CAPABILITY, LENGTH_BYTES_MAX, FileIdentity
 from dedupd.volume import Volume
 from jobs.frame import checked
 
@@ -38,6 +38,8 @@ EXCLUDED = "excluded"
 LONG = "too long"
 LINKED = "linked from elsewhere"
 """A name outside of the volume shows the blocks alone: those of a stub are gone."""
+CAPABLE = "has capabilities"
+"""The kernel takes them from a file whose blocks are punched."""
 
 _PASSED = OPTIMISED, EMPTY, SMALL, YOUNG
 """Why native code passes files over, in its order."""
@@ -388,6 +390,8 @@ class _Search:
             found = Found(path, FileIdentity._make(identity), allocated, attribute)
             reason = _stub(self._volume, found, self._policy, is_young, self._skipped, self._errors)
             work_bytes = allocated
+        if not reason and _has_capabilities(self._volume, path):
+            reason = CAPABLE
         if reason:
             self._skipped.add(reason, size)
         else:
@@ -442,6 +446,15 @@ def _stub(
     if is_young or not policy.partial_files or policy.excludes(found.path):
         return "written to since"
     return ""
+
+
+def _has_capabilities(volume: Volume, path: bytes) -> bool:
+    try:
+        with opened(open_beneath(volume.data_fd, path, os.O_PATH)) as fd:
+            os.getxattr(b"/proc/self/fd/%d" % fd, CAPABILITY)
+    except OSError:
+        return False
+    return True
 
 
 def _is_readable(volume: Volume, path: bytes) -> bool:

@@ -31,6 +31,8 @@ from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from jobs.verify import Verify, VerifyReport
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+RAW_SOCKETS = b"\1\0\0\2\0\x20" + bytes(14)
+"""What ``setcap cap_net_raw+ep`` gives to a program, as its ``security.capability``."""
 OLD_NS = 1_500_000_000_123_456_789
 """A time of long ago that is no whole second: restored by halves, it shows."""
 

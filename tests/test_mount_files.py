@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import noise
+from tests.helpers import RAW_SOCKETS, noise
 from tests.mount_helpers import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root
@@ -337,3 +337,18 @@ def test_a_write_takes_a_capability_away_that_came_after_the_first_write(lab: Mo
         assert os.getxattr(path, "security.capability") == value
         file.write(b"two")
         assert "security.capability" not in os.listxattr(path)
+
+
+def test_a_stub_that_is_given_capabilities_keeps_them_when_it_is_made_plain(
+    lab: MountedLab,
+) -> None:
+    content = noise(100_000)
+    path = lab.make_stub("capable", content)
+    os.setxattr(path, "security.capability", RAW_SOCKETS)
+    with lab.client() as client:
+        assert client.call("restore", path="capable")["restored"]
+    assert lab.stub("capable") is None
+    assert path.read_bytes() == content
+    assert os.getxattr(path, "security.capability") == RAW_SOCKETS
+    lab.optimise()
+    assert os.getxattr(path, "security.capability") == RAW_SOCKETS

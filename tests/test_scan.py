@@ -19,7 +19,16 @@ from dedupd.units import KIB
 from jobs.batches import SETTLE_NS
 from jobs.scan import Skipped, _Search, candidates, walk
 from tests.conftest import MakeFileSystem
-from tests.helpers import OLD_NS, Lab, as_user, lab_in, new_lab, noise, public_directory
+from tests.helpers import (
+    OLD_NS,
+    RAW_SOCKETS,
+    Lab,
+    as_user,
+    lab_in,
+    new_lab,
+    noise,
+    public_directory,
+)
 
 TAKES_ALL = Policy(age_s_min=0, size_bytes_min=1)
 
@@ -306,6 +315,25 @@ def test_a_stub_is_no_candidate(tmp_path: Path) -> None:
         lab.put("file", noise(40 * KIB))
         lab.optimise()
         assert chosen(lab) == ([], {"already optimised": 1})
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", [0o755, 0o644])
+@pytest.mark.parametrize("names", [1, 2])
+def test_a_program_with_capabilities_keeps_them_and_stays_plain(
+    tmp_path: Path, mode: int, names: int
+) -> None:
+    with lab_in(tmp_path) as lab:
+        path = lab.put("program", noise(40 * KIB))
+        path.chmod(mode)
+        if names == 2:
+            os.link(path, lab.data / "link")
+        os.setxattr(path, "security.capability", RAW_SOCKETS)
+        report = lab.optimise()
+        assert os.getxattr(path, "security.capability") == RAW_SOCKETS
+        assert (report.files_optimised, report.errors, lab.stub("program")) == (0, 0, None)
+        if mode & 0o111:
+            assert report.files_skipped["has capabilities"] == 1
 
 
 def test_a_damaged_attribute_is_reported_and_the_file_left_alone(tmp_path: Path) -> None:

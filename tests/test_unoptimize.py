@@ -13,7 +13,17 @@ from dedupd.units import KIB, MIB
 from jobs.frame import Cancelled, JobRun
 from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
-from tests.helpers import OLD_NS, fill, free_bytes, lab_in, new_lab, noise, run_cli, write_out
+from tests.helpers import (
+    OLD_NS,
+    RAW_SOCKETS,
+    fill,
+    free_bytes,
+    lab_in,
+    new_lab,
+    noise,
+    run_cli,
+    write_out,
+)
 from tests.upkeep_helpers import chunks_of, damage_record, scrub
 
 
@@ -32,6 +42,18 @@ def test_every_file_is_as_it_was_before(tmp_path: Path) -> None:
             assert (lab.data / name).stat().st_mtime_ns == OLD_NS
         assert (lab.data / "base").stat().st_mode & 0o777 == 0o640
         assert os.getxattr(lab.data / "base", "user.note") == b"kept"
+
+
+@pytest.mark.root
+def test_a_stub_that_was_given_capabilities_keeps_them(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        path = lab.put("program", noise(100_000))
+        lab.optimise()
+        assert lab.stub("program") is not None
+        os.setxattr(path, "security.capability", RAW_SOCKETS)
+        lab.unoptimise()
+        assert lab.stub("program") is None
+        assert os.getxattr(path, "security.capability") == RAW_SOCKETS
 
 
 def test_it_may_be_repeated(tmp_path: Path) -> None:

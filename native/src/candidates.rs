@@ -50,9 +50,14 @@ impl Candidates {
     pub fn sort_out(&mut self, entries: &mut Vec<Entry>, rules: &Rules) {
         for entry in entries.drain(..) {
             match entry {
-                Entry::File { name, identity, links: 1, attribute: None, .. }
-                    if identity.size <= LENGTH_MAX =>
-                {
+                Entry::File {
+                    name,
+                    identity,
+                    links: 1,
+                    attribute: None,
+                    is_capable: false,
+                    ..
+                } if identity.size <= LENGTH_MAX => {
                     self.plain(name, identity, rules);
                 }
                 Entry::File {

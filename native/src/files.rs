@@ -60,6 +60,8 @@ pub enum Entry {
         links: u64,
         allocated: i64,
         attribute: Option<Vec<u8>>,
+        /// Whether a plain program has capabilities.
+        is_capable: bool,
     },
 }
 
@@ -170,17 +172,25 @@ impl<'a> Scan<'a> {
         };
         Ok(match status.st_mode & libc::S_IFMT {
             libc::S_IFDIR => Some(Entry::Directory { name }),
-            libc::S_IFREG if status.st_dev == self.device => Some(Entry::File {
-                identity: Identity::of(&status),
-                links: status.st_nlink as u64,
-                allocated: status.st_blocks * 512,
-                attribute: attribute_of(fd, &name, self.attribute),
-                name,
-            }),
+            libc::S_IFREG if status.st_dev == self.device => {
+                let attribute = attribute_of(fd, &name, self.attribute);
+                let is_program = status.st_mode & 0o111 != 0 && attribute.is_none();
+                Some(Entry::File {
+                    identity: Identity::of(&status),
+                    links: status.st_nlink as u64,
+                    allocated: status.st_blocks * 512,
+                    attribute,
+                    is_capable: is_program && attribute_of(fd, &name, CAPABILITY).is_some(),
+                    name,
+                })
+            }
             _ => None,
         })
     }
 }
+
+/// Whatever changes a file's blocks takes this away.
+pub const CAPABILITY: &CStr = c"security.capability";
 
 pub const DIRENT_BYTES: usize = 64 << 10;
 /// Of `struct linux_dirent64`: inode, offset, record length, type, name.

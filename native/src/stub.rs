@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io::{Error, Result};
 use std::os::fd::RawFd;
 
-use crate::files::{Identity, status_of};
+use crate::files::{CAPABILITY, Identity, status_of};
 use crate::sys;
 
 fn check(result: libc::c_int) -> Result<()> {
@@ -18,8 +18,8 @@ fn set_attribute(fd: RawFd, name: &CStr, value: &[u8]) -> Result<()> {
 }
 
 /// Sets an attribute on a file that is `expected` and has the attribute `previous`; returns what
-/// the file is then, or None where it is not, or has not, or a time that has no room in one, and
-/// nothing was done.
+/// the file is then, or None where it is not, or has not, or a time that has no room in one, or a
+/// capability that the punch would take away, and nothing was done.
 pub fn exchange_attribute(
     fd: RawFd,
     expected: Identity,
@@ -29,7 +29,10 @@ pub fn exchange_attribute(
 ) -> Result<Option<Identity>> {
     let found = Identity::of(&status_of(fd)?);
     let is_expected = found == expected && found.has_mtime();
-    if !is_expected || sys::fgetxattr(fd, name)?.as_deref() != previous {
+    if !is_expected
+        || sys::fgetxattr(fd, name)?.as_deref() != previous
+        || sys::fgetxattr(fd, CAPABILITY)?.is_some()
+    {
         return Ok(None);
     }
     set_attribute(fd, name, value)?;

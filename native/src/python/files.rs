@@ -88,7 +88,7 @@ pub fn found<'py>(
         }
         match entry {
             Entry::Directory { name } => directories.append(PyBytes::new(py, name.to_bytes()))?,
-            Entry::File { name, identity, links, allocated, attribute } => {
+            Entry::File { name, identity, links, allocated, attribute, .. } => {
                 let identity = fields_of(identity);
                 let value = attribute.map(|value| PyBytes::new(py, &value));
                 let name = PyBytes::new(py, name.to_bytes());
