@@ -32,6 +32,7 @@ from fuse_stub.attributes import (
     looked,
     visible,
 )
+from fuse_stub.callers import keeps_set_ids
 from fuse_stub.directories import DirectoryStream
 from fuse_stub.errors import answers
 from fuse_stub.inodes import PATH_FLAGS
@@ -354,7 +355,7 @@ class NamespaceOperations(pyfuse3.Operations):
             await self._commits.wait_for_restore(inode)
         path = self._inodes.path(inode)
         os.setxattr(path, name, value)
-        if name == POSIX_ACL_ACCESS and ctx.uid != 0:
+        if name == POSIX_ACL_ACCESS and not keeps_set_ids(ctx):
             self._drop_set_group(path, ctx)
 
     @answers

@@ -20,6 +20,7 @@ from pyfuse3 import (
 from dedupd.sparse import SparseStub
 from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
+from fuse_stub.callers import keeps_set_ids
 from fuse_stub.errors import answers
 from fuse_stub.files import READ_AHEAD_BYTES, Handle, OpenFile
 from fuse_stub.inodes import PATH_FLAGS
@@ -67,7 +68,9 @@ class StubOperations(NamespaceOperations):
             file.changes += 1
         number = self._next_handle
         self._next_handle += 1
-        self._handles[number] = Handle(file, write, ctx.uid == 0)
+        # The caller's capabilities take a while to look up: only where they matter already.
+        keeps = keeps_set_ids(ctx) if file.privileged and write else ctx.uid == 0
+        self._handles[number] = Handle(file, write, keeps)
         return FileInfo(fh=number, keep_cache=True)
 
     @answers
@@ -263,7 +266,7 @@ class StubOperations(NamespaceOperations):
     # --- attributes ---------------------------------------------------------------------------
 
     async def _truncate(self, file: OpenFile, size: int, ctx: RequestContext) -> None:
-        if file.privileged and ctx.uid != 0:
+        if file.privileged and not keeps_set_ids(ctx):
             self._drop_privileges(file)
         await self._commits.truncate(file, size)
 

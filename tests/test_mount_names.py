@@ -226,6 +226,19 @@ def test_a_users_change_clears_set_user_id(here: Path, how: str) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o777
 
 
+@pytest.mark.parametrize("command", ["echo x >> f", "truncate -s 3 f", ": > f"])
+def test_a_superuser_without_rights_clears_set_user_id_as_others_do(
+    here: Path, command: str
+) -> None:
+    path = here / "f"
+    path.write_bytes(b"content")
+    os.chown(path, ALICE, ALICE)
+    for rights, kept in ([], 0o6777), (["--inh-caps=-all", "--bounding-set=-all"], 0o777):
+        os.chmod(path, 0o6777)
+        subprocess.run(["setpriv", *rights, "sh", "-c", command], cwd=here, check=True)
+        assert stat.S_IMODE(path.stat().st_mode) == kept
+
+
 def test_reading_keeps_set_user_id(here: Path) -> None:
     path = here / "f"
     path.write_text("some content")
