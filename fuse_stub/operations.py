@@ -93,9 +93,9 @@ class StubOperations(NamespaceOperations):
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            # Made by somebody else since the kernel looked.
-            attributes = self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))
-            return await self.open(attributes.st_ino, flags, ctx), attributes
+            # Made behind our back since the kernel looked, who so has not asked whether the caller
+            # may open it. At this it looks anew.
+            raise FUSEError(errno.ESTALE) from None
         try:
             self._give(fd, parent_fd, mode, ctx)
             attributes = self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))

@@ -132,6 +132,23 @@ def test_o_excl_fails_where_the_name_exists(here: Path) -> None:
     assert code(os.open, here / "f", os.O_CREAT | os.O_EXCL | os.O_WRONLY) == errno.EEXIST
 
 
+def test_a_file_that_was_made_behind_the_mounts_back_is_not_opened_without_a_right_to(
+    lab: MountedLab, here: Path
+) -> None:
+    assert not (here / "f").exists()
+    below = lab.data / here.name / "f"
+    below.write_text("secret")
+    below.chmod(0o600)
+
+    def alice() -> None:
+        assert code(os.open, here / "f", os.O_RDWR | os.O_CREAT, 0o666) == errno.EACCES
+
+    as_user(ALICE, alice)
+    with open(here / "f", "a") as file:
+        file.write(", for root")
+    assert below.read_text() == "secret, for root"
+
+
 def test_what_was_looked_for_in_vain_can_be_made_and_removed(here: Path) -> None:
     for _ in range(3):
         assert not (here / "f").exists()
