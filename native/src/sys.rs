@@ -103,7 +103,7 @@ pub fn open_by_handle(mount_fd: RawFd, handle: &[u8], flags: c_int) -> Result<Ra
 const XATTR_BYTES_USUAL: usize = 4096;
 const XATTR_BYTES_MAX: usize = 64 << 10;
 
-/// None where the file has no such attribute.
+/// None where the file has no such attribute, or its file system none of that kind.
 pub fn fgetxattr(fd: RawFd, name: &CStr) -> Result<Option<Vec<u8>>> {
     let mut value = vec![0u8; XATTR_BYTES_USUAL];
     loop {
@@ -122,7 +122,7 @@ pub fn fgetxattr(fd: RawFd, name: &CStr) -> Result<Option<Vec<u8>>> {
                 return Ok(Some(value));
             }
             Err(error) => match error.raw_os_error() {
-                Some(libc::ENODATA) => return Ok(None),
+                Some(libc::ENODATA | libc::EOPNOTSUPP) => return Ok(None),
                 Some(libc::ERANGE) if value.len() < XATTR_BYTES_MAX => {
                     value.resize(XATTR_BYTES_MAX, 0);
                 }
