@@ -25,7 +25,6 @@ class Numbers:
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self._directory = volume.catalogue
         self._known = self._load()
 
     def last(self, kind: Kind) -> int:
@@ -54,14 +53,14 @@ class Numbers:
         if any(known[kind] > self.last(kind) for kind in Kind):
             self._known = known
             try:
-                with Catalog(self._directory) as catalog:
+                with Catalog(self._volume.catalogue) as catalog:
                     catalog.put(_KEY, {kind.name.lower(): known[kind] for kind in Kind})
             except CatalogUnusable:
                 pass
 
     def _load(self) -> dict[Kind, int]:
         try:
-            with Catalog(self._directory) as catalog:
+            with Catalog(self._volume.catalogue) as catalog:
                 value = catalog.get(_KEY)
         except CatalogUnusable:
             return {}

@@ -1,7 +1,7 @@
 """The report of a job: kept in the history, and shown."""
 
 import sys
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import Field, asdict
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from dedupd.cli.common import print_json
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError
 from dedupd.volume import Volume
 from jobs.frame import Cancelled, JobRun, record_run
+from jobs.invariants import Finding
 
 
 class _AnyReport(Protocol):
@@ -59,6 +60,12 @@ def finish(
     else:
         show(report)
     sys.exit(EXIT_DAMAGED if damage else EXIT_FINDINGS if findings else EXIT_DONE)
+
+
+def show_findings(findings: Iterable[Finding]) -> None:
+    """Which invariants do not hold, and where."""
+    for finding in findings:
+        click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
 
 
 def show_messages(count: int, messages: list[str]) -> None:

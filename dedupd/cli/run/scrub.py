@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
-from dedupd.cli.run.report import finish, recorded
+from dedupd.cli.run.report import finish, recorded, show_findings, show_messages
 from dedupd.cli.through import through_service
 from dedupd.units import counted, format_size, parse_size
 from dedupd.volume import Volume
@@ -49,7 +49,5 @@ def _show(report: ScrubReport) -> None:
             f"  second copies: {report.copies_written} written"
             f" ({format_size(report.copies_written_bytes)}), {report.copies_dropped} given up"
         )
-    for finding in report.findings:
-        click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
-    for message in report.messages:
-        click.echo(f"  {message}", err=True)
+    show_findings(report.findings)
+    show_messages(len(report.messages), report.messages)

@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.conduct import working
-from dedupd.cli.run.report import finish, recorded
+from dedupd.cli.run.report import finish, recorded, show_findings
 from dedupd.errors import Busy
 from dedupd.units import counted
 from dedupd.volume import Volume
@@ -33,5 +33,4 @@ def _show(report: VerifyReport) -> None:
         f" {counted(report.stubs, 'stub')},"
         f" {counted(report.plain_files, 'plain file')}: {report.outcome}"
     )
-    for finding in report.findings:
-        click.echo(f"  {finding.invariant}: {finding.where}: {finding.detail}")
+    show_findings(report.findings)
