@@ -7,9 +7,9 @@ from dataclasses import fields
 from importlib import resources
 from typing import Any, TypeVar
 
-from analysis.chunkings import BASIC_SUFFIX, DEFAULT
-from analysis.connection import connect
-from analysis.log import HOLE_MARK, NOT_MEASURED, Log, Spec, logged_share, quoted
+from analysis.collection.chunk_log import HOLE_MARK, NOT_MEASURED, Log, Spec, logged_share, quoted
+from analysis.collection.chunkings import BASIC_SUFFIX, DEFAULT
+from analysis.collection.connection import connect
 from dedupd.errors import UsageError
 
 EVERYTHING = "all datasets"

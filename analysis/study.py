@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from analysis.chunkings import BASIC_SUFFIX, DEFAULT, SIZES
+from analysis.collection.chunk_log import Log, Timing, logged_share
+from analysis.collection.chunkings import BASIC_SUFFIX, DEFAULT, SIZES
 from analysis.database import EVERYTHING, Database
-from analysis.log import Log, Timing, logged_share
-from analysis.partitions import assign_groups, assign_partitions
-from analysis.results import (
+from analysis.figures import (
     AcrossRow,
     AgeRow,
     ChunkSizeRow,
@@ -25,12 +24,13 @@ from analysis.results import (
     TypeRow,
     WholeFileRow,
 )
+from analysis.partitions import assign_groups, assign_partitions
+from dedupd.config.policy import PROFILES, Policy, apply_values
 from dedupd.format.container import ALIGN_BYTES, RECORD_HEADER_BYTES
 from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
 from dedupd.format.recipe import HEADER_BYTES as RECIPE_HEADER_BYTES
 from dedupd.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
-from dedupd.parameters import PRESETS
-from dedupd.policy import PROFILES, Policy, apply_values
+from dedupd.format.volume_parameters import PRESETS
 
 TYPES_MAX = 12
 """File types that table 7 shows."""

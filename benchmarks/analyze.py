@@ -19,16 +19,16 @@ from statistics import median
 
 import click
 import duckdb
+from analysis.collection.chunkings import DEFAULT
 
-from analysis.chunkings import DEFAULT
-from analysis.collect import collect
+from analysis.collection.chunk_log import Dataset, Log, Spec, Timing
+from analysis.collection.collector import collect
 from analysis.database import EVERYTHING, Database
-from analysis.log import Dataset, Log, Spec, Timing
-from analysis.resample import resample
-from analysis.results import SavingsRow
+from analysis.figures import SavingsRow
 from analysis.study import run_study
+from benchmarks.resample import resample
 from dedupd import native
-from dedupd.parameters import PRESETS
+from dedupd.format.volume_parameters import PRESETS
 from dedupd.units import MIB
 
 _BATCH = 8 * MIB

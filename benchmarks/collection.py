@@ -22,16 +22,16 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.mount import fio, write_mixed
-from dedupd.disk import Disk
-from dedupd.enable import enable
 from dedupd.format.container import Kind
+from dedupd.system.disk import Disk
 from dedupd.units import MIB
-from dedupd.volume import Volume
-from fuse_stub.mount import mount_in_background, unmount
-from jobs.compact import Compact
-from jobs.frame import JobRun
-from jobs.gc import Gc
-from jobs.optimize import Optimize
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from fuse_stub.process import mount_in_background, unmount
+from jobs.compact.job import Compact
+from jobs.frame.run import JobRun
+from jobs.gc.job import Gc
+from jobs.optimize.job import Optimize
 
 FILE_MIB = 64
 """Each file of the set; every second one is deleted."""

@@ -26,12 +26,12 @@ from pathlib import Path
 
 from benchmarks.locality import files
 from dedupd import native
-from dedupd.disk import Disk
-from dedupd.enable import enable
-from dedupd.parameters import PRESETS, new_parameters
-from dedupd.volume import Volume
-from jobs.frame import JobRun
-from jobs.optimize import Optimize, OptimizeReport
+from dedupd.format.volume_parameters import PRESETS, new_parameters
+from dedupd.system.disk import Disk
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.optimize.job import Optimize, OptimizeReport
 
 WINDOW_BYTES = 64
 FILE_BYTES_MIN = 32 << 10

@@ -29,17 +29,18 @@ from pathlib import Path
 
 from benchmarks.locality import Version, replay, versions
 from dedupd import native
-from dedupd.disk import Disk
+from dedupd.config.index_choice import IndexChoice
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
-from dedupd.format.packed import PackedEntries
-from dedupd.index.base import StoreIndex
-from dedupd.index.bloom import BloomIndex
-from dedupd.index.choose import IndexChoice, make_index, saved_name
-from dedupd.index.table import TableIndex
-from dedupd.store.container import data_name, table_name
-from dedupd.store.recovery import Recovered
+from dedupd.format.table_columns import PackedEntries
+from dedupd.index.bloom_index import BloomIndex
+from dedupd.index.choice import make_index, saved_name
+from dedupd.index.table_index import TableIndex
+from dedupd.store.chunk_index import StoreIndex
+from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.table_file import Recovered
+from dedupd.system.disk import Disk
 
 VOLUME = bytes(range(16))
 CONTAINER_CHUNKS = 1 << 14

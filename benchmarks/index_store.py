@@ -16,13 +16,13 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dedupd.disk import Disk
-from dedupd.enable import enable
-from dedupd.index.choose import IndexChoice
-from dedupd.parameters import PRESETS
-from dedupd.volume import Volume
-from jobs.frame import JobRun
-from jobs.optimize import Optimize
+from dedupd.config.index_choice import IndexChoice
+from dedupd.format.volume_parameters import PRESETS
+from dedupd.system.disk import Disk
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.optimize.job import Optimize
 
 
 @dataclass(frozen=True, slots=True)

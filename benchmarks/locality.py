@@ -24,7 +24,7 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.parameters import PRESETS, new_parameters
+from dedupd.format.volume_parameters import PRESETS, new_parameters
 from dedupd.units import parse_size
 
 LONG_CHUNKS = 16

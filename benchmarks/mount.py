@@ -28,12 +28,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from dedupd.disk import Disk
-from dedupd.enable import enable
-from dedupd.volume import Volume
-from fuse_stub.mount import mount_in_background, unmount
-from jobs.frame import JobRun
-from jobs.optimize import Optimize
+from dedupd.system.disk import Disk
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from fuse_stub.process import mount_in_background, unmount
+from jobs.frame.run import JobRun
+from jobs.optimize.job import Optimize
 
 MIB = 1 << 20
 FILES = 10_000

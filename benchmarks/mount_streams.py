@@ -31,10 +31,10 @@ from benchmarks.dataset import TEXT_SUFFIXES, programs
 from benchmarks.measure import STOLEN_MAX, processor_ticks, stolen_since
 from benchmarks.mount import Bench
 from dedupd import native
-from dedupd.fsutil import opened
-from dedupd.priority import cores
+from dedupd.system.files import opened
+from dedupd.system.process_priority import cores
 from dedupd.units import MIB
-from dedupd.volume import Volume
+from dedupd.volume.volume import Volume
 
 Payload = tuple[bytes, int, int, int]
 """Stored bytes, codec, raw length and checksum of a chunk."""

@@ -37,15 +37,15 @@ from benchmarks.soak_figures import (
     sample,
 )
 from benchmarks.soak_users import Signals, be_user
-from dedupd.disk import Disk
-from dedupd.enable import enable
 from dedupd.errors import DedupdError
 from dedupd.service.client import ServiceClient
-from dedupd.volume import Volume
-from fuse_stub.mount import unmount
-from fuse_stub.points import clear_dead_mount
-from jobs.frame import JobRun
-from jobs.verify import Verify
+from dedupd.system.disk import Disk
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from fuse_stub.mounts.mount_points import clear_dead_mount
+from fuse_stub.process import unmount
+from jobs.check.verify import Verify
+from jobs.frame.run import JobRun
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

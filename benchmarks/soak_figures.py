@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 
-from dedupd.control import ControlClient, socket_path
 from dedupd.errors import DedupdError
-from dedupd.volume import Volume
-from jobs.frame import history
+from dedupd.system.control_socket import ControlClient, socket_path
+from dedupd.volume.volume import Volume
+from jobs.frame.run import history
 
 JOBS = ("optimize", "gc", "compact", "reconcile", "scrub", "full scrub")
 """What the schedules of a soak ask for."""

@@ -22,18 +22,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dedupd import native
-from dedupd.disk import Disk
-from dedupd.enable import enable
 from dedupd.format import container as fmt
 from dedupd.format.container import Codec
-from dedupd.priority import cores
-from dedupd.store.container import Found, scan
+from dedupd.store.container.container import Found, scan
+from dedupd.system.disk import Disk
+from dedupd.system.process_priority import cores
 from dedupd.units import MIB, format_size
-from dedupd.volume import Volume
-from jobs.frame import JobRun
-from jobs.optimize import Optimize
-from jobs.scrub import Depth, Scrub
-from jobs.verify import Verify
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from jobs.check.verify import Verify
+from jobs.frame.run import JobRun
+from jobs.optimize.job import Optimize
+from jobs.scrub.job import Depth, Scrub
 
 SAMPLE_BYTES = 256 * MIB
 """Raw bytes that are fingerprinted in memory: more than any processor's cache."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from fuse_stub.mount import serve_for_parent
+from fuse_stub.process import serve_for_parent
 
 if __name__ == "__main__":
     path, base_fd, mountpoint, cache_bytes, answer_fd = sys.argv[1:]

@@ -12,14 +12,14 @@ from typing import Any
 
 import trio
 
-from dedupd.commit import result_to_json
-from dedupd.control import socket_path
 from dedupd.errors import Damaged, DedupdError, NoSpace
 from dedupd.format.container import Kind
-from dedupd.requests import request_from_json
+from dedupd.system.control_socket import socket_path
+from dedupd.volume.commit import result_to_json
+from dedupd.volume.commit_requests import request_from_json
 from fuse_stub.errors import load
-from fuse_stub.marking import MarkLog
-from fuse_stub.served import Served
+from fuse_stub.gc_names import MarkLog
+from fuse_stub.mounted_volume import Served
 
 log = logging.getLogger("dedupd.mount")
 

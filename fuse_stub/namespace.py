@@ -22,7 +22,7 @@ from pyfuse3 import (
 )
 
 from dedupd import native
-from dedupd.stub import CAPABILITY
+from dedupd.stub.transition import CAPABILITY
 from fuse_stub.attributes import (
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
@@ -32,11 +32,11 @@ from fuse_stub.attributes import (
     looked,
     visible,
 )
-from fuse_stub.callers import keeps_set_ids
-from fuse_stub.directories import DirectoryStream
+from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
-from fuse_stub.inodes import PATH_FLAGS
-from fuse_stub.served import Served
+from fuse_stub.files.directory_stream import DirectoryStream
+from fuse_stub.files.inodes import PATH_FLAGS
+from fuse_stub.mounted_volume import Served
 
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _RENAME_FLAGS = pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE

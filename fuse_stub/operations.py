@@ -17,16 +17,16 @@ from pyfuse3 import (
     SetattrFields,
 )
 
-from dedupd.sparse import SparseStub
+from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
-from fuse_stub.callers import keeps_set_ids
+from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
-from fuse_stub.files import READ_AHEAD_BYTES, Handle, OpenFile
-from fuse_stub.inodes import PATH_FLAGS
+from fuse_stub.files.inodes import PATH_FLAGS
+from fuse_stub.files.open_files import READ_AHEAD_BYTES, Handle, OpenFile
+from fuse_stub.files.read_ahead import REQUEST_BYTES_MIN
+from fuse_stub.mounted_volume import Served
 from fuse_stub.namespace import NamespaceOperations
-from fuse_stub.served import Served
-from fuse_stub.streams import REQUEST_BYTES_MIN
 
 WAITS_MIN = 3
 """Reading ahead begins with this wait of a sequential reader: the kernel sends two requests at

@@ -7,20 +7,20 @@ from contextlib import contextmanager, suppress
 
 import pyfuse3
 
-from dedupd import mounts
 from dedupd.errors import UsageError
-from dedupd.fsutil import opened
-from dedupd.volume import Volume
-from fuse_stub import attach
+from dedupd.system import mount_table
+from dedupd.system.files import opened
+from dedupd.volume.volume import Volume
+from fuse_stub.mounts import over_mount
+from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead_mount
 from fuse_stub.operations import StubOperations
-from fuse_stub.points import clear_dead_mount, is_dead_mount
 
 
 def options_for(volume: Volume, debug: bool) -> set[str]:
     """Mount options: those of the file system below, as far as they concern users."""
     below = os.fstatvfs(volume.data_fd).f_flag
     options = {
-        f"fsname={mounts.SOURCE_PREFIX}{volume.parameters.uuid}",
+        f"fsname={mount_table.SOURCE_PREFIX}{volume.parameters.uuid}",
         "subtype=dedupd",
         "default_permissions",
     }
@@ -64,10 +64,10 @@ def session(operations: StubOperations, mountpoint: str, options: set[str]) -> I
 def _take_over(operations: StubOperations, mountpoint: str, options: set[str]) -> None:
     device_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     try:
-        mount_fd = attach.new_mount(device_fd, _of_the_kernel(options))
+        mount_fd = over_mount.new_mount(device_fd, _of_the_kernel(options))
         with opened(mount_fd):
             pyfuse3.init(operations, f"/dev/fd/{device_fd}", options)
-            attach.replace(mount_fd, mountpoint)
+            over_mount.replace(mount_fd, mountpoint)
     except BaseException:
         with suppress(OSError):  # libfuse closes the one that it got
             os.close(device_fd)

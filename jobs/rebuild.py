@@ -4,18 +4,18 @@ import os
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from dedupd.catalog import Catalog
 from dedupd.errors import CatalogUnusable, Damaged, DamagedChunk
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import make_id
 from dedupd.format.table import State
-from dedupd.store import savedmarks
-from dedupd.store.recovery import container_numbers
-from dedupd.volume import Volume
-from jobs.frame import JobRun
-from jobs.losses import Loss
-from jobs.scrub import Depth, Scrub
-from jobs.stores import Directory, OpenContainers
+from dedupd.store import saved_marks
+from dedupd.store.container.directory import OpenContainers
+from dedupd.store.container.files import container_numbers
+from dedupd.volume.catalog import Catalog
+from dedupd.volume.volume import Volume
+from jobs.check.losses import Loss
+from jobs.frame.run import JobRun
+from jobs.scrub.job import Depth, Scrub
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Rebuild:
         """Make catalogue and tables anew where they are not whole. Raises Cancelled, NoSpace."""
         report = self._report
         self._rebuild_catalogue()
-        savedmarks.remove(self._volume.base_fd, self._volume.disk)
+        saved_marks.remove(self._volume.base_fd, self._volume.disk)
         for kind in Kind:
             self._count_tables(kind)
         scrub = Scrub(self._volume, self._run, Depth.QUICK).run()
@@ -96,7 +96,7 @@ class Rebuild:
         """Make all orphans live again, durably. A table that was brought back from an older copy
         may call garbage what files have come to need since, and a compaction would believe it."""
         self._run.update(phase=f"{kind.name.lower()} that were garbage")
-        with closing(Directory(self._volume, kind)) as directory:
+        with closing(self._volume.containers(kind)) as directory:
             containers = OpenContainers(directory.fd, kind, self._volume.space.volume)
             for number in container_numbers(directory.fd):
                 self._run.check()
@@ -114,7 +114,7 @@ class Rebuild:
                 self._report.orphans_released += len(changes)
 
     def _count_tables(self, kind: Kind) -> None:
-        directory = Directory(self._volume, kind)
+        directory = self._volume.containers(kind)
         try:
             for number in container_numbers(directory.fd):
                 self._run.check()

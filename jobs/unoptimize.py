@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dedupd import native
-from dedupd.commit import settle_noted
-from dedupd.content import StoreContent
+from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
-from dedupd.fsutil import open_beneath, opened, show_path
-from dedupd.ranges import missing_ranges
-from dedupd.stub import RecipeBytes, is_missing_any, local_ranges, restore, settle
+from dedupd.stub.content import StoreContent
+from dedupd.stub.transition import RecipeBytes, is_missing_any, local_ranges, restore, settle
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import MIB, align_down, align_up, format_size
-from dedupd.volume import Volume
-from jobs.frame import Cancelled, JobRun
-from jobs.scan import walk
+from dedupd.volume.commit import settle_noted
+from dedupd.volume.volume import Volume
+from jobs.frame.run import Cancelled, JobRun
+from jobs.tree.walk import walk
 
 FREE_BYTES_MARGIN = 64 * MIB
 """Left for the file system's own metadata, which grows with the blocks given back; a fiftieth of a

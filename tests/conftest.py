@@ -13,9 +13,9 @@ from typing import Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dedupd.mounts import all_mounts
+from dedupd.system.mount_table import all_mounts
 from dedupd.units import parse_size
-from tests.helpers import let_others_pass
+from tests.support.lab import let_others_pass
 
 # A service of this machine has nothing to do with the volumes of the tests.
 os.environ["DEDUPD_CONFIG"] = "/nonexistent/dedupd.toml"

@@ -9,13 +9,13 @@ import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.terminal import figures, show
+from dedupd.config.policy import Policy
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
-from dedupd.policy import Policy
 from dedupd.units import format_size
 
 if TYPE_CHECKING:
-    from analysis.advice import Advice
-    from analysis.log import Log, Spec
+    from analysis.collection.chunk_log import Log, Spec
+    from analysis.report.advice import Advice
     from analysis.study import Study
 
 LOG_DIRECTORY = "log"
@@ -70,13 +70,13 @@ def command(
 
     Needs no volume, and changes nothing but the directory of the report.
     """
-    from analysis.collect import collect
-    from analysis.findings import findings
-    from analysis.log import Log
-    from analysis.report import HTML, write_report
-    from analysis.report import as_json as report_json
+    from analysis.collection.chunk_log import Log
+    from analysis.collection.collector import collect
+    from analysis.report.findings import findings
+    from analysis.report.report import HTML, write_report
+    from analysis.report.report import as_json as report_json
     from analysis.study import run_study
-    from dedupd.priority import give_way
+    from dedupd.system.process_priority import give_way
 
     logs = [Log.open(os.path.join(path, LOG_DIRECTORY)) for path in merge]
     if paths or labels:
@@ -118,10 +118,11 @@ def parse_fraction(text: str) -> float:
 def _spec(
     paths: Sequence[str], labels: Sequence[str], sample: float, chunkings: Sequence[str], level: int
 ) -> "Spec":
-    from analysis.chunkings import ALL, cutter
-    from analysis.log import Dataset, Spec
-    from analysis.report import printable
-    from analysis.scan import check_datasets
+    from analysis.collection.chunkings import ALL, cutter
+
+    from analysis.collection.chunk_log import Dataset, Spec
+    from analysis.collection.tree_walk import check_datasets
+    from analysis.report.report import printable
 
     datasets = [Dataset(printable(_name(path)), os.path.abspath(path)) for path in paths]
     for label in labels:
@@ -142,7 +143,7 @@ def _name(path: str) -> str:
 
 def open_log(path: str, spec: "Spec") -> "Log":
     """The log at ``path``, to go on with, or a new one. Raises UsageError for another study's."""
-    from analysis.log import Log
+    from analysis.collection.chunk_log import Log
 
     if not Log.exists(path):
         return Log.create(path, spec)

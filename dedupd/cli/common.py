@@ -11,9 +11,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import click
 
 from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError
-from dedupd.fsutil import explain, show_text
-from jobs.channel import Channel
-from jobs.frame import JobRun
+from dedupd.system.paths import explain, show_text
+from jobs.frame.channel import Channel
+from jobs.frame.run import JobRun
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,15 +17,15 @@ from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.demo_files import build
 from dedupd.cli.status import measure
 from dedupd.cli.terminal import show
-from dedupd.disk import Disk
-from dedupd.enable import enable
 from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
+from dedupd.system.disk import Disk
 from dedupd.units import counted, format_duration, format_size, parse_size
-from dedupd.volume import Volume
-from fuse_stub.mount import mount_in_background, unmount
-from jobs.frame import JobRun
-from jobs.optimize import Optimize, OptimizeReport
-from jobs.verify import Verify
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from fuse_stub.process import mount_in_background, unmount
+from jobs.check.verify import Verify
+from jobs.frame.run import JobRun
+from jobs.optimize.job import Optimize, OptimizeReport
 
 _POLICY = {"min_age": "0s", "min_size": "4k"}
 """The demonstration doesn't wait three days, and takes all that fills more than a block."""

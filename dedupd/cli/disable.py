@@ -6,18 +6,18 @@ from contextlib import contextmanager
 
 import click
 
-from dedupd import mounts
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
-from dedupd.disk import Disk
-from dedupd.enable import begin_disable, disable
 from dedupd.errors import DedupdError, UsageError
-from dedupd.fsutil import show_path
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path
-from dedupd.service.registry import forget, is_named
+from dedupd.service.volume_registry import forget, is_named
+from dedupd.system import mount_table
+from dedupd.system.disk import Disk
+from dedupd.system.paths import show_path
 from dedupd.units import counted
-from dedupd.volume import BASE_NAME, Volume
-from jobs.scan import walk
+from dedupd.volume.enable import begin_disable, disable
+from dedupd.volume.volume import BASE_NAME, Volume
+from jobs.tree.walk import walk
 from jobs.unoptimize import Unoptimize
 
 
@@ -96,7 +96,7 @@ def _begin(path: str, first: bool) -> str:
 
 def _refuse_stubs(volume: Volume, path: str) -> None:
     """Make sure that all of the tree can be seen, and that no stub is in it."""
-    for point in mounts.inside(os.readlink(f"/proc/self/fd/{volume.data_fd}")):
+    for point in mount_table.inside(os.readlink(f"/proc/self/fd/{volume.data_fd}")):
         raise UsageError(f"{path}: {point} is mounted over files of the volume; unmount it first")
     unseen: list[str] = []
     stub = next((found for found in walk(volume, errors=unseen) if found.is_stub), None)

@@ -5,13 +5,13 @@ import os
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
-from dedupd.disk import Disk
-from dedupd.enable import enable
+from dedupd.config.policy import PROFILES, Policy, apply_values
 from dedupd.errors import ServiceUnreachable
-from dedupd.parameters import FINGERPRINTS, PRESETS
-from dedupd.policy import PROFILES, Policy, apply_values
+from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
 from dedupd.service.client import ServiceClient
-from dedupd.service.registry import register
+from dedupd.service.volume_registry import register
+from dedupd.system.disk import Disk
+from dedupd.volume.enable import enable
 
 
 @click.command("enable")

@@ -7,8 +7,8 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
-from dedupd.fsutil import named, show_text
-from dedupd.volume import Volume
+from dedupd.system.paths import named, show_text
+from dedupd.volume.volume import Volume
 from jobs.unoptimize import restore_one
 
 

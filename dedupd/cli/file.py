@@ -11,11 +11,12 @@ import click
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
 from dedupd.errors import EXIT_DONE, DedupdError, UsageError
 from dedupd.format.ids import HOLE, container_of
-from dedupd.fsutil import named, open_beneath, opened, show_text
-from dedupd.stub import local_ranges
+from dedupd.stub.transition import local_ranges
+from dedupd.system.files import opened
+from dedupd.system.paths import named, open_beneath, show_text
 from dedupd.units import counted, format_size
-from dedupd.volume import Volume
-from jobs.sharing import sharing
+from dedupd.volume.volume import Volume
+from jobs.tree.sharing import sharing
 
 
 @click.command("file")

@@ -14,8 +14,8 @@ from dedupd.cli.terminal import console, headed, show
 from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient, absolute
 from dedupd.units import format_duration, format_size
-from dedupd.volume import Volume
-from jobs.frame import history
+from dedupd.volume.volume import Volume
+from jobs.frame.run import history
 
 REFRESH_S = 1.0
 

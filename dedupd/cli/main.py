@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dedupd import __version__
-from dedupd.cli.lazy import LazyGroup
+from dedupd.cli.lazy_command import LazyGroup
 
 COMMANDS = {
     "enable": "Make a directory a volume.",

@@ -4,13 +4,13 @@ import os
 
 import click
 
-from dedupd import mounts
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
+from dedupd.system import mount_table
 from dedupd.units import parse_size
-from fuse_stub.mount import mount_in_background, open_volume, serve
-from fuse_stub.points import covered, is_dead_mount
+from fuse_stub.mounts.mount_points import covered, is_dead_mount
+from fuse_stub.process import mount_in_background, open_volume, serve
 
 
 @click.command("mount")
@@ -39,7 +39,7 @@ def command(
     takes_over = is_dead_mount(point)
     if not takes_over and not os.path.isdir(point):
         raise UsageError(f"{point}: no such directory to mount at")
-    mounted = mounts.find(point)
+    mounted = mount_table.find(point)
     if mounted is not None and not takes_over:
         raise Busy(f"{point}: lies in a volume that is mounted at {mounted.point} already")
     if foreground:

@@ -4,11 +4,11 @@ import click
 import tomlkit
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.config.policy import KEYS
+from dedupd.config.policy_file import set_in_text
 from dedupd.errors import UsageError
-from dedupd.fsutil import named
-from dedupd.policy import KEYS
-from dedupd.policyfile import set_in_text
-from dedupd.volume import POLICY_FILE, Volume
+from dedupd.system.paths import named
+from dedupd.volume.volume import POLICY_FILE, Volume
 
 
 @click.command("policy")

@@ -16,10 +16,11 @@ def command(path: str | None) -> None:
 
     SIGHUP reads the configuration again; SIGTERM stops at the next safe place.
     """
-    from dedupd.service import journal
-    from dedupd.service.notify import Notifier
     from dedupd.service.service import Service
+    from dedupd.service.systemd import journal
+    from dedupd.service.systemd.notify import Notifier
+    from dedupd.service.web.server import ControlSocket
 
     journal.set_up()
     service = Service(path or config_path(), Notifier())
-    asyncio.run(service.run())
+    asyncio.run(service.run(ControlSocket(service)))

@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
-from dedupd import mounts
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
 from dedupd.cli.service_status import show_service
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, CatalogUnusable, DedupdError
 from dedupd.format.container import COPIES_OF, Kind
-from dedupd.fsutil import show_text
-from dedupd.priority import give_way
 from dedupd.store.garbage import Garbage, garbage_of, weights
+from dedupd.system import mount_table
+from dedupd.system.paths import show_text
+from dedupd.system.process_priority import give_way
 from dedupd.units import counted, format_duration, format_size
-from dedupd.volume import Volume
-from jobs.frame import history
-from jobs.scan import walk
+from dedupd.volume.volume import Volume
+from jobs.frame.run import history
+from jobs.tree.walk import walk
 
 
 @click.command("status")
@@ -46,7 +46,7 @@ def command(path: str | None, here: bool, as_json: bool) -> None:
         else:
             _show(row)
         return
-    _show_all([mount.point for mount in mounts.volumes()], as_json)
+    _show_all([mount.point for mount in mount_table.volumes()], as_json)
 
 
 def _show_all(points: list[str], as_json: bool) -> None:
@@ -89,7 +89,7 @@ def measure(volume: Volume) -> dict[str, Any]:
     logical = stub_bytes + plain_bytes
     occupied = allocated + sum(store.values())
     space = os.fstatvfs(volume.data_fd)
-    points = mounts.points_of(volume.parameters.uuid)
+    points = mount_table.points_of(volume.parameters.uuid)
     try:
         last = history(volume, 1)
     except CatalogUnusable as error:

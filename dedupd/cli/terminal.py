@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 
 from dedupd.units import counted, format_size
-from jobs.frame import Progress as JobProgress
+from jobs.frame.run import Progress as JobProgress
 
 PIPED_COLUMNS = 1000
 """Where no terminal bounds a line. Programs, and who reads a mail, need names that are whole."""

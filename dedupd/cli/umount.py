@@ -4,12 +4,12 @@ import os
 
 import click
 
-from dedupd import mounts
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient
-from dedupd.volume import Volume
-from fuse_stub.mount import unmount
+from dedupd.system import mount_table
+from dedupd.volume.volume import Volume
+from fuse_stub.process import unmount
 
 
 @click.command("umount")
@@ -36,11 +36,11 @@ def command(path: str, as_json: bool) -> None:
 
 def _mount_point(path: str) -> str:
     absolute = os.path.abspath(path)
-    mount = mounts.find(absolute)
+    mount = mount_table.find(absolute)
     if mount is not None:
         return mount.point
     with Volume.open(path) as volume:
-        points = mounts.points_of(volume.parameters.uuid)
+        points = mount_table.points_of(volume.parameters.uuid)
     if not points:
         raise UsageError(f"{path}: not mounted")
     return points[0]

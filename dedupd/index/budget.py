@@ -1,6 +1,6 @@
 """How much of a job's memory its index may take, and how many chunks that is."""
 
-from dedupd.index.choose import IndexChoice
+from dedupd.config.index_choice import IndexChoice
 from dedupd.units import MIB
 
 SHARE = 4

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dedupd import native
 from dedupd.format.ids import make_id
 from dedupd.format.table import USABLE, State
-from dedupd.index.base import IndexCounters
-from dedupd.store.marks import Marks
-from dedupd.store.recovery import Recovered
+from dedupd.store.chunk_index import IndexCounters
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.mark_set import Marks
 
 
 class MemoryIndex:

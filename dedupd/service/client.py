@@ -3,7 +3,6 @@
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from dedupd.control import TIMEOUT_S, connected
 from dedupd.errors import (
     EXIT_USAGE,
     ConfigurationError,
@@ -12,8 +11,9 @@ from dedupd.errors import (
     ServiceUnreachable,
     error_named,
 )
-from dedupd.fsutil import resolved
 from dedupd.service.config import config_path, default_socket, load_config
+from dedupd.system.control_socket import TIMEOUT_S, connected
+from dedupd.system.paths import resolved
 
 SYSTEM_SOCKET = "/run/dedupd.sock"
 

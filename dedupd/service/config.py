@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from dedupd.control import runtime_dir
+from dedupd.config.config_values import size, whole, yes_or_no
 from dedupd.errors import ConfigurationError, UsageError
+from dedupd.system.control_socket import runtime_dir
 from dedupd.units import MIB, brief, cut, exact_size
-from dedupd.values import size, whole, yes_or_no
 
 CONFIG_PATH = "/etc/dedupd/dedupd.toml"
 CONFIG_VARIABLE = "DEDUPD_CONFIG"

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dedupd import mounts
-from dedupd.disk import Disk
-from dedupd.enable import nested_volumes, probe
 from dedupd.errors import ConfigurationError, DedupdError, UnsuitableFileSystem, UsageError
-from dedupd.occupants import occupants
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
+from dedupd.system import mount_table
+from dedupd.system.disk import Disk
+from dedupd.system.path_users import occupants
 from dedupd.units import GIB, counted, format_size
-from dedupd.volume import BASE_NAME, Volume
-from fuse_stub.points import covered, is_dead_mount
+from dedupd.volume.enable import nested_volumes, probe
+from dedupd.volume.volume import BASE_NAME, Volume
+from fuse_stub.mounts.mount_points import covered, is_dead_mount
 
 FREE_BYTES_MIN = 1 * GIB
 """A job writes up to a container ahead of what it frees."""
@@ -124,7 +124,7 @@ def check_path(path: str) -> list[Check]:
         return [Check("mount", Verdict.BAD, found, "run `dedupd mount` for the volume again")]
     if not os.path.isdir(root):
         raise UsageError(f"{path}: no such directory")
-    mounted = mounts.find(root)
+    mounted = mount_table.find(root)
     checks: list[Callable[[str], Check]] = [_file_system, _free_space]
     if mounted is not None or os.path.isdir(os.path.join(root, BASE_NAME)):
         checks += [_volume, _covered]
@@ -136,9 +136,9 @@ def check_path(path: str) -> list[Check]:
 def _kind_of(root: str) -> str:
     """The type of the file system below a directory, or below the volume that it lies in."""
     best = ("", "")
-    for point, kind, _ in mounts.all_mounts():
+    for point, kind, _ in mount_table.all_mounts():
         inside = point == "/" or root == point or root.startswith(point + "/")
-        if inside and kind != mounts.FS_TYPE and len(point) >= len(best[0]):
+        if inside and kind != mount_table.FS_TYPE and len(point) >= len(best[0]):
             best = (point, kind)
     return best[1]
 
@@ -179,7 +179,7 @@ def _volume(root: str) -> Check:
             found = f"{volume.parameters.uuid}, chunks of up to {format_size(chunking.max_bytes)}"
     except (DedupdError, OSError) as error:
         return Check(what, Verdict.BAD, str(error), "see docs/format.md and docs/policy.md")
-    points = [mount.point for mount in mounts.volumes() if mount.volume in found]
+    points = [mount.point for mount in mount_table.volumes() if mount.volume in found]
     if not points:
         return Check(what, Verdict.WARNING, f"{found}, not mounted", f"run `dedupd mount {root}`")
     return Check(what, Verdict.FINE, f"{found}, mounted at {points[0]}")
@@ -187,7 +187,7 @@ def _volume(root: str) -> Check:
 
 def _covered(root: str) -> Check:
     what = "directory below it"
-    if mounts.find(root) is not None:
+    if mount_table.find(root) is not None:
         return Check(what, Verdict.FINE, "out of sight while the volume is mounted")
     hidden = covered(root)
     if hidden:
@@ -209,7 +209,7 @@ def _above(root: str) -> Check:
 
 def _below(root: str) -> Check:
     what = "volumes and mounts in it"
-    inside = mounts.inside(root)
+    inside = mount_table.inside(root)
     if inside:
         remedy = "unmount it, or choose a directory without mounts"
         return Check(what, Verdict.BAD, f"{inside[0]} is mounted inside", remedy)

@@ -4,8 +4,8 @@ import http.client
 import json
 from typing import Any
 
-from dedupd.control import connected
 from dedupd.errors import ServiceUnreachable
+from dedupd.system.control_socket import connected
 
 TIMEOUT_S = 150.0
 """An unmount syncs what was written."""

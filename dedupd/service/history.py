@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar, get_args
 
-from dedupd.catalog import Catalog, catalogue_of, time_key
 from dedupd.service.scheduler import TaskHistory, TaskName
+from dedupd.volume.catalog import Catalog, catalogue_of, time_key
 
 RUNS_KEPT = 2000
 SAVINGS_KEPT = 5000

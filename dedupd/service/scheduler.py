@@ -10,7 +10,7 @@ from datetime import tzinfo
 from enum import IntEnum
 from typing import Literal
 
-from dedupd.schedule import Calendar, Every, Off, Schedule
+from dedupd.config.schedule import Calendar, Every, Off, Schedule
 
 TaskName = Literal["reconcile", "gc", "compact", "scrub", "full_scrub", "throughput", "background"]
 

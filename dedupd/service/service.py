@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 from dedupd.errors import (
     Busy,
@@ -17,14 +17,11 @@ from dedupd.errors import (
     ServiceUnreachable,
     UsageError,
 )
-from dedupd.fsutil import locked
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
-from dedupd.service.http import ControlSocket
-from dedupd.service.jobs import Job
-from dedupd.service.journal import Event, report
-from dedupd.service.keeper import MountState
-from dedupd.service.measure import measure
-from dedupd.service.notify import Notifier
+from dedupd.service.job_process import Job
+from dedupd.service.mount_keeper import MountState
+from dedupd.service.mount_usage import measure
+from dedupd.service.planned_jobs import OF_A_SUBTREE, TASKS, job_arguments
 from dedupd.service.scheduler import (
     Request,
     Running,
@@ -35,8 +32,10 @@ from dedupd.service.scheduler import (
     Wait,
     next_action,
 )
-from dedupd.service.tasks import OF_A_SUBTREE, TASKS, job_arguments
-from dedupd.service.volumes import ServedVolume
+from dedupd.service.served_volume import ServedVolume
+from dedupd.service.systemd.journal import Event, report
+from dedupd.service.systemd.notify import Notifier
+from dedupd.system.files import locked
 from dedupd.units import counted
 
 LOOK_S = 60.0
@@ -84,15 +83,18 @@ class Service:
 
     # --- life -------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises Busy."""
+    async def run(self, control: AbstractAsyncContextManager[object]) -> None:
+        """Serve until SIGTERM or SIGINT; SIGHUP reads the configuration again. Raises Busy.
+
+        ``control`` listens for requests for as long as it is entered.
+        """
         loop = asyncio.get_running_loop()
         with _only_service(self.config.socket_path):
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
             # A bug in one of the tasks ends them all: the mounts and users' files don't depend on
             # this process, and systemd starts it anew.
-            async with self._group, ControlSocket(self):
+            async with self._group, control:
                 loop.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
                 watch = self._group.create_task(self._watch())
                 self._apply(self.config)

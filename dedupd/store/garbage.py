@@ -8,9 +8,10 @@ from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
-from dedupd.fsutil import opened, read_readable
-from dedupd.store.container import data_name
-from dedupd.store.recovery import container_numbers, load_packed_table
+from dedupd.store.container.container import data_name
+from dedupd.store.container.files import container_numbers
+from dedupd.store.container.table_file import load_packed_table
+from dedupd.system.files import opened, read_readable
 
 GAIN_BYTES_MIN = 4096
 """A rewrite that frees less than a block frees nothing."""

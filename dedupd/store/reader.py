@@ -14,8 +14,8 @@ from dedupd.format.container import Kind, Record, RecordKind
 from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.recipe import check_of
 from dedupd.format.table import State
-from dedupd.store.container import Container
-from dedupd.store.copies import CopyReader
+from dedupd.store.container.container import Container
+from dedupd.store.second_copies import CopyReader
 
 CONTAINERS_OPEN_MAX = 256
 """Two descriptors each: well below the usual limit of 1,024."""

@@ -10,23 +10,18 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.disk import Disk
 from dedupd.errors import DamagedTable, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.fsutil import is_readable
-from dedupd.store.container import Found, data_name, table_name
-from dedupd.store.recovery import (
-    Recovered,
-    entry_of,
-    last_number,
-    recover,
-    recover_sound,
-    table_header,
-)
-from dedupd.store.states import revive
+from dedupd.store.container.container import Found, data_name, table_name
+from dedupd.store.container.files import last_number
+from dedupd.store.container.record_states import revive
+from dedupd.store.container.recovery import entry_of, recover, recover_sound
+from dedupd.store.container.table_file import Recovered, table_header
+from dedupd.system.disk import Disk
+from dedupd.system.files import is_readable
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
 _READY = define("writer.container-ready", "a new container and its table are durable, and empty")

@@ -5,8 +5,8 @@ Each job is a module of its own here, so that a run imports no job but its own.
 
 import click
 
-from dedupd.cli.conduct import Conduct
-from dedupd.cli.lazy import LazyGroup
+from dedupd.cli.job_limits import Conduct
+from dedupd.cli.lazy_command import LazyGroup
 
 JOBS = ("compact", "gc", "optimize", "rebuild", "reconcile", "scrub", "unoptimize", "verify")
 

@@ -3,12 +3,12 @@
 import click
 
 from dedupd.cli.common import PATH, exits, json_option
-from dedupd.cli.conduct import working
+from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, recorded, show_messages
-from dedupd.cli.through import through_service
+from dedupd.cli.via_service import through_service
 from dedupd.units import counted, format_size
-from dedupd.volume import Volume
-from jobs.compact import Compact, CompactReport
+from dedupd.volume.volume import Volume
+from jobs.compact.job import Compact, CompactReport
 
 
 @click.command("compact")

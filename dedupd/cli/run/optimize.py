@@ -5,13 +5,13 @@ from collections import Counter
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
-from dedupd.cli.conduct import working
+from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, recorded, show_messages
-from dedupd.cli.through import through_service
+from dedupd.cli.via_service import through_service
 from dedupd.units import counted, format_duration, format_size
-from dedupd.volume import Volume
-from jobs.optimize import Optimize, OptimizeReport
-from jobs.scan import Skipped, candidates
+from dedupd.volume.volume import Volume
+from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.tree.candidates import Skipped, candidates
 
 
 @click.command("optimize")

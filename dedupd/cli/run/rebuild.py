@@ -3,11 +3,11 @@
 import click
 
 from dedupd.cli.common import PATH, exits, json_option
-from dedupd.cli.conduct import working
+from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, recorded
-from dedupd.cli.through import through_service
+from dedupd.cli.via_service import through_service
 from dedupd.units import counted
-from dedupd.volume import Volume
+from dedupd.volume.volume import Volume
 from jobs.rebuild import Rebuild, RebuildReport
 
 

@@ -9,9 +9,9 @@ import click
 
 from dedupd.cli.common import print_json
 from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError
-from dedupd.volume import Volume
-from jobs.frame import Cancelled, JobRun, record_run
-from jobs.invariants import Finding
+from dedupd.volume.volume import Volume
+from jobs.check.invariants import Finding
+from jobs.frame.run import Cancelled, JobRun, record_run
 
 
 class _AnyReport(Protocol):

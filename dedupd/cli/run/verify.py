@@ -3,12 +3,12 @@
 import click
 
 from dedupd.cli.common import PATH, exits, json_option
-from dedupd.cli.conduct import working
+from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, recorded, show_findings
 from dedupd.errors import Busy
 from dedupd.units import counted
-from dedupd.volume import Volume
-from jobs.verify import Verify, VerifyReport
+from dedupd.volume.volume import Volume
+from jobs.check.verify import Verify, VerifyReport
 
 
 @click.command("verify")

@@ -1,0 +1,1 @@
+"""Collecting the chunk logs of a study: the walk, the reading, the logs."""

@@ -1,0 +1,131 @@
+"""The ways to cut files that a study compares, each under the name that its log carries."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dedupd import native
+from dedupd.errors import UsageError
+from dedupd.format.volume_parameters import PRESETS, Chunking
+from dedupd.units import KIB
+
+DEFAULT = "64k"
+"""What the product uses unless told otherwise, and what most of the study's tables are about."""
+
+FIXED = "fixed-64k"
+FIXED_BYTES = 64 * KIB
+
+BASIC_SUFFIX = "-basic"
+"""Marks Rabin chunking without regression: a forced cut wherever S_max is reached."""
+
+SIZES = tuple(reversed(PRESETS))
+"""The averages of the Rabin chunkings, smallest first."""
+
+ALL = (*(f"{size}{suffix}" for size in reversed(SIZES) for suffix in ("", BASIC_SUFFIX)), FIXED)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Ranges of a buffer that begin at a chunk's start each: parallel arrays.
+
+    Where ``final`` is not set, the range is not where the file ends.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    final: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The chunks found in some segments of a buffer: parallel arrays, one element per chunk.
+
+    ``fingerprints`` has four words of 64 bit per chunk; ``counts`` one element per segment.
+    """
+
+    ends: NDArray[np.uint32]
+    counts: NDArray[np.uint32]
+    fingerprints: NDArray[np.uint64]
+    zero: NDArray[np.bool_]
+
+
+class Cutter(Protocol):
+    """Cuts and fingerprints segments of a buffer. Only the last segment may be unfinished."""
+
+    max_bytes: int
+
+    def process(self, data: memoryview, segments: Segments) -> Cuts: ...
+
+
+class RabinCutter:
+    """The product's own kernel."""
+
+    def __init__(self, chunking: Chunking) -> None:
+        self.max_bytes = chunking.max_bytes
+        self._chunker = native.Chunker(**asdict(chunking))
+
+    def process(self, data: memoryview, segments: Segments) -> Cuts:
+        packed = (segments.starts.tobytes(), segments.ends.tobytes(), segments.final.tobytes())
+        found = self._chunker.process_packed(data, *packed)
+        return Cuts(
+            np.frombuffer(found.ends, np.uint32),
+            np.frombuffer(found.counts, np.uint32),
+            np.frombuffer(found.fingerprints, np.uint64).reshape(-1, 4),
+            np.frombuffer(found.zero, np.bool_),
+        )
+
+
+class FixedCutter:
+    """Blocks of one length, aligned to the start of the file."""
+
+    max_bytes = FIXED_BYTES
+
+    def __init__(self) -> None:
+        zeros = native.fingerprint(bytes(FIXED_BYTES))
+        self._zero_block = np.frombuffer(zeros, np.uint64)
+
+    def process(self, data: memoryview, segments: Segments) -> Cuts:
+        ends: list[int] = []
+        counts = []
+        tails = []
+        columns = segments.starts.tolist(), segments.ends.tolist(), segments.final.tolist()
+        for start, end, final in zip(*columns, strict=True):
+            cuts = range(start + FIXED_BYTES, end + 1, FIXED_BYTES)
+            ends += cuts
+            count = len(cuts)
+            if final and start + count * FIXED_BYTES < end:
+                tails.append(len(ends))
+                ends.append(end)
+                count += 1
+            counts.append(count)
+        base = int(segments.starts[0])
+        relative = np.array(ends, np.uint32) - np.uint32(base)
+        packed = native.fingerprints(data[base:], relative.tobytes())
+        fingerprints = np.frombuffer(packed, np.uint64).reshape(-1, 4)
+        zero: NDArray[np.bool_] = (fingerprints == self._zero_block).all(axis=1)
+        for tail in tails:
+            start = ends[tail - 1] if tail else base
+            zero[tail] = data[start] == 0 and native.is_zero(data[start : ends[tail]])
+        return Cuts(np.array(ends, np.uint32), np.array(counts, np.uint32), fingerprints, zero)
+
+
+def cutter(name: str) -> Cutter:
+    """The cutter of that name. Raises UsageError."""
+    if name == FIXED:
+        return FixedCutter()
+    size = name.removesuffix(BASIC_SUFFIX)
+    if size not in PRESETS:
+        raise UsageError(f"chunking {name!r}: choose from {', '.join(ALL)}")
+    chunking = PRESETS[size]
+    return RabinCutter(replace(chunking, regression=0) if name.endswith(BASIC_SUFFIX) else chunking)
+
+
+def lanes_of(names: Sequence[str]) -> list[list[str]]:
+    """The names in groups that share their compression: one size with and without regression."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.removesuffix(BASIC_SUFFIX), []).append(name)
+    return list(groups.values())

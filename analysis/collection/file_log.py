@@ -1,0 +1,121 @@
+"""The table of files, some at a time: as the reader takes them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.collection.chunk_log import Log
+from analysis.collection.connection import connect
+from dedupd import native
+
+_FETCHED = 50_000
+"""At once; 10 MB."""
+
+_MEMORY_MB = 64
+
+
+class FoundFile(NamedTuple):
+    """A file as the scan found it."""
+
+    file: int
+    dataset: int
+    path: bytes
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files with content, in the order of reading, as the scan found them: parallel columns.
+
+    ``paths`` has a NUL byte behind each, which ``path_ends`` are the ends of. Rows of
+    ``identities``: inode, size, mtime and ctime in ns.
+    """
+
+    file: NDArray[np.uint32]
+    dataset: NDArray[np.uint16]
+    paths: bytes
+    path_ends: NDArray[np.int64]
+    identities: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, at: int) -> FoundFile:
+        path = self.paths_of(at, at + 1)[:-1]
+        return FoundFile(int(self.file[at]), int(self.dataset[at]), path, int(self.sizes[at]))
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, about."""
+        return len(self.paths) + self.path_ends.nbytes + self.identities.nbytes
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each file."""
+        return self.identities[:, 1]
+
+    def paths_of(self, first: int, stop: int) -> bytes:
+        """Those of some of the files, as ``native.read_packed`` takes them."""
+        return self.paths[self.path_ends[first - 1] if first else 0 : self.path_ends[stop - 1]]
+
+
+def files_of(found: native.FoundFiles, dataset: int, first: int) -> Files:
+    """Of a scan, numbered from ``first`` on."""
+    numbers, paths, path_ends, identities = found.with_content()
+    file = np.frombuffer(numbers, np.uint32) + np.uint32(first)
+    return Files(
+        file,
+        np.full(len(file), dataset, np.uint16),
+        paths,
+        np.frombuffer(path_ends, np.int64),
+        np.frombuffer(identities, np.int64).reshape(-1, 4),
+    )
+
+
+def logged_files(log: Log, first: int) -> Iterator[Files]:
+    """Those of a log whose scan is complete, from number ``first`` on."""
+    with PartReader() as reader:
+        for part in log.file_parts():
+            yield from reader.files(part, first)
+
+
+class PartReader:
+    """Reads parts of the table of files."""
+
+    def __init__(self) -> None:
+        self._database: duckdb.DuckDBPyConnection | None = None
+
+    def __enter__(self) -> "PartReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def files(self, part: str, first: int) -> Iterator[Files]:
+        """Those of a part, which may have all files of a log, from number ``first`` on."""
+        # Only when it is needed: to start it takes as long as to read a thousand files.
+        database = self._database = self._database or connect(_MEMORY_MB, threads=1)
+        ((begin, last),) = database.execute(
+            "SELECT coalesce(min(file), 0), coalesce(max(file), 0) FROM read_parquet(?)", [part]
+        ).fetchall()
+        for number in range(max(begin, first), last + 1, _FETCHED):
+            columns = database.execute(
+                "SELECT file, dataset, path, inode::BIGINT AS inode, size_bytes::BIGINT AS size,"
+                " modified_ns, changed_ns FROM read_parquet(?)"
+                " WHERE file >= ? AND file < ? AND size_bytes > 0",
+                [part, number, number + _FETCHED],
+            ).fetchnumpy()
+            paths = [bytes(path) for path in columns["path"]]
+            identity = ("inode", "size", "modified_ns", "changed_ns")
+            yield Files(
+                np.asarray(columns["file"]),
+                np.asarray(columns["dataset"]),
+                b"".join(path + b"\0" for path in paths),
+                np.cumsum([len(path) + 1 for path in paths], dtype=np.int64),
+                np.stack([np.asarray(columns[name]) for name in identity], axis=1),
+            )

@@ -1,0 +1,188 @@
+"""Finding the files of a study, whose number has no bound: they go to disk, not to memory."""
+
+import base64
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from analysis.collection.chunk_log import Columns, Dataset, Log, ScanState, part_path, write_part
+from analysis.collection.file_log import Files, PartReader, files_of
+from dedupd import native
+from dedupd.errors import UsageError
+from dedupd.units import MIB
+
+FILES_PER_PART_MAX = 20_000
+FILES_PER_PART_MIN = 1_000
+"""The first part is small, since the reading begins with it; then they grow."""
+
+AHEAD_BYTES_MAX = 16 * MIB
+"""Of what is found and not yet read, this much stays in memory; the reader takes the rest from the
+table."""
+
+NAMES_MAX = 3_500_000
+"""Files with several names whose second ones are told apart while they are found; 40 MB. Others
+are read again, and the queries leave them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that could not be read."""
+
+    dataset: int
+    path: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What was found until now: files with content, and their bytes."""
+
+    files: int
+    size_bytes: int
+    second_names: bool
+    state: ScanState
+
+
+def check_datasets(datasets: tuple[Dataset, ...]) -> None:
+    """Raises UsageError where a path does not exist, or bytes would be counted twice."""
+    labels = [dataset.label for dataset in datasets]
+    for label in labels:
+        if not label or labels.count(label) > 1:
+            raise UsageError(
+                f"label {label!r}: give every path a name of its own (--label NAME=PATH)"
+            )
+    real = [os.path.realpath(dataset.path) for dataset in datasets]
+    for at, path in enumerate(real):
+        if not os.path.lexists(path):
+            raise UsageError(f"{datasets[at].path}: no such file or directory")
+        for other in real[:at]:
+            if os.path.commonpath([path, other]) in (path, other):
+                raise UsageError(f"{path} and {other}: one contains the other; name only one")
+
+
+class Scan:
+    """Writes the table ``files``: every regular file once, numbered in the order of reading.
+
+    In a thread of its own, ahead of the reading, from where the log's checkpoint stands. The
+    directory ``left_out`` is passed over.
+    """
+
+    def __init__(self, log: Log, left_out: str) -> None:
+        self._log = log
+        status = os.stat(left_out)
+        self._left_out = status.st_dev, status.st_ino
+        self._changed = threading.Condition()
+        self._ahead: dict[int, Files] = {}
+        self._failures: list[Failure] = []
+        begin = log.checkpoint
+        # Those of the files found before are not known any more.
+        second_names = begin.second_names or begin.scan.found > 0
+        self._progress = Progress(begin.files, begin.total_bytes, second_names, begin.scan)
+        self._ended = self._stop = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="scan", daemon=True)
+        self._thread.start()
+
+    @property
+    def complete(self) -> bool:
+        return self._ended and self._error is None and not self._stop
+
+    def take(self) -> tuple[Progress, list[Failure]]:
+        """How far it is, and what could not be listed since the last call."""
+        with self._changed:
+            failures, self._failures = self._failures, []
+            return self._progress, failures
+
+    def files(self, first: int) -> Iterator[Files]:
+        """All files with content from number ``first`` on, as they are found.
+
+        Raises what the scan has failed with.
+        """
+        with PartReader() as reader:
+            for part in count(1):
+                with self._changed:
+                    while self._progress.state.parts < part and not self._ended:
+                        self._changed.wait()
+                    if self._error is not None:
+                        raise self._error
+                    if self._progress.state.parts < part:
+                        return
+                    files = self._ahead.pop(part, None)
+                if files is not None:
+                    yield files
+                else:
+                    yield from reader.files(part_path(self._log.path, ("files",), part), first)
+
+    def close(self) -> None:
+        """Stop finding files; safe at any time."""
+        self._stop = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        begin = self._progress.state
+        try:
+            for dataset, tree in enumerate(self._log.spec.datasets):
+                if dataset >= begin.dataset:
+                    walk = begin.walk if dataset == begin.dataset else ""
+                    self._walk(dataset, os.path.realpath(os.fsencode(tree.path)), walk)
+            if not self._progress.state.parts:
+                self._add(native.FoundFiles(), ScanState(1), second_names=False)
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _walk(self, dataset: int, root: bytes, begin: str) -> None:
+        try:
+            tree = native.TreeWalk(root, self._left_out, NAMES_MAX)
+        except OSError as error:
+            with self._changed:
+                self._failures.append(Failure(dataset, b"", error.strerror or "cannot be read"))
+                done = replace(self._progress.state, dataset=dataset + 1, walk="")
+                self._progress = replace(self._progress, state=done)
+            return
+        if begin:
+            tree.resume(zlib.decompress(base64.b64decode(begin)))
+        while not self._stop:
+            before = self._progress.state
+            found = tree.next(min(max(FILES_PER_PART_MIN, before.found), FILES_PER_PART_MAX))
+            if found is None:
+                return
+            walk = base64.b64encode(zlib.compress(tree.state(), level=1)).decode()
+            after = ScanState(before.parts + 1, before.found + len(found), dataset, walk)
+            self._add(found, after, second_names=tree.beyond_names)
+
+    def _add(self, found: native.FoundFiles, after: ScanState, *, second_names: bool) -> None:
+        """Write a part of the table, and tell the reader."""
+        progress, dataset = self._progress, after.dataset
+        first = progress.state.found
+        found.write(part_path(self._log.path, ("files",), after.parts), dataset, first)
+        files = files_of(found, dataset, first)
+        failures = [Failure(dataset, path, os.strerror(errno)) for path, errno in found.failures]
+        with self._changed:
+            if sum(one.nbytes for one in self._ahead.values()) < AHEAD_BYTES_MAX:
+                self._ahead[after.parts] = files
+            self._failures += failures
+            self._progress = Progress(
+                progress.files + len(files),
+                progress.size_bytes + int(files.sizes.sum()),
+                progress.second_names or second_names,
+                after,
+            )
+            self._changed.notify_all()
+
+
+def write_failures(log: str, number: int, failures: list[Failure]) -> None:
+    columns: Columns = {
+        "dataset": np.array([f.dataset for f in failures], np.uint16),
+        "path": [f.path for f in failures],
+        "reason": [f.reason for f in failures],
+    }
+    write_part(log, ("failures",), number, columns)

@@ -1,0 +1,1 @@
+"""The study's report: figures, findings and advice."""

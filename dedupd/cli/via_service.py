@@ -1,0 +1,99 @@
+"""Jobs through the service, where it runs and serves the volume; else in this process."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from dedupd.cli.common import job_run, print_json
+from dedupd.cli.job_limits import conduct
+from dedupd.errors import EXIT_FINDINGS
+from dedupd.service.client import ServiceClient, absolute
+from jobs.frame.run import Cancelled, JobRun
+
+WAIT_S = 5
+"""How long one request waits for news of a job."""
+
+_OPTIONS = ("full", "rate", "strategy")
+"""Options of commands that the service knows too."""
+
+
+def through_service(job: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let the service run a job if it serves the volume; ``--wait`` waits for the end."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @click.option("--wait", is_flag=True, help="Wait where the service runs the job.")
+        @functools.wraps(command)
+        def wrapper(path: str, as_json: bool, wait: bool, **options: Any) -> None:
+            client = None
+            if not conduct().here and not options.get("dry_run"):
+                client = ServiceClient.serving(path)
+            if client is None:
+                command(path=path, as_json=as_json, **options)
+                return
+            chosen = {name: options[name] for name in _OPTIONS if options.get(name)}
+            body = {"job": job, "path": absolute(path), "options": chosen}
+            if wait:
+                _finish(_run_to_the_end(client, body, as_json), as_json)
+                return
+            submitted = client.post("/v1/jobs", body)
+            if as_json:
+                print_json(submitted)
+            else:
+                click.echo(f"{submitted['id']} is in the service's hands; `dedupd jobs` shows it.")
+                for line in _what_it_waits_for(client, path):
+                    click.echo(line)
+
+        return wrapper
+
+    return decorate
+
+
+def _what_it_waits_for(client: ServiceClient, path: str) -> Iterator[str]:
+    volume = client.volume(path)
+    if volume["paused"]:
+        yield f"It begins after `dedupd resume {volume['path']}`: the volume is paused."
+    elif volume["mount"]["state"] == "unmounted":
+        yield f"It begins after `dedupd mount {volume['path']}`: the volume is unmounted."
+
+
+def _run_to_the_end(client: ServiceClient, body: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    """The job once it has ended; how far it is shows meanwhile.
+
+    Signals are held back from before the service has the job: whoever stops waiting hears of it.
+    """
+    with job_run(body["job"]) as run:
+        job_id = client.post("/v1/jobs", body)["id"]
+        for line in _what_it_waits_for(client, body["path"]):
+            click.echo(line, err=True)  # the output is the report
+        while True:
+            job = client.job(job_id, WAIT_S)
+            if job["state"] == "ended":
+                return job
+            _show(run, job)
+            try:
+                run.check()
+            except Cancelled:
+                raise Cancelled(
+                    f"{job_id} goes on in the service; `dedupd cancel {job_id}` ends it"
+                ) from None
+
+
+def _show(run: JobRun, job: dict[str, Any]) -> None:
+    phase = job["waits_for"] or job["progress"].get("phase", job["state"])
+    known = {name: job["progress"].get(name, 0) for name in ("done", "total", "files")}
+    run.update(phase=phase, **known)
+
+
+def _finish(job: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(job["report"] if job["report"] is not None else job)
+    else:
+        click.echo(job["output"], nl=False)
+        click.echo(job["errors"], nl=False, err=True)
+        if job["outcome"].startswith("stopped"):
+            click.echo(f"dedupd: {job['outcome']}", err=True)
+    status = job["exit_status"]
+    sys.exit(EXIT_FINDINGS if status is None or status < 0 else status)

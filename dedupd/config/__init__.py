@@ -1,0 +1,1 @@
+"""What an administrator says: policies, schedules and their values."""

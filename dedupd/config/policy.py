@@ -1,0 +1,267 @@
+"""What to optimise and how: ``policy.toml``, edited by people, validated on load."""
+
+import fnmatch
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from dedupd.config.config_values import duration, fraction, size, strings, whole, yes_or_no
+from dedupd.config.file_types import extension_of
+from dedupd.config.index_choice import IndexChoice
+from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
+from dedupd.errors import PolicyError, UsageError
+from dedupd.system.process_priority import IoPriority
+from dedupd.units import brief, cut, exact_duration, exact_size
+
+_HOURLY = parse_schedule("every 1h")
+_EARLY = parse_schedule("daily 01:00 for 5h")
+_WEEKLY = parse_schedule("Sat 02:45 for 8h")
+_WEEKLY_LATER = parse_schedule("Sat 03:45 for 8h")
+_MONTHLY = parse_schedule("first Sun 03:45 for 12h")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Every key of the policy, in the units that the program uses."""
+
+    age_s_min: float = 3 * 86400.0
+    size_bytes_min: int = 32 << 10
+    exclude: tuple[str, ...] = ()
+    exclude_types: tuple[str, ...] = ()
+    no_compress_types: tuple[str, ...] = ()
+    compression_level: int = 3
+    compression_saving_min: float = 0.05
+    partial_files: bool = True
+    partial_local_max: float = 0.5
+    compaction_dead_min: float = 0.05
+    redundancy_references: int = 100
+    scrub_bytes_per_s: int = 0
+    memory_bytes_max: int = 256 << 20
+    cores_max: int = 0
+    index: IndexChoice = IndexChoice.TABLE
+    partitions_min: int = 1
+    stop_when_busy: bool = True
+    io_priority: IoPriority = IoPriority.IDLE
+    background: Schedule = _HOURLY
+    throughput: Schedule = _EARLY
+    reconcile: Schedule = _WEEKLY
+    gc: Schedule = _WEEKLY
+    compact: Schedule = _WEEKLY
+    scrub: Schedule = _WEEKLY_LATER
+    full_scrub: Schedule = _MONTHLY
+
+    def excludes(self, path: bytes) -> bool:
+        """Whether a path, relative to the volume, is excluded by type or pattern.
+
+        A pattern with a slash is matched against the whole path, and excludes what lies below;
+        one without is matched against each name on the path.
+        """
+        if not self.exclude and not self.exclude_types:
+            return False
+        text = path.decode("utf-8", "surrogateescape")
+        name = text.rpartition("/")[2]
+        if self.exclude_types and extension_of(name) in self.exclude_types:
+            return True
+        return any(_matches(pattern, text) for pattern in self.exclude)
+
+    def compresses(self, path: bytes) -> bool:
+        """Whether chunks of this file may be compressed."""
+        if not self.no_compress_types:
+            return True
+        name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
+        return self.compresses_type(extension_of(name))
+
+    def compresses_type(self, file_type: str) -> bool:
+        """Whether chunks of files of this type may be compressed."""
+        return file_type not in self.no_compress_types
+
+
+def _matches(pattern: str, path: str) -> bool:
+    if "/" not in pattern:
+        return any(fnmatch.fnmatchcase(part, pattern) for part in path.split("/"))
+    pattern = pattern.strip("/")
+    parts = path.split("/")
+    return any(
+        fnmatch.fnmatchcase("/".join(parts[:depth]), pattern) for depth in range(1, len(parts) + 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key as it is written in the file."""
+
+    name: str
+    attribute: str
+    parse: Callable[[Any], Any]
+    show: Callable[[Any], Any]
+    help: str
+
+
+def _index(value: Any) -> IndexChoice:
+    if value not in list(IndexChoice):
+        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in IndexChoice))
+    return IndexChoice(value)
+
+
+def _io_priority(value: Any) -> IoPriority:
+    if value not in list(IoPriority):
+        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in IoPriority))
+    return IoPriority(value)
+
+
+def _schedule(value: Any) -> Schedule:
+    if not isinstance(value, str):
+        raise UsageError('write a text in quotes, like "daily 01:00 for 5h"')
+    return parse_schedule(value)
+
+
+def _types(value: Any) -> tuple[str, ...]:
+    return tuple(item.lower().lstrip(".") for item in strings(value))
+
+
+KEYS = {
+    key.name: key
+    for key in (
+        Key(
+            "min_age",
+            "age_s_min",
+            duration,
+            exact_duration,
+            "how long a file must have been unchanged",
+        ),
+        Key("min_size", "size_bytes_min", size, exact_size, "smaller files are left alone"),
+        Key("exclude", "exclude", strings, list, "paths and patterns that are left alone"),
+        Key("exclude_types", "exclude_types", _types, list, "file types that are left alone"),
+        Key(
+            "no_compress_types",
+            "no_compress_types",
+            _types,
+            list,
+            "types that are never compressed",
+        ),
+        Key(
+            "compression_level",
+            "compression_level",
+            whole(0, 19),
+            int,
+            "zstd level; 0 stores everything raw",
+        ),
+        Key(
+            "compression_min_saving",
+            "compression_saving_min",
+            fraction,
+            float,
+            "a chunk that shrinks by less is stored raw",
+        ),
+        Key(
+            "partial_files",
+            "partial_files",
+            yes_or_no,
+            bool,
+            "whether optimised files that were written to since are optimised again",
+        ),
+        Key(
+            "partial_local_max",
+            "partial_local_max",
+            fraction,
+            float,
+            "a file in use whose own blocks make up more of it becomes plain",
+        ),
+        Key(
+            "compaction_min_dead",
+            "compaction_dead_min",
+            fraction,
+            float,
+            "a container is rewritten where at least this part of it is garbage",
+        ),
+        Key(
+            "redundancy_threshold",
+            "redundancy_references",
+            whole(0, 250),
+            int,
+            "chunks with more references than this are kept twice; 0 keeps every chunk once",
+        ),
+        Key(
+            "scrub_rate",
+            "scrub_bytes_per_s",
+            size,
+            exact_size,
+            "what scrub reads in a second; 0 is as fast as it goes",
+        ),
+        Key("memory", "memory_bytes_max", size, exact_size, "what a job may take"),
+        Key("cores", "cores_max", whole(0, 1024), int, "cores that a job may use; 0 is all"),
+        Key(
+            "index",
+            "index",
+            _index,
+            str,
+            "table: little memory for each chunk of the store; bloom: least; memory: all of it",
+        ),
+        Key(
+            "partitions",
+            "partitions_min",
+            whole(1, 256),
+            int,
+            "partitions of the index at least; there are more where memory demands it",
+        ),
+        Key(
+            "stop_when_busy",
+            "stop_when_busy",
+            yes_or_no,
+            bool,
+            "whether jobs slow down and pause where the machine or the users are busy",
+        ),
+        Key(
+            "io_priority",
+            "io_priority",
+            _io_priority,
+            str,
+            "what the disk does for jobs: idle, low or normal",
+        ),
+        *(
+            Key(f"schedule_{name}", name, _schedule, show_schedule, text)
+            for name, text in (
+                ("background", "when files are optimised, giving way to everybody"),
+                ("throughput", "when files are optimised as fast as it goes"),
+                ("reconcile", "when duplicates across partitions are merged"),
+                ("gc", "when garbage is collected"),
+                ("compact", "when the space of garbage is given back"),
+                ("scrub", "when damage is looked for"),
+                ("full_scrub", "when every byte of the store is read and checked"),
+            )
+        ),
+    )
+}
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "general": {},
+    "vm": {"min_age": "0s", "min_size": "32k"},
+    "backup": {"min_age": "0s", "min_size": "32k"},
+}
+
+
+def parse_policy(text: str, where: str) -> Policy:
+    """The policy in a file's text. Raises PolicyError that names file, key, value and reason."""
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # numbers too long are no TOMLDecodeError
+        raise PolicyError(f"{where}: not valid TOML: {cut(str(error))}") from error
+    return apply_values(Policy(), table, where)
+
+
+def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
+    """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
+    changes: dict[str, Any] = {}
+    for name, value in values.items():
+        key = KEYS.get(name)
+        if key is None:
+            raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
+        try:
+            changes[key.attribute] = key.parse(value)
+        except UsageError as error:
+            raise PolicyError(f"{where}: {name} = {brief(value)}: {error}") from error
+    return replace(policy, **changes)
+
+
+assert {key.attribute for key in KEYS.values()} == {f.name for f in fields(Policy)}

@@ -1,0 +1,43 @@
+"""The index that the policy asks for."""
+
+from dedupd.config.index_choice import IndexChoice
+from dedupd.format.container import Kind
+from dedupd.index.bloom_index import BloomIndex
+from dedupd.index.memory import MemoryIndex
+from dedupd.index.saved_index import SavedFile
+from dedupd.index.table_index import TableIndex
+from dedupd.store.chunk_index import StoreIndex
+from dedupd.system.disk import Disk
+
+_SAVED = (IndexChoice.TABLE, IndexChoice.BLOOM)
+
+
+def saved_name(choice: IndexChoice, partition: int) -> bytes:
+    """The file of an index, in the directory of the containers that it is of."""
+    number = b"-%08d" % partition if partition else b""
+    return b"saved" + number + b"." + choice.encode()
+
+
+def make_index(
+    choice: IndexChoice,
+    dir_fd: int,
+    volume: bytes,
+    kind: Kind,
+    disk: Disk,
+    *,
+    partition: int,
+    entries: int,
+) -> StoreIndex:
+    """An index that nothing was loaded into, of one partition's containers in a directory.
+
+    ``dir_fd`` is borrowed for as long as the index is used. ``entries`` are about to be loaded.
+    Files that other indexes left there are removed. Raises NoSpace.
+    """
+    saved = {other: SavedFile(disk, dir_fd, saved_name(other, partition)) for other in _SAVED}
+    for other, file in saved.items():
+        if other is not choice:
+            file.remove()
+    if choice is IndexChoice.MEMORY:
+        return MemoryIndex()
+    kind_of = BloomIndex if choice is IndexChoice.BLOOM else TableIndex
+    return kind_of(dir_fd, volume, kind, saved[choice], capacity=entries)

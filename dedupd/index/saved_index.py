@@ -1,0 +1,80 @@
+"""What the indexes over the log of redirection entries have in common (docs/index.md)."""
+
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
+
+from dedupd import native
+from dedupd.store.chunk_index import IndexCounters
+from dedupd.store.container.table_file import Recovered
+from dedupd.system.disk import Disk
+
+PAGE_ENTRIES = 1000
+"""Neighbouring entries that one read of a redirection table brings into the cache (seed 003)."""
+
+CACHE_ENTRIES = 100_000
+"""Entries that the cache keeps: 6.4 MB."""
+
+SAVED_ENTRIES_MIN = 1 << 16
+"""A smaller index is made faster than its file is read."""
+
+GHOSTS_MAX = 8
+"""One entry in so many may be of chunks that are no more; else the file is removed, and the next
+job makes the index anew."""
+
+
+class SavedFile(NamedTuple):
+    """The file that an index is kept in between jobs."""
+
+    disk: Disk
+    dir_fd: int
+    name: bytes
+
+    def remove(self) -> None:
+        """Remove it, if it is there."""
+        disk = self.disk
+        with suppress(FileNotFoundError):
+            disk.unlink(self.dir_fd, self.name)
+
+
+_Native = TypeVar("_Native", native.TableIndex, native.BloomIndex)
+
+
+class LoggedIndex(Generic[_Native]):
+    """The part of a ``StoreIndex`` that is the native index's matter."""
+
+    _native: _Native
+    _saved_entries_min: int
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def lookup(self, fingerprints: bytes) -> "memoryview[int]":
+        return memoryview(self._native.lookup(fingerprints)).cast("Q")
+
+    def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:
+        self._native.insert(fingerprints, array("Q", ids))
+
+    def load(self, container: Recovered) -> None:
+        self._native.load(container.header.container, container.header.generation)
+
+    def take_found_orphans(self) -> set[int]:
+        return set(memoryview(self._native.take_found_orphans()).cast("Q"))
+
+    @property
+    def memory_bytes(self) -> int:
+        """RAM of all that the index keeps there, cache and buffers included."""
+        raise NotImplementedError
+
+    def counters(self) -> IndexCounters:
+        return IndexCounters(*self._native.counters(), self.memory_bytes)
+
+    def rebuild(self) -> None:
+        """Make everything anew by a sequential scan of the redirection tables."""
+        self._native.rebuild()
+
+    def _is_worth_saving(self, entries: int) -> bool:
+        """Whether there is enough in it, and of that little that is no more."""
+        ghosts = entries - len(self)
+        return entries >= self._saved_entries_min and ghosts * GHOSTS_MAX <= entries

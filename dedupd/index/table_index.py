@@ -1,0 +1,118 @@
+"""The index in about 6.4 bytes of RAM a chunk: signatures over the redirection tables.
+
+Seed 003, section 4.4; the design and its figures are in docs/index.md.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import count
+
+from dedupd import native
+from dedupd.errors import NoSpace
+from dedupd.format.container import Kind
+from dedupd.index.saved_index import (
+    CACHE_ENTRIES,
+    PAGE_ENTRIES,
+    SAVED_ENTRIES_MIN,
+    LoggedIndex,
+    SavedFile,
+)
+from dedupd.store.container.container import NEW
+from dedupd.store.container.files import container_numbers
+from dedupd.store.container.table_totals import entries_in
+from dedupd.system.files import opened
+
+_SAVED_NEWS = 16
+"""A table is saved where one entry in so many is not in its file; the tables tell of the rest."""
+
+
+class TableIndex(LoggedIndex[native.TableIndex]):
+    """A ``StoreIndex`` over ``native.TableIndex``. ``dir_fd`` (containers and tables) is borrowed.
+
+    ``capacity``: entries that are about to be loaded; without it, as many as all tables there have.
+    A container that is loaded has been recovered, and nobody but this job changes it afterwards.
+    Raises OSError where a redirection table cannot be read.
+    """
+
+    def __init__(
+        self,
+        dir_fd: int,
+        volume: bytes,
+        kind: Kind,
+        saved: SavedFile | None = None,
+        *,
+        capacity: int | None = None,
+        page_entries: int = PAGE_ENTRIES,
+        cache_entries: int = CACHE_ENTRIES,
+        saved_entries_min: int = SAVED_ENTRIES_MIN,
+    ) -> None:
+        if capacity is None:
+            capacity = _entries_in(dir_fd)
+        self._native = native.TableIndex(
+            dir_fd,
+            volume,
+            kind,
+            capacity=capacity,
+            page_entries=page_entries,
+            cache_entries=cache_entries,
+        )
+        self._saved = saved
+        self._saved_entries_min = saved_entries_min
+        self.was_restored = saved is not None and self._restore(saved, capacity)
+
+    def _restore(self, saved: SavedFile, capacity: int) -> bool:
+        try:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(saved.name, flags, dir_fd=saved.dir_fd)
+        except FileNotFoundError:
+            return False
+        with opened(fd):
+            return self._native.restore(fd, capacity)
+
+    @property
+    def memory_bytes(self) -> int:
+        """RAM of the table, the record numbers, the cache and the write buffer."""
+        return self._native.figures()[2]
+
+    @property
+    def load_factor(self) -> float:
+        """The part of the table's slots that is taken."""
+        return self._native.figures()[3]
+
+    def save(self) -> None:
+        if self._saved is None:
+            return
+        entries, added, _, _ = self._native.figures()
+        if not self._is_worth_saving(entries):
+            self._saved.remove()
+        elif not self.was_restored or added * _SAVED_NEWS > entries:
+            self._write(self._saved)
+
+    def _write(self, saved: SavedFile) -> None:
+        """Write the file, which need not be durable: a damaged one is noticed, and not used."""
+        self._native.begin_snapshot()
+        new = saved._replace(name=saved.name + NEW)
+        new.remove()
+        try:
+            with opened(saved.disk.create(saved.dir_fd, new.name)) as fd:
+                offset = 0
+                for part in self._parts():
+                    offset += saved.disk.write_at(fd, [part], offset)
+        except NoSpace:
+            # The next job makes the table from the redirection tables.
+            new.remove()
+            return
+        saved.disk.rename(saved.dir_fd, new.name, saved.dir_fd, saved.name)
+
+    def _parts(self) -> Iterator[bytes]:
+        for number in count():
+            part = self._native.snapshot_part(number)
+            if part is None:
+                return
+            yield part
+
+
+def _entries_in(dir_fd: int) -> int:
+    """How many entries the containers' tables have, as far as their sizes tell."""
+    total = sum(entries_in(dir_fd, number) for number in container_numbers(dir_fd))
+    return min(total, 0xFFFF_FFFF)

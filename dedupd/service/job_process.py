@@ -1,0 +1,218 @@
+"""One job of the service: a process of its own, and the line to it (jobs/frame/channel.py)."""
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from dedupd.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
+from dedupd.service.scheduler import TaskName, Urgency
+from dedupd.service.systemd.slice import command_in_slice
+from dedupd.system.child_process import child_environment
+from jobs.frame.channel import CHANNEL_VARIABLE
+
+LINE_BYTES_MAX = 16 << 20
+"""A report names up to a hundred files, and damage names more."""
+
+OUTPUT_BYTES_MAX = 64 << 10
+"""What is kept of what a job prints."""
+
+
+class JobState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    HELD = "held"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job that was asked for, runs, or has run. Times are seconds since 1970."""
+
+    id: str
+    volume: str
+    job: str
+    path: str
+    arguments: tuple[str, ...]
+    urgency: Urgency
+    submitted_s: float
+    task: TaskName | None = None
+    eager: bool = True
+    started_s: float | None = None
+    finished_s: float | None = None
+    until_s: float | None = None
+    stop_reason: str = ""
+    cancelled: bool = False
+    waits_for: str = ""
+    """Why it waits or is slow; empty where it goes at full speed."""
+    held: bool = False
+    paused: bool = False
+    """Whether somebody has paused its volume."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    exit_status: int | None = None
+    report: Mapping[str, Any] | None = None
+    got_through: bool = False
+    """Whether the process said so: what it found on the way is in the report."""
+    output: str = ""
+    errors: str = ""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and made anew, whenever something about it changes."""
+    _channel: asyncio.StreamWriter | None = None
+    _began_s: float | None = None
+    """As ``started_s``, of a clock that nobody sets."""
+
+    @property
+    def state(self) -> JobState:
+        if self.finished_s is not None:
+            return JobState.ENDED
+        if self.started_s is None:
+            return JobState.WAITING
+        if self.stop_reason:
+            return JobState.STOPPING
+        return JobState.HELD if self.held else JobState.RUNNING
+
+    @property
+    def running_s(self) -> float:
+        """For how long it has run by now, also where the clock was set meanwhile."""
+        return 0.0 if self._began_s is None else time.monotonic() - self._began_s
+
+    @property
+    def completed(self) -> bool:
+        """Whether it did all that there was to do, whatever it found."""
+        return self.exit_status is not None and self.got_through
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself without having done its work."""
+        return self.exit_status is not None and not self.stop_reason and not self.got_through
+
+    @property
+    def was_busy(self) -> bool:
+        """Whether somebody else held the volume, or its mount was away for a moment."""
+        return self.failed and self.exit_status == EXIT_BUSY
+
+    @property
+    def outcome(self) -> str:
+        """What came of it, for people."""
+        if self.finished_s is None:
+            return self.state.value
+        if self.stop_reason and not self.got_through:
+            return f"stopped: {self.stop_reason}"
+        if self.report is not None:
+            return str(self.report.get("outcome", "done"))
+        if self.errors.strip():
+            return self.errors.strip().rpartition("\n")[2].removeprefix("dedupd: ")
+        status = self.exit_status
+        if status is not None and status < 0:
+            return f"killed by signal {-status}"
+        return f"ended with status {status}"
+
+    @property
+    def found_damage(self) -> bool:
+        return self.exit_status == EXIT_DAMAGED
+
+    def change(self) -> None:
+        """Wake everybody who waits for news."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def order(self, what: str) -> None:
+        """Tell the process to pause, resume or stop; nothing where there is none."""
+        if self._channel is not None and not self._channel.is_closing():
+            self._channel.write(json.dumps({"order": what}).encode() + b"\n")
+
+    def stop(self, reason: str) -> None:
+        """Have it save its progress and end."""
+        self.stop_reason = self.stop_reason or reason
+        self.order("stop")
+        self.change()
+
+    def pause(self, paused: bool) -> None:
+        """Hold it at its next safe place, or let it go on."""
+        self.paused = paused
+        self.order("pause" if paused else "resume")
+
+    async def run(self) -> None:
+        """Start the process, and follow it until it has ended."""
+        self.started_s, self._began_s = time.time(), time.monotonic()
+        try:
+            await self._follow()
+        except OSError as error:
+            self.exit_status, self.errors = EXIT_FINDINGS, f"cannot be started: {error}"
+        self.held, self.waits_for = False, ""
+        self.finished_s = time.time()
+        self.change()
+
+    async def _follow(self) -> None:
+        in_slice = await command_in_slice()
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *in_slice,
+                *self._command(),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**child_environment(), CHANNEL_VARIABLE: str(theirs.fileno())},
+                start_new_session=True,
+                cwd="/",
+            )
+        finally:
+            theirs.close()
+        reader, self._channel = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
+        for order, is_wanted in (("pause", self.paused), ("stop", bool(self.stop_reason))):
+            if is_wanted:
+                self.order(order)
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            _, output, errors, status = await asyncio.gather(
+                self._listen(reader),
+                _tail(process.stdout),
+                _tail(process.stderr),
+                process.wait(),
+            )
+        finally:
+            self._channel.close()
+        self.output, self.errors, self.exit_status = output, errors, status
+
+    def _command(self) -> list[str]:
+        gentle = [] if self.eager else ["--gentle"]
+        command = [sys.executable, "-P", "-m", "dedupd.cli.main", "run", "--here", *gentle]
+        return [*command, self.job, *self.arguments, "--", self.path]
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in what the process tells, until it hangs up."""
+        while True:
+            try:
+                line = await reader.readline()
+            except OSError:
+                return
+            except ValueError:
+                # A line without end. The process waits until somebody takes it: have it give up.
+                assert self._channel is not None
+                self._channel.close()
+                return
+            if not line.endswith(b"\n"):
+                return  # it has ended; killed, in the midst of a line
+            message = json.loads(line)
+            if "report" in message:
+                self.report, self.got_through = message["report"], message["finished"]
+                continue
+            self.progress = message["progress"]
+            self.held, self.waits_for = message["held"], message["reason"]
+            self.change()
+
+
+async def _tail(stream: asyncio.StreamReader) -> str:
+    """The end of what a process prints."""
+    kept = b""
+    while data := await stream.read(1 << 16):
+        kept = (kept + data)[-OUTPUT_BYTES_MAX:]
+    return kept.decode("utf-8", "replace")

@@ -1,0 +1,256 @@
+"""Keeps one volume mounted, by a process of its own that outlives the service.
+
+What is wanted holds: whoever ends that process, or unmounts the volume behind the service's back,
+gets it back at once. ``dedupd umount`` tells the service, and then it stays unmounted.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from enum import StrEnum
+
+from dedupd.errors import Busy, DedupdError, UsageError
+from dedupd.service.config import VolumeConfig
+from dedupd.service.systemd.journal import Event, report
+from dedupd.system import mount_table
+from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
+from fuse_stub.mounts.mount_points import covered, is_dead
+from fuse_stub.process import mount_again_in_background, open_volume, unmount
+
+log = logging.getLogger("dedupd.service")
+
+RETRY_S_MIN = 0.5
+RETRY_S_MAX = 60.0
+"""Between two attempts to mount; each failure in a row doubles it."""
+
+STABLE_S = 60.0
+"""A mount that lived this long has nothing to do with the failures before it."""
+
+
+class MountState(StrEnum):
+    STARTING = "starting"
+    MOUNTED = "mounted"
+    FAILED = "failed"
+    UNMOUNTED = "unmounted"
+
+
+class MountKeeper:
+    """One volume of the configuration. All methods belong to the event loop."""
+
+    def __init__(self, config: VolumeConfig) -> None:
+        self.config = config
+        self.state = MountState.STARTING
+        self.problem = ""
+        """Why it is not mounted, for people; empty where nothing is wrong."""
+        self.uuid: str | None = None
+        self.pid: int | None = None
+        self.restarts = 0
+        self.mounted_since_s = 0.0
+        self.settled = asyncio.Event()
+        """Set once an attempt to mount it is over, whatever came of it."""
+        self.places: tuple[str, ...] = (config.mountpoint, config.path)
+        """What people call it; with links followed, once it was looked for."""
+        self._wanted = True
+        self._stopping = False
+        self._changed = asyncio.Event()
+        self._transition = asyncio.Lock()
+        self._base_fd: int | None = None
+        self._failures = 0
+        self._deaths = 0
+
+    @property
+    def base(self) -> str | None:
+        """Where its ``.dedupd`` is reached whether it is mounted or not; None if not yet found."""
+        return None if self._base_fd is None else f"/proc/self/fd/{self._base_fd}"
+
+    async def run(self) -> None:
+        """Keep the volume as it is wanted, until :meth:`stop`."""
+        while not self._stopping:
+            if not self._wanted:
+                await self._wait_for_change(None)
+                continue
+            try:
+                async with self._transition:
+                    self.pid = await asyncio.to_thread(self._bring_up)
+            except (DedupdError, OSError) as error:
+                self._note_failure(error)
+                await self._wait_for_change(_delay_s(self._failures))
+                continue
+            self._note_mount()
+            await self._end_of(self.pid)
+            self._note_end()
+            if self._wanted and self._deaths > 1:
+                await self._wait_for_change(_delay_s(self._deaths - 1))
+
+    def mount(self) -> None:
+        """Want the volume mounted, and try at once where it is not."""
+        self._wanted = True
+        if self.state is not MountState.MOUNTED:
+            self.state = MountState.STARTING
+        self._failures = 0
+        self.settled.clear()
+        if self.state is MountState.MOUNTED:
+            self.settled.set()
+        self._changed.set()
+
+    async def unmount(self) -> None:
+        """Unmount it, and want that. Raises Busy where it is in use; then it stays mounted."""
+        async with self._transition:
+            before = self._wanted
+            self._wanted = False
+            try:
+                await asyncio.to_thread(self._take_away)
+            except UsageError:
+                pass  # somebody else has just unmounted it
+            except DedupdError:
+                self._wanted = before
+                raise
+            self.state, self.problem = MountState.UNMOUNTED, ""
+            self._changed.set()
+            self._let_go()
+
+    async def stop(self, task: "asyncio.Task[None]") -> None:
+        """End :meth:`run`, which ``task`` is; the mount stays."""
+        self._stopping = True
+        self._changed.set()
+        await task
+        self.settled.set()
+        self._let_go()
+
+    def _point(self) -> str:
+        return os.path.realpath(self.config.mountpoint)
+
+    def _mount(self) -> mount_table.Mount | None:
+        point = self._point()
+        return next((found for found in mount_table.volumes() if found.point == point), None)
+
+    def _take_away(self) -> None:
+        """Even to ask where it is mounted may wait for the process that serves it."""
+        if self._mount() is not None:
+            unmount(self._point())
+
+    def _bring_up(self) -> int:
+        """The pid of the process that serves the volume, which is started unless there is one."""
+        path, point = os.path.realpath(self.config.path), self._point()
+        self.places = (self.config.mountpoint, self.config.path, point, path)
+        mounted = self._mount()
+        if mounted is not None and not is_dead(point):
+            return self._adopt(mounted)
+        if self._base_fd is None:
+            with open_volume(path) as volume:
+                self.uuid = volume.parameters.uuid
+                self._base_fd = os.dup(volume.base_fd)
+        around = mount_table.find(point)
+        if around is not None and around.volume != self.uuid:
+            raise Busy(f"{point}: lies in a volume that is mounted at {around.point} already")
+        hidden = covered(point) if point == path else ""
+        if hidden:
+            log.warning("%s; unmount it to move them away", hidden)
+        return mount_again_in_background(
+            path, self._base_fd, point, cache_bytes=self.config.cache_bytes
+        )
+
+    def _adopt(self, mounted: mount_table.Mount) -> int:
+        """Take over a mount that runs already: the service was restarted."""
+        with ControlClient(socket_path(mounted.volume)) as client:
+            status = client.call("status")
+        if os.path.realpath(status["root"]) != os.path.realpath(self.config.path):
+            raise Busy(f"{mounted.point}: the volume {status['root']} is mounted here")
+        if self._base_fd is None:
+            self._base_fd = fetch_base(mounted.volume)
+        self.uuid = mounted.volume
+        pid: int = status["pid"]
+        return pid
+
+    async def _end_of(self, pid: int) -> None:
+        """Wait until a process has ended, or the service stops."""
+        try:
+            pid_fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(pid_fd, ended.set)
+        try:
+            while not ended.is_set() and not self._stopping:
+                waits = [asyncio.create_task(event.wait()) for event in (ended, self._changed)]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for one in waits:
+                    one.cancel()
+                if not ended.is_set():
+                    self._changed.clear()
+        finally:
+            loop.remove_reader(pid_fd)
+            os.close(pid_fd)
+        if ended.is_set():
+            _reap(pid)
+
+    async def _wait_for_change(self, seconds: float | None) -> None:
+        if not self._stopping:
+            try:
+                await asyncio.wait_for(self._changed.wait(), seconds)
+            except TimeoutError:
+                pass
+        self._changed.clear()
+
+    def _note_mount(self) -> None:
+        self.state, self.problem = MountState.MOUNTED, ""
+        self._failures = 0
+        self.mounted_since_s = time.time()
+        self.settled.set()
+        report(
+            Event.MOUNTED,
+            f"{self.config.path} is mounted at {self.config.mountpoint}",
+            volume=self.uuid,
+            path=self.config.path,
+            pid=self.pid,
+        )
+
+    def _note_end(self) -> None:
+        if self._stopping and self._wanted:
+            return
+        lived_s = time.time() - self.mounted_since_s
+        self.pid = None
+        if not self._wanted:
+            self.state = MountState.UNMOUNTED
+            report(Event.UNMOUNTED, f"{self.config.path} is unmounted", path=self.config.path)
+            return
+        self.restarts += 1
+        # The first death in a while is answered at once; one after the other, more slowly.
+        self._deaths = 1 if lived_s > STABLE_S else self._deaths + 1
+        self.state = MountState.STARTING
+        self.problem = "the process that served the mount has ended; it is being mounted again"
+        report(
+            Event.MOUNT_DIED,
+            f"{self.config.path}: {self.problem}",
+            logging.ERROR,
+            path=self.config.path,
+            volume=self.uuid,
+        )
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        self.state = MountState.FAILED
+        message = str(error)
+        if message != self.problem:
+            self.problem = message
+            report(Event.MOUNT_FAILED, message, logging.ERROR, path=self.config.path)
+        self.settled.set()
+
+    def _let_go(self) -> None:
+        """Close what would keep the file system below from being unmounted."""
+        if self._base_fd is not None:
+            os.close(self._base_fd)
+            self._base_fd = None
+
+
+def _delay_s(failures: int) -> float:
+    return min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(failures - 1, 30))
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # it was started by an earlier service

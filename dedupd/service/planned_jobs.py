@@ -1,0 +1,77 @@
+"""The tasks of a volume's schedule, and the jobs that people may ask for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dedupd.config.policy import Policy
+from dedupd.config.schedule import Schedule
+from dedupd.errors import UsageError
+from dedupd.service.scheduler import TaskName
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job as it is run by the schedule. ``eager``: it does not wait for anybody."""
+
+    job: str
+    options: tuple[str, ...] = ()
+    eager: bool = False
+
+
+TASKS: Mapping[TaskName, Task] = {
+    "reconcile": Task("reconcile"),
+    "gc": Task("gc"),
+    "compact": Task("compact"),
+    "scrub": Task("scrub"),
+    "full_scrub": Task("scrub", ("--full",)),
+    "throughput": Task("optimize", eager=True),
+    "background": Task("optimize"),
+}
+"""In the order in which they go first. Each has its schedule in the policy."""
+
+
+def schedules(policy: Policy) -> dict[TaskName, Schedule]:
+    """When each task runs, by the policy."""
+    return {name: getattr(policy, name) for name in TASKS}
+
+
+JOBS: Mapping[str, frozenset[str]] = {
+    "optimize": frozenset(),
+    "reconcile": frozenset({"strategy"}),
+    "gc": frozenset({"full"}),
+    "compact": frozenset(),
+    "scrub": frozenset({"full", "rate"}),
+    "unoptimize": frozenset(),
+    "rebuild": frozenset(),
+}
+"""What may be asked for, and with which options; ``verify`` needs the volume unmounted."""
+
+TEXT_MAX = 40
+"""The longest value of an option; the job itself says whether it makes sense."""
+
+OF_A_SUBTREE = frozenset({"optimize", "unoptimize"})
+"""Jobs that can work on a part of the tree."""
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
+    """The options as ``dedupd run`` takes them. Raises UsageError."""
+    if job not in JOBS:
+        raise UsageError(f"job = {job!r}: the jobs are {', '.join(JOBS)}")
+    arguments: list[str] = []
+    for name, value in options.items():
+        if name not in JOBS[job]:
+            known = ", ".join(sorted(JOBS[job])) or "none"
+            raise UsageError(f"options: {name!r} is no option of {job}; there is {known}")
+        if name == "full":
+            if not isinstance(value, bool):
+                raise UsageError("options: full: write true or false")
+            arguments += ["--full"] if value else []
+        else:
+            if not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX or not _is_plain(value):
+                raise UsageError(f"options: {name}: write a short text")
+            arguments.append(f"--{name}={value}")
+    return tuple(arguments)

@@ -1,0 +1,172 @@
+"""A volume as the service knows it: its mount, its policy, and what ran on it."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from dedupd.config.policy import Policy, parse_policy
+from dedupd.errors import CatalogUnusable, PolicyError
+from dedupd.service.config import VolumeConfig
+from dedupd.service.history import History, Memory, Savings
+from dedupd.service.job_process import Job
+from dedupd.service.mount_keeper import MountKeeper, MountState
+from dedupd.service.planned_jobs import schedules
+from dedupd.service.scheduler import TaskHistory, TaskName, VolumeView
+from dedupd.system.files import opened
+from dedupd.system.paths import explain
+from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
+
+R = TypeVar("R")
+
+BUSY_RETRY_S = 60.0
+"""When to try again where somebody else held the volume."""
+
+log = logging.getLogger("dedupd.service")
+
+
+class ServedVolume:
+    """One volume of the configuration. All methods belong to the event loop."""
+
+    def __init__(self, config: VolumeConfig) -> None:
+        self.keeper = MountKeeper(config)
+        self.paused = False
+        self.policy = Policy()
+        self.policy_problem = ""
+        self.tasks: dict[TaskName, TaskHistory] = {}
+        self.savings: Savings | None = None
+        self.since_s = 0.0
+        self._served_s = 0.0
+        self._not_before_s = 0.0
+        """Somebody else held the volume a moment ago. Of a clock that nobody sets."""
+        self.is_known = False
+        self._left_alone = False
+        # LMDB's files may be open once in a process.
+        self._catalog = asyncio.Lock()
+
+    @property
+    def config(self) -> VolumeConfig:
+        return self.keeper.config
+
+    @property
+    def uuid(self) -> str | None:
+        return self.keeper.uuid
+
+    @property
+    def is_mounted(self) -> bool:
+        return self.keeper.state is MountState.MOUNTED
+
+    async def view(self) -> VolumeView | None:
+        """What the scheduler has to know; None while nothing is known of the volume."""
+        if self.uuid is None or self.keeper.base is None:
+            return None
+        if not self.is_known:
+            try:
+                await self._get_to_know()
+            except OSError as error:
+                log.error("%s: %s", self.config.path, explain(error))
+                return None
+        self._read_policy()
+        usable = self.is_mounted and time.monotonic() >= self._not_before_s and not self._left_alone
+        return VolumeView(
+            self.uuid,
+            {} if self.policy_problem else schedules(self.policy),
+            dict(self.tasks),
+            usable,
+            self.paused,
+            self.since_s,
+            self._served_s,
+        )
+
+    async def pause(self, paused: bool) -> None:
+        """Let no job run until :meth:`pause` says otherwise; remembered across restarts."""
+        self.paused = paused
+        await self.remember(lambda history: history.note_paused(paused))
+
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """No job begins on it while the block runs."""
+        self._left_alone = True
+        try:
+            yield
+        finally:
+            self._left_alone = False
+
+    async def note_end(self, job: Job) -> None:
+        """Remember what came of a job."""
+        assert job.started_s is not None and job.finished_s is not None
+        self._served_s = job.finished_s
+        if job.report is None:
+            started_s = job.started_s
+            report = _report_of(job, started_s, job.finished_s)
+            await self.remember(lambda history: history.note_run(started_s, report))
+        if job.task is None:
+            return
+        name, last = job.task, self.tasks.get(job.task)
+        if job.was_busy:
+            self._not_before_s = time.monotonic() + BUSY_RETRY_S
+            return
+        failures = (last.failures if last is not None else 0) + 1 if job.failed else 0
+        history = TaskHistory(job.started_s, job.finished_s, job.completed, failures)
+        self.tasks[name] = history
+        await self.remember(lambda kept: kept.note_task(name, history))
+
+    async def note_savings(self, savings: Savings) -> None:
+        self.savings = savings
+        await self.remember(lambda history: history.note_savings(savings))
+
+    async def remember(self, act: Callable[[History], R]) -> R | None:
+        """Read or write the catalogue; None where it cannot be used, which the log says: the disk
+        may be gone, and other volumes' are not."""
+        base = self.keeper.base
+        if base is None:
+            return None
+        try:
+            # A descriptor of its own: the keeper closes its one when the volume is unmounted.
+            with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+                async with self._catalog:
+                    return await asyncio.to_thread(act, History(f"/proc/self/fd/{fd}"))
+        except CatalogUnusable as error:
+            log.warning("%s", error)
+        except OSError as error:
+            log.warning("%s: its catalogue cannot be used: %s", self.config.path, explain(error))
+        return None
+
+    async def _get_to_know(self) -> None:
+        assert self.keeper.base is not None
+        self.since_s = os.stat(os.path.join(self.keeper.base, VOLUME_FILE.decode())).st_mtime
+        memory = await self.remember(History.load) or Memory({}, False, None)
+        self.tasks = dict(memory.tasks)
+        self.paused = memory.paused
+        self.savings = memory.savings
+        self._served_s = max((one.finished_s for one in self.tasks.values()), default=0.0)
+        self.is_known = True
+
+    def _read_policy(self) -> None:
+        base = self.keeper.base
+        if base is None:
+            return
+        where = os.path.join(self.config.path, ".dedupd", POLICY_FILE.decode())
+        try:
+            with open(os.path.join(base, POLICY_FILE.decode()), encoding="utf-8") as file:
+                self.policy = parse_policy(file.read(), where)
+            self.policy_problem = ""
+        except FileNotFoundError:
+            self.policy, self.policy_problem = Policy(), ""
+        except (PolicyError, OSError, UnicodeDecodeError) as error:
+            if str(error) != self.policy_problem:
+                log.error("%s", error)
+            self.policy_problem = str(error)
+
+
+def _report_of(job: Job, started_s: float, finished_s: float) -> dict[str, Any]:
+    """A run record of a job that left none, because it failed or was stopped early."""
+    return {
+        "job": job.job,
+        "outcome": job.outcome,
+        "started_s": started_s,
+        "resources": {"wall_s": round(finished_s - started_s, 3)},
+    }

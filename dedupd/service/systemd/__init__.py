@@ -1,0 +1,1 @@
+"""The service beside systemd: notifications, the journal, the slice of its jobs."""

@@ -1,0 +1,64 @@
+"""The volumes that the service is to serve: one file each, beside its configuration.
+
+``dedupd enable`` writes it and ``dedupd disable`` removes it, where the service is installed: where
+the directory ``volumes.d`` is there.
+"""
+
+import os
+
+import tomlkit
+
+from dedupd.errors import ConfigurationError
+from dedupd.service.config import (
+    VolumeConfig,
+    config_path,
+    parse_config,
+    volumes_directory,
+)
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+from dedupd.units import exact_size
+
+
+def register(path: str, uuid: str) -> bool:
+    """Have the service serve a volume from its next start or reload on; False where it is not
+    installed here."""
+    directory = volumes_directory(config_path())
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        return False
+    text = volume_text(VolumeConfig(path, path))
+    with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        # A file that a power cut left empty would keep the service from starting, with all volumes.
+        Disk().replace_file(fd, f"{uuid}.toml".encode(), text.encode(), mode=0o644)
+    return True
+
+
+def forget(uuid: str) -> bool:
+    """Take a volume from the service's; whether it was one that :func:`register` had added."""
+    try:
+        os.unlink(os.path.join(volumes_directory(config_path()), f"{uuid}.toml"))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+    return True
+
+
+def is_named(path: str) -> bool:
+    """Whether the configuration file itself, which people write, names a volume."""
+    try:
+        with open(config_path(), encoding="utf-8") as file:
+            config = parse_config(file.read(), config_path())
+    except (OSError, UnicodeDecodeError, ConfigurationError):
+        return False
+    return any(volume.path == path for volume in config.volumes)
+
+
+def volume_text(volume: VolumeConfig) -> str:
+    """A file of ``volumes.d``."""
+    document = tomlkit.document()
+    document.add(tomlkit.comment("A volume that the service mounts and keeps optimised."))
+    document["path"] = volume.path
+    if volume.mountpoint != volume.path:
+        document["mountpoint"] = volume.mountpoint
+    if volume.cache_bytes != VolumeConfig("", "").cache_bytes:
+        document["cache"] = exact_size(volume.cache_bytes)
+    return tomlkit.dumps(document)

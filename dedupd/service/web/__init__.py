@@ -1,0 +1,1 @@
+"""The service's HTTP: control requests, metrics and the page."""

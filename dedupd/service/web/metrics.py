@@ -1,0 +1,184 @@
+"""Metrics for Prometheus, made anew for each request from what the service knows."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from dedupd import __version__
+from dedupd.errors import ServiceUnreachable
+from dedupd.service.served_volume import ServedVolume
+from dedupd.service.web.views import problems
+from dedupd.system.control_socket import ControlClient, socket_path
+
+if TYPE_CHECKING:
+    from dedupd.service.service import Service
+
+ANSWER_S_MAX = 1.0
+"""A mount answers in milliseconds. Prometheus gives up after ten seconds."""
+
+_ASKING = ThreadPoolExecutor(1, "metrics")
+"""One request after the other, and in no thread that the service needs: a mount may hang."""
+
+Statuses = Mapping[str, Mapping[str, Any]]
+"""What each mount's process says of itself, by the volume's uuid (docs/control.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauge:
+    """A figure of a volume; ``key`` is where it comes from."""
+
+    name: str
+    help: str
+    key: str
+
+
+SAVINGS = (
+    _Gauge("dedupd_volume_files", "Files when the volume was measured last.", "files"),
+    _Gauge("dedupd_volume_files_optimised", "Files that are stubs.", "files_optimised"),
+    _Gauge("dedupd_volume_logical_bytes", "What the files hold.", "logical_bytes"),
+    _Gauge("dedupd_volume_occupied_bytes", "What files and store take.", "occupied_bytes"),
+    _Gauge("dedupd_volume_saved_bytes", "The difference of the two.", "saved_bytes"),
+    _Gauge("dedupd_volume_free_bytes", "What is left on the file system.", "free_bytes"),
+    _Gauge(
+        "dedupd_volume_quarantined_records",
+        "Records of the store that are damaged and could not be repaired.",
+        "quarantined_records",
+    ),
+    _Gauge("dedupd_volume_measured_timestamp_seconds", "When that was.", "time_s"),
+)
+
+MOUNT_COUNTERS = (
+    _Gauge("dedupd_mount_requests", "Requests of users.", "requests"),
+    _Gauge("dedupd_mount_busy_seconds", "What those took, added up.", "busy_s"),
+    _Gauge("dedupd_mount_chunk_hits", "Chunks found in the cache.", "chunk_hits"),
+    _Gauge("dedupd_mount_chunk_misses", "Chunks read from the store.", "chunk_misses"),
+)
+
+MOUNT_GAUGES = (
+    _Gauge("dedupd_mount_files_open", "Files that are open.", "files_open"),
+    _Gauge("dedupd_mount_inodes", "Inodes that the kernel knows.", "inodes_known"),
+    _Gauge("dedupd_mount_cache_bytes", "Decompressed chunks in memory.", "chunk_cache_bytes"),
+)
+
+
+async def metrics_text(service: "Service") -> bytes:
+    """The metrics in Prometheus' text format."""
+    uuids = [volume.uuid for volume in service.volumes.values() if volume.is_mounted]
+    loop, told = asyncio.get_running_loop(), [uuid for uuid in uuids if uuid is not None]
+    statuses = await loop.run_in_executor(_ASKING, _statuses, told)
+    registry = CollectorRegistry()
+    registry.register(_ServiceCollector(service, statuses))
+    ProcessCollector(namespace="dedupd_service", registry=registry)
+    return generate_latest(registry)
+
+
+def _statuses(uuids: Iterable[str]) -> Statuses:
+    found = {}
+    for uuid in uuids:
+        try:
+            with ControlClient(socket_path(uuid), ANSWER_S_MAX) as client:
+                found[uuid] = client.call("status")
+        except ServiceUnreachable:
+            continue  # it has just died, which is in another metric, or hangs
+    return found
+
+
+class _ServiceCollector(Collector):
+    def __init__(self, service: "Service", statuses: Statuses) -> None:
+        self._service = service
+        self._statuses = statuses
+
+    def collect(self) -> Iterator[Metric]:
+        yield _single("dedupd_info", "The version that runs.", {"version": __version__}, 1)
+        count = len(problems(self._service))
+        yield _single("dedupd_problems", "What somebody should look at.", {}, count)
+        yield from self._mounts()
+        yield from self._savings()
+        yield from self._tasks()
+        yield from self._jobs()
+
+    def _volumes(self) -> Iterator[tuple[list[str], ServedVolume]]:
+        for volume in self._service.volumes.values():
+            yield [volume.config.path], volume
+
+    def _mounts(self) -> Iterator[Metric]:
+        mounted = GaugeMetricFamily("dedupd_volume_mounted", "Whether users see it.", None, _PATH)
+        paused = GaugeMetricFamily("dedupd_volume_paused", "Whether jobs are held.", None, _PATH)
+        restarts = CounterMetricFamily(
+            "dedupd_mount_restarts", "Processes of the mount that died.", None, _PATH
+        )
+        for path, volume in self._volumes():
+            mounted.add_metric(path, float(volume.is_mounted))
+            paused.add_metric(path, float(volume.paused))
+            restarts.add_metric(path, volume.keeper.restarts)
+        yield from (mounted, paused, restarts)
+        for one in MOUNT_COUNTERS:
+            yield self._of_mounts(CounterMetricFamily(one.name, one.help, None, _PATH), one.key)
+        for one in MOUNT_GAUGES:
+            yield self._of_mounts(GaugeMetricFamily(one.name, one.help, None, _PATH), one.key)
+
+    def _of_mounts(self, family: Any, key: str) -> Metric:
+        for path, volume in self._volumes():
+            status = self._statuses.get(volume.uuid or "")
+            if status is not None and key in status:
+                family.add_metric(path, status[key])
+        metric: Metric = family
+        return metric
+
+    def _savings(self) -> Iterator[Metric]:
+        for one in SAVINGS:
+            family = GaugeMetricFamily(one.name, one.help, None, _PATH)
+            for path, volume in self._volumes():
+                if volume.savings is not None:
+                    family.add_metric(path, getattr(volume.savings, one.key))
+            yield family
+
+    def _tasks(self) -> Iterator[Metric]:
+        labels = [*_PATH, "task"]
+        started = GaugeMetricFamily(
+            "dedupd_task_started_timestamp_seconds", "The last run's start.", None, labels
+        )
+        completed = GaugeMetricFamily(
+            "dedupd_task_completed", "Whether the last run got through.", None, labels
+        )
+        failures = GaugeMetricFamily(
+            "dedupd_task_failures", "Runs in a row that failed.", None, labels
+        )
+        for path, volume in self._volumes():
+            for name, history in volume.tasks.items():
+                started.add_metric([*path, name], history.started_s)
+                completed.add_metric([*path, name], float(history.completed))
+                failures.add_metric([*path, name], history.failures)
+        yield from (started, completed, failures)
+
+    def _jobs(self) -> Iterator[Metric]:
+        labels = [*_PATH, "job"]
+        running = GaugeMetricFamily("dedupd_job_running", "A job that runs.", None, labels)
+        held = GaugeMetricFamily("dedupd_job_held", "Whether it gives way now.", None, labels)
+        for path, volume in self._volumes():
+            job = self._service.running.get(volume.uuid or "")
+            if job is not None:
+                running.add_metric([*path, job.job], 1)
+                held.add_metric([*path, job.job], float(job.held))
+        ended = CounterMetricFamily(
+            "dedupd_jobs", "Jobs that have ended.", None, ["job", "outcome"]
+        )
+        for (name, outcome), count in self._service.counts.items():
+            ended.add_metric([name, outcome], count)
+        yield from (running, held, ended)
+
+
+_PATH = ["path"]
+
+
+def _single(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, text, None, list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family

@@ -1,0 +1,355 @@
+"""The control socket: HTTP with JSON on a Unix socket, versioned (docs/service.md).
+
+The kernel says who is asking. On the loopback address, where it doesn't, everything is read-only.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from dedupd.errors import (
+    Busy,
+    CatalogUnusable,
+    DedupdError,
+    NotAVolume,
+    ServiceUnreachable,
+    UsageError,
+)
+from dedupd.service.served_volume import ServedVolume
+from dedupd.service.systemd.journal import Event, report
+from dedupd.service.web.metrics import metrics_text
+from dedupd.service.web.page import PAGE, PAGE_POLICY
+from dedupd.service.web.peers import Right, peer_of, right_of
+from dedupd.service.web.views import finished_view, job_view, service_view, volume_view
+from dedupd.system.paths import show_text
+
+if TYPE_CHECKING:
+    from dedupd.service.service import Service
+
+log = logging.getLogger("dedupd.service")
+
+BODY_BYTES_MAX = 64 << 10
+"""A path has at most 4 KiB, and nothing else is long."""
+
+WAIT_S_MAX = 60.0
+"""How long a request may wait for news."""
+
+HISTORY_MAX = 1000
+
+_PORT = re.compile(r":[0-9]+$")
+
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""Another name that leads to the loopback address is a trick played on a browser."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_STATUSES: tuple[tuple[type[DedupdError], int], ...] = (
+    (NotAVolume, 404),
+    (UsageError, 400),
+    (Busy, 409),
+    (ServiceUnreachable, 503),
+    (CatalogUnusable, 503),
+    (DedupdError, 500),
+)
+
+
+class ControlSocket:
+    """Answers while the block runs."""
+
+    def __init__(self, service: "Service") -> None:
+        self._service = service
+        self._runners: list[web.AppRunner] = []
+
+    async def __aenter__(self) -> "ControlSocket":
+        config = self._service.config
+        path = config.socket_path
+        runner = await self._runner(Api(self._service, self._right_of_peer))
+        listener = _listener(path, config.group_id, open_to_all=config.readers == "everyone")
+        await web.SockSite(runner, listener).start()
+        if config.listen is not None:
+            runner = await self._runner(Api(self._service, _right_of_browser))
+            site = web.TCPSite(runner, config.listen.host, config.listen.port)
+            try:
+                await site.start()
+            except OSError as error:
+                # Anybody may have taken the address; users' files must not depend on that.
+                self._service.listen_problem = (
+                    f"listen: {config.listen.host} port {config.listen.port}: nobody reaches the"
+                    f" page and the metrics there ({os.strerror(error.errno or 0).lower()}); free"
+                    " it, or choose another one, and start the service again"
+                )
+                log.error("%s", self._service.listen_problem)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+        try:
+            os.unlink(self._service.config.socket_path)
+        except FileNotFoundError:
+            pass
+
+    async def _runner(self, api: "Api") -> web.AppRunner:
+        runner = web.AppRunner(
+            api.application(), access_log=None, logger=_server_log(), shutdown_timeout=1.0
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        return runner
+
+    def _right_of_peer(self, request: web.Request) -> Right:
+        if request.transport is None:
+            return Right.NOTHING
+        peer = peer_of(request.transport.get_extra_info("socket"))
+        config = self._service.config
+        right = right_of(peer, os.geteuid(), config.group_id, config.readers)
+        if right < Right.ACT and request.method not in ("GET", "HEAD"):
+            text = f"user {peer.uid} (process {peer.pid}) may not {request.method} {request.path}"
+            report(Event.DENIED, show_text(text), logging.WARNING, uid=peer.uid, pid=peer.pid)
+        return right
+
+
+def _server_log() -> logging.Logger:
+    """What aiohttp says, except of requests that are no HTTP, and of those who hang up."""
+
+    def matters(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, (HttpProcessingError, ConnectionError))
+
+    logger = logging.getLogger("dedupd.service.http")
+    logger.filters = [matters]
+    return logger
+
+
+def _right_of_browser(request: web.Request) -> Right:
+    # Not ``request.host``: where there is no such line, that asks the name server for this host's.
+    host = _PORT.sub("", request.headers.get("Host", ""))
+    return Right.READ if host in LOCAL_HOSTS else Right.NOTHING
+
+
+def _listener(path: str, group: int | None, *, open_to_all: bool) -> socket.socket:
+    """The socket, with its owner and mode from the first moment on."""
+    try:
+        os.unlink(path)  # the lock beside it is ours: whoever had it is gone
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    if group is not None and os.geteuid() == 0:
+        os.chown(path, 0, group)
+    os.chmod(path, 0o666 if open_to_all else 0o660 if group is not None else 0o600)
+    return listener
+
+
+class Api:
+    """The handlers; ``right`` tells what the sender of a request may do."""
+
+    def __init__(self, service: "Service", right: Callable[[web.Request], Right]) -> None:
+        self._service = service
+        self._right = right
+
+    def application(self) -> web.Application:
+        application = web.Application(
+            middlewares=[self._guard], client_max_size=BODY_BYTES_MAX, logger=log
+        )
+        application.add_routes(
+            [
+                web.get("/", self._get_page),
+                web.get("/metrics", self._get_metrics),
+                web.get("/v1/service", self._get_service),
+                web.post("/v1/reload", self._reload),
+                web.get("/v1/volumes", self._get_volumes),
+                web.get("/v1/volumes/{uuid}", self._get_volume),
+                web.get("/v1/volumes/{uuid}/savings", self._get_savings),
+                web.post("/v1/volumes/{uuid}/{action}", self._act_on_volume),
+                web.get("/v1/jobs", self._get_jobs),
+                web.post("/v1/jobs", self._submit),
+                web.get("/v1/jobs/{id}", self._get_job),
+                web.delete("/v1/jobs/{id}", self._cancel),
+            ]
+        )
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check what the sender may do, and answer every error as JSON."""
+        try:
+            needed = Right.READ if request.method in ("GET", "HEAD") else Right.ACT
+            if self._right(request) < needed:
+                return _error(403, "root or a member of the configured group may do that", "Denied")
+            return await handler(request)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            return _error(error.status, error.text or error.reason, "UsageError")
+        except DedupdError as error:
+            status = next(status for kind, status in _STATUSES if isinstance(error, kind))
+            return _error(status, str(error), type(error).__name__, error.exit_status)
+        except Exception:
+            log.exception("%s %s failed", request.method, show_text(request.path))
+            return _error(500, "the service has failed here; its log says why", "InternalError")
+
+    async def _get_page(self, _: web.Request) -> web.Response:
+        return web.Response(
+            text=PAGE, content_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY}
+        )
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        text = await metrics_text(self._service)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _get_service(self, _: web.Request) -> web.Response:
+        return _json(service_view(self._service))
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        await self._service.reload()
+        for volume in list(self._service.volumes.values()):
+            await volume.keeper.settled.wait()
+        return _json(service_view(self._service))
+
+    async def _get_volumes(self, request: web.Request) -> web.Response:
+        path = request.query.get("path")
+        volumes = (
+            list(self._service.volumes.values()) if path is None else [self._service.by_path(path)]
+        )
+        return _json([volume_view(self._service, volume) for volume in volumes])
+
+    async def _get_volume(self, request: web.Request) -> web.Response:
+        return _json(volume_view(self._service, self._volume(request)))
+
+    async def _get_savings(self, request: web.Request) -> web.Response:
+        count = _number(request.query, "last", HISTORY_MAX)
+        found = await self._volume(request).remember(lambda history: history.savings(count))
+        return _json([{**asdict(one), "saved_bytes": one.saved_bytes} for one in found or []])
+
+    async def _act_on_volume(self, request: web.Request) -> web.Response:
+        volume, action = self._volume(request), request.match_info["action"]
+        await _body(request, {})
+        if action in ("pause", "resume"):
+            await self._service.pause(volume, action == "pause")
+        elif action == "mount":
+            volume.keeper.mount()
+            await volume.keeper.settled.wait()
+        elif action == "unmount":
+            await self._service.unmount(volume)
+        else:
+            raise UsageError(f"{action!r}: there is pause, resume, mount and unmount")
+        return _json(volume_view(self._service, volume))
+
+    async def _get_jobs(self, request: web.Request) -> web.Response:
+        """What runs, what waits, and what ran on the volumes, or on one of them."""
+        service, query = self._service, request.query
+        path = query.get("path")
+        volumes = list(service.volumes.values()) if path is None else [service.by_path(path)]
+        uuids = {volume.uuid for volume in volumes}
+        last = _number(query, "last", 20)
+        history: list[dict[str, Any]] = []
+        for volume in volumes:
+            runs = await volume.remember(lambda one: one.runs(last)) or []
+            history += [{"path": volume.config.path, **run} for run in runs]
+        history.sort(key=lambda run: -run.get("started_s", 0.0))
+        return _json(
+            {
+                "running": [job_view(j) for j in service.running.values() if j.volume in uuids],
+                "waiting": [job_view(job) for job in service.waiting if job.volume in uuids],
+                "history": history[:last],
+            }
+        )
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        body = await _body(request, {"job": str, "path": str, "options": dict})
+        for key in ("job", "path"):
+            if key not in body:
+                raise UsageError(f"{key}: missing")
+        if not body["path"].startswith("/") or not _is_a_name(body["path"]):
+            raise UsageError(f"path = {body['path']!r}: write an absolute path")
+        job = self._service.submit(body["job"], body["path"], body.get("options", {}))
+        return _json(job_view(job), status=202)
+
+    async def _get_job(self, request: web.Request) -> web.Response:
+        """A job; with ``wait``, once something about it has changed, or it has ended."""
+        job = self._job(request)
+        wait_s = min(WAIT_S_MAX, _number(request.query, "wait", 0))
+        if wait_s and job.finished_s is None:
+            try:
+                await asyncio.wait_for(job.changed.wait(), wait_s)
+            except TimeoutError:
+                pass
+        return _json(finished_view(job))
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        job = self._job(request)
+        self._service.cancel(job)
+        return _json(job_view(job))
+
+    def _volume(self, request: web.Request) -> ServedVolume:
+        return self._service.by_uuid(request.match_info["uuid"])
+
+    def _job(self, request: web.Request) -> Any:
+        try:
+            return self._service.job(request.match_info["id"])
+        except UsageError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
+
+
+async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any]:
+    """The JSON object of a request, with these keys at most. Raises UsageError."""
+    try:
+        raw = await request.read()
+    except ConnectionError:
+        raise UsageError("the sender went away before the end of the body") from None
+    if not raw:
+        return {}
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise UsageError("the body is not a JSON object")
+    for name, value in body.items():
+        if name not in keys:
+            raise UsageError(f"{name!r}: unknown; the keys are {', '.join(keys) or 'none'}")
+        if not isinstance(value, keys[name]):
+            raise UsageError(f"{name}: not of the type {keys[name].__name__}")
+    return body
+
+
+def _is_a_name(text: str) -> bool:
+    """Whether there can be a file of that name: a process that is told of others cannot start."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False  # a surrogate that stands for no byte
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or not 0 <= int(text[:6]) <= HISTORY_MAX:
+        raise UsageError(f"{name} = {text[:50]!r}: write a whole number from 0 to {HISTORY_MAX}")
+    return int(text[:6])
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        text=json.dumps(value, indent=2) + "\n", status=status, content_type="application/json"
+    )
+
+
+def _error(status: int, message: str, kind: str, exit_status: int = 2) -> web.Response:
+    return _json({"error": message, "kind": kind, "exit_status": exit_status}, status)

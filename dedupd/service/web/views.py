@@ -1,0 +1,131 @@
+"""What the control socket says about things, as JSON (docs/service.md)."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dedupd import __version__
+from dedupd.config.schedule import Off
+from dedupd.service.job_process import Job
+from dedupd.service.planned_jobs import schedules
+from dedupd.service.scheduler import TaskName, due
+from dedupd.service.served_volume import ServedVolume
+from dedupd.units import counted
+
+if TYPE_CHECKING:
+    from dedupd.service.service import Service
+
+Json = dict[str, Any]
+
+
+def service_view(service: "Service") -> Json:
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "started_s": service.started_s,
+        "config": service.config_path,
+        "status": service.status,
+        "jobs_max": service.config.jobs_max,
+        "volumes": len(service.volumes),
+        "problems": problems(service),
+    }
+
+
+def problems(service: "Service") -> list[str]:
+    """Everything that an administrator should look at, for people."""
+    found = [service.listen_problem] if service.listen_problem else []
+    for volume in service.volumes.values():
+        found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
+        if volume.savings is not None and volume.savings.quarantined_records:
+            path = volume.config.path
+            damaged = counted(volume.savings.quarantined_records, "record")
+            found.append(
+                f"{path}: damage in {damaged} of the store;"
+                f" `dedupd run scrub --full --wait {path}` names the files that are hit"
+            )
+        for name, history in volume.tasks.items():
+            if history.failures:
+                found.append(
+                    f"{volume.config.path}: {name} has failed {history.failures} times in a row;"
+                    f" see `dedupd jobs {volume.config.path}`"
+                )
+    return found
+
+
+def volume_view(service: "Service", volume: ServedVolume) -> Json:
+    keeper, savings = volume.keeper, volume.savings
+    job = service.running.get(volume.uuid or "")
+    return {
+        "uuid": volume.uuid,
+        "path": volume.config.path,
+        "mountpoint": volume.config.mountpoint,
+        "mount": {
+            "state": keeper.state.value,
+            "problem": keeper.problem,
+            "pid": keeper.pid,
+            "since_s": keeper.mounted_since_s or None,
+            "restarts": keeper.restarts,
+        },
+        "paused": volume.paused,
+        "policy_problem": volume.policy_problem,
+        "job": None if job is None else job_view(job),
+        "waiting": [job_view(one) for one in service.waiting if one.volume == volume.uuid],
+        "tasks": _tasks(volume),
+        "savings": None
+        if savings is None
+        else {
+            **asdict(savings),
+            "saved_bytes": savings.saved_bytes,
+            "saved_fraction": savings.saved_fraction,
+        },
+    }
+
+
+def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
+    """The last and the next run of each task."""
+    if volume.policy_problem or not volume.is_known:
+        return {}
+    now_s, found = time.time(), {}
+    for name, schedule in schedules(volume.policy).items():
+        last = volume.tasks.get(name)
+        coming = due(name, schedule, last, volume.since_s, now_s)
+        found[name] = {
+            "last": None if last is None else asdict(last),
+            "next_s": None if coming is None else max(now_s, coming.at_s),
+            "off": isinstance(schedule, Off),
+        }
+    return found
+
+
+def job_view(job: Job) -> Json:
+    return {
+        "id": job.id,
+        "volume": job.volume,
+        "job": job.job,
+        "path": job.path,
+        "arguments": list(job.arguments),
+        "task": job.task,
+        "urgency": job.urgency.name.lower(),
+        "state": job.state.value,
+        "waits_for": job.waits_for,
+        "progress": dict(job.progress),
+        "submitted_s": job.submitted_s,
+        "started_s": job.started_s,
+        "finished_s": job.finished_s,
+        "until_s": job.until_s,
+        "outcome": job.outcome,
+        "exit_status": job.exit_status,
+    }
+
+
+def finished_view(job: Job) -> Json:
+    """A job with everything that came of it."""
+    report: Mapping[str, Any] | None = job.report
+    return {
+        **job_view(job),
+        "report": None if report is None else dict(report),
+        "output": job.output,
+        "errors": job.errors,
+    }

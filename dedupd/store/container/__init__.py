@@ -1,0 +1,1 @@
+"""Containers and their redirection tables: files, recovery and compaction."""

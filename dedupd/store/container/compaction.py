@@ -1,0 +1,225 @@
+"""Compaction of one container: what is live moves to a new generation, and ids stay.
+
+docs/format.md, "Compaction". Nothing here decides what is garbage: entries say it, and whoever
+holds the job lock has seen to it that nobody refers to what is dropped.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from dedupd import native
+from dedupd.errors import DamagedChunk
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id, show_id
+from dedupd.store.container.container import NEW, Found, data_name, table_name
+from dedupd.store.container.files import remains
+from dedupd.store.container.recovery import entry_of
+from dedupd.store.container.sequential_reader import WINDOW_BYTES, SequentialReader
+from dedupd.store.container.table_file import Recovered
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+
+_COPIED = define("compact.copied", "the new container is durable, its table not written")
+_WRITTEN = define("compact.written", "the new container and its table are durable")
+_DATA_SWITCHED = define("compact.data-switched", "the new container has its name, its table not")
+_SWITCHED = define("compact.switched", "the new container and its table have their names")
+_DATA_REMOVED = define("compact.data-removed", "a dead container is gone, its table is not")
+_REMOVED = define("compact.removed", "a dead container and its table are gone")
+
+_EMPTY_CHECKSUM = native.xxh3_64(b"")
+_DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
+
+
+def compact(
+    dir_fd: int, state: Recovered, disk: Disk, progress: Callable[[int], None] = lambda _: None
+) -> int:
+    """Put a new generation in the place of a container; returns its size in bytes.
+
+    ``progress`` is told the bytes written, now and then, and may raise to stop. Readers of the old
+    file go on with it. Raises DamagedChunk where a record that is needed is not intact, and
+    NoSpace; then, and after a crash at any point, the container is the old one or the new.
+    """
+    number = state.header.container
+    generation = state.header.generation + 1
+    header = replace(state.header, generation=generation, created_ns=time.time_ns())
+    names = data_name(number) + NEW, table_name(number) + NEW
+    for name in names:
+        with suppress(FileNotFoundError):
+            disk.unlink(dir_fd, name)
+    try:
+        with opened(disk.create(dir_fd, names[0])) as new_fd:
+            copy = _Copy(new_fd, header, state.reconciled, disk, progress)
+            with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=dir_fd)) as old_fd:
+                for record, payload in _kept(old_fd, state):
+                    copy.add(record, payload)
+            copy.flush()
+            disk.sync_file(new_fd)
+        reach(_COPIED)
+        with opened(disk.create(dir_fd, names[1])) as table_fd:
+            disk.write_at(table_fd, copy.table(), 0)
+            disk.sync_file(table_fd)
+        disk.sync_dir(dir_fd)
+    except BaseException:
+        for name in names:
+            with suppress(FileNotFoundError):
+                disk.unlink(dir_fd, name)
+        raise
+    reach(_WRITTEN)
+    disk.rename(dir_fd, names[0], dir_fd, data_name(number))
+    disk.sync_dir(dir_fd)
+    reach(_DATA_SWITCHED)
+    disk.rename(dir_fd, names[1], dir_fd, table_name(number))
+    disk.sync_dir(dir_fd)
+    reach(_SWITCHED)
+    return copy.end
+
+
+def remove(dir_fd: int, state: Recovered, disk: Disk) -> None:
+    """Remove a container in which nothing is needed. It must not be the one of the highest number,
+    which would be given out again.
+
+    It is compacted first, which takes next to nothing: then its table says of every record that it
+    was collected, and does not tell of a loss where it is found alone.
+    """
+    compact(dir_fd, state, disk)
+    disk.unlink(dir_fd, data_name(state.header.container))
+    disk.sync_dir(dir_fd)
+    reach(_DATA_REMOVED)
+    remove_remains(dir_fd, disk)
+    reach(_REMOVED)
+
+
+def remove_remains(dir_fd: int, disk: Disk) -> None:
+    """Remove the tables of containers that were removed."""
+    numbers = remains(dir_fd)
+    for number in numbers:
+        disk.unlink(dir_fd, table_name(number))
+    if numbers:
+        disk.sync_dir(dir_fd)
+
+
+def _kept(fd: int, state: Recovered) -> Iterator[tuple[fmt.Record, memoryview]]:
+    """The records of the new generation, in order, with their payloads, verified.
+
+    A payload is valid until the next record is asked for. Raises DamagedChunk.
+    """
+    number = state.header.container
+    source = SequentialReader(
+        fd, fmt.checksum_seed(state.header.volume, number, state.header.generation)
+    )
+    nothing = memoryview(b"")
+    run = 0
+    with source:
+        for ordinal, entry in enumerate(state.entries):
+            if entry.state in _DEAD:
+                run += 1
+                continue
+            if run:
+                yield _tombstone(ordinal - run, run), nothing
+                run = 0
+            if entry.state == tbl.State.MERGED:
+                yield _forward(ordinal, entry), nothing
+                continue
+            found = source.read(ordinal, entry) if entry.state == tbl.State.LIVE else None
+            if found is None:
+                record_id = make_id(number, ordinal)
+                raise DamagedChunk(
+                    f"{data_name(number).decode()}: record {show_id(record_id)} is damaged, so the"
+                    " container stays as it is; run scrub",
+                    record_id,
+                )
+            yield found
+    if run:
+        yield _tombstone(len(state.entries) - run, run), nothing
+
+
+def _tombstone(ordinal: int, count: int) -> fmt.Record:
+    kind = fmt.RecordKind.TOMBSTONE
+    return fmt.Record(ordinal, kind, 0, 0, 0, 0, bytes(32), count, _EMPTY_CHECKSUM)
+
+
+def _forward(ordinal: int, entry: tbl.Entry) -> fmt.Record:
+    return fmt.Record(
+        ordinal,
+        fmt.RecordKind.FORWARD,
+        fmt.Codec.RAW,
+        entry.raw_length,
+        0,
+        entry.hint,
+        entry.fingerprint,
+        entry.target,
+        _EMPTY_CHECKSUM,
+    )
+
+
+class _Copy:
+    """The new generation: appends records, and keeps the entries of its table."""
+
+    def __init__(
+        self,
+        fd: int,
+        header: fmt.FileHeader,
+        reconciled: int,
+        disk: Disk,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._fd = fd
+        self._header = header
+        self._reconciled = reconciled
+        self._disk = disk
+        self._progress = progress
+        self._seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        self._buffer = bytearray(WINDOW_BYTES)
+        self._view = memoryview(self._buffer)
+        self._entries = bytearray()
+        self._count = 0
+        self._written = 0
+        head = fmt.encode_file_header(header)
+        self._view[: len(head)] = head
+        self._fill = len(head)
+
+    @property
+    def end(self) -> int:
+        return self._written + self._fill
+
+    def add(self, record: fmt.Record, payload: memoryview) -> None:
+        size = fmt.record_size(record.stored_length)
+        if self._fill + size > len(self._view):
+            self.flush()
+        entry = entry_of(Found(self.end, record))
+        count = record.next_ordinal - record.ordinal
+        self._entries += tbl.encode_entry(entry, self._seed) * count
+        self._count += count
+        begin = self._fill + fmt.RECORD_HEADER_BYTES
+        stop = begin + len(payload)
+        fmt.pack_record_into(self._view, self._fill, record, self._seed)
+        self._view[begin:stop] = payload
+        self._fill += size
+        self._view[stop : self._fill] = bytes(self._fill - stop)
+
+    def flush(self) -> None:
+        """Write what is in the buffer."""
+        self._disk.write_out(self._fd, self._view[: self._fill], self._written)
+        self._written += self._fill
+        self._fill = 0
+        self._progress(self._written)
+
+    def table(self) -> list[bytes | bytearray]:
+        """The table of what was added, all of it marked."""
+        header = self._header
+        mark = tbl.TableHeader(
+            header.kind,
+            header.container,
+            header.generation,
+            header.partition,
+            header.volume,
+            self.end,
+            self._count,
+            self._reconciled,
+        )
+        return [tbl.encode_header(mark), self._entries]

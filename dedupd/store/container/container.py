@@ -1,0 +1,391 @@
+"""One container open for reading: records by ordinal, each checked on every read.
+
+The redirection table is believed only as far as the record confirms it. Where the table is
+missing, short or wrong, the container itself is scanned.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.errors import DamagedChunk, DamagedContainer, DamagedTable
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id, show_id
+from dedupd.format.volume_parameters import FINGERPRINTS
+from dedupd.system.files import read_at, read_readable
+
+_MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
+_SCAN_BYTES = 4 << 20
+"""Window of a scan: large enough to be sequential I/O, small enough to forget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record header with the offset where it begins."""
+
+    offset: int
+    record: fmt.Record
+
+    def ordinals(self) -> range:
+        """The ordinals that it stands for: its own, or those of a run of tombstones."""
+        first = self.record.ordinal
+        return range(first, min(self.record.next_ordinal, max(first + 1, fmt.ORDINALS_MAX)))
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A range of a container, [offset, end), that holds no valid record."""
+
+    offset: int
+    end: int
+
+
+NEW = b".new"
+"""Behind the name of a file that is being written, to be put in the place of another."""
+
+_OPENS_MAX = 8
+"""Compactions of one container that may come between the opening of its two files; more are a
+table that is damaged, and a container that somebody replaces all the time."""
+
+
+def data_name(container: int) -> bytes:
+    return b"%08d.dat" % container
+
+
+def table_name(container: int) -> bytes:
+    return b"%08d.dir" % container
+
+
+def scan(fd: int, seed: int, start: int, end: int) -> Iterator[Found | Gap]:
+    """All record headers between ``start`` and ``end``, and the gaps between them.
+
+    After damage it looks for the next valid header at every aligned offset: a checksum seeded
+    with the container's identity makes a false one as good as impossible.
+    """
+    window, base = b"", start
+    position = start
+    gap_start: int | None = None
+    while position + fmt.RECORD_HEADER_BYTES <= end:
+        if position < base or position + fmt.RECORD_HEADER_BYTES > base + len(window):
+            base = position
+            window = read_readable(fd, min(_SCAN_BYTES, end - base), base)
+        record = fmt.unpack_record(window, position - base, seed)
+        if record is None or position + fmt.record_size(record.stored_length) > end:
+            if gap_start is None:
+                gap_start = position
+            position = base + _next_magic(window, position - base + fmt.ALIGN_BYTES)
+            continue
+        if gap_start is not None:
+            yield Gap(gap_start, position)
+            gap_start = None
+        yield Found(position, record)
+        position += fmt.record_size(record.stored_length)
+    if gap_start is None and position < end:
+        gap_start = position
+    if gap_start is not None:
+        yield Gap(gap_start, end)
+
+
+def _next_magic(window: bytes, start: int) -> int:
+    """Offset of the next aligned record magic in ``window``, or where a next window must begin."""
+    last = max(start, len(window) - fmt.RECORD_HEADER_BYTES + 1)
+    at = start
+    while at < len(window):
+        at = window.find(_MAGIC, at)
+        if at < 0:
+            break
+        # Windows begin at aligned offsets, so alignment within the window is alignment in the file.
+        if at % fmt.ALIGN_BYTES == 0:
+            return at
+        at += 1
+    return -(-last // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
+
+
+def payload_is_intact(fd: int, found: Found) -> bool:
+    """Whether the stored bytes of a record match its checksum."""
+    record = found.record
+    stored = read_readable(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
+    return len(stored) == record.stored_length and native.xxh3_64(stored) == record.checksum
+
+
+_NOT_THERE = "there is no such record"
+
+_WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
+
+
+def _forward(ordinal: int, entry: tbl.Entry) -> fmt.Record:
+    """What a compaction will make of a record that was merged."""
+    kind = fmt.RecordKind.FORWARD
+    return fmt.Record(
+        ordinal, kind, 0, entry.raw_length, 0, entry.hint, entry.fingerprint, entry.target, 0
+    )
+
+
+def _is_right(record: fmt.Record, raw: bytes) -> bool:
+    """Whether bytes have the fingerprint that their record states, of whichever algorithm."""
+    return record.fingerprint in (native.fingerprint(raw, algorithm) for algorithm in FINGERPRINTS)
+
+
+def _is_another(fd: int | None, dir_fd: int, name: bytes) -> bool:
+    """Whether a name leads to another file than the open one; None is one that was not there."""
+    try:
+        status = os.stat(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return fd is not None
+    if fd is None:
+        return True
+    own = os.fstat(fd)
+    return (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino)
+
+
+class Container:
+    """A container file and its table. Safe to use from several threads."""
+
+    def __init__(self, dir_fd: int, kind: fmt.Kind, number: int, volume: bytes) -> None:
+        """Raises DamagedContainer where the file is missing or is not this container."""
+        self.number = number
+        self.fd = -1
+        self._table_fd: int | None = None
+        self._where = f"{kind.name.lower()}/{data_name(number).decode()}"
+        for _ in range(_OPENS_MAX):
+            self.header = self._open_data(dir_fd, kind, volume)
+            self._table_fd = self._open_table(dir_fd)
+            if self._table_fd is not None or not self.is_replaced(dir_fd):
+                break
+            # A compaction put both files in the place of the old ones, one before the table was
+            # opened and one after the data was.
+            self.close()
+        self.seed = fmt.checksum_seed(volume, number, self.header.generation)
+        self._lock = threading.Lock()
+        self._scanned: dict[int, Found] = {}
+        self._scanned_to = fmt.FILE_HEADER_BYTES
+        self._last_scanned: Found | None = None
+
+    def _open_data(self, dir_fd: int, kind: fmt.Kind, volume: bytes) -> fmt.FileHeader:
+        try:
+            self.fd = os.open(data_name(self.number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        except FileNotFoundError:
+            raise DamagedContainer(f"{self._where}: the container is missing") from None
+        data = read_readable(self.fd, fmt.FILE_HEADER_BYTES, 0)
+        header = fmt.decode_file_header(data, self._where)
+        if (header.kind, header.container, header.volume) != (kind, self.number, volume):
+            raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
+        return header
+
+    def close(self) -> None:
+        """Close the files. Also done when the last user lets go of the object."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if self._table_fd is not None:
+            os.close(self._table_fd)
+            self._table_fd = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def is_replaced(self, dir_fd: int) -> bool:
+        """Whether a compaction has put another file in the place of this one, or removed it."""
+        return _is_another(self.fd, dir_fd, data_name(self.number))
+
+    def is_stale(self, dir_fd: int) -> bool:
+        """Whether there may be more to know by now than when this was opened: the container was
+        replaced, or a recovery or a scrub has written a new table."""
+        return self.is_replaced(dir_fd) or _is_another(
+            self._table_fd, dir_fd, table_name(self.number)
+        )
+
+    def _open_table(self, dir_fd: int) -> int | None:
+        """The table's descriptor, or None where there is no usable one.
+
+        Between the two steps of a compaction the table still has its temporary name; asked for
+        after the first name, it may have got its own meanwhile.
+        """
+        own = table_name(self.number)
+        for name in (own, own + NEW, own):
+            try:
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            except FileNotFoundError:
+                continue
+            if self._is_own_table(fd):
+                return fd
+            os.close(fd)
+        return None
+
+    def _is_own_table(self, fd: int) -> bool:
+        try:
+            header = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "")
+        except DamagedTable:
+            return False
+        return tbl.belongs(header, self.header)
+
+    @property
+    def table_fd(self) -> int | None:
+        """The table's descriptor; None where there is no usable one. Both go with :meth:`close`."""
+        return self._table_fd
+
+    def entry(self, ordinal: int) -> tbl.Entry | None:
+        """The table's entry, or None where the table has no valid one."""
+        if self._table_fd is None:
+            return None
+        offset = tbl.HEADER_BYTES + ordinal * tbl.ENTRY_BYTES
+        data = read_readable(self._table_fd, tbl.ENTRY_BYTES, offset)
+        return tbl.decode_entry(data, self.seed)
+
+    def read(self, ordinal: int) -> tuple[fmt.Record, bytes]:
+        """The record ``ordinal`` and its raw bytes, verified. Raises DamagedChunk.
+
+        What was merged or collected has no bytes, and is a record of that kind.
+        """
+        entry = self.entry(ordinal)
+        if entry is not None and entry.state == tbl.State.MERGED:
+            return _forward(ordinal, entry), b""
+        if entry is not None and entry.state == tbl.State.QUARANTINED:
+            return self.read_own(ordinal)
+        return self._read(ordinal, entry)
+
+    def read_chunks(
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
+    ) -> list[bytes | None]:
+        """Raw bytes of chunks, verified: (ordinal, length, check of the fingerprint) of each.
+
+        None where anything is out of the ordinary, for :meth:`read` to look into; with
+        ``cached_only`` also where the disk would have to be waited for. Up to ``threads`` threads
+        share the work.
+        """
+        if self._table_fd is None:
+            return [None] * len(wanted)
+        return native.read_chunks(self.fd, self._table_fd, self.seed, wanted, cached_only, threads)
+
+    def begin_window(
+        self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
+    ) -> native.Window | None:
+        """Begin to read chunks, given as in :meth:`read_chunks`, in ``helpers`` threads.
+
+        None where there is no usable table, or no descriptor left.
+        """
+        if self._table_fd is None:
+            return None
+        try:
+            return native.Window(self.fd, self._table_fd, self.seed, wanted, head, helpers)
+        except OSError:
+            return None
+
+    def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
+        """As :meth:`read`, but whatever the table says became of the record, and with its
+        fingerprint compared."""
+        record, raw = self._read(ordinal, self.entry(ordinal))
+        if record.kind not in _WITHOUT_BYTES and not _is_right(record, raw):
+            raise self._damaged(ordinal, "its bytes are not those of its fingerprint")
+        return record, raw
+
+    def _read(self, ordinal: int, entry: tbl.Entry | None) -> tuple[fmt.Record, bytes]:
+        if entry is not None:
+            result = self._read_at(entry.offset, entry.stored_length, ordinal)
+            if result is not None:
+                return result
+        found = self._find(ordinal)
+        if found is not None:
+            if found.record.kind in _WITHOUT_BYTES:
+                return found.record, b""
+            result = self._read_at(found.offset, found.record.stored_length, ordinal)
+            if result is not None:
+                return result
+        raise self._damaged(ordinal, "its bytes fail their checksum" if found else _NOT_THERE)
+
+    def describe(self, ordinal: int) -> fmt.Record:
+        """The header of the record ``ordinal``, without its bytes. Raises DamagedChunk."""
+        entry = self.entry(ordinal)
+        if entry is not None and entry.state == tbl.State.MERGED:
+            return _forward(ordinal, entry)
+        return self._describe(ordinal, entry)
+
+    def describe_own(self, ordinal: int) -> fmt.Record:
+        """As :meth:`describe`, but whatever the table says became of the record."""
+        return self._describe(ordinal, self.entry(ordinal))
+
+    def _describe(self, ordinal: int, entry: tbl.Entry | None) -> fmt.Record:
+        if entry is not None:
+            data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, entry.offset)
+            record = fmt.unpack_record(data, 0, self.seed)
+            if record is not None and record.ordinal == ordinal:
+                return record
+        found = self._find(ordinal)
+        if found is None:
+            raise self._damaged(ordinal, _NOT_THERE)
+        return found.record
+
+    def _damaged(self, ordinal: int, reason: str) -> DamagedChunk:
+        chunk_id = make_id(self.number, ordinal)
+        return DamagedChunk(f"{self._where}: record {show_id(chunk_id)}: {reason}", chunk_id)
+
+    def _read_at(
+        self, offset: int, stored_length: int, ordinal: int
+    ) -> tuple[fmt.Record, bytes] | None:
+        """The record at ``offset`` if it is ``ordinal`` and intact, else None."""
+        data = memoryview(read_at(self.fd, fmt.RECORD_HEADER_BYTES + stored_length, offset))
+        record = fmt.unpack_record(data, 0, self.seed)
+        if record is None or record.ordinal != ordinal or record.stored_length != stored_length:
+            return None
+        if len(data) != fmt.RECORD_HEADER_BYTES + stored_length:
+            return None
+        try:
+            raw = native.decode(
+                data[fmt.RECORD_HEADER_BYTES :], record.codec, record.raw_length, record.checksum
+            )
+        except native.CorruptPayload:
+            return None
+        return record, raw
+
+    def read_stored(self, ordinal: int) -> tuple[fmt.Record, bytes]:
+        """The record ``ordinal`` and its payload as it is stored, verified with its fingerprint.
+
+        Raises DamagedChunk, also where the record has no payload.
+        """
+        record, _ = self.read_own(ordinal)
+        entry = self.entry(ordinal)
+        offset = entry.offset if entry is not None else -1
+        if offset < 0 or self._header_at(offset) != record:
+            found = self._find(ordinal)
+            offset = found.offset if found is not None else -1
+        stored = read_at(self.fd, record.stored_length, offset + fmt.RECORD_HEADER_BYTES)
+        if record.kind in _WITHOUT_BYTES or native.xxh3_64(stored) != record.checksum:
+            raise self._damaged(ordinal, "its bytes are not there")
+        return record, stored
+
+    def _header_at(self, offset: int) -> fmt.Record | None:
+        return fmt.unpack_record(read_at(self.fd, fmt.RECORD_HEADER_BYTES, offset), 0, self.seed)
+
+    def _find(self, ordinal: int) -> Found | None:
+        """Look for a record in the container itself; what a scan learns is kept."""
+        with self._lock:
+            self._forget_what_was_cut()
+            found = self._scanned.get(ordinal)
+            if found is None:
+                size = os.fstat(self.fd).st_size
+                for item in scan(self.fd, self.seed, self._scanned_to, size):
+                    if isinstance(item, Found):
+                        self._note(item)
+                        self._scanned_to = item.offset + fmt.record_size(item.record.stored_length)
+                found = self._scanned.get(ordinal)
+            return found
+
+    def _note(self, item: Found) -> None:
+        """Keep what a scan found, a run of tombstones as one of each."""
+        self._last_scanned = item
+        for ordinal in item.ordinals():
+            self._scanned[ordinal] = item
+
+    def _forget_what_was_cut(self) -> None:
+        """Scan anew where the end was cut since, and perhaps written again: by a writer on a full
+        disk, or by a recovery. Then the last record of the scan is not there any more."""
+        last = self._last_scanned
+        if last is None:
+            return
+        data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, last.offset)
+        if fmt.unpack_record(data, 0, self.seed) != last.record:
+            self._scanned.clear()
+            self._scanned_to, self._last_scanned = fmt.FILE_HEADER_BYTES, None

@@ -1,0 +1,124 @@
+"""Changing what a redirection table says of records that stay where they are."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from dedupd.errors import DamagedTable
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.store.container.container import Container, table_name
+from dedupd.store.container.table_file import table_header
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+
+_WRITTEN = define("states.written", "entries of a table are changed, not yet synced")
+_DURABLE = define("states.durable", "changed entries of a table are durable")
+
+
+def set_states(
+    disk: Disk, dir_fd: int, header: fmt.FileHeader, entries: Mapping[int, tbl.Entry]
+) -> None:
+    """Put ``entries`` (by ordinal) in place of those in the table of a container, durably.
+
+    ``header`` is the container's. An entry is 64 bytes at a multiple of 64, so no power cut tears
+    one; one that is damaged all the same is taken from the container by the next recovery. A crash
+    may leave any part of the changes done. Needs the job lock. Raises DamagedTable, NoSpace.
+
+    What becomes live was not compared with the reconciled set, and leaves it before that, together
+    with what follows it in the container.
+    """
+    if not entries:
+        return
+    name = table_name(header.container)
+    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    with _opened_table(disk, dir_fd, header) as (fd, table):
+        live = [at for at, entry in entries.items() if entry.state == tbl.State.LIVE]
+        reconciled = min([table.reconciled, *live])
+        if reconciled < table.reconciled:
+            _set_reconciled(disk, fd, table, reconciled)
+        end = tbl.HEADER_BYTES + (max(entries) + 1) * tbl.ENTRY_BYTES
+        if os.fstat(fd).st_size < end:
+            raise DamagedTable(f"{name.decode()}: the redirection table is too short")
+        for first, run in _runs(entries):
+            body = b"".join(tbl.encode_entry(entry, seed) for entry in run)
+            disk.write_at(fd, [body], tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES)
+        reach(_WRITTEN)
+        disk.sync_data(fd)
+    reach(_DURABLE)
+
+
+def join_set(disk: Disk, dir_fd: int, header: fmt.FileHeader, first: int, end: int) -> bool:
+    """Let records [first, end) of a container join the reconciled set, durably.
+
+    They do where those before them are in it, and those themselves are there; says whether it was
+    so. Needs the job lock. Raises DamagedTable, NoSpace.
+    """
+    with _opened_table(disk, dir_fd, header) as (fd, table):
+        if not first <= table.reconciled < end <= table.synced_count:
+            return False
+        _set_reconciled(disk, fd, table, end)
+    return True
+
+
+def _set_reconciled(disk: Disk, fd: int, table: tbl.TableHeader, count: int) -> None:
+    disk.write_at(fd, [tbl.encode_header(replace(table, reconciled=count))], 0)
+    disk.sync_data(fd)
+
+
+@contextmanager
+def _opened_table(
+    disk: Disk, dir_fd: int, header: fmt.FileHeader
+) -> Iterator[tuple[int, tbl.TableHeader]]:
+    """The table of a container, open for writing, and its header. Raises DamagedTable."""
+    name = table_name(header.container)
+    try:
+        fd = disk.open_write(dir_fd, name)
+    except FileNotFoundError:
+        raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
+    with opened(fd):
+        yield fd, table_header(fd, name, header)
+
+
+def revive(
+    dir_fd: int,
+    number: int,
+    kind: fmt.Kind,
+    volume: bytes,
+    ordinals: Sequence[int],
+    disk: Disk,
+) -> None:
+    """Make orphans of a container live again, durably, so that files may name them.
+
+    Needs the job lock. Raises Damaged where an entry cannot be read, or is of no orphan.
+    """
+    container = Container(dir_fd, kind, number, volume)
+    try:
+        changes: dict[int, tbl.Entry] = {}
+        for ordinal in ordinals:
+            entry = container.entry(ordinal)
+            if entry is None or entry.state not in tbl.USABLE:
+                raise DamagedTable(
+                    f"{table_name(number).decode()}: entry {ordinal} is not what it was when the"
+                    " job began; run it again"
+                )
+            changes[ordinal] = entry._replace(state=tbl.State.LIVE, target=0)
+        set_states(disk, dir_fd, container.header, changes)
+    finally:
+        container.close()
+
+
+def _runs(entries: Mapping[int, tbl.Entry]) -> Iterator[tuple[int, list[tbl.Entry]]]:
+    """Entries with consecutive ordinals, each run with its first."""
+    first, run = 0, list[tbl.Entry]()
+    for ordinal in sorted(entries):
+        if run and ordinal != first + len(run):
+            yield first, run
+            run = []
+        if not run:
+            first = ordinal
+        run.append(entries[ordinal])
+    if run:
+        yield first, run

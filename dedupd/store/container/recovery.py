@@ -1,0 +1,302 @@
+"""Bringing one container and its table into a known state before it is written or loaded.
+
+Rule: bytes are cut from a container only where they were provably never synced, hence never
+referenced. Everything else stays for scrub to judge.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dedupd.errors import DamagedContainer, DamagedTable
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.table_columns import PackedEntries, UncheckedEntries
+from dedupd.store.container.container import (
+    NEW,
+    Found,
+    Gap,
+    data_name,
+    payload_is_intact,
+    scan,
+    table_name,
+)
+from dedupd.store.container.files import container_numbers
+from dedupd.store.container.table_file import LOST, Recovered, _seed, load_packed_table, write_table
+from dedupd.system.disk import Disk
+from dedupd.system.files import is_readable, opened, read_readable
+
+_CUT = define("recovery.cut", "a torn tail was cut from a container, its table not yet")
+_SWITCHED = define("recovery.switched", "the table of an interrupted compaction is in place")
+
+
+def entry_of(found: Found) -> tbl.Entry:
+    """The table entry that a record implies, for each of the ordinals that it stands for."""
+    record = found.record
+    states: dict[int, tbl.State] = {
+        fmt.RecordKind.FORWARD: tbl.State.MERGED,
+        fmt.RecordKind.TOMBSTONE: tbl.State.TOMBSTONE,
+    }
+    state = states.get(record.kind, tbl.State.LIVE)
+    return tbl.Entry(
+        record.fingerprint,
+        found.offset,
+        0 if record.kind == fmt.RecordKind.TOMBSTONE else record.target,
+        record.stored_length,
+        record.raw_length,
+        record.hint,
+        state,
+        record.codec,
+    )
+
+
+def recover(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> Recovered:
+    """Cut a torn tail, and make the table complete. Raises DamagedContainer.
+
+    Idempotent; interrupted anywhere, the next call finishes.
+    """
+    name = data_name(number)
+    with opened(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)) as fd:
+        header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
+        if (header.kind, header.container, header.volume) != (kind, number, volume):
+            raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
+        _settle_switch(dir_fd, header, disk)
+        try:
+            table, body = load_packed_table(dir_fd, header)
+        except DamagedTable:
+            return _rebuild(dir_fd, fd, header, disk)
+        return _recover_tail(dir_fd, fd, header, table, body, disk)
+
+
+def _settle_switch(dir_fd: int, header: fmt.FileHeader, disk: Disk) -> None:
+    """Finish, or clear away, what was to take the place of a container or its table.
+
+    A temporary table counts only where the container is of its generation and the table is not:
+    left lying about, it would know less than what was written since.
+    """
+    number = header.container
+    table = table_name(number)
+    if _exists(dir_fd, table + NEW):
+        if not _is_table_of(dir_fd, table, header) and _is_table_of(dir_fd, table + NEW, header):
+            disk.rename(dir_fd, table + NEW, dir_fd, table)
+            disk.sync_dir(dir_fd)
+            reach(_SWITCHED)
+        else:
+            disk.unlink(dir_fd, table + NEW)
+    if _exists(dir_fd, data_name(number) + NEW):
+        disk.unlink(dir_fd, data_name(number) + NEW)
+
+
+def _exists(dir_fd: int, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_table_of(dir_fd: int, name: bytes, header: fmt.FileHeader) -> bool:
+    try:
+        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+            return tbl.belongs(
+                tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), ""), header
+            )
+    except (FileNotFoundError, DamagedTable):
+        return False
+
+
+def is_unfinished(dir_fd: int, number: int) -> bool:
+    """Whether a crash interrupted the creation of a container, so that it never held a record.
+
+    A container gets its first record only after its header, its table and both names are durable.
+    So it was never finished where it has no valid table and no room for a record, or where a valid
+    table says that none was ever synced and yet there is no valid header.
+    """
+    with opened(os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+        is_empty = os.fstat(fd).st_size <= fmt.FILE_HEADER_BYTES
+        head = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
+    try:
+        with opened(os.open(table_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
+            mark = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "the table")
+    except (FileNotFoundError, DamagedTable):
+        return is_empty
+    try:
+        fmt.decode_file_header(head, "the container")
+    except DamagedContainer:
+        return mark.container == number and mark.synced_count == 0
+    return False
+
+
+def recover_or_discard(
+    dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk
+) -> Recovered | None:
+    """As :func:`recover`; None where a crash had interrupted the making of the container, which is
+    removed then. Raises DamagedContainer where it cannot be opened: that is scrub's to see to.
+    """
+    try:
+        return recover(dir_fd, number, kind, volume, disk)
+    except DamagedContainer:
+        if not is_unfinished(dir_fd, number):
+            raise
+    try:
+        disk.unlink(dir_fd, table_name(number))
+    except FileNotFoundError:
+        pass
+    disk.unlink(dir_fd, data_name(number))
+    disk.sync_dir(dir_fd)
+    return None
+
+
+def recover_sound(dir_fd: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> Iterator[Recovered]:
+    """All containers of a directory that can be opened, ascending, each brought into a known state.
+
+    What cannot is left for scrub.
+    """
+    for number in container_numbers(dir_fd):
+        try:
+            state = recover_or_discard(dir_fd, number, kind, volume, disk)
+        except DamagedContainer:
+            continue
+        if state is not None:
+            yield state
+
+
+def _recover_tail(
+    dir_fd: int,
+    fd: int,
+    header: fmt.FileHeader,
+    table: tbl.TableHeader,
+    body: bytes,
+    disk: Disk,
+) -> Recovered:
+    """Keep what is intact after the synced mark, cut the rest; fill in lost entries before it."""
+    size = os.fstat(fd).st_size
+    if size < table.synced_bytes:
+        raise DamagedContainer(
+            f"{data_name(header.container).decode()}: {table.synced_bytes - size} bytes are missing"
+            " at its end; run scrub"
+        )
+    count = table.synced_count
+    known = PackedEntries.checked(body[: count * tbl.ENTRY_BYTES], _seed(header))
+    is_whole = known is not None and len(known) == count
+    if is_whole and size == table.synced_bytes and len(body) // tbl.ENTRY_BYTES == count:
+        assert known is not None
+        reconciled = min(table.reconciled, count)
+        return Recovered(header, size, known, _may_grow(known, size), 0, reconciled)
+    _settle_pages(fd, disk)
+    if is_whole:
+        assert known is not None
+        kept, reconciled = list(known), min(table.reconciled, count)
+    else:
+        kept = completed(fd, header, table, UncheckedEntries(body, _seed(header)))
+        reconciled = 0  # what a scan says of a record is not what became of it
+    end = table.synced_bytes
+    _must_be_readable(fd, header, end, size)
+    for item in scan(fd, _seed(header), end, size):
+        if isinstance(item, Gap) or not payload_is_intact(fd, item):
+            break
+        if item.record.ordinal != len(kept):
+            break
+        kept += [entry_of(item)] * len(item.ordinals())
+        end = item.offset + fmt.record_size(item.record.stored_length)
+    if end < size:
+        disk.truncate(fd, end)
+        disk.sync_file(fd)
+    reach(_CUT)
+    mark = replace(table, synced_bytes=end, synced_count=len(kept), reconciled=reconciled)
+    packed = write_table(dir_fd, header, mark, kept, disk)
+    return Recovered(header, end, packed, _may_grow(kept, end), size - end, reconciled)
+
+
+def completed(
+    fd: int, header: fmt.FileHeader, table: tbl.TableHeader, entries: Sequence[tbl.Entry | None]
+) -> list[tbl.Entry]:
+    """The entries below the mark, those that the table lacks from the container.
+
+    The others stay: they know of states that no record tells of.
+    """
+    said = list(entries[: table.synced_count])
+    known = [entry for entry in said if entry is not None]
+    if len(known) == table.synced_count:
+        return known
+    scanned = _entries_below(fd, header, table.synced_bytes, table.synced_count)
+    said += [None] * (len(scanned) - len(said))
+    return [own or found for own, found in zip(said, scanned, strict=True)]
+
+
+def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recovered:
+    """Build the table from the container alone. Nothing is cut: any record may be referenced."""
+    _settle_pages(fd, disk)
+    size = os.fstat(fd).st_size
+    entries = _entries_below(fd, header, size, 0)
+    if not _may_grow(entries, size):
+        known = [entry.offset for entry in entries]
+        _must_be_readable(fd, header, max(known, default=0), size)
+    mark = tbl.TableHeader(
+        header.kind,
+        header.container,
+        header.generation,
+        header.partition,
+        header.volume,
+        size,
+        len(entries),
+    )
+    packed = write_table(dir_fd, header, mark, entries, disk)
+    return Recovered(header, size, packed, _may_grow(entries, size), 0)
+
+
+def _must_be_readable(fd: int, header: fmt.FileHeader, start: int, end: int) -> None:
+    """Raises DamagedContainer where it is for the disk alone to say what a container ends with: it
+    may say so another time, and what is cut, or not counted, is gone."""
+    if not is_readable(fd, start, end):
+        raise DamagedContainer(
+            f"{data_name(header.container).decode()}: the disk cannot read its end; run scrub"
+        )
+
+
+def _settle_pages(fd: int, disk: Disk) -> None:
+    """Make what is read from here on what is on the disk.
+
+    After a failed write the kernel keeps the page, calls it clean, and reports the next sync as
+    done: judged by such a page, bytes would count as stored that no disk has.
+    """
+    disk.sync_file(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _entries_below(fd: int, header: fmt.FileHeader, end: int, count_min: int) -> list[tbl.Entry]:
+    """What the records below ``end`` say, by ordinal; at least ``count_min`` entries.
+
+    A record whose bytes are not what they were is quarantined: as a duplicate of it, a file that
+    is still whole would lose its own.
+    """
+    entries = [LOST] * count_min
+    for item in scan(fd, _seed(header), fmt.FILE_HEADER_BYTES, end):
+        if isinstance(item, Gap) or item.record.ordinal > _ordinal_max(header, item.offset):
+            continue
+        ordinals = item.ordinals()
+        entries += [LOST] * (ordinals.stop - len(entries))
+        entry = entry_of(item)
+        if not payload_is_intact(fd, item):
+            entry = entry._replace(state=tbl.State.QUARANTINED)
+        entries[ordinals.start : ordinals.stop] = [entry] * len(ordinals)
+    return entries
+
+
+def _ordinal_max(header: fmt.FileHeader, offset: int) -> int:
+    """The highest ordinal that a record at ``offset`` can have; one beyond it is forged.
+
+    Before the first compaction, every record before it still takes its place.
+    """
+    if header.generation == 1:
+        return offset // fmt.RECORD_HEADER_BYTES
+    return fmt.ORDINALS_MAX - 1
+
+
+def _may_grow(entries: Sequence[tbl.Entry], end: int) -> bool:
+    """Whether a container ends with a record that is known; else one may be lost behind the last
+    one that was found, and its ordinal must not be given out again."""
+    if not entries:
+        return end == fmt.FILE_HEADER_BYTES
+    return entries[-1].offset + fmt.record_size(entries[-1].stored_length) == end

@@ -1,0 +1,165 @@
+"""Making a container that has lost its file, its header or its end one that can be opened again.
+
+What is lost stays lost: its entries say so, keep their ordinals, and are offered to nobody. But
+from then on the entry of each record can say where its bytes are found instead. Bytes that are
+still there are never touched; only a header that is none is written anew.
+"""
+
+import os
+import time
+from dataclasses import replace
+
+from dedupd.errors import DamagedContainer, DamagedTable
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.store.container.container import Found, data_name, scan, table_name
+from dedupd.store.container.recovery import completed, is_unfinished
+from dedupd.store.container.table_file import LOST, load_table, write_table
+from dedupd.system.disk import Disk
+from dedupd.system.files import BLOCK_BYTES, is_readable, opened, read_readable
+
+_CREATED = define("mend.created", "an empty container stands in for one that was lost")
+_HEADER = define("mend.header-written", "a container has a valid header again, its table waits")
+_TABLE = define("mend.table-written", "the table says which records of a container are lost")
+
+GENERATIONS_MAX = 64
+"""How many compactions of one container are tried where nothing says how many there were."""
+
+READS = 5
+READ_PAUSE_S = 2.0
+"""Attempts at a block, and the time between two, until it is given up and written over: a disk may
+fail for a moment, and many a weak sector can be read at last."""
+
+
+def mend(
+    dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk, count_min: int = 0
+) -> list[str]:
+    """Make a container openable, with at least ``count_min`` entries; says what was wrong with it.
+
+    Needs the job lock, and nobody who appends. Idempotent; interrupted anywhere, the next call
+    finishes. A container that was never finished is left to recovery. Raises DamagedContainer where
+    the file is another container, UnknownFormat, NoSpace, OSError.
+    """
+    wrong: list[str] = []
+    if _is_missing(dir_fd, number):
+        wrong.append("the container is missing")
+        _create(dir_fd, number, kind, volume, disk)
+    elif count_min == 0 and is_unfinished(dir_fd, number):
+        return []
+    name = data_name(number)
+    with opened(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)) as fd:
+        try:
+            header = fmt.decode_file_header(
+                read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode()
+            )
+        except DamagedContainer:
+            wrong.append("the container has no valid header")
+            header = _new_header(
+                dir_fd, number, kind, volume, _generation(fd, dir_fd, number, volume)
+            )
+            _write_header(fd, header, disk)
+            reach(_HEADER)
+        if (header.kind, header.container, header.volume) != (kind, number, volume):
+            raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
+        return wrong + _mend_table(dir_fd, fd, header, count_min, disk)
+
+
+def _write_header(fd: int, header: fmt.FileHeader, disk: Disk) -> None:
+    """Durably. A block that cannot be read can't be written in part: then all of it is."""
+    data = fmt.encode_file_header(header)
+    if not _can_be_read(fd, 0, BLOCK_BYTES):
+        data += read_readable(fd, BLOCK_BYTES, 0)[len(data) :]
+    disk.write_at(fd, [data], 0)
+    disk.sync_data(fd)
+
+
+def _can_be_read(fd: int, start: int, end: int) -> bool:
+    """Whether the disk gives a range, if not at once."""
+    for attempt in range(READS):
+        if attempt:
+            time.sleep(READ_PAUSE_S)
+        if is_readable(fd, start, end):
+            return True
+    return False
+
+
+def _is_missing(dir_fd: int, number: int) -> bool:
+    try:
+        os.stat(data_name(number), dir_fd=dir_fd)
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _create(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> None:
+    mark = _table_header(dir_fd, number)
+    header = _new_header(dir_fd, number, kind, volume, mark.generation if mark is not None else 1)
+    if mark is None:
+        # First of all, so that nobody takes the new file for one that was never finished.
+        blank = tbl.TableHeader(kind, number, 1, 0, volume, fmt.FILE_HEADER_BYTES, 1)
+        write_table(dir_fd, header, blank, [LOST], disk)
+    disk.replace_file(dir_fd, data_name(number), fmt.encode_file_header(header))
+    reach(_CREATED)
+
+
+def _new_header(
+    dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, generation: int
+) -> fmt.FileHeader:
+    mark = _table_header(dir_fd, number)
+    partition = mark.partition if mark is not None else 0
+    return fmt.FileHeader(kind, number, generation, partition, volume, time.time_ns())
+
+
+def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:
+    try:
+        fd = os.open(table_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+        with opened(fd):
+            mark = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), "")
+    except (FileNotFoundError, DamagedTable):
+        return None
+    return mark if mark.container == number else None
+
+
+def _generation(fd: int, dir_fd: int, number: int, volume: bytes) -> int:
+    """The generation of a container without a header: the one whose records are valid."""
+    mark = _table_header(dir_fd, number)
+    tried = [mark.generation] if mark is not None else []
+    tried += range(1, GENERATIONS_MAX + 1)
+    size = os.fstat(fd).st_size
+    for generation in tried:
+        seed = fmt.checksum_seed(volume, number, generation)
+        if any(isinstance(item, Found) for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size)):
+            return generation
+    return tried[0]
+
+
+def _mend_table(
+    dir_fd: int, fd: int, header: fmt.FileHeader, count_min: int, disk: Disk
+) -> list[str]:
+    """Bring the table down to what the container still has, and up to the entries it must have."""
+    wrong: list[str] = []
+    try:
+        mark, entries = load_table(dir_fd, header)
+    except DamagedTable:
+        return wrong  # recovery makes it anew, and marks what is damaged
+    size = os.fstat(fd).st_size
+    count = max(mark.synced_count, count_min)
+    if size >= mark.synced_bytes and count == mark.synced_count:
+        return wrong
+    if size < mark.synced_bytes:
+        wrong.append(f"{mark.synced_bytes - size} bytes are missing at its end")
+    mark = replace(mark, synced_bytes=min(size, mark.synced_bytes))
+    kept = completed(fd, header, mark, entries)
+    kept += [LOST] * (count - len(kept))
+    kept = [_as_far_as_there(entry, size) for entry in kept]
+    write_table(dir_fd, header, replace(mark, synced_count=len(kept), reconciled=0), kept, disk)
+    reach(_TABLE)
+    return wrong
+
+
+def _as_far_as_there(entry: tbl.Entry, size: int) -> tbl.Entry:
+    end = entry.offset + fmt.RECORD_HEADER_BYTES + entry.stored_length
+    if entry.state in tbl.USABLE and end > size:
+        return entry._replace(state=tbl.State.QUARANTINED)
+    return entry

@@ -1,0 +1,100 @@
+"""Redirection tables: reading one from its file, and writing one anew."""
+
+import os
+from dataclasses import dataclass
+
+from dedupd.errors import DamagedTable
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.table_columns import PackedEntries, UncheckedEntries
+from dedupd.store.container.container import (
+    NEW,
+    table_name,
+)
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened, read_readable
+
+_REBUILT = define("recovery.table-written", "a rebuilt table is in place")
+
+
+LOST = tbl.Entry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
+"""Stands in a table for an ordinal whose record was not found, so that one scan is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A container after recovery. ``appendable`` is False where it must not grow any more.
+
+    ``entries`` is ``LOST`` for ordinals whose record was not found. Those below ``reconciled`` are
+    in the reconciled set.
+    """
+
+    header: fmt.FileHeader
+    end: int
+    entries: PackedEntries
+    appendable: bool
+    cut_bytes: int
+    reconciled: int = 0
+
+
+def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, UncheckedEntries]:
+    """Header and all entries of a container's table. Raises DamagedTable.
+
+    Where a compaction was interrupted between its two renames, that is the table's temporary file.
+    """
+    table, body = load_packed_table(dir_fd, header)
+    return table, UncheckedEntries(body, _seed(header))
+
+
+def load_packed_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, bytes]:
+    """As :func:`load_table`, with the entries as they are in the file, unchecked."""
+    name = table_name(header.container)
+    try:
+        return _load_table(dir_fd, name, header)
+    except DamagedTable:
+        try:
+            return _load_table(dir_fd, name + NEW, header)
+        except DamagedTable:
+            pass
+        raise
+
+
+def _load_table(dir_fd: int, name: bytes, header: fmt.FileHeader) -> tuple[tbl.TableHeader, bytes]:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
+    with opened(fd):
+        table = table_header(fd, name, header)
+        size = max(0, os.fstat(fd).st_size - tbl.HEADER_BYTES)
+        return table, read_readable(fd, size, tbl.HEADER_BYTES)
+
+
+def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeader:
+    """The header of an open redirection table, which is that of the container with ``header``.
+
+    Raises DamagedTable.
+    """
+    table = tbl.decode_header(read_readable(fd, tbl.HEADER_BYTES, 0), name.decode())
+    if not tbl.belongs(table, header):
+        raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
+    return table
+
+
+def _seed(header: fmt.FileHeader) -> int:
+    return fmt.checksum_seed(header.volume, header.container, header.generation)
+
+
+def write_table(
+    dir_fd: int,
+    header: fmt.FileHeader,
+    mark: tbl.TableHeader,
+    entries: list[tbl.Entry],
+    disk: Disk,
+) -> PackedEntries:
+    """Put a table in the place of the one that is there; returns its entries."""
+    packed = PackedEntries.of(entries, _seed(header))
+    disk.replace_file(dir_fd, table_name(header.container), tbl.encode_header(mark) + packed.data)
+    reach(_REBUILT)
+    return packed

@@ -1,0 +1,1 @@
+"""Recipes: the chunks of a file, in a tree of nodes."""

@@ -1,0 +1,1 @@
+"""One file: plain, stub, and the steps between."""

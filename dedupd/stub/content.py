@@ -1,0 +1,107 @@
+"""The bytes of a stub, put together from its own blocks and from the store."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from dedupd.byte_ranges import missing_ranges
+from dedupd.errors import DamagedChunk, DamagedRecipe
+from dedupd.format.ids import HOLE, show_id
+from dedupd.format.recipe import RecipeRef, check_of
+from dedupd.format.stub import Flag, StubAttribute
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipe.recipe_reader import Recipe, RecipeReader, Span
+from dedupd.stub.transition import RecipeBytes
+from dedupd.system.files import read_into
+
+ReadChunk = Callable[[Span], bytes]
+"""The raw bytes of a chunk, verified, and to be the ones that the recipe means."""
+
+
+def chunk_reader(records: RecordReader) -> ReadChunk:
+    """Read chunks without a cache."""
+    return partial(read_chunk, records)
+
+
+def read_chunk(records: RecordReader, span: Span) -> bytes:
+    """The raw bytes of a chunk, of the length and the fingerprint that the recipe states.
+
+    Raises DamagedContainer.
+    """
+    record, raw = records.read(span.chunk)
+    if len(raw) != span.length or check_of(record.fingerprint) != span.check:
+        raise DamagedChunk(
+            f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
+            span.chunk,
+        )
+    return raw
+
+
+class StoreContent(RecipeBytes):
+    """The bytes that a recipe stands for."""
+
+    def __init__(self, recipe: Recipe, read_chunk: ReadChunk) -> None:
+        self.recipe = recipe
+        self._read_chunk = read_chunk
+        self._last: tuple[Span, bytes] | None = None
+
+    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        for span in self.recipe.spans(start, end):
+            if span.chunk != HOLE:
+                yield max(start, span.offset), min(end, span.offset + span.length)
+
+    def spans(self, start: int, end: int) -> Iterator[Span]:
+        """The chunks that a range touches, in order. Raises Damaged."""
+        return (span for span in self.recipe.spans(start, end) if span.chunk != HOLE)
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes [start, end); zeros beyond the recipe. Raises Damaged."""
+        parts: list[bytes | memoryview] = []
+        have = start
+        for span in self.recipe.spans(start, end):
+            begin, stop = max(start, span.offset), min(end, span.offset + span.length)
+            if span.chunk == HOLE:
+                parts.append(bytes(stop - begin))
+            else:
+                raw = memoryview(self._chunk(span))
+                parts.append(raw[begin - span.offset : stop - span.offset])
+            have = stop
+        parts.append(bytes(end - have))
+        return b"".join(parts)
+
+    def _chunk(self, span: Span) -> bytes:
+        # Several threads may be here: each uses what it has got itself, not what was kept last.
+        last = self._last
+        if last is None or last[0] != span:
+            last = self._last = span, self._read_chunk(span)
+        return last[1]
+
+
+def open_content(
+    stub: StubAttribute, recipes: RecipeReader, read_chunk: ReadChunk, where: str
+) -> StoreContent:
+    """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
+    recipe = recipes.open(RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags), where)
+    if recipe.length < stub.covered:
+        raise DamagedRecipe(
+            f"{where}: the recipe covers {recipe.length} bytes; the stub counts on {stub.covered}"
+        )
+    return StoreContent(recipe, read_chunk)
+
+
+def read_stub(
+    fd: int,
+    local: list[tuple[int, int]],
+    covered: int,
+    content: StoreContent,
+    start: int,
+    end: int,
+) -> bytearray:
+    """Bytes [start, end) of a stub, up to its size at most: local ranges win over the recipe."""
+    data = bytearray(end - start)
+    for begin, stop in missing_ranges(local, start, min(end, covered)):
+        data[begin - start : stop - start] = content.read(begin, stop)
+    for begin, stop in local:
+        begin, stop = max(begin, start), min(stop, end)
+        if begin < stop:
+            read_into(fd, memoryview(data)[begin - start : stop - start], begin)
+    return data

@@ -1,0 +1,336 @@
+"""A stub as a file that is read and written: the sparse stream.
+
+A write lands in the stub's own file, at the same offset. The invariant is that of ``stub.py``: *a
+block that is present holds current content; a hole below ``covered`` is what the recipe says*. So
+the file system's extent map is at all times the map of what is local, nothing has to be kept
+beside it, and it is as durable as the data is. Four rules keep it so:
+
+1. A block that is missing is only ever written whole: what the write does not cover comes from
+   the recipe, in the same call. No crash leaves a block that is half filled.
+2. What a failed write leaves in a block that was missing is punched out again, and so is what a
+   file system that allocates in larger pieces adds beside the blocks that are written.
+3. The last block of a file that ends within it is filled before the file grows from beyond it.
+4. The file is cut first, then ``covered`` follows; it follows before the file grows again. File
+   systems that journal keep the order of such changes to one file; docs/mount.md goes through the
+   states that a crash can leave, and :func:`dedupd.stub.transition.settle` through what becomes of
+   them.
+
+Nothing here locks: reads may share a stub; writes and truncations need it alone.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from dedupd import native
+from dedupd.byte_ranges import missing_ranges
+from dedupd.errors import NoSpace
+from dedupd.format.ids import HOLE
+from dedupd.format.stub import StubAttribute
+from dedupd.store.recipe.recipe_reader import Span
+from dedupd.stub.content import StoreContent
+from dedupd.stub.transition import LENGTH_BYTES_MAX, AttributeSpace
+from dedupd.system.disk import Disk
+from dedupd.system.extents import extent_size_hint, written_ranges
+from dedupd.system.files import data_ranges, read_at, read_into
+from dedupd.units import GIB, align_down, align_up
+
+LOW_SPACE_BYTES = 1 * GIB
+"""With less than this free, blocks are allocated before they are written: see :meth:`_allocate`."""
+
+LoadContent = Callable[[StubAttribute], StoreContent]
+
+
+class SparseStub:
+    """One settled stub, open for reading and writing as ``fd`` (which stays the caller's)."""
+
+    def __init__(
+        self,
+        fd: int,
+        attribute: StubAttribute,
+        space: AttributeSpace,
+        disk: Disk,
+        block_bytes: int,
+        load: LoadContent,
+    ) -> None:
+        self.fd = fd
+        self.attribute = attribute
+        self._space = space
+        self._disk = disk
+        self._block = block_bytes
+        self._load = load
+        self._content: StoreContent | None = None
+        self._attribute_is_stale = False
+        self._extent_bytes: int | None = None
+        self.has_unwritten = False
+        """Whether blocks may have been left that are allocated and were never written."""
+        self._may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
+
+    @property
+    def content(self) -> StoreContent:
+        """The recipe's bytes, loaded when first needed. Raises Damaged."""
+        if self._content is None:
+            self._content = self._load(self.attribute)
+        return self._content
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether :attr:`content` costs no I/O."""
+        return self._content is not None
+
+    @property
+    def may_be_local(self) -> bool:
+        """Whether blocks of the file's own may have been there since it was opened."""
+        return self._may_be_local
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [start, end) that are the recipe's: covered, and without a block."""
+        end = min(end, self.attribute.covered)
+        if start >= end:
+            return []
+        if not self._may_be_local and not self.attribute.local:
+            return [(start, end)]
+        return list(missing_ranges(self._local(start, end), start, end))
+
+    def chunk_of(self, start: int, end: int) -> Span | None:
+        """The chunk that has all of [start, end); None where that lies in several, or is local.
+
+        Most small reads are this. Raises Damaged.
+        """
+        attribute = self.attribute
+        if self._may_be_local or attribute.local or end > attribute.covered:
+            return None
+        span = self.content.recipe.span_of(start, end)
+        return None if span is None or span.chunk == HOLE else span
+
+    def chunks_alone(self, start: int, end: int) -> list[Span] | None:
+        """The chunks that have all of [start, end), in order; None where anything else has a part,
+        or there is nothing. Raises Damaged."""
+        attribute = self.attribute
+        if self._may_be_local or attribute.local or not start < end <= attribute.covered:
+            return None
+        spans = list(self.content.recipe.spans(start, end))
+        return None if HOLE in [span.chunk for span in spans] else spans
+
+    def chunks(self, start: int, end: int) -> list[Span]:
+        """The chunks that a read of [start, end) needs, in order. Raises Damaged."""
+        content = self.content
+        return [span for part in self.missing(start, end) for span in content.spans(*part)]
+
+    def _local(self, start: int, end: int) -> list[tuple[int, int]]:
+        if self.has_unwritten:
+            written = written_ranges(self.fd, end)
+            ranges = [(max(begin, start), stop) for begin, stop in written if stop > start]
+        else:
+            ranges = native.present_ranges(self.fd, start, end)
+        if not self.attribute.local:
+            return ranges
+        mapped = (
+            (max(o, start), min(o + n, end))
+            for o, n in self.attribute.local
+            if o < end and o + n > start
+        )
+        return sorted([*ranges, *mapped])
+
+    def read(self, start: int, length: int) -> bytes | bytearray:
+        """Up to ``length`` bytes at ``start``; shorter only at the end. Raises Damaged, OSError."""
+        end = min(start + length, os.fstat(self.fd).st_size)
+        if start >= end:
+            return b""
+        missing = self.missing(start, end)
+        if not missing:
+            return read_at(self.fd, end - start, start)
+        if missing[0] == (start, end):
+            return self.content.read(start, end)
+        data = bytearray(end - start)
+        view = memoryview(data)
+        position = start
+        for begin, stop in [*missing, (end, end)]:
+            if position < begin:
+                read_into(self.fd, view[position - start : begin - start], position)
+            if begin < stop:
+                view[begin - start : stop - start] = self.content.read(begin, stop)
+            position = stop
+        return data
+
+    def needs_chunks(self, start: int, end: int) -> bool:
+        """Whether a write of [start, end) has to fill up blocks from the store."""
+        size = os.fstat(self.fd).st_size
+        if start > size:
+            return True
+        first, last = align_down(start, self._block), align_up(end, self._block)
+        ends_within = end != last and end < size
+        return (start != first or ends_within) and bool(self.missing(first, last))
+
+    def write(self, offset: int, data: bytes | memoryview) -> int:
+        """Write at ``offset``; returns how many bytes, fewer only where the space ends.
+
+        Raises NoSpace, OSError; Damaged where a block can't be filled up from the store. Then
+        nothing was written.
+        """
+        end = offset + len(data)
+        if not data:
+            return 0
+        _check_length(end)
+        size = os.fstat(self.fd).st_size
+        if end > size:
+            self._store_attribute()
+        if offset > size:
+            self._fill_end(size, align_down(offset, self._block))
+        first, last = align_down(offset, self._block), align_up(end, self._block)
+        missing = self.missing(first, last)
+        if not missing:
+            with self._nothing_beside(first, last):
+                return self._disk.write_some(self.fd, [data], offset)
+        head: bytes | bytearray = b""
+        if first < offset and missing[0][0] < first + self._block:
+            head = bytes(self.read(first, offset - first)).ljust(offset - first, b"\0")
+        tail: bytes | bytearray = b""
+        if end < min(last, size) and missing[-1][1] > last - self._block:
+            tail = self.read(end, last - end)
+        self._may_be_local = True
+        return self._write_blocks(offset, head, data, tail, size, missing)
+
+    def _write_blocks(
+        self,
+        offset: int,
+        head: bytes | bytearray,
+        data: bytes | bytearray | memoryview,
+        tail: bytes | bytearray,
+        size: int,
+        missing: list[tuple[int, int]],
+    ) -> int:
+        """Write head, data and tail, which together fill every missing block that they touch."""
+        start, end = offset - len(head), offset + len(data)
+        total = len(head) + len(data) + len(tail)
+        written = 0
+        try:
+            with self._nothing_beside(
+                align_down(start, self._block), align_up(start + total, self._block)
+            ):
+                self._allocate(missing)
+                written = self._disk.write_some(self.fd, [head, data, tail], start)
+        finally:
+            if written < total:
+                kept = max(start, align_down(start + written, self._block))
+                self._undo(kept, size, missing)
+        if written < total:
+            if kept <= offset:
+                raise NoSpace("no space left to write")
+            return min(kept, end) - offset
+        return len(data)
+
+    def _allocate(self, missing: list[tuple[int, int]]) -> None:
+        """Where space is low, find out before anything is written whether it suffices.
+
+        A write that spans several blocks of one page of the cache, and runs out of space in the
+        middle, makes ext4 fill the blocks that it did get with zeros. They would count as
+        current until :meth:`_undo`. Allocated blocks that are not written are holes for
+        SEEK_DATA, and for ``settle``, should we be killed.
+        """
+        info = os.fstatvfs(self.fd)
+        if info.f_bavail * info.f_frsize >= LOW_SPACE_BYTES:
+            return
+        for begin, stop in missing:
+            begin = align_down(begin, self._block)
+            self._disk.allocate(self.fd, begin, align_up(stop, self._block) - begin)
+
+    @contextmanager
+    def _nothing_beside(self, first: int, last: int) -> Iterator[None]:
+        """Keep the holes on both sides of the blocks of [first, last) while these are written.
+
+        Of a file with a hint for the size of its extents, XFS fills these holes with blocks that
+        are not written. ``SEEK_DATA`` would call them data once the kernel has read ahead into
+        them, and they would be read as zeros. A crash in between leaves them to ``settle``.
+        """
+        beside = self._holes_beside(first, last)
+        try:
+            yield
+        finally:
+            self._punch(beside)
+
+    def _holes_beside(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The missing ranges that the blocks around [first, last) may be allocated in."""
+        if self._extent_bytes is None:
+            self._extent_bytes = extent_size_hint(self.fd)
+        unit = self._extent_bytes
+        if unit <= self._block:
+            return []
+        # An extent is aligned to its unit, and moved by less than one where another is in the way.
+        begin, stop = max(0, align_down(first, unit) - unit), align_up(last, unit) + unit
+        there = [*native.present_ranges(self.fd, begin, first), (first, last)]
+        there += native.present_ranges(self.fd, last, stop)
+        covered = align_up(self.attribute.covered, self._block)
+        return [
+            (start, min(end, covered))
+            for start, end in missing_ranges(there, begin, stop)
+            if start < covered and (end == first or start == last)
+        ]
+
+    def _undo(self, kept: int, size: int, missing: list[tuple[int, int]]) -> None:
+        """Make what was missing from ``kept`` on missing again, and the file as long as it was."""
+        if os.fstat(self.fd).st_size > max(size, kept):
+            self._disk.truncate(self.fd, max(size, kept))
+        unit = os.fstatvfs(self.fd).f_bsize
+        self._punch(
+            (max(begin, kept), align_up(stop, unit)) for begin, stop in missing if kept < stop
+        )
+
+    def _punch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Make what was allocated holes again.
+
+        XFS may have no room for that, on a disk that others fill up meanwhile. From then on the
+        extents tell what was only allocated, until whoever opens the file next settles it.
+        """
+        try:
+            for begin, stop in ranges:
+                self._disk.punch(self.fd, begin, stop - begin)
+        except OSError:
+            self.has_unwritten = True
+            raise
+
+    def truncate(self, size: int) -> bool:
+        """Set the length; True where the file is plain from now on. Raises OSError, NoSpace."""
+        old = os.fstat(self.fd).st_size
+        if size > old:
+            _check_length(size)
+            self._store_attribute()
+            self._fill_end(old, size)
+            self._disk.truncate(self.fd, size)
+            return False
+        self._disk.truncate(self.fd, size)
+        if size < self.attribute.covered:
+            self.attribute = replace(self.attribute, covered=size)
+            self._attribute_is_stale = True
+        if size == 0:
+            self._disk.remove_attribute(self.fd, self._space.name)
+            return True
+        self._store_attribute()
+        return False
+
+    def _fill_end(self, size: int, grows_from: int) -> None:
+        """Fill the last block, where the file ends within it and grows from beyond it.
+
+        btrfs clears the rest of that block then, and in doing so gives a missing one zeros.
+        """
+        begin = align_down(size, self._block)
+        missing = self.missing(begin, size) if grows_from > begin else []
+        if not missing:
+            return
+        data = self.read(begin, size - begin)
+        self._may_be_local = True
+        if self._write_blocks(begin, b"", data, b"", size, missing) < len(data):
+            raise NoSpace("no space left to write")
+
+    def _store_attribute(self) -> None:
+        """Bring ``covered`` on disk up to date, before the file can grow."""
+        if self._attribute_is_stale:
+            self._space.write(self.fd, self.attribute, self._disk)
+            self._attribute_is_stale = False
+
+
+def _check_length(length: int) -> None:
+    if length > LENGTH_BYTES_MAX:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

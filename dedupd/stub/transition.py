@@ -1,0 +1,378 @@
+"""Plain ↔ stub: the one place where that transition is made (docs/format.md, "States of a file").
+
+The invariant that every step keeps: *a block that is present in the file holds the file's current
+content; a hole below ``covered`` stands for what the recipe says.* So it never matters how many
+blocks a crash has left behind: they are read where they are present, and else from the store.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.byte_ranges import missing_ranges
+from dedupd.errors import Damaged, FileChanged, NoSpace
+from dedupd.failpoint import define, is_armed, reach
+from dedupd.format.recipe import RecipeRef
+from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
+from dedupd.system.disk import Disk
+from dedupd.system.extents import drop_unwritten, has_unwritten, written_ranges
+from dedupd.system.files import read_at
+from dedupd.units import align_down, align_up
+
+_ATTRIBUTE_SET = define("stub.attribute-set", "the attribute is set, blocks are all present")
+_PUNCHED = define("stub.punched", "the blocks are punched, the times not yet restored")
+_TIMES_SET = define("stub.times-set", "the times are restored, the attribute still says committing")
+_RESTORING = define("stub.restoring", "the attribute says restoring, nothing is filled yet")
+_FILLED = define("stub.filled", "all blocks are present and synced, and so are the times")
+_PLAIN = define("stub.plain", "the attribute is removed")
+
+_TIMES_NS = range(-1 << 63, 1 << 63)
+"""What native code and the attribute have room for: up to the year 2262. Files may have later
+ones."""
+CAPABILITY = b"security.capability"
+"""What lets a program do what else is root's alone. The kernel takes it from a file whose blocks
+change, be it that they are punched or filled up, with the same content."""
+LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
+"""Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
+
+_COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
+_FILL_BYTES = 8 << 20
+_COMPARE_BYTES = 128 << 10
+"""One large chunk: what differs is kept in pieces of this size."""
+
+
+class FileIdentity(NamedTuple):
+    """What must be the same for a file to be the one that was read."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @property
+    def changed_ns(self) -> int:
+        """When the file was last changed, in whatever way."""
+        return max(self.mtime_ns, self.ctime_ns)
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileIdentity":
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class Begun(NamedTuple):
+    """A commit under way: the file's identity with the attribute set, and that attribute.
+
+    ``previous`` is the attribute that it replaced, None where the file was plain.
+    """
+
+    identity: FileIdentity
+    stub: StubAttribute
+    previous: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSpace:
+    """Where a volume keeps its stub attribute, and how it recognises its own."""
+
+    name: bytes
+    volume: bytes
+
+    def read(self, fd: int, where: str) -> StubAttribute | None:
+        """The attribute of an open file; None where it is plain. Raises DamagedStub."""
+        value = native.fgetxattr(fd, self.name)
+        return None if value is None else decode_stub(value, self.volume, where)
+
+    def write(self, fd: int, stub: StubAttribute, disk: Disk) -> None:
+        disk.set_attribute(fd, self.name, encode_stub(stub, self.volume))
+
+
+def committing(identity: FileIdentity, ref: RecipeRef) -> StubAttribute:
+    """The stub of a whole file while it is being committed."""
+    flags = _COMMITTING_DIRECT if ref.direct else Flag.COMMITTING
+    return StubAttribute(ref.recipe, ref.digest, identity.size, identity.mtime_ns, flags)
+
+
+def begin_commit(
+    fd: int,
+    expected: FileIdentity,
+    ref: RecipeRef,
+    space: AttributeSpace,
+    disk: Disk,
+    previous: bytes | None = None,
+) -> "Begun":
+    """Make a file a stub of the recipe ``ref`` with all its blocks still present.
+
+    ``previous`` is the attribute of a stub whose content the recipe is now; None for a plain file.
+    Either way a block that is present equals what the recipe says, and nothing is lost by a crash.
+    Returns what to hand to :func:`finish_commit` once the attribute is durable.
+    Raises FileChanged where the file is not the one that was read; NoSpace.
+    """
+    stub = committing(expected, ref)
+    value = encode_stub(stub, space.volume)
+    after = disk.exchange_attribute(fd, expected, space.name, previous, value)
+    if after is None:
+        if native.fgetxattr(fd, space.name) != previous:
+            raise FileChanged("it became a stub meanwhile, or another one")
+        if native.fgetxattr(fd, CAPABILITY) is not None:
+            raise FileChanged("it has capabilities, which it would lose")
+        raise FileChanged("it changed since it was read")
+    reach(_ATTRIBUTE_SET)
+    begun = FileIdentity(*after)
+    if (begun.size, begun.mtime_ns) != (expected.size, expected.mtime_ns):
+        # Setting the attribute has moved the ctime on; this is what still tells of a writer.
+        _put_back(fd, previous, space, disk)
+        raise FileChanged("it changed while it was being committed")
+    return Begun(begun, stub, previous)
+
+
+def finish_commit(
+    fd: int, begun: "Begun", space: AttributeSpace, disk: Disk, block_bytes: int
+) -> None:
+    """Punch a stub whose attribute, and whose chunks, are durable.
+
+    Raises FileChanged, with the file as it was, where it was touched since :func:`begin_commit`.
+    """
+    status = os.fstat(fd)
+    if FileIdentity.of(status) != begun.identity:
+        revert_commit(fd, begun, space, disk)
+        raise FileChanged("it changed while it was being committed")
+    # The change time is still the one of setting the attribute, so the attribute is what was set.
+    _punch_and_settle(fd, begun.stub, status, space, disk, block_bytes)
+
+
+def revert_commit(fd: int, begun: "Begun", space: AttributeSpace, disk: Disk) -> None:
+    """Take back a commit that has begun but not finished: all blocks are there."""
+    _put_back(fd, begun.previous, space, disk)
+
+
+def _put_back(fd: int, previous: bytes | None, space: AttributeSpace, disk: Disk) -> None:
+    if previous is None:
+        disk.remove_attribute(fd, space.name)
+    else:
+        disk.set_attribute(fd, space.name, previous)
+
+
+def needs_settling(fd: int, stub: StubAttribute) -> bool:
+    """Whether :func:`settle` would find anything to do."""
+    status = os.fstat(fd)
+    if stub.flags.transient or stub.covered > status.st_size:
+        return True
+    return status.st_blocks > 0 and has_unwritten(fd, status.st_size)
+
+
+def settle(
+    fd: int,
+    stub: StubAttribute,
+    content: Callable[[], "RecipeBytes"],
+    space: AttributeSpace,
+    disk: Disk,
+    block_bytes: int,
+) -> StubAttribute:
+    """Finish what a crash interrupted; returns the attribute as it is now. Idempotent.
+
+    Whoever is going to write to a stub settles it first; nobody else may use it meanwhile.
+    A commit is carried through block by block: those that the store gives back byte for byte are
+    punched. A block that differs was written after the commit began, by somebody whose in-place
+    write reached the disk before the removal of the attribute did: it stays, as a local one. So do
+    all that the store cannot give back; then the damage is for the reader of the holes to report.
+    """
+    status = os.fstat(fd)
+    mtime_ns = stub.mtime_ns
+    with _keeping_capability(fd, disk):
+        if status.st_blocks > 0:
+            drop_unwritten(fd, status.st_size, disk)
+        if stub.flags & Flag.COMMITTING:
+            # After a kill the attribute may be in memory only; no block may go before it is
+            # durable.
+            disk.sync_file(fd)
+            try:
+                if not _punch_equal(fd, stub, content(), disk, block_bytes):
+                    mtime_ns = status.st_mtime_ns
+            except Damaged:
+                pass
+    settled = stub
+    if stub.flags & (Flag.COMMITTING | Flag.RESTORING):
+        disk.set_times(fd, status.st_atime_ns, mtime_ns)
+        settled = replace(settled, flags=stub.flags & ~(Flag.COMMITTING | Flag.RESTORING))
+    if stub.covered > status.st_size:
+        # It was truncated, and the attribute did not follow. What it grows by from here is zeros.
+        settled = replace(settled, covered=status.st_size)
+    if settled != stub:
+        space.write(fd, settled, disk)
+    return settled
+
+
+@contextmanager
+def _keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
+    """Around what changes the blocks of a file that somebody has made a program with capabilities
+    since it became a stub, and not its content. Nobody else may write to it meanwhile."""
+    value = native.fgetxattr(fd, CAPABILITY)
+    try:
+        yield
+    finally:
+        if value is not None:
+            disk.set_attribute(fd, CAPABILITY, value)
+
+
+def _punch_equal(
+    fd: int, stub: StubAttribute, content: "RecipeBytes", disk: Disk, block_bytes: int
+) -> bool:
+    """Punch the blocks that equal the recipe's bytes; False where one did not. Raises Damaged."""
+    size = os.fstat(fd).st_size
+    covered = min(stub.covered, size)
+    if covered < size:
+        covered = align_down(covered, block_bytes)
+    all_equal = True
+    for start, end in native.present_ranges(fd, 0, covered):
+        for begin in range(start, end, _COMPARE_BYTES):
+            stop = min(begin + _COMPARE_BYTES, end)
+            if read_at(fd, stop - begin, begin) == content.read(begin, stop):
+                disk.punch(fd, begin, align_up(stop - begin, block_bytes))
+            else:
+                all_equal = False
+    return all_equal
+
+
+def _punch_and_settle(
+    fd: int,
+    stub: StubAttribute,
+    status: os.stat_result,
+    space: AttributeSpace,
+    disk: Disk,
+    block_bytes: int,
+) -> StubAttribute:
+    length = align_up(status.st_size, block_bytes)
+    settled = replace(stub, flags=stub.flags & Flag.DIRECT)
+    value = encode_stub(settled, space.volume)
+    if is_armed() or status.st_atime_ns not in _TIMES_NS:
+        disk.punch(fd, 0, length)
+        reach(_PUNCHED)
+        disk.set_times(fd, status.st_atime_ns, stub.mtime_ns)
+        reach(_TIMES_SET)
+        disk.set_attribute(fd, space.name, value)
+    else:
+        disk.punch_and_settle(fd, length, status.st_atime_ns, stub.mtime_ns, space.name, value)
+    return settled
+
+
+def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int]]:
+    """(start, end) ranges of a stub in the file itself: its map, and whatever was written."""
+    ranges = sorted([*written_ranges(fd, size), *((o, min(o + n, size)) for o, n in stub.local)])
+    merged: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        elif start < end:
+            merged.append((start, end))
+    return merged
+
+
+def is_missing_any(fd: int, stub: StubAttribute) -> bool:
+    """Whether a stub needs the store to be made plain: not where it has all its blocks."""
+    size = os.fstat(fd).st_size
+    local = local_ranges(fd, stub, size)
+    return next(missing_ranges(local, 0, min(stub.covered, size)), None) is not None
+
+
+def restore(
+    fd: int,
+    stub: StubAttribute,
+    content: "RecipeBytes",
+    space: AttributeSpace,
+    disk: Disk,
+    block_bytes: int,
+) -> None:
+    """Make a stub a plain file again: fill every hole from the store, sync, remove the attribute.
+
+    ``content`` gives the recipe's bytes. On NoSpace the file is the stub that it was.
+    Raises NoSpace, Damaged; then the file is still a stub.
+    """
+    status = os.fstat(fd)
+    local = local_ranges(fd, stub, status.st_size)
+    space.write(
+        fd,
+        replace(
+            stub,
+            flags=stub.flags | Flag.RESTORING,
+            # Only a crash gives it back from there.
+            mtime_ns=min(max(status.st_mtime_ns, _TIMES_NS[0]), _TIMES_NS[-1]),
+        ),
+        disk,
+    )
+    reach(_RESTORING)
+    covered = min(stub.covered, status.st_size)
+    missing = list(missing_ranges(local, 0, covered))
+    try:
+        with _keeping_capability(fd, disk):
+            for start, end in missing:
+                _fill(fd, start, end, status.st_size, content, disk, block_bytes)
+        disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
+        disk.sync_file(fd)
+    except BaseException:
+        # All of it: next to what was filled there may be blocks that were only allocated.
+        with _keeping_capability(fd, disk):
+            for start, end in missing:
+                disk.punch(fd, start, align_up(end - start, block_bytes))
+        disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
+        space.write(fd, stub, disk)
+        raise
+    reach(_FILLED)
+    disk.remove_attribute(fd, space.name)
+    reach(_PLAIN)
+
+
+class RecipeBytes:
+    """What :func:`restore` needs of a recipe's content; implemented by ``content.StoreContent``."""
+
+    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of a range that are not recipe holes, in order."""
+        raise NotImplementedError
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes of a range."""
+        raise NotImplementedError
+
+
+def _not_zero(data: bytes, block_bytes: int) -> Iterator[tuple[int, int]]:
+    """Runs of blocks that are not all zeros: a sparse file's islands need no more than they did."""
+    view = memoryview(data)
+    start: int | None = None
+    for at in range(0, len(data), block_bytes):
+        if native.is_zero(view[at : at + block_bytes]):
+            if start is not None:
+                yield start, at
+            start = None
+        elif start is None:
+            start = at
+    if start is not None:
+        yield start, len(data)
+
+
+def _fill(
+    fd: int,
+    start: int,
+    end: int,
+    size: int,
+    content: RecipeBytes,
+    disk: Disk,
+    block_bytes: int,
+) -> None:
+    """Write a missing range, in whole blocks; recipe holes and blocks of zeros stay holes."""
+    done = start
+    for begin, stop in content.data_ranges(start, end):
+        begin = max(align_down(begin, block_bytes), done)
+        stop = min(align_up(stop, block_bytes), size)
+        while begin < stop:
+            part = min(stop, align_down(begin, block_bytes) + _FILL_BYTES)
+            try:
+                # Up to the end of its block the file is zeros beyond what the recipe covers.
+                data = content.read(begin, min(part, end)).ljust(part - begin, b"\0")
+                for first, last in _not_zero(data, block_bytes):
+                    disk.write_at(fd, [memoryview(data)[first:last]], begin + first)
+            except NoSpace as error:
+                raise NoSpace("no space left to make the file plain; it stays a stub") from error
+            begin = part
+        done = max(done, stop)

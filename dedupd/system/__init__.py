@@ -1,0 +1,1 @@
+"""One machine: files, durable effects, mounts and processes."""

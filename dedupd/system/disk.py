@@ -1,0 +1,196 @@
+"""The only module that makes bytes durable. Tests put a simulated disk in its place.
+
+Every method is one effect on a file or directory that is already open; names are bytes and
+relative to a directory descriptor, so that no step depends on a path staying what it was.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from dedupd import native
+from dedupd.errors import NoSpace
+from dedupd.system.page_cache import DONT_CACHE, kernel_writes_uncached
+
+_RENAME_NOREPLACE = 1
+
+
+@contextmanager
+def _no_space() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"no space left to write: {os.strerror(error.errno)}") from error
+        raise
+
+
+def _write_all(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+    """Returns the bytes written. Raises OSError."""
+    views, total = [view for view in views if len(view)], 0
+    while views:
+        count = os.pwritev(fd, views, offset + total, flags)
+        total += count
+        while views and count >= len(views[0]):
+            count -= len(views[0])
+            views.pop(0)
+        if views:
+            views[0] = views[0][count:]
+    return total
+
+
+class Disk:
+    """Durable effects on the real file system. Stateless; errors are OSError, and NoSpace."""
+
+    def create(self, dir_fd: int, name: bytes, mode: int = 0o600) -> int:
+        """A new file, which must not exist yet, open for reading and writing. Raises NoSpace."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with _no_space():
+            return os.open(name, flags, mode, dir_fd=dir_fd)
+
+    def open_write(self, dir_fd: int, name: bytes) -> int:
+        return os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
+
+    def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
+        """Write all of ``data`` at ``offset``; returns the bytes written. Raises NoSpace."""
+        with _no_space():
+            return _write_all(fd, [memoryview(part).cast("B") for part in data], offset)
+
+    def write_out(self, fd: int, data: memoryview, offset: int) -> None:
+        """As :meth:`write_at`, for much that is not read again soon.
+
+        It is on its way to the disk at once, so that the sync to come is short, and leaves the
+        page cache to what users read.
+        """
+        # The last page is written again with what follows it, so it stays.
+        whole = len(data) - (offset + len(data)) % mmap.PAGESIZE
+        if whole > 0 and kernel_writes_uncached():
+            try:
+                with _no_space():
+                    _write_all(fd, [data[:whole]], offset, DONT_CACHE)
+                self.write_at(fd, [data[whole:]], offset + whole)
+                return
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:  # what this file system cannot do
+                    raise
+        self.write_at(fd, [data], offset)
+        os.posix_fadvise(fd, offset, len(data), os.POSIX_FADV_DONTNEED)
+
+    def write_some(
+        self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int
+    ) -> int:
+        """Write ``data`` at ``offset`` in one call; returns how much of it was written."""
+        return os.pwritev(fd, data, offset)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        """Give a range blocks that are not written yet; it keeps reading as zeros."""
+        native.fallocate_keep_size(fd, offset, length)
+
+    def sync_data(self, fd: int) -> None:
+        """Make the file's bytes and length durable."""
+        os.fdatasync(fd)
+
+    def sync_file(self, fd: int) -> None:
+        """Make the file and all its metadata durable."""
+        os.fsync(fd)
+
+    def sync_dir(self, dir_fd: int) -> None:
+        """Make a directory's entries durable."""
+        os.fsync(dir_fd)
+
+    def sync_file_system(self, fd: int) -> None:
+        """Make everything on the file system of ``fd`` durable."""
+        native.syncfs(fd)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def punch(self, fd: int, offset: int, length: int) -> None:
+        """Free the blocks of a range; the file keeps its length, and the range reads as zeros."""
+        native.punch_hole(fd, offset, length)
+
+    def set_attribute(self, fd: int, name: bytes, value: bytes) -> None:
+        os.setxattr(fd, name, value)
+
+    def exchange_attribute(
+        self,
+        fd: int,
+        identity: tuple[int, int, int, int],
+        name: bytes,
+        previous: bytes | None,
+        value: bytes,
+    ) -> tuple[int, int, int, int] | None:
+        """Set an attribute if the file is as given: see ``native.exchange_attribute``."""
+        return native.exchange_attribute(fd, identity, name, previous, value)
+
+    def punch_and_settle(
+        self, fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
+    ) -> None:
+        """:meth:`punch`, :meth:`set_times` and :meth:`set_attribute`, one after the other."""
+        native.punch_and_settle(fd, length, atime_ns, mtime_ns, name, value)
+
+    def commits(
+        self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
+    ) -> native.Commits | None:
+        """The commit of many files in two calls, each on up to ``threads`` threads; None where each
+        step is to be seen, as by tests: then it is put together from the other methods.
+        """
+        return native.Commits(data_fd, name, seed, block_bytes, threads)
+
+    def remove_attribute(self, fd: int, name: bytes) -> None:
+        os.removexattr(fd, name)
+
+    def set_times(self, fd: int, atime_ns: int, mtime_ns: int) -> None:
+        os.utime(fd, ns=(atime_ns, mtime_ns))
+
+    def rename(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+        os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
+
+    def rename_new(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+        """Rename, but never over something that exists (then FileExistsError)."""
+        native.renameat2(from_fd, old, to_fd, new, _RENAME_NOREPLACE)
+
+    def unlink(self, dir_fd: int, name: bytes) -> None:
+        os.unlink(name, dir_fd=dir_fd)
+
+    def make_dir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
+        os.mkdir(name, mode, dir_fd=dir_fd)
+
+    def remove_dir(self, dir_fd: int, name: bytes) -> None:
+        os.rmdir(name, dir_fd=dir_fd)
+
+    def set_owner(self, fd: int, uid: int, gid: int) -> None:
+        os.fchown(fd, uid, gid)
+
+    def set_mode(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+    def replace_file(
+        self,
+        dir_fd: int,
+        name: bytes,
+        data: bytes,
+        mode: int = 0o600,
+        times_ns: tuple[int, int] | None = None,
+    ) -> None:
+        """Put ``data`` in place of the file ``name``, atomically and durably.
+
+        ``times_ns`` are the access and modification times that it is to have.
+        """
+        temporary = name + b".new"
+        try:
+            self.unlink(dir_fd, temporary)
+        except FileNotFoundError:
+            pass
+        fd = self.create(dir_fd, temporary, mode)
+        try:
+            self.write_at(fd, [data], 0)
+            if times_ns is not None:
+                self.set_times(fd, *times_ns)
+            self.sync_file(fd)
+        finally:
+            os.close(fd)
+        self.rename(dir_fd, temporary, dir_fd, name)
+        self.sync_dir(dir_fd)

@@ -1,0 +1,122 @@
+"""Small tools over descriptors. No state, nothing durable (that is ``disk.py``)."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dedupd.errors import Busy
+
+_READ_BYTES_MAX = 0x7FFF_F000
+
+_READ_BYTES = 1 << 20
+
+BLOCK_BYTES = 4096
+"""What is lost with a block that the disk cannot give, at least."""
+
+UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO, errno.EUCLEAN))
+"""What a disk, or a file system that keeps checksums (btrfs), says of a block that is damaged."""
+
+
+def read_at(fd: int, length: int, offset: int) -> bytes:
+    """Up to ``length`` bytes at ``offset``; shorter only at the end of the file."""
+    data = os.pread(fd, min(length, _READ_BYTES_MAX), offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    have = len(data)
+    while have < length:
+        data = os.pread(fd, min(length - have, _READ_BYTES_MAX), offset + have)
+        if not data:
+            break
+        parts.append(data)
+        have += len(data)
+    return b"".join(parts)
+
+
+def read_readable(fd: int, length: int, offset: int) -> bytes:
+    """As :func:`read_at`, with zeros for each block that cannot be read: for what has a checksum,
+    which zeros do not pass."""
+    try:
+        return read_at(fd, length, offset)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+    end = min(offset + length, os.fstat(fd).st_size)
+    data = bytearray()
+    while (position := offset + len(data)) < end:
+        count = min(end, (position // BLOCK_BYTES + 1) * BLOCK_BYTES) - position
+        data += _readable(fd, count, position).ljust(count, b"\0")
+    return bytes(data)
+
+
+def _readable(fd: int, count: int, offset: int) -> bytes:
+    try:
+        return os.pread(fd, count, offset)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        return b""
+
+
+def is_readable(fd: int, start: int, end: int) -> bool:
+    """Whether the disk gives every block of [start, end)."""
+    try:
+        for offset in range(start, end, _READ_BYTES):
+            read_at(fd, min(_READ_BYTES, end - offset), offset)  # also behind what one call gives
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        return False
+    return True
+
+
+def read_into(fd: int, view: memoryview, offset: int) -> int:
+    """Fill ``view`` from ``offset``; returns the bytes read, short only at the end of the file."""
+    have = 0
+    while have < len(view):
+        count = os.preadv(fd, [view[have:]], offset + have)
+        if count == 0:
+            break
+        have += count
+    return have
+
+
+def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """(start, end) ranges below ``end`` that have blocks or dirty pages (``SEEK_DATA``)."""
+    position = start
+    while position < end:
+        try:
+            begin = os.lseek(fd, position, os.SEEK_DATA)
+            if begin >= end:
+                return
+            stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return  # no more data, or the file was cut meanwhile
+            raise
+        yield begin, stop
+        position = stop
+
+
+@contextmanager
+def opened(fd: int) -> Iterator[int]:
+    """Close ``fd`` at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def locked(fd: int, what: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold the exclusive ``flock`` of ``fd``. Raises Busy where somebody else has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise Busy(what) from None
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)

@@ -1,0 +1,1 @@
+"""One volume, opened: its catalogue, its commits, enabling and disabling."""

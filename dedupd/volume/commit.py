@@ -1,0 +1,350 @@
+"""Committing optimised files in batches: attributes, one sync, then the punches.
+
+Where a process serves the mount, it does both steps itself, under its own inode locks; the job
+only syncs in between. Otherwise the job does them, holding the mount's lock so that no mount can
+begin meanwhile.
+"""
+
+import enum
+import errno
+import os
+import resource
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any, NamedTuple, Protocol, Self
+
+from dedupd import native
+from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
+from dedupd.failpoint import define, is_armed, reach
+from dedupd.format.stub import checksum_seed
+from dedupd.stub.transition import (
+    Begun,
+    FileIdentity,
+    begin_commit,
+    committing,
+    finish_commit,
+    revert_commit,
+    settle,
+)
+from dedupd.system.control_socket import ControlClient
+from dedupd.system.files import opened
+from dedupd.system.leases import lease_exclusively
+from dedupd.system.paths import DirectoryOpener, open_beneath, show_path
+from dedupd.volume.commit_requests import Requests, request_to_json
+from dedupd.volume.transition_log import Transitions
+from dedupd.volume.volume import Volume
+
+_BEGUN = define("commit.begun", "the attributes of a batch are set, not yet synced")
+_DURABLE = define("commit.durable", "the attributes of a batch are durable, nothing is punched")
+_FINISHED = define("commit.finished", "a batch is punched")
+
+BATCH_FILES_MAX = 512
+"""Files per batch in the process that serves a mount; each holds a descriptor there."""
+
+BATCH_FILES_HERE_MAX = 4096
+"""The same here, where the limit of descriptors allows it: each batch costs a sync."""
+
+
+class Outcome(enum.StrEnum):
+    """What became of one file."""
+
+    DONE = "done"
+    CHANGED = "changed"
+    GONE = "gone"
+    IN_USE = "in use"
+    PROTECTED = "immutable or append-only"
+    FAILED = "failed"
+
+
+class Result(NamedTuple):
+    """The outcome of a request, with a reason where it is not DONE."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+_DONE = Result(Outcome.DONE)
+_HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job goes on with it")
+
+
+class Committer(Protocol):
+    """Commits a batch of files whose chunks and recipes are durable."""
+
+    def commit(self, requests: Requests) -> list[Result]:
+        """One result per request. Raises NoSpace, ServiceUnreachable."""
+        ...
+
+
+class VolumeCommitter:
+    """Chooses, for every batch, between the mount's process and doing it here."""
+
+    def __init__(self, volume: Volume, threads: int = 1) -> None:
+        """Where it does it here, many files at once on up to ``threads`` threads."""
+        self._volume = volume
+        self._threads = threads
+
+    def commit(self, requests: Requests) -> list[Result]:
+        results: list[Result] = []
+        while len(results) < len(requests):
+            results += self._commit_batch(requests, len(results))
+        return results
+
+    def _commit_batch(self, requests: Requests, start: int) -> list[Result]:
+        """Results of the next few requests."""
+        try:
+            with self._volume.mount_lock() as transitions:
+                settle_noted(self._volume, transitions)
+                batch = requests.part(start, descriptors_to_spare())
+                with transitions.under_way(batch.paths):
+                    return _commit_here(self._volume, batch, self._threads)
+        except Busy:
+            pass
+        client = self._volume.mount_client()
+        if client is None:
+            raise ServiceUnreachable(
+                f"{self._volume.root}: the volume is mounted, but the process that serves it does"
+                " not answer; unmount it, or wait until it is up"
+            )
+        with client:
+            batch = requests.part(start, BATCH_FILES_MAX)
+            return _commit_by_mount(self._volume, client, batch)
+
+
+def descriptors_to_spare() -> int:
+    """How many files to hold open for a batch; raises the limit of descriptors where it may."""
+    wanted = 2 * BATCH_FILES_HERE_MAX
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(BATCH_FILES_HERE_MAX, soft // 2))
+
+
+def _commit_here(volume: Volume, requests: Requests, threads: int) -> list[Result]:
+    commits = None if is_armed() else _commits(volume, threads)
+    with _Batch(volume, requests, commits) as batch:
+        batch.begin()
+        reach(_BEGUN)
+        try:
+            volume.disk.sync_file_system(volume.data_fd)
+        except BaseException:
+            batch.revert()
+            raise
+        reach(_DURABLE)
+        batch.finish()
+        reach(_FINISHED)
+        return batch.results
+
+
+def _commits(volume: Volume, threads: int) -> native.Commits | None:
+    space = volume.space
+    seed = checksum_seed(space.volume)
+    return volume.disk.commits(volume.data_fd, space.name, seed, volume.block_bytes, threads)
+
+
+class _Batch:
+    """Files that are committed together here.
+
+    Plain files go through ``commits`` in one call each way, where that may be. What it leaves, and
+    all else, goes one by one, which says what is wrong with it.
+    """
+
+    def __init__(self, volume: Volume, requests: Requests, commits: native.Commits | None) -> None:
+        self._volume = volume
+        self._requests = requests
+        self._commits = commits
+        self._alone: dict[int, tuple[int, Begun]] = {}
+        self._files = ExitStack()
+        self.results: list[Result] = [_HALF_WAY] * len(requests)
+
+    def __enter__(self) -> Self:
+        if self._commits is not None:
+            self._files.callback(self._commits.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def begin(self) -> None:
+        """Set the attributes; those that cannot be set have a result afterwards."""
+        try:
+            begun = b"" if self._commits is None else self._commits.begin(self._requests.plain)
+            with closing(DirectoryOpener(self._volume.data_fd)) as directories:
+                for at in [*_zeros(begun), *range(len(begun), len(self._requests))]:
+                    self._begin_alone(at, directories)
+        except BaseException:
+            self.revert()
+            raise
+
+    def _begin_alone(self, at: int, directories: DirectoryOpener) -> None:
+        request, volume = self._requests[at], self._volume
+        try:
+            fd = directories.open_file(request.path, os.O_RDWR | os.O_NONBLOCK)
+        except OSError as error:
+            self.results[at] = open_failure(error)
+            return
+        self._files.callback(os.close, fd)
+        try:
+            if not lease_exclusively(fd):
+                raise Busy("it is open in another process")
+            self._alone[at] = (
+                fd,
+                begin_commit(
+                    fd,
+                    request.identity,
+                    request.recipe,
+                    volume.space,
+                    volume.disk,
+                    request.previous,
+                ),
+            )
+        except (Busy, FileChanged, OSError) as error:
+            self.results[at] = step_failure(error)
+
+    def finish(self) -> None:
+        """Punch what has begun, now that it is durable."""
+        done = b"" if self._commits is None else self._commits.finish()
+        self.results[: len(done)] = [
+            _DONE if is_done else result
+            for is_done, result in zip(done, self.results, strict=False)
+        ]
+        for at, (fd, begun) in self._unfinished(_zeros(done)):
+            try:
+                if not lease_exclusively(fd):
+                    # The sync took longer than a lease keeps others waiting.
+                    revert_commit(fd, begun, self._volume.space, self._volume.disk)
+                    raise Busy("it was opened in another process")
+                finish_commit(
+                    fd, begun, self._volume.space, self._volume.disk, self._volume.block_bytes
+                )
+                self.results[at] = _DONE
+            except (Busy, FileChanged, OSError) as error:
+                self.results[at] = step_failure(error)
+
+    def revert(self) -> None:
+        """Take back what has begun."""
+        for _, (fd, begun) in self._unfinished(range(len(self._requests.plain))):
+            revert_commit(fd, begun, self._volume.space, self._volume.disk)
+
+    def _unfinished(self, plain: Iterable[int]) -> Iterator[tuple[int, tuple[int, Begun]]]:
+        """What has begun and is not finished, of plain files of these positions: position,
+        descriptor, what is to be finished."""
+        yield from self._alone.items()
+        if self._commits is None:
+            return
+        for at in plain:
+            left = self._commits.begun(at)
+            if left is not None:
+                fd, identity = left
+                request = self._requests[at]
+                stub = committing(request.identity, request.recipe)
+                yield at, (fd, Begun(FileIdentity._make(identity), stub, None))
+
+
+def _zeros(flags: bytes) -> list[int]:
+    """Where they are."""
+    return [at for at, flag in enumerate(flags) if not flag]
+
+
+def settle_interrupted(volume: Volume, path: bytes) -> None:
+    """Finish the transition in which a crash left the stub at ``path``.
+
+    Where the volume is mounted this is left to the process that serves it: it settles whatever it
+    opens. Raises Damaged, OSError.
+    """
+    try:
+        with volume.mount_lock() as transitions:
+            settle_noted(volume, transitions)
+            with transitions.under_way([path]):
+                _settle(volume, path)
+    except Busy:
+        pass
+
+
+def _settle(volume: Volume, path: bytes) -> None:
+    with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
+        where = show_path(path)
+        stub = volume.space.read(fd, where)
+        if stub is not None and stub.flags.transient:
+            load = partial(volume.content, stub, where)
+            settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+
+
+def settle_noted(volume: Volume, transitions: Transitions) -> None:
+    """Finish the transitions in which the last holder of the mount's lock was interrupted.
+
+    What cannot be settled now is when it is opened, or by the next optimise job.
+    """
+    noted = transitions.interrupted()
+    for path in noted:
+        try:
+            _settle(volume, path)
+        except (DedupdError, OSError, ValueError):
+            continue
+    if noted:
+        transitions.clear()
+
+
+def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:
+    if "results" not in reply:
+        raise ServiceUnreachable(
+            f"{volume.root}: the process that serves the mount could not commit:"
+            f" {reply.get('error', 'it gave no reason')}; try again"
+        )
+
+
+def _commit_by_mount(volume: Volume, client: ControlClient, requests: Requests) -> list[Result]:
+    reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
+    _raise_failure(volume, reply)
+    reach(_BEGUN)
+    volume.disk.sync_file_system(volume.data_fd)
+    reach(_DURABLE)
+    begun = [result_from_json(row) for row in reply["results"]]
+    wanted = [at for at, result in enumerate(begun) if result.outcome is Outcome.DONE]
+    finished = client.call("commit_finish", inodes=[requests[at].identity.inode for at in wanted])
+    _raise_failure(volume, finished)
+    for at, row in zip(wanted, finished["results"], strict=True):
+        begun[at] = result_from_json(row)
+    reach(_FINISHED)
+    return begun
+
+
+_NOT_THE_FILE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE),
+    *(errno.EISDIR, errno.ENXIO),  # a directory, or a socket, has its name now
+)
+
+
+def open_failure(error: OSError) -> Result:
+    """What it means that a file could not be opened for its commit."""
+    if error.errno in _NOT_THE_FILE:
+        return Result(Outcome.GONE, "it was moved or removed meanwhile")
+    if error.errno in (errno.ETXTBSY, errno.EBUSY):
+        return Result(Outcome.IN_USE, "it is in use")
+    if error.errno == errno.EPERM:
+        return Result(Outcome.PROTECTED, "it may not be changed")
+    return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
+
+
+def step_failure(error: DedupdError | OSError) -> Result:
+    """What it means that a step of the commit failed; a full disk is for the caller to see."""
+    if isinstance(error, FileChanged):
+        return Result(Outcome.CHANGED, str(error))
+    if isinstance(error, Busy):
+        return Result(Outcome.IN_USE, str(error))
+    if isinstance(error, OSError):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return Result(Outcome.FAILED, "no space left for the stub's attribute")
+        return Result(Outcome.FAILED, os.strerror(error.errno or errno.EIO))
+    if isinstance(error, NoSpace):
+        return Result(Outcome.FAILED, str(error))
+    raise error
+
+
+def result_to_json(result: Result) -> dict[str, str]:
+    return {"outcome": result.outcome.value, "reason": result.reason}
+
+
+def result_from_json(row: dict[str, str]) -> Result:
+    return Result(Outcome(row["outcome"]), row["reason"])

@@ -1,0 +1,74 @@
+"""The numbers that containers have had, in the catalogue.
+
+A container tells that its number was given out, and so does its table. Where both are lost, its ids
+would come to name other records: second copies of the lost ones could not be found any more, nor a
+place made for what repairs them. Like all of the catalogue this is a hint; without it, ids are told
+apart by what recipes keep of fingerprints.
+"""
+
+from collections.abc import Mapping
+
+from dedupd.errors import CatalogUnusable
+from dedupd.format.container import Kind
+from dedupd.store.writer import ContainerWriter
+from dedupd.volume.catalog import Catalog
+from dedupd.volume.volume import Volume
+
+_KEY = "containers"
+
+NUMBER_BELIEVED_MAX = 1 << 31
+"""Half of what an id has room for: LMDB keeps no checksums, and tables short ones."""
+
+
+class Numbers:
+    """The highest number that each kind of container has had, as far as it is known."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._known = self._load()
+
+    def last(self, kind: Kind) -> int:
+        """0 where none is known."""
+        return self._known.get(kind, 0)
+
+    def writer(self, kind: Kind, partition: int = 0) -> ContainerWriter:
+        """A writer whose new containers get numbers that none has had."""
+        volume = self._volume
+        return ContainerWriter(
+            volume.directory(kind),
+            kind,
+            volume.parameters.uuid_bytes,
+            volume.disk,
+            partition=partition,
+            given_number=self.last(kind),
+        )
+
+    def note(self, given: Mapping[Kind, int]) -> None:
+        """Keep the highest of these and of what is known, if that is more."""
+        known = {
+            kind: max(self.last(kind), number if number <= NUMBER_BELIEVED_MAX else 0)
+            for kind in Kind
+            for number in [given.get(kind, 0)]
+        }
+        if any(known[kind] > self.last(kind) for kind in Kind):
+            self._known = known
+            try:
+                with Catalog(self._volume.catalogue) as catalog:
+                    catalog.put(_KEY, {kind.name.lower(): known[kind] for kind in Kind})
+            except CatalogUnusable:
+                pass
+
+    def _load(self) -> dict[Kind, int]:
+        try:
+            with Catalog(self._volume.catalogue) as catalog:
+                value = catalog.get(_KEY)
+        except CatalogUnusable:
+            return {}
+        if not isinstance(value, dict):
+            return {}
+        found = {kind: value.get(kind.name.lower()) for kind in Kind}
+        return {
+            kind: number
+            for kind, number in found.items()
+            if type(number) is int and 0 < number <= NUMBER_BELIEVED_MAX
+        }

@@ -1,0 +1,438 @@
+"""Making a directory a volume, and a volume a plain directory again (docs/format.md, "Enabling").
+
+Both are sequences of renames on one file system that can stop anywhere and be run again. The
+marker files ``enabling`` and ``disabling`` say which way to go on.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from dedupd.config.policy_file import policy_text
+from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
+from dedupd.failpoint import define, reach
+from dedupd.format.volume_parameters import Parameters, new_parameters
+from dedupd.system import mount_table
+from dedupd.system.disk import Disk
+from dedupd.system.files import data_ranges, locked, opened, read_at
+from dedupd.system.path_users import occupants
+from dedupd.system.paths import named, show_path
+from dedupd.volume.volume import BASE_NAME, POLICY_FILE, VOLUME_FILE, block_bytes_of, is_own
+
+ENABLING = b"enabling"
+DISABLING = b"disabling"
+_BASE = BASE_NAME.encode()
+_LEFT_IN_PLACE = frozenset((_BASE, b"lost+found"))
+"""``lost+found`` belongs to the file system's own checker."""
+
+_STORE_DIRS = (
+    *(b"store/chunks", b"store/streams", b"store/merge"),
+    *(b"store/copies", b"store/copies/chunks", b"store/copies/streams"),
+)
+
+_PREPARED = define("enable.prepared", "the empty .dedupd is complete, nothing has moved yet")
+_MOVED = define("enable.moved", "one entry has moved into data/")
+_ALL_MOVED = define("enable.all-moved", "all entries have moved, the volume file is not yet there")
+_ENABLED = define("enable.enabled", "the volume file is there, the marker not yet removed")
+_DISABLING = define("disable.marked", "the volume file has become the disabling marker")
+_MOVED_BACK = define("disable.moved", "one entry has moved back")
+_EMPTIED = define("disable.emptied", "all entries have moved back, .dedupd is still there")
+
+
+def enable(
+    path: str,
+    *,
+    chunk_size: str,
+    fingerprint: str,
+    policy_values: dict[str, str],
+    disk: Disk,
+) -> Parameters:
+    """Make the directory ``path`` a volume; goes on where an interrupted call stopped.
+
+    Raises UsageError, UnsuitableFileSystem, Busy, OSError.
+    """
+    root = _check_root(path)
+    root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with opened(root_fd):
+        before = os.stat(root_fd)
+        base = os.path.join(root, BASE_NAME)
+        if os.path.exists(os.path.join(base, "volume.json")) and not os.path.exists(
+            os.path.join(base, "enabling")
+        ):
+            raise UsageError(f"{path}: already a volume; see `dedupd status {path}`")
+        if os.path.exists(os.path.join(base, "disabling")):
+            raise UsageError(
+                f"{path}: disabling was interrupted; run `dedupd disable {path}` to finish it first"
+            )
+        if not os.path.lexists(base):
+            _refuse_mounts_inside(root)
+            _refuse_volumes_inside(root, path)
+            _refuse_occupants(root)
+            with named(base):
+                disk.make_dir(root_fd, _BASE)
+            # So that a resumed call, too, finds the time that is to be kept.
+            disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
+        elif not os.path.exists(os.path.join(base, "enabling")) and not _is_fresh_base(base):
+            raise UsageError(f"{base} exists and is not ours; move it away")
+        with opened(_open_dir(root_fd, _BASE)) as base_fd:
+            # Users may write here so far: one of them could keep the store in his hands.
+            if not is_own(base_fd):
+                raise UsageError(f"{base} exists and is not ours; move it away")
+            if _read_optional(base_fd, ENABLING) is None:
+                try:
+                    attribute = probe(base_fd, root, disk)
+                except UnsuitableFileSystem as error:
+                    _leave_untouched(root_fd, base_fd, before, disk)
+                    raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
+                parameters = new_parameters(chunk_size, fingerprint, attribute)
+                _prepare(root_fd, base_fd, before, parameters, policy_text(policy_values), disk)
+            reach(_PREPARED)
+            return _move_in(root, root_fd, base_fd, disk)
+
+
+def _leave_untouched(root_fd: int, base_fd: int, before: os.stat_result, disk: Disk) -> None:
+    """Remove the ``.dedupd`` that was just made, unless an earlier call got further."""
+    if not os.listdir(base_fd):
+        disk.remove_dir(root_fd, _BASE)
+        disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
+
+
+def _prepare(
+    root_fd: int,
+    base_fd: int,
+    before: os.stat_result,
+    parameters: Parameters,
+    policy: str,
+    disk: Disk,
+) -> None:
+    """Fill ``.dedupd``; it is complete once the marker is there, with the directory's times."""
+    for name in (b"data", b"store", *_STORE_DIRS, b"catalog"):
+        _ensure_dir(base_fd, name, disk)
+    for name in (b"store/copies", b"store"):
+        with opened(_open_dir(base_fd, name)) as store_fd:
+            disk.sync_dir(store_fd)
+    disk.replace_file(base_fd, POLICY_FILE, policy.encode())
+    with opened(_open_dir(base_fd, b"data")) as data_fd:
+        _copy_directory_metadata(root_fd, data_fd, disk)
+        disk.sync_file(data_fd)
+    times_ns = before.st_atime_ns, before.st_mtime_ns
+    disk.replace_file(base_fd, ENABLING, parameters.to_json(), times_ns=times_ns)
+    disk.sync_dir(root_fd)
+
+
+def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
+    """From the marker to the volume file."""
+    marker = _read_optional(base_fd, ENABLING)
+    assert marker is not None
+    parameters = Parameters.from_json(marker, f"{root}/{BASE_NAME}/enabling")
+    times = os.stat(ENABLING, dir_fd=base_fd)
+    with opened(_open_dir(base_fd, b"data")) as data_fd:
+        _move_entries(root_fd, data_fd, _MOVED, root, disk)
+        disk.set_times(data_fd, times.st_atime_ns, times.st_mtime_ns)
+        disk.sync_file(data_fd)
+        disk.sync_dir(root_fd)
+    reach(_ALL_MOVED)
+    _refuse_occupants(root)  # who came meanwhile
+    if os.geteuid() == 0:
+        disk.set_owner(root_fd, 0, 0)
+        disk.set_mode(root_fd, 0o755)
+    disk.replace_file(base_fd, VOLUME_FILE, parameters.to_json())
+    reach(_ENABLED)
+    disk.unlink(base_fd, ENABLING)
+    disk.sync_dir(base_fd)
+    return parameters
+
+
+def begin_disable(base_fd: int, disk: Disk) -> None:
+    """Put the marker in place of the volume file: from here on nobody can open the volume.
+
+    The caller holds the volume's locks, and has made sure that no stub is left. Raises
+    FileNotFoundError where there is no volume.
+    """
+    if _read_optional(base_fd, VOLUME_FILE) is not None:
+        # The marker's own times keep those of the directory, which moving changes.
+        times = os.stat(b"data", dir_fd=base_fd)
+        with opened(disk.open_write(base_fd, VOLUME_FILE)) as fd:
+            disk.set_times(fd, times.st_atime_ns, times.st_mtime_ns)
+            disk.sync_file(fd)
+        disk.rename(base_fd, VOLUME_FILE, base_fd, DISABLING)
+    else:
+        disk.rename(base_fd, ENABLING, base_fd, DISABLING)
+    disk.sync_dir(base_fd)
+
+
+def disable(path: str, *, disk: Disk) -> None:
+    """Give back the plain directory; the caller has made sure that no stub is left.
+
+    Goes on where an interrupted call stopped. Raises NotAVolume, UsageError, Busy.
+    """
+    root = os.path.realpath(path)
+    if mount_table.find(root) is not None:
+        raise Busy(f"{path}: unmount the volume first: `dedupd umount {path}`")
+    base = os.path.join(root, BASE_NAME)
+    if not os.path.isdir(base):
+        raise NotAVolume(f"{path}: not a volume")
+    root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with opened(root_fd), opened(_open_dir(root_fd, _BASE)) as base_fd:
+        if _is_last_remains(base):
+            _remove_base(root_fd, base_fd, os.stat(root_fd), disk)
+            return
+        with _both_locks(base_fd, path):
+            if _read_optional(base_fd, DISABLING) is None:
+                try:
+                    begin_disable(base_fd, disk)
+                except FileNotFoundError:
+                    raise NotAVolume(f"{path}: not a volume") from None
+            reach(_DISABLING)
+            _move_out(root, root_fd, base_fd, disk)
+
+
+def _move_out(root: str, root_fd: int, base_fd: int, disk: Disk) -> None:
+    """From the marker to the plain directory."""
+    times = os.stat(DISABLING, dir_fd=base_fd)
+    if _exists(base_fd, b"data"):
+        _refuse_collisions(root, os.path.join(root, BASE_NAME, "data"))
+        with opened(_open_dir(base_fd, b"data")) as data_fd:
+            _move_entries(data_fd, root_fd, _MOVED_BACK, root, disk)
+            disk.sync_dir(root_fd)
+            disk.sync_dir(data_fd)
+            reach(_EMPTIED)
+            _copy_directory_metadata(data_fd, root_fd, disk)
+            disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
+            disk.sync_file(root_fd)
+        disk.remove_dir(base_fd, b"data")
+    _remove_base(root_fd, base_fd, times, disk)
+
+
+def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) -> None:
+    """Remove all of ``.dedupd``, the marker last, and make the directory look untouched."""
+    names = [os.fsencode(name) for name in os.listdir(base_fd)]
+    for name in sorted(names, key=lambda name: (name == DISABLING, name)):
+        _remove(base_fd, name, disk)
+    disk.remove_dir(root_fd, _BASE)
+    disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
+    disk.sync_file(root_fd)
+
+
+@contextmanager
+def _both_locks(base_fd: int, path: str) -> Iterator[None]:
+    """Keep out jobs and mounts that opened the volume before it was marked."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with (
+        opened(os.open("lock", flags, 0o600, dir_fd=base_fd)) as job,
+        opened(os.open("mount.lock", flags, 0o600, dir_fd=base_fd)) as mount,
+        locked(job, f"{path}: a job is running; wait for it, or cancel it"),
+        locked(mount, f"{path}: a mount of the volume is being served; unmount it first"),
+    ):
+        yield
+
+
+def _is_last_remains(base: str) -> bool:
+    """Whether only what disabling removes last is left of a ``.dedupd``."""
+    return set(os.listdir(base)) <= {"lock", "mount.lock"}
+
+
+def _check_root(path: str) -> str:
+    root = os.path.realpath(path)
+    if not os.path.isdir(root):
+        raise UsageError(f"{path}: no such directory")
+    if root == "/":
+        raise UsageError(
+            "/: the root directory cannot be a volume; choose the directory of a share"
+        )
+    mount = mount_table.find(root)
+    if mount is not None:
+        raise UsageError(f"{path}: lies in the mounted volume {mount.point}")
+    parent = root
+    while parent != "/":
+        if os.path.basename(parent) == BASE_NAME:
+            raise UsageError(f"{path}: lies inside the store of another volume")
+        parent = os.path.dirname(parent)
+        if os.path.exists(os.path.join(parent, BASE_NAME, "volume.json")):
+            raise UsageError(f"{path}: lies in the volume {parent}; volumes cannot be nested")
+    return root
+
+
+def _refuse_mounts_inside(root: str) -> None:
+    inside = mount_table.inside(root)
+    if inside:
+        raise UsageError(f"{root}: {inside[0]} is mounted inside; unmount it first")
+
+
+def _refuse_occupants(root: str) -> None:
+    """Who has a part of the directory already would see the stubs in it as zeros."""
+    for found in occupants(root):
+        raise UsageError(
+            f"{root}: {found}, and would see files without their content once they are stubs; end"
+            " that, and run the command again"
+        )
+
+
+def _refuse_volumes_inside(root: str, path: str) -> None:
+    nested = next(nested_volumes(root), None)
+    if nested is not None:
+        raise UsageError(
+            f"{path}: {nested} is a volume, and volumes cannot be nested; `dedupd disable {nested}`"
+            " makes it a plain directory"
+        )
+
+
+def nested_volumes(root: str) -> Iterator[str]:
+    """Volumes below a directory that is none."""
+    for directory, names, _ in os.walk(root):
+        if BASE_NAME in names:
+            if os.path.exists(os.path.join(directory, BASE_NAME, "volume.json")):
+                yield directory
+            names.remove(BASE_NAME)
+
+
+def _is_fresh_base(base: str) -> bool:
+    """Whether a ``.dedupd`` without marker is what an interrupted enable leaves."""
+    expected = {"data", "store", "catalog", "policy.toml", "policy.toml.new", "enabling.new"}
+    names = set(os.listdir(base))
+    data = os.path.join(base, "data")
+    return names <= expected | {"probe"} and (not os.path.isdir(data) or not os.listdir(data))
+
+
+def _open_dir(dir_fd: int, name: bytes) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(name, flags, dir_fd=dir_fd)
+
+
+def _exists(dir_fd: int, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _ensure_dir(base_fd: int, name: bytes, disk: Disk) -> None:
+    try:
+        disk.make_dir(base_fd, name)
+    except FileExistsError:
+        pass
+
+
+def _read_optional(dir_fd: int, name: bytes) -> bytes | None:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    with opened(fd):
+        return read_at(fd, os.fstat(fd).st_size, 0)
+
+
+def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -> None:
+    for name in sorted(os.fsencode(name) for name in os.listdir(from_fd)):
+        if name in _LEFT_IN_PLACE:
+            continue
+        try:
+            disk.rename_new(from_fd, name, to_fd, name)
+        except OSError as error:
+            if error.errno in (errno.EBUSY, errno.EXDEV):
+                raise UsageError(
+                    f"{root}: {show_path(name)} is on another file system or in use as a mount"
+                    " point; unmount it and run the command again"
+                ) from error
+            if error.errno in (errno.EPERM, errno.EACCES):
+                raise UsageError(
+                    f"{root}: {show_path(name)} cannot be moved ({os.strerror(error.errno)}): make"
+                    " it writable and neither immutable nor append-only, and run the command again"
+                ) from error
+            raise
+        reach(point)
+
+
+def _refuse_collisions(root: str, data: str) -> None:
+    both = (set(os.listdir(root)) & set(os.listdir(data))) - {"lost+found"}
+    if both:
+        raise UsageError(
+            f"{root}: {sorted(both)[0]} exists in the unmounted directory and in the volume; move"
+            " the one in the unmounted directory away and run the command again"
+        )
+
+
+def _remove(dir_fd: int, name: bytes, disk: Disk) -> None:
+    """Remove a file, or a directory with all that is in it."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
+        disk.unlink(dir_fd, name)
+        return
+    with opened(_open_dir(dir_fd, name)) as fd:
+        for entry in os.listdir(fd):
+            _remove(fd, os.fsencode(entry), disk)
+    disk.remove_dir(dir_fd, name)
+
+
+def _copy_directory_metadata(source: int, target: int, disk: Disk) -> None:
+    """Owner, mode and extended attributes of a directory, both open."""
+    status = os.stat(source)
+    if os.geteuid() == 0:
+        disk.set_owner(target, status.st_uid, status.st_gid)
+    wanted = {os.fsencode(name): os.getxattr(source, name) for name in os.listxattr(source)}
+    for name in map(os.fsencode, os.listxattr(target)):
+        if name not in wanted:
+            disk.remove_attribute(target, name)
+    for name, value in wanted.items():
+        disk.set_attribute(target, name, value)
+    disk.set_mode(target, stat.S_IMODE(status.st_mode))
+
+
+def probe(base_fd: int, where: str, disk: Disk) -> str:
+    """The attribute name to use here. Raises UnsuitableFileSystem with what is missing.
+
+    Checks what stubs rely on: extended attributes, punching, and that the extent map shows
+    written blocks (zeros as well) as data and punched ones as holes, before and after a sync.
+    """
+    if "data=writeback" in mount_table.options_of(where):
+        raise UnsuitableFileSystem(
+            f"{where}: mounted with data=writeback, which after a power cut shows blocks that were"
+            " never written as data; mount it with data=ordered"
+        )
+    name = b"probe"
+    try:
+        disk.unlink(base_fd, name)
+    except FileNotFoundError:
+        pass
+    fd = disk.create(base_fd, name)
+    try:
+        with opened(fd):
+            _probe_blocks(fd, where, disk)
+            return _probe_attribute(fd, where)
+    finally:
+        disk.unlink(base_fd, name)
+
+
+def _probe_blocks(fd: int, where: str, disk: Disk) -> None:
+    block = block_bytes_of(fd)
+
+    def expect(ranges: Iterable[tuple[int, int]], what: str) -> None:
+        if list(data_ranges(fd, 0, 8 * block)) != list(ranges):
+            raise UnsuitableFileSystem(f"{where}: this file system {what}")
+
+    disk.write_at(fd, [os.urandom(8 * block - 100)], 0)
+    try:
+        disk.punch(fd, 0, 8 * block)
+    except OSError as error:
+        raise UnsuitableFileSystem(
+            f"{where}: this file system cannot punch holes ({os.strerror(error.errno or 0)})"
+        ) from error
+    if os.fstat(fd).st_size != 8 * block - 100:
+        raise UnsuitableFileSystem(f"{where}: punching changes a file's length here")
+    expect([], "does not free a file that is punched whole")
+    disk.write_at(fd, [bytes(block)], 2 * block)
+    expect([(2 * block, 3 * block)], "does not show written blocks in its extent map")
+    disk.sync_file(fd)
+    expect([(2 * block, 3 * block)], "turns written zeros into holes")
+
+
+def _probe_attribute(fd: int, where: str) -> str:
+    for space in ("trusted", "user") if os.geteuid() == 0 else ("user",):
+        try:
+            os.setxattr(fd, f"{space}.dedupd", bytes(64))
+        except OSError:
+            continue
+        return f"{space}.dedupd"
+    raise UnsuitableFileSystem(f"{where}: this file system keeps no extended attributes")

@@ -1,0 +1,62 @@
+"""The files whose transition is under way, noted for whoever comes after a crash.
+
+A stub says itself that it was left in the middle of a transition, so nothing is lost where this
+note is. But between the punching of its blocks and the giving back of its time, a file shows the
+time of the crash; the note lets the next mount or job put that right before anybody looks, without
+a search through the tree.
+
+The note is the content of ``mount.lock``: all transitions are made by whoever holds it. It is not
+synced by itself: the sync of a commit takes it along.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from dedupd.system.files import read_at
+
+_END = b"\0"
+
+
+class Transitions:
+    """The note, for the holder of the lock ``fd``. Paths are relative to the volume's tree."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._under_way = 0
+
+    def interrupted(self) -> list[bytes]:
+        """What an earlier holder of the lock did not finish."""
+        noted = read_at(self._fd, os.fstat(self._fd).st_size, 0)
+        return list(dict.fromkeys(noted.split(_END)[:-1]))
+
+    def clear(self) -> None:
+        """Forget what :meth:`interrupted` told."""
+        os.ftruncate(self._fd, 0)
+
+    def begin(self, paths: Iterable[bytes]) -> None:
+        """Note files, once, before anything is done to them; :meth:`end` follows, once."""
+        data = b"".join(path + _END for path in paths)
+        try:
+            os.pwrite(self._fd, data, os.fstat(self._fd).st_size)
+        except OSError as error:
+            # A full disk must not keep files from becoming smaller.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        self._under_way += 1
+
+    def end(self) -> None:
+        """What :meth:`begin` noted is done with."""
+        self._under_way -= 1
+        if self._under_way == 0:
+            self.clear()
+
+    @contextmanager
+    def under_way(self, paths: Iterable[bytes]) -> Iterator[None]:
+        """Note files for the time of the block."""
+        self.begin(paths)
+        try:
+            yield
+        finally:
+            self.end()

@@ -1,0 +1,113 @@
+"""Progress of very large files: an interrupted run goes on inside the file where it was.
+
+A checkpoint is what the recipe had grown to when everything in it had become durable. It is a
+hint: kept in the catalogue, checked when it is used, and lost without harm. It counts for exactly
+the file that it was made of, as its size, times and inode say. Chunks that only a checkpoint names
+are unreferenced, so whoever collects garbage clears the checkpoints first
+(:meth:`Checkpoints.clear`).
+"""
+
+import json
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.errors import CatalogUnusable, Damaged
+from dedupd.format.ids import HOLE
+from dedupd.store.recipe.recipe_reader import Piece
+from dedupd.store.recipe.recipe_writer import Growth
+from dedupd.stub.transition import FileIdentity
+from dedupd.units import GIB
+from dedupd.volume.catalog import Catalog
+from dedupd.volume.volume import Volume
+
+FILE_BYTES_MIN = 4 * GIB
+"""Smaller files are read again in seconds; what was stored of them is found by its fingerprint."""
+
+_PREFIX = "resume/"
+
+
+class Checkpoint(NamedTuple):
+    """A file, and the recipe of its first ``growth.length`` bytes, all of it durable."""
+
+    identity: FileIdentity
+    growth: Growth
+
+
+class Checkpoints:
+    """The checkpoints of a volume."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._directory = volume.catalogue
+        self._found: dict[int, Checkpoint] = {}
+
+    def load(self) -> None:
+        """Read all of them; those that are damaged are passed over."""
+        try:
+            with Catalog(self._directory) as catalog:
+                for value in catalog.latest(_PREFIX, 1 << 20):
+                    checkpoint = _decode(value)
+                    if checkpoint is not None:
+                        self._found[checkpoint.identity.inode] = checkpoint
+        except CatalogUnusable:
+            self._found = {}
+
+    def of(self, identity: FileIdentity) -> Growth | None:
+        """How far exactly this file is, if its chunks and the nodes of its recipe are there."""
+        checkpoint = self._found.get(identity.inode)
+        if checkpoint is None or checkpoint.identity != identity:
+            return None
+        growth = checkpoint.growth
+        chunks = self._volume.chunk_records
+        rows = [row for row in growth.rows if row.chunk != HOLE]
+        try:
+            if not all(chunks.offers_all(row.chunk, row.fingerprint) for row in rows):
+                return None
+            for level, nodes in enumerate(growth.levels):
+                for node in nodes:
+                    if not self._is_whole(node, level):
+                        return None
+        except Damaged:
+            return None
+        return growth
+
+    def _is_whole(self, node: Piece, level: int) -> bool:
+        """Whether every chunk below a node is still there: its file has no other copy soon."""
+        part = self._volume.recipes.part(node, level)
+        chunks, streams = self._volume.chunk_records, self._volume.stream_records
+        if not all(streams.is_live(one) for one in (node.chunk, *part.node_ids())):
+            return False
+        return all(
+            span.chunk == HOLE or chunks.offers(span.chunk, span.length, span.check)
+            for span in part.spans(0, part.length)
+        )
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint in place of the one before. A catalogue that can't is no reason to
+        stop."""
+        body = json.dumps([list(checkpoint.identity), checkpoint.growth.to_json()])
+        value = {"body": body, "digest": native.fingerprint(body.encode()).hex()}
+        try:
+            with Catalog(self._directory) as catalog:
+                catalog.put(f"{_PREFIX}{checkpoint.identity.inode:020d}", value)
+        except CatalogUnusable:
+            pass
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        try:
+            with Catalog(self._directory) as catalog:
+                catalog.delete_all(_PREFIX)
+        except CatalogUnusable:
+            pass
+
+
+def _decode(value: dict[str, str]) -> Checkpoint | None:
+    try:
+        body = value["body"]
+        if native.fingerprint(body.encode()).hex() != value["digest"]:
+            return None
+        identity, growth = json.loads(body)
+        return Checkpoint(FileIdentity(*identity), Growth.from_json(growth))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

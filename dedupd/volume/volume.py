@@ -1,0 +1,354 @@
+"""One volume, opened: its directories, parameters, policy and locks."""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, partial
+
+from dedupd.config.policy import Policy, parse_policy
+from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
+from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.stub import StubAttribute
+from dedupd.format.volume_parameters import Parameters
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipe.recipe_reader import RecipeReader
+from dedupd.store.second_copies import CopyReader
+from dedupd.stub.content import ReadChunk, StoreContent, chunk_reader, open_content
+from dedupd.stub.transition import AttributeSpace
+from dedupd.system import mount_table
+from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
+from dedupd.system.disk import Disk
+from dedupd.system.files import locked, opened, read_at
+from dedupd.system.paths import named, open_beneath, resolved
+from dedupd.volume.catalog import catalogue_of
+from dedupd.volume.repair_notes import RepairNotes
+from dedupd.volume.transition_log import Transitions
+
+BASE_NAME = ".dedupd"
+VOLUME_FILE = b"volume.json"
+POLICY_FILE = b"policy.toml"
+STORE_DIRS = {
+    Kind.CHUNKS: "store/chunks",
+    Kind.STREAMS: "store/streams",
+    Kind.CHUNK_COPIES: "store/copies/chunks",
+    Kind.STREAM_COPIES: "store/copies/streams",
+}
+MERGE_DIR = "store/merge"
+
+
+class Volume:
+    """An enabled volume; closes ``base_fd``, also where it cannot be opened.
+
+    ``base`` is the path of its ``.dedupd``: where a mount covers the volume, it is reached through
+    a descriptor that the mount's process hands out.
+    """
+
+    def __init__(self, root: str, base: str, base_fd: int, disk: Disk) -> None:
+        self.root = root
+        self.base = base
+        self.base_fd = base_fd
+        self.disk = disk
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, base_fd)
+            _refuse_strangers(base_fd, os.path.join(root, BASE_NAME))
+            self.parameters = Parameters.from_json(
+                self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
+            )
+            self.space = AttributeSpace(
+                self.parameters.attribute.encode(), self.parameters.uuid_bytes
+            )
+            self.data_fd = os.open(
+                os.path.join(base, "data"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+            on_failure.pop_all()
+        self.block_bytes = block_bytes_of(self.data_fd)
+
+    @classmethod
+    def open(cls, path: str, disk: Disk | None = None) -> "Volume":
+        """The volume at ``path``: its root, its mount point, or anything below a mount of it.
+
+        Raises NotAVolume, Damaged, UnknownFormat, ServiceUnreachable.
+        """
+        disk = disk or Disk()
+        root = os.path.realpath(path)
+        mount = mount_table.find(root)
+        if mount is not None:
+            return cls.at(mount.point, _base_behind(mount), disk)
+        base = os.path.join(root, BASE_NAME)
+        if not os.path.isdir(root):
+            raise NotAVolume(f"{path}: no such directory")
+        try:
+            # Not ``exists``, which says the same of what is not there and of what may not be seen.
+            os.stat(os.path.join(base, "volume.json"))
+        except FileNotFoundError:
+            if os.path.isdir(base):
+                raise NotAVolume(
+                    f"{path}: enabling or disabling was interrupted; run `dedupd enable {path}` or"
+                    f" `dedupd disable {path}` again to finish it"
+                ) from None
+            raise NotAVolume(f"{path}: not a volume; `dedupd enable {path}` makes it one") from None
+        base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(root, base, base_fd, disk)
+
+    @classmethod
+    def at(cls, root: str, base_fd: int, disk: Disk | None = None) -> "Volume":
+        """The volume whose ``.dedupd`` is open as ``base_fd``, whatever covers ``root``.
+
+        ``base_fd`` is the volume's from here on, also where this fails. Raises as :meth:`open`.
+        """
+        return cls(root, f"/proc/self/fd/{base_fd}", base_fd, disk or Disk())
+
+    @classmethod
+    def locate(cls, path: str, disk: Disk | None = None) -> tuple["Volume", bytes]:
+        """The volume that ``path`` lies in, mounted or not, and the path within its tree.
+
+        Raises what :meth:`open` raises.
+        """
+        absolute = resolved(path)
+        mount = mount_table.find(absolute)
+        root = mount.point if mount is not None else absolute
+        while mount is None and not os.path.isdir(os.path.join(root, BASE_NAME)):
+            if root == "/":
+                raise NotAVolume(f"{path}: does not lie in a volume")
+            root = os.path.dirname(root)
+        below = os.path.relpath(absolute, root)
+        volume = cls.open(root, disk)
+        return volume, b"" if below == "." else os.fsencode(below)
+
+    @classmethod
+    def locate_existing(cls, path: str) -> tuple["Volume", bytes]:
+        """The same of what is there. Raises UsageError where nothing is: a mistyped path must not
+        look like work that was done."""
+        volume, below = cls.locate(path)
+        try:
+            os.close(open_beneath(volume.data_fd, below, os.O_PATH))
+        except OSError as error:
+            volume.close()
+            raise UsageError(f"{path}: {os.strerror(error.errno or 0).lower()}") from None
+        return volume, below
+
+    def close(self) -> None:
+        for name in ("chunk_records", "stream_records"):
+            reader = self.__dict__.pop(name, None)
+            if reader is not None:
+                reader.close()
+        os.close(self.data_fd)
+        os.close(self.base_fd)
+
+    def __enter__(self) -> "Volume":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_file(self, name: bytes) -> bytes:
+        with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.base_fd)) as fd:
+            return read_at(fd, os.fstat(fd).st_size, 0)
+
+    def directory(self, kind: Kind) -> str:
+        """Path of the containers of one kind."""
+        return os.path.join(self.base, STORE_DIRS[kind])
+
+    @property
+    def policy_where(self) -> str:
+        return os.path.join(self.root, BASE_NAME, "policy.toml")
+
+    def policy_text(self) -> str:
+        return self._read_file(POLICY_FILE).decode("utf-8", "replace")
+
+    def policy(self) -> Policy:
+        """The policy as it is now on disk. Raises PolicyError."""
+        try:
+            return parse_policy(self.policy_text(), self.policy_where)
+        except FileNotFoundError:
+            return Policy()
+
+    def open_directory(self, kind: Kind) -> int:
+        """A descriptor of that directory, which is made where an older version did not have it."""
+        return self._open_made(STORE_DIRS[kind])
+
+    def containers(self, kind: Kind) -> ContainerDirectory:
+        """The containers of a kind, to be closed by the caller."""
+        return ContainerDirectory(self.open_directory(kind), kind, self.space.volume, self.disk)
+
+    def open_merge_directory(self) -> int:
+        """A descriptor of the directory of merge logs, which the first reconciliation makes."""
+        return self._open_made(MERGE_DIR)
+
+    def _open_made(self, directory: str) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return os.open(os.path.join(self.base, directory), flags)
+        except FileNotFoundError:
+            for name in _parents(directory):
+                try:
+                    self.disk.make_dir(self.base_fd, name.encode())
+                except FileExistsError:
+                    pass
+            return os.open(os.path.join(self.base, directory), flags)
+
+    @property
+    def catalogue(self) -> str:
+        """The directory of the volume's ``Catalog``."""
+        return catalogue_of(self.base)
+
+    @cached_property
+    def repairs(self) -> RepairNotes:
+        """Notes of damage that readers met."""
+        return RepairNotes(self.catalogue)
+
+    @cached_property
+    def chunk_records(self) -> RecordReader:
+        return self._records(Kind.CHUNKS)
+
+    @cached_property
+    def stream_records(self) -> RecordReader:
+        return self._records(Kind.STREAMS)
+
+    def _records(self, kind: Kind) -> RecordReader:
+        return RecordReader(
+            self.directory(kind),
+            kind,
+            self.space.volume,
+            self.copies(kind),
+            partial(self.repairs.add, kind),
+        )
+
+    def copies(self, kind: Kind) -> CopyReader:
+        """The second copies of the records of a kind."""
+        of = COPIES_OF[kind]
+        return CopyReader(self.directory(of), of, self.space.volume)
+
+    @cached_property
+    def recipes(self) -> RecipeReader:
+        return RecipeReader(self.stream_records, self.chunk_records)
+
+    @cached_property
+    def read_chunk(self) -> ReadChunk:
+        return chunk_reader(self.chunk_records)
+
+    def content(self, stub: StubAttribute, where: str) -> StoreContent:
+        """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
+        return open_content(stub, self.recipes, self.read_chunk, where)
+
+    @contextmanager
+    def job_lock(self) -> Iterator[None]:
+        """Hold the volume for one job that writes. Raises Busy."""
+        with (
+            opened(self._open_lock("lock")) as fd,
+            locked(fd, f"{self.root}: another job holds the volume; wait for it, or cancel it"),
+        ):
+            self._require_enabled()
+            yield
+
+    @contextmanager
+    def mount_lock(self, *, wait: bool = False) -> Iterator[Transitions]:
+        """Hold what the process that serves the mount holds: the right to make transitions.
+
+        Raises Busy.
+        """
+        with (
+            opened(self._open_lock("mount.lock")) as fd,
+            locked(fd, f"{self.root}: {self._mounted_where()}", wait=wait),
+        ):
+            self._require_enabled()
+            yield Transitions(fd)
+
+    def _mounted_where(self) -> str:
+        points = mount_table.points_of(self.parameters.uuid)
+        at = f" at {points[0]}" if points else ""
+        return f"a mount of the volume is being served{at}"
+
+    def note_mount(self) -> None:
+        """Say that a mount begins. Needs the mount lock."""
+        now_ns = time.time_ns()
+        with opened(self._open_lock("mount.lock")) as fd:
+            self.disk.set_times(fd, now_ns, now_ns)
+
+    def mount_mark(self) -> int:
+        """A number that is another one after each beginning of a mount."""
+        with opened(self._open_lock("mount.lock")) as fd:
+            return os.fstat(fd).st_mtime_ns
+
+    def _require_enabled(self) -> None:
+        """Disabling may have begun between the opening of the volume and that of the lock."""
+        try:
+            os.stat(VOLUME_FILE, dir_fd=self.base_fd)
+        except FileNotFoundError:
+            raise NotAVolume(f"{self.root}: the volume is being disabled") from None
+
+    def _open_lock(self, name: str) -> int:
+        with named(os.path.join(self.root, BASE_NAME, name)):
+            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)
+
+    def mount_client(self, check: Callable[[], None] | None = None) -> ControlClient | None:
+        """A connection to the process that serves this volume, if there is one.
+
+        Raises Busy where a copy of it is served under the same uuid: a snapshot, or what was
+        restored from a backup. What is asked of that process would happen to the copy's files.
+        ``check`` is called while an answer takes its time; without, that is bounded.
+        """
+        try:
+            client = ControlClient(socket_path(self.parameters.uuid))
+        except ServiceUnreachable:
+            return None
+        with ExitStack() as on_failure:
+            on_failure.callback(client.close)
+            try:
+                _, base_fd = client.call_for_fd("volume", check)
+            except ServiceUnreachable:
+                return None
+            with opened(base_fd):
+                is_this = os.path.samestat(os.fstat(base_fd), os.fstat(self.base_fd))
+            if not is_this:
+                point = client.call("status")["mountpoint"]
+                raise Busy(
+                    f"{self.root}: a copy of this volume is mounted at {point}; unmount that first:"
+                    " one of the two can be in use at a time"
+                )
+            on_failure.pop_all()
+        return client
+
+
+def is_own(base_fd: int) -> bool:
+    """Whether nobody but this user can change what a ``.dedupd`` consists of."""
+    status = os.stat(base_fd)
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _refuse_strangers(base_fd: int, where: str) -> None:
+    """Raises UsageError where somebody else could have a job work, with the rights of whoever
+    runs it, on files of his choice: ``data`` and ``store`` may be links, or be exchanged."""
+    if not is_own(base_fd):
+        status = os.stat(base_fd)
+        raise UsageError(
+            f"{where}: belongs to user {status.st_uid} and has mode"
+            f" {stat.S_IMODE(status.st_mode):04o}, and must be yours alone; run this as the user"
+            " that enabled the volume, usually root, or put owner and mode (0700) right"
+        )
+
+
+def _base_behind(mount: mount_table.Mount) -> int:
+    """A descriptor of the ``.dedupd`` that a mount covers. Raises ServiceUnreachable."""
+    try:
+        return fetch_base(mount.volume)
+    except ServiceUnreachable as error:
+        if os.geteuid() != 0:
+            remedy = "did another user, like root, mount it?"
+        else:
+            remedy = f"`dedupd umount {mount.point}` clears the mount away"
+        raise ServiceUnreachable(f"{mount.point}: {error}; {remedy}") from error
+
+
+def _parents(path: str) -> list[str]:
+    """A relative path and the directories above it, the uppermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def block_bytes_of(fd: int) -> int:
+    """The unit in which the file system, or the page cache, keeps data."""
+    return max(os.fstatvfs(fd).f_bsize, os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,279 @@
+"""Commits and restores, carried out by the process that serves the mount.
+
+It alone sees every write, so it alone can say that a file was not touched between the two steps of
+its commit. Between them the file is still served as a plain one; whatever touches it takes the
+commit back first.
+"""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from dedupd.errors import Busy, DedupdError, FileChanged
+from dedupd.format.stub import StubAttribute, decode_stub
+from dedupd.stub.stub_file import SparseStub
+from dedupd.stub.transition import (
+    Begun,
+    RecipeBytes,
+    begin_commit,
+    finish_commit,
+    is_missing_any,
+    restore,
+    revert_commit,
+)
+from dedupd.system.paths import open_beneath
+from dedupd.volume.commit import Outcome, Result, open_failure, step_failure
+from dedupd.volume.commit_requests import Request
+from dedupd.volume.transition_log import Transitions
+from dedupd.volume.volume import Volume
+from fuse_stub.attributes import forget_attributes
+from fuse_stub.files.open_files import OpenFile, OpenFiles
+
+log = logging.getLogger("dedupd.mount")
+
+RELEASE_WAIT_S = 0.05
+"""The kernel tells of the last close a moment after the closing program went on."""
+
+_CHANGED = "it changed while it was being committed"
+
+
+class _Pending:
+    """A commit that has begun as ``initial``. ``begun`` is None once it was taken back."""
+
+    __slots__ = ("begun", "changes", "file", "initial")
+
+    def __init__(self, file: OpenFile, begun: Begun) -> None:
+        self.file = file
+        self.initial = begun
+        self.begun: Begun | None = begun
+        self.changes = file.changes
+
+
+class Commits:
+    """The commits that have begun and not finished. None begins while they ``are_refused``."""
+
+    def __init__(self, volume: Volume, transitions: Transitions, files: OpenFiles) -> None:
+        self._volume = volume
+        self._transitions = transitions
+        self._files = files
+        self._pending: dict[int, _Pending] = {}
+        self._restoring: dict[int, OpenFile] = {}
+        self.are_refused = False
+
+    def attributes(self) -> Iterator[StubAttribute]:
+        """What the files named, or will if their commit is taken back, and what if it is not."""
+        for pending in self._pending.values():
+            yield pending.initial.stub
+            if pending.initial.previous is not None:
+                space = self._volume.space
+                yield decode_stub(pending.initial.previous, space.volume, pending.file.where)
+
+    async def begin(self, requests: Sequence[Request]) -> list[Result]:
+        """The first step: files become stubs (of a new recipe) that still have all their blocks."""
+        results = []
+        for request in requests:
+            try:
+                results.append(await self._begin(request))
+            except (DedupdError, OSError) as error:
+                results.append(_failure(error))
+            await trio.lowlevel.checkpoint()
+        return results
+
+    async def _begin(self, request: Request) -> Result:
+        volume = self._volume
+        try:
+            fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
+        except OSError as error:
+            return open_failure(error)
+        file = await self._files.acquire_by_fd(fd)
+        keep = False
+        try:
+            if file.ino in self._pending:
+                raise Busy("it is being committed already")
+            if file.writers:
+                with trio.move_on_after(RELEASE_WAIT_S):
+                    while file.writers:
+                        await trio.sleep(RELEASE_WAIT_S / 10)
+            async with file.lock.alone():
+                if file.writers:
+                    raise Busy("it is open for writing")
+                if self.are_refused:
+                    raise Busy("garbage is being collected")
+                self._transitions.begin([request.path])
+                try:
+                    begun = begin_commit(
+                        file.fd,
+                        request.identity,
+                        request.recipe,
+                        volume.space,
+                        volume.disk,
+                        request.previous,
+                    )
+                except BaseException:
+                    self._transitions.end()
+                    raise
+                self._pending[file.ino] = _Pending(file, begun)
+                keep = True
+        finally:
+            if not keep:
+                self._files.release(file, write=True)
+        forget_attributes(file.ino)
+        return Result(Outcome.DONE)
+
+    async def finish(self, inodes: Sequence[int]) -> list[Result]:
+        """The second step, after the attributes have become durable: the blocks are punched."""
+        results = []
+        for ino in inodes:
+            pending = self._pending.get(ino)
+            if pending is None:
+                results.append(Result(Outcome.CHANGED, _CHANGED))
+                continue
+            try:
+                await self._finish(pending)
+                results.append(Result(Outcome.DONE))
+            except (DedupdError, OSError) as error:
+                results.append(_failure(error))
+            finally:
+                self._let_go(pending)
+                forget_attributes(ino)
+            await trio.lowlevel.checkpoint()
+        return results
+
+    async def _finish(self, pending: _Pending) -> None:
+        volume, file = self._volume, pending.file
+        async with file.lock.alone():
+            begun = pending.begun
+            if begun is None:
+                raise FileChanged(_CHANGED)
+            if file.writers or file.changes != pending.changes:
+                await self._take_back(pending)
+                raise FileChanged(_CHANGED)
+            pending.begun = None
+            try:
+                await trio.to_thread.run_sync(
+                    finish_commit, file.fd, begun, volume.space, volume.disk, volume.block_bytes
+                )
+            finally:
+                # Also where it failed half way: what is punched is the store's from now on.
+                self._look_again(file)
+
+    def _look_again(self, file: OpenFile) -> None:
+        """Serve a file, which nobody else uses meanwhile, as what its attribute says that it is."""
+        before, stub = file.stub, self._volume.space.read(file.fd, file.where)
+        file.stub = None if stub is None else self._files.sparse(file, stub)
+        if before is not None and file.stub is not None:
+            file.stub.has_unwritten = before.has_unwritten
+
+    async def touch(self, ino: int) -> None:
+        """A user is about to change a file: a commit of it that has begun is taken back first."""
+        pending = self._pending.get(ino)
+        if pending is not None:
+            async with self._uncommitted(pending.file):
+                pass
+
+    async def wait_for_restore(self, ino: int) -> None:
+        """Until no file is being made plain there, which puts its times back at the end."""
+        while ino in self._restoring:
+            async with self._restoring[ino].lock.alone():
+                pass
+
+    async def truncate(self, file: OpenFile, size: int) -> None:
+        """Set the length of a file that is open for writing.
+
+        A commit may have begun since the file was touched, while this waited. It is taken back
+        under the same lock: later, it would put back an attribute that covers what is cut off.
+        """
+        file.changes += 1
+        async with self._uncommitted(file):
+            self._files.truncate(file, size)
+
+    @asynccontextmanager
+    async def _uncommitted(self, file: OpenFile) -> AsyncIterator[None]:
+        """Have the file alone, with no commit of it under way."""
+        async with file.lock.alone():
+            pending = self._pending.get(file.ino)
+            if pending is not None:
+                await self._take_back(pending)
+            yield
+
+    async def _take_back(self, pending: _Pending) -> None:
+        if pending.begun is None:
+            return
+        begun, pending.begun = pending.begun, None
+        try:
+            revert_commit(pending.file.fd, begun, self._volume.space, self._volume.disk)
+        except BaseException:
+            # Then it is a stub that has all its blocks. As a plain file it could get holes, for
+            # which whoever opens it next would take the recipe's bytes.
+            self._look_again(pending.file)
+            raise
+        # In-place writes can reach the disk before the journal does: the removal goes first.
+        with pending.file.noting_losses():
+            await trio.to_thread.run_sync(self._volume.disk.sync_file, pending.file.fd)
+        forget_attributes(pending.file.ino)
+
+    async def abandon(self, inodes: Sequence[int]) -> None:
+        """Take back commits whose job has gone away.
+
+        One that can't be is left to whoever opens the file next; the mount goes on.
+        """
+        for ino in inodes:
+            pending = self._pending.get(ino)
+            if pending is None:
+                continue
+            try:
+                async with pending.file.lock.alone():
+                    await self._take_back(pending)
+            except (DedupdError, OSError) as error:
+                log.error("%s: a commit is not taken back: %s", pending.file.where, error)
+            finally:
+                self._let_go(pending)
+
+    def _let_go(self, pending: _Pending) -> None:
+        if self._pending.get(pending.file.ino) is not pending:
+            return  # it was finished while whoever ends the mount waited to take it back
+        del self._pending[pending.file.ino]
+        self._transitions.end()
+        self._files.release(pending.file, write=True)
+
+    async def abandon_all(self) -> None:
+        await self.abandon(list(self._pending))
+
+    async def restore(self, path: bytes) -> bool:
+        """Make one file plain; False where it was. Raises NoSpace, Damaged, OSError."""
+        volume = self._volume
+        fd = open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
+        file = await self._files.acquire_by_fd(fd)
+        with self._files.using(file):
+            async with self._uncommitted(file):
+                stub = file.stub
+                if stub is None:
+                    return False
+                self._restoring[file.ino] = file
+                try:
+                    with self._transitions.under_way([path]), file.noting_losses():
+                        await trio.to_thread.run_sync(self._restore, file.fd, stub)
+                except BaseException:
+                    stub.has_unwritten = True  # as far as it could not be undone
+                    raise
+                finally:
+                    del self._restoring[file.ino]
+                file.stub = None
+            forget_attributes(file.ino)
+        return True
+
+    def _restore(self, fd: int, stub: SparseStub) -> None:
+        volume, attribute = self._volume, stub.attribute
+        content = stub.content if is_missing_any(fd, attribute) else RecipeBytes()
+        restore(fd, attribute, content, volume.space, volume.disk, volume.block_bytes)
+
+
+def _failure(error: DedupdError | OSError) -> Result:
+    """What a step that failed means for the job; anything unexpected concerns this file only."""
+    try:
+        return step_failure(error)
+    except DedupdError as unexpected:
+        return Result(Outcome.FAILED, str(unexpected))

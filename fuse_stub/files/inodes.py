@@ -1,0 +1,193 @@
+"""The inodes that the kernel knows, and descriptors to reach them by.
+
+Inodes have the numbers of the file system below. Nothing is known by its path: a name is only
+looked at while an operation on its directory runs. With the right to open by handle (root), an
+inode costs a few hundred bytes and the ``O_PATH`` descriptors are an LRU cache; without it, every
+known inode holds one.
+"""
+
+import errno
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import pyfuse3
+
+from dedupd import native
+from fuse_stub.files.file_handles import generation_of, open_number
+
+DESCRIPTORS_MAX = 4096
+"""Cached ``O_PATH`` descriptors: a few times what a busy directory listing touches at once."""
+
+DESCRIPTORS_SHARE = 4
+"""Of the descriptors that the process may have, one in so many at most: users' open files need the
+others."""
+
+PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Node:
+    """One inode. ``fd`` is -1 where it has to be opened by its handle first."""
+
+    __slots__ = ("fd", "handle", "lookups", "pinned")
+
+    def __init__(self, fd: int, handle: bytes | None) -> None:
+        self.fd = fd
+        self.handle = handle
+        self.lookups = 0
+        self.pinned = handle is None
+
+
+class Inodes:
+    """What the kernel may ask for by number. ``root_fd`` stays the caller's.
+
+    ``by_handle``: inodes open by their handles, so that none has to be held open.
+    """
+
+    def __init__(self, root_fd: int) -> None:
+        self.root_fd = root_fd
+        status = os.fstat(root_fd)
+        self.device = status.st_dev
+        self._root_ino = status.st_ino
+        self._nodes: dict[int, _Node] = {}
+        self._recent: OrderedDict[int, _Node] = OrderedDict()
+        self.by_handle = _can_open_by_handle(root_fd)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._descriptors_max = min(DESCRIPTORS_MAX, max(1, limit // DESCRIPTORS_SHARE))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors are held."""
+        return sum(node.fd >= 0 for node in self._nodes.values())
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            if node.fd >= 0:
+                os.close(node.fd)
+        self._nodes.clear()
+        self._recent.clear()
+
+    def number(self, status: os.stat_result) -> int:
+        """The number by which the kernel knows an inode."""
+        return pyfuse3.ROOT_INODE if status.st_ino == self._root_ino else status.st_ino
+
+    def fd(self, ino: int) -> int:
+        """An ``O_PATH`` descriptor of a known inode, valid until a few other inodes are used.
+
+        Raises OSError (ESTALE) where it is not known or gone.
+        """
+        if ino == pyfuse3.ROOT_INODE:
+            return self.root_fd
+        node = self._nodes.get(ino)
+        if node is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        if node.fd < 0:
+            assert node.handle is not None
+            node.fd = native.open_by_handle(self.root_fd, node.handle, PATH_FLAGS)
+            self._cache(ino, node)
+        elif not node.pinned:
+            self._recent.move_to_end(ino)
+        return node.fd
+
+    def find(self, ino: int) -> int:
+        """An ``O_PATH`` descriptor, the caller's, of an inode that may not be known any more."""
+        if ino == pyfuse3.ROOT_INODE or ino in self._nodes:
+            return os.dup(self.fd(ino))
+        if not self.by_handle:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return open_number(self.root_fd, ino, PATH_FLAGS)
+
+    def path(self, ino: int) -> bytes:
+        """A path that means the inode itself, for calls that take no descriptor."""
+        return b"/proc/self/fd/%d" % self.fd(ino)
+
+    def remember(self, fd: int, status: os.stat_result) -> int:
+        """Count one more lookup of the inode that ``fd`` (``O_PATH``, taken over) is open on.
+
+        Returns its generation, which tells it from an earlier inode of the same number.
+        """
+        ino = status.st_ino
+        handle = native.name_to_handle(fd) if self.by_handle else None
+        node = self._nodes.get(ino)
+        if node is None:
+            node = self._nodes[ino] = _Node(fd, handle)
+            if not node.pinned:
+                self._cache(ino, node)
+        elif node.handle != handle:
+            # The number was given to a new file before the kernel forgot the old one.
+            self._drop_fd(ino, node)
+            node.fd, node.handle, node.pinned = fd, handle, False
+            self._cache(ino, node)
+        elif node.fd < 0:
+            node.fd = fd
+            self._cache(ino, node)
+        else:
+            os.close(fd)
+            if not node.pinned:
+                self._recent.move_to_end(ino)
+        node.lookups += 1
+        return generation_of(handle)
+
+    def remember_handle(self, ino: int, handle: bytes) -> int:
+        """As :meth:`remember`, of an inode that opens again by ``handle``; see ``by_handle``."""
+        node = self._nodes.get(ino)
+        if node is None:
+            node = self._nodes[ino] = _Node(-1, handle)
+        elif node.handle != handle:
+            self._drop_fd(ino, node)
+            node.handle, node.pinned = handle, False
+        node.lookups += 1
+        return generation_of(handle)
+
+    def keep_open(self, ino: int, fd: int) -> None:
+        """The last name of an inode goes: hold ``fd`` (taken over) until it is forgotten."""
+        node = self._nodes.get(ino)
+        if node is None or node.pinned:
+            os.close(fd)
+            return
+        self._drop_fd(ino, node)
+        node.fd, node.pinned = fd, True
+
+    def pinned(self) -> list[int]:
+        """Inodes that are held by a descriptor: among them all known ones without a name."""
+        return [ino for ino, node in self._nodes.items() if node.pinned]
+
+    def knows(self, ino: int) -> bool:
+        """Whether the kernel may still refer to the inode."""
+        return ino in self._nodes
+
+    def forget(self, counts: Sequence[tuple[int, int]]) -> None:
+        """The kernel takes back lookups: (inode, how many)."""
+        for ino, count in counts:
+            node = self._nodes.get(ino)
+            if node is None:
+                continue
+            node.lookups -= count
+            if node.lookups <= 0:
+                self._drop_fd(ino, node)
+                del self._nodes[ino]
+
+    def _cache(self, ino: int, node: _Node) -> None:
+        self._recent[ino] = node
+        if len(self._recent) > self._descriptors_max:
+            _, oldest = self._recent.popitem(last=False)
+            os.close(oldest.fd)
+            oldest.fd = -1
+
+    def _drop_fd(self, ino: int, node: _Node) -> None:
+        if node.fd >= 0:
+            os.close(node.fd)
+            node.fd = -1
+            self._recent.pop(ino, None)
+
+
+def _can_open_by_handle(root_fd: int) -> bool:
+    try:
+        os.close(native.open_by_handle(root_fd, native.name_to_handle(root_fd), PATH_FLAGS))
+    except OSError:
+        return False
+    return True

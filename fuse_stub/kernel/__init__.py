@@ -1,0 +1,1 @@
+"""The line to the kernel: its handshake, and the requests that it sends."""

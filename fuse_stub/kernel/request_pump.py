@@ -1,0 +1,137 @@
+"""Waiting for the kernel's requests, cheaply.
+
+pyfuse3 goes through trio's scheduler twice for every request: once for a lock, once for the
+descriptor. That is most of what a small request costs (profiled: two thirds of the processor time
+of an ``open``). A program that makes one call after the other has the next request ready a few
+microseconds after the reply, so it pays to look for it, and to wait for it for an instant, before
+anything is handed to the scheduler. Everybody else gets a turn after a few requests.
+"""
+
+import errno
+import os
+import select
+import threading
+
+import pyfuse3
+import trio
+
+from dedupd import native
+from fuse_stub.kernel.handshake import Handshake
+
+REQUESTS_PER_TURN = 16
+"""Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
+
+LINGER_S = 30e-6
+"""How long to wait for the next request of a program that has just got its answer."""
+
+TASKS = 64
+"""Requests that can be in threads at a time, each held by a task."""
+
+
+_UNMOUNTED = (errno.ENODEV, errno.ENOENT, errno.ECONNABORTED)
+"""Of the session's descriptor, where its mount has gone."""
+
+
+class Pump:
+    """Stands in for pyfuse3's own waiting. There is one FUSE session in a process."""
+
+    def __init__(self) -> None:
+        self._fd = _fuse_descriptor()
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+        # select() takes descriptors below 1,024 only; there is no other wait of microseconds.
+        self._descriptors = [self._fd] if self._fd < 1024 else []
+        self._left = REQUESTS_PER_TURN
+        self._is_watched = False
+        self._parked: list[trio.Event] = []
+        self._stopping = False
+        self._handshake: Handshake | None = None
+
+    async def run(self) -> None:
+        """Serve requests until the file system is unmounted, or :meth:`stop`."""
+        # The session's loops look this function up in their module each time.
+        pyfuse3._wait_fuse_readable = self._wait_for_first  # type: ignore[attr-defined]
+        # A request can go away between our looking and pyfuse3's reading, when the program that
+        # made it is killed. The read would wait for the next one, and hold the interpreter.
+        native.interrupt_reads(self._fd, threading.get_native_id())
+        await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
+
+    def stop(self) -> None:
+        """End :meth:`run`, once the requests that are being served are answered."""
+        self._stopping = True
+        pyfuse3.terminate()
+
+    async def _wait_for_first(self) -> bool:
+        """Wait for the request that a session begins with, then for what comes after its answer."""
+        try:
+            if self._handshake is None:
+                if await self._wait():
+                    self._handshake = Handshake(self._fd)
+                    return True
+                return False
+            self._handshake.finish()
+        except OSError as error:
+            if error.errno in _UNMOUNTED:
+                return False
+            raise
+        pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
+        return await self._wait()
+
+    async def _wait(self) -> bool:
+        """Wait for a request; False where there are to be no more."""
+        if self._left > 0 and not self._stopping:
+            self._left -= 1
+            if self._poll.poll(0):
+                return True
+            if self._descriptors and select.select(self._descriptors, (), (), LINGER_S)[0]:
+                return True
+        await self._watch_next()
+        try:
+            while not self._stopping:
+                await trio.lowlevel.wait_readable(self._fd)
+                # Another task may have taken it since; reading would block us all.
+                if self._poll.poll(0):
+                    self._left = REQUESTS_PER_TURN
+                    return True
+            return False
+        except trio.ClosedResourceError:
+            return False
+        finally:
+            self._pass_watch_on()
+
+    async def _watch_next(self) -> None:
+        """Wait until nobody else watches the descriptor.
+
+        Who came last is the next one: each task has a buffer of its own of 1 MiB, and a few that
+        are in the processor's caches serve faster than 64 in turn.
+        """
+        if not self._is_watched:
+            self._is_watched = True
+            return
+        turn = trio.Event()
+        self._parked.append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._pass_watch_on()
+            else:
+                self._parked.remove(turn)
+            raise
+
+    def _pass_watch_on(self) -> None:
+        if self._parked:
+            self._parked.pop().set()
+        else:
+            self._is_watched = False
+
+
+def _fuse_descriptor() -> int:
+    """The session's descriptor, which pyfuse3 keeps to itself."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
+                return int(name)
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+    raise RuntimeError("there is no FUSE session")

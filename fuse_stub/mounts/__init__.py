@@ -1,0 +1,1 @@
+"""Mount points: which process serves a volume, and how it is reached."""

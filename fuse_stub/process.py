@@ -1,0 +1,336 @@
+"""Mounting a volume, serving it, and unmounting it."""
+
+import ctypes
+import json
+import logging
+import logging.handlers
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import trio
+
+from dedupd import native
+from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
+from dedupd.system import mount_table
+from dedupd.system.child_process import child_environment
+from dedupd.system.control_socket import ControlClient, socket_path
+from dedupd.system.files import opened
+from dedupd.system.paths import explain
+from dedupd.system.process_priority import cores
+from dedupd.units import MIB
+from dedupd.volume.commit import settle_noted
+from dedupd.volume.transition_log import Transitions
+from dedupd.volume.volume import BASE_NAME, Volume
+from fuse_stub.control import ControlServer
+from fuse_stub.kernel.request_pump import Pump
+from fuse_stub.mounted_volume import Served
+from fuse_stub.mounts import over_mount
+from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount
+from fuse_stub.operations import StubOperations
+from fuse_stub.session import options_for, session
+
+log = logging.getLogger("dedupd.mount")
+
+CACHE_BYTES = 64 * MIB
+READ_AHEAD_KIB = 1024
+"""The kernel reads ahead this much, in requests of this size; its default is 128 KiB, and a
+request costs some 30 µs whatever its size."""
+
+_MALLOC_OPTIONS = {
+    -8: 1,  # M_ARENA_MAX
+    -3: 8 * MIB,  # M_MMAP_THRESHOLD: no mapping of its own for a request's bytes
+    -1: 128 * MIB,  # M_TRIM_THRESHOLD: more than the chunks of all threads
+}
+
+LOCK_WAIT_S = 60.0
+LOCK_POLL_S = 0.02
+
+EXIT_WAIT_MS = 60_000
+"""How long an unmount may take to sync what was written."""
+
+
+def serve(
+    volume: Volume,
+    mountpoint: str,
+    *,
+    ready: Callable[[], None] | None,
+    cache_bytes: int = CACHE_BYTES,
+    debug: bool = False,
+) -> None:
+    """Mount ``volume`` at ``mountpoint`` and serve it until it is unmounted or SIGTERM comes.
+
+    ``ready`` is called once the mount answers. Raises Busy where it, or a copy of it, is mounted
+    already, OSError.
+    """
+    _allow_descriptors()
+    _keep_memory()
+    os.umask(0)
+    # Once it is covered by its own mount, the volume is reachable through this descriptor only.
+    base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with (
+        Volume.at(volume.root, base_fd, volume.disk) as own,
+        _mount_lock(own) as transitions,
+    ):
+        _refuse_copy(own)
+        settle_noted(own, transitions)
+        threads = cores()
+        served = Served(own, transitions, mountpoint, cache_bytes, threads)
+        try:
+            with session(StubOperations(served), mountpoint, options_for(own, debug)):
+                trio.run(_run, served, ready)
+        finally:
+            served.close()
+            native.syncfs(own.data_fd)
+
+
+@contextmanager
+def _mount_lock(volume: Volume) -> Iterator[Transitions]:
+    """Hold the volume for this mount. Raises Busy where another mount serves it.
+
+    A job that found no mount holds the lock while it commits a batch: that is waited for.
+    """
+    end = time.monotonic() + LOCK_WAIT_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                transitions = stack.enter_context(volume.mount_lock())
+                volume.note_mount()
+                break
+            except Busy:
+                client = volume.mount_client()
+                if client is not None:
+                    client.close()
+                if client is not None or time.monotonic() > end:
+                    raise
+                time.sleep(LOCK_POLL_S)
+        yield transitions
+
+
+def _refuse_copy(volume: Volume) -> None:
+    """Leave the socket to a copy of this volume that is being served, as from a snapshot.
+
+    Jobs find the process by the volume's uuid. They would have files committed in the one whose
+    chunks are in the store of the other. This volume's own process would hold its lock.
+    Raises Busy.
+    """
+    client = volume.mount_client()  # raises Busy where a copy answers
+    if client is not None:
+        client.close()
+        raise Busy(f"{volume.root}: another process answers for this volume; unmount it first")
+
+
+def _allow_descriptors() -> None:
+    """Open files cost a descriptor here too, so the limit is raised as far as it may be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _keep_memory() -> None:
+    """Have chunks take the memory that chunks left, in all threads.
+
+    glibc would give it back to the kernel, and fault it in again page by page: reading a chunk of
+    88 KiB from the page cache took 61 µs then, and 30 without.
+    """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # another C library
+        for option, value in _MALLOC_OPTIONS.items():
+            libc.mallopt(option, value)
+
+
+async def _run(served: Served, ready: Callable[[], None] | None) -> None:
+    pump = Pump()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(served).serve)
+        await nursery.start(_stop_on_signal, pump)
+        nursery.start_soon(_announce, served, ready)
+        await pump.run()
+        await served.commits.abandon_all()
+        nursery.cancel_scope.cancel()
+
+
+async def _announce(served: Served, ready: Callable[[], None] | None) -> None:
+    """Say that the mount answers, once it does."""
+    await trio.to_thread.run_sync(os.statvfs, served.mountpoint)
+    await trio.to_thread.run_sync(_read_ahead_more, served.mountpoint)
+    log.info("%s is mounted at %s", served.volume.root, served.mountpoint)
+    if ready is not None:
+        ready()
+
+
+def _read_ahead_more(mountpoint: str) -> None:
+    device = os.stat(mountpoint).st_dev
+    path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    with suppress(OSError), open(path, "w") as file:  # not root: the default will do
+        file.write(str(READ_AHEAD_KIB))
+
+
+async def _stop_on_signal(
+    pump: Pump,
+    task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED,
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            pump.stop()
+
+
+def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES) -> int:
+    """Mount the volume at ``path`` in a process of its own; returns its pid once it answers.
+
+    It takes the place of what a killed predecessor left. Raises what kept it from mounting:
+    NotAVolume, Busy, Damaged and so on, as in :func:`serve`.
+    """
+    with open_volume(path) as volume:
+        return mount_again_in_background(
+            volume.root, volume.base_fd, mountpoint, cache_bytes=cache_bytes
+        )
+
+
+def mount_again_in_background(
+    path: str, base_fd: int, mountpoint: str, *, cache_bytes: int = CACHE_BYTES
+) -> int:
+    """Mount a volume whose ``.dedupd`` is open already, as :func:`mount_in_background` does.
+
+    ``base_fd`` stays the caller's.
+    """
+    read_fd, write_fd = os.pipe()
+    command = [
+        *(sys.executable, "-P", "-m", "fuse_stub"),
+        *(path, str(base_fd), mountpoint, str(cache_bytes), str(write_fd)),
+    ]
+    with os.fdopen(read_fd, "rb") as answer:
+        try:
+            process = subprocess.Popen(
+                command,
+                pass_fds=[write_fd, base_fd],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                env=child_environment(),
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_fd)
+        text = answer.read()
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        if not text:
+            reason = stderr.read().decode("utf-8", "replace").strip().splitlines()
+            process.wait()
+            raise ServiceUnreachable(
+                f"{mountpoint}: the process that was to serve the mount died:"
+                f" {reason[-1] if reason else f'status {process.returncode}'}"
+            )
+    reply = json.loads(text)
+    if "error" in reply:
+        process.wait()
+        raise error_named(reply["kind"], reply["error"])
+    # It is not ours to wait for from here on.
+    process.returncode = 0
+    return process.pid
+
+
+def serve_for_parent(
+    path: str, base_fd: int, mountpoint: str, cache_bytes: int, answer_fd: int
+) -> None:
+    """The child's side of :func:`mount_again_in_background`."""
+    os.set_inheritable(answer_fd, False)
+    os.set_inheritable(base_fd, False)
+    answered = False
+
+    def tell(reply: dict[str, str]) -> None:
+        nonlocal answered
+        if not answered:
+            os.write(answer_fd, json.dumps(reply).encode())
+            os.close(answer_fd)
+            answered = True
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), 2)
+
+    _log_to_system()
+    try:
+        with Volume.at(path, base_fd) as volume:
+            serve(volume, mountpoint, ready=lambda: tell({}), cache_bytes=cache_bytes)
+    except BaseException as error:
+        log.exception("the mount at %s ends", mountpoint)
+        tell({"error": _reason(error), "kind": type(error).__name__})
+        raise SystemExit(1) from error
+
+
+def _reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = explain(error) if isinstance(error, OSError) else str(error)
+    return text or type(error).__name__
+
+
+def _log_to_system() -> None:
+    logger = logging.getLogger()
+    logger.setLevel(logging.INFO)
+    if os.path.exists("/dev/log"):
+        handler = logging.handlers.SysLogHandler("/dev/log")
+        handler.setFormatter(logging.Formatter("dedupd[%(process)d]: %(message)s"))
+        logger.addHandler(handler)
+
+
+def open_volume(path: str) -> Volume:
+    """The volume at ``path``, also where its own mount covers it that is dead; that stays.
+
+    Only root can look below a mount: for others it goes. Raises as ``Volume.open``, and OSError.
+    """
+    if not is_dead_mount(path):
+        return Volume.open(path)
+    if os.geteuid() != 0:
+        clear_dead_mount(path)
+        return Volume.open(path)
+    root = os.path.abspath(path)
+    with opened(over_mount.uncovered(root)) as below:
+        try:
+            base_fd = os.open(BASE_NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=below)
+        except FileNotFoundError:
+            raise NotAVolume(
+                f"{path}: the dead mount of a volume elsewhere; `dedupd mount` with the volume's"
+                f" own path brings it back, `dedupd umount {path}` takes it away"
+            ) from None
+    return Volume.at(root, base_fd)
+
+
+def unmount(mountpoint: str) -> None:
+    """Unmount a volume and wait until what was written is synced. Raises Busy, UsageError."""
+    found = [mount for mount in mount_table.volumes() if mount.point == mountpoint]
+    if not found:
+        raise UsageError(f"{mountpoint}: no volume is mounted there")
+    if is_dead(mountpoint):
+        clear_dead_mount(mountpoint)
+        return
+    pid_fd = _process_of(found[-1].volume)
+    detach(mountpoint, lazily=False)
+    clear_dead_mount(mountpoint)
+    if pid_fd is not None and not _exits(pid_fd, EXIT_WAIT_MS):
+        raise Busy(f"{mountpoint}: unmounted, but still writing what was not synced")
+
+
+def _exits(pid_fd: int, wait_ms: int) -> bool:
+    """Whether a process ends within a time; closes ``pid_fd``."""
+    poll = select.poll()
+    poll.register(pid_fd, select.POLLIN)
+    try:
+        return bool(poll.poll(wait_ms))
+    finally:
+        os.close(pid_fd)
+
+
+def _process_of(volume: str) -> int | None:
+    try:
+        with ControlClient(socket_path(volume)) as client:
+            return os.pidfd_open(client.call("status")["pid"])
+    except (ServiceUnreachable, ProcessLookupError):
+        return None

@@ -1,0 +1,1 @@
+"""Checking records and references; the verify job."""

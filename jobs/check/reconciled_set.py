@@ -1,0 +1,103 @@
+"""The part of verify that looks at reconciliation: the set, the partitions, the log."""
+
+import os
+from collections.abc import Iterator
+
+from dedupd import native
+from dedupd.errors import Damaged, DamagedTable
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id, show_id
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.files import container_numbers
+from dedupd.store.container.table_file import load_packed_table
+from dedupd.store.merge_log import MergeLog
+from dedupd.store.reader import FORWARDS_MAX
+from dedupd.system.files import opened
+from dedupd.volume.volume import MERGE_DIR, Volume
+from jobs.check.invariants import Finding, Invariant
+from jobs.check.record_census import KnownRecords
+from jobs.frame.run import JobRun
+
+
+def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Finding]:
+    """Containers and tables that do not name the same partition, or count what is not there."""
+    directory = volume.containers(kind)
+    try:
+        for header, mark, _ in _tables(directory, run):
+            where = directory.where(header.container)
+            if mark.partition != header.partition:
+                detail = f"the table says {mark.partition}, the container {header.partition}"
+                yield Finding(Invariant.PARTITION_AGREES, where, detail)
+            if mark.reconciled > mark.synced_count:
+                detail = f"{mark.reconciled} of {mark.synced_count} records are reconciled"
+                yield Finding(Invariant.TABLE_AGREES, where, detail)
+    finally:
+        directory.close()
+
+
+def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
+    """Chunks that are in the reconciled set twice. 14 bytes of memory for each that is in it."""
+    directory = volume.containers(fmt.Kind.CHUNKS)
+    try:
+        count = sum(mark.reconciled for _, mark, _ in _tables(directory, run))
+        join = native.Join(count)
+        for header, mark, body in _tables(directory, run):
+            seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+            in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]
+            join.add(in_set, seed, make_id(header.container, 0))
+        ids = memoryview(join.finish()).cast("Q").tolist()
+        for own, other in zip(ids[::2], ids[1::2], strict=True):
+            first, second = directory.entry(own), directory.entry(other)
+            if first is not None and second is not None and _are_twice(first, second):
+                detail = f"is the same as {show_id(other)}"
+                yield Finding(Invariant.SET_DISTINCT, show_id(own), detail)
+    finally:
+        directory.close()
+
+
+def check_merges(known: KnownRecords, run: JobRun) -> Iterator[Finding]:
+    """Merged records that lead to merged records without an end."""
+    for record_id in run.checked(known.merged):
+        at = record_id
+        for _ in range(FORWARDS_MAX + 1):
+            if at not in known.merged:
+                break
+            at = known.merged[at].target
+        else:
+            detail = f"leads on after {FORWARDS_MAX} steps"
+            yield Finding(Invariant.MERGE_ENDS, show_id(record_id), detail)
+
+
+def check_log(volume: Volume) -> Iterator[Finding]:
+    """A merge log that is not whole."""
+    try:
+        fd = os.open(os.path.join(volume.base, MERGE_DIR), os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return
+    with opened(fd):
+        try:
+            MergeLog(fd, volume.space.volume).close()
+        except FileNotFoundError:
+            return
+        except DamagedTable as error:
+            yield Finding(Invariant.MERGE_LOG, MERGE_DIR, str(error))
+
+
+def _are_twice(first: tbl.Entry, second: tbl.Entry) -> bool:
+    is_live = first.state == second.state == tbl.State.LIVE
+    return is_live and first.fingerprint == second.fingerprint
+
+
+def _tables(
+    directory: ContainerDirectory, run: JobRun
+) -> Iterator[tuple[fmt.FileHeader, tbl.TableHeader, bytes]]:
+    """Of each container that can be opened: its header, its table's, and the entries."""
+    for number in container_numbers(directory.fd):
+        run.check()
+        try:
+            header = directory.header(number)
+            mark, body = load_packed_table(directory.fd, header)
+        except (Damaged, OSError):
+            continue
+        yield header, mark, body

@@ -1,0 +1,185 @@
+"""Containers read from one end to the other, window by window, and every record checked.
+
+While one window is being checked, by all cores, the next one is being read, past the page cache,
+and the memory is that of two windows. What is as its table says is passed over in pieces first,
+which one thread reads and all cores check.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.format import container as fmt
+from dedupd.format.table_columns import UncheckedEntries
+from dedupd.store.container.container import Found, Gap, scan
+from dedupd.system.files import UNREADABLE, read_readable
+from dedupd.system.page_cache import new_buffer, read_uncached_readable
+from dedupd.units import MIB
+
+WINDOW_BYTES = 8 * MIB
+"""Some 100 records: enough to keep all cores busy, little enough to stop at once."""
+
+HEADROOM_BYTES = 1 * MIB
+"""In front of a window, for the record that the one before ends in: more than any that we write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive records of a container, from ``offset`` on, and what they turned out to be."""
+
+    offset: int
+    records: native.CheckedRecords
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.records.consumed
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place between two records: ``ordinal`` is that of the one behind it."""
+
+    ordinal: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What was found to be as it should be, up to a place."""
+
+    to: Place
+    records: int
+    raw_bytes: int
+
+
+class WindowReader:
+    """Reads and checks records. ``pace`` is told the bytes of each read before it is made.
+
+    It may wait, or raise to stop.
+    """
+
+    def __init__(self, algorithm: str, threads: int, pace: Callable[[int], None]) -> None:
+        self._algorithm = algorithm
+        self._threads = threads
+        self._pace = pace
+        self._buffers = [new_buffer(HEADROOM_BYTES + WINDOW_BYTES) for _ in range(2)]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def pass_on(
+        self, fd: int, entries: UncheckedEntries, seed: int, place: Place, end: int, bytes_max: int
+    ) -> Passed:
+        """How far, from a place on, every record is intact and what its table's entry says.
+
+        Looks at about ``bytes_max`` bytes, on all threads, or as far as it gets in a quarter of a
+        second. Where the first record is not so, no way at all: :meth:`read` tells what is wrong.
+        """
+        planned = min(bytes_max, end - place.offset)
+        self._pace(planned)
+        try:
+            ordinal, offset, records, raw_bytes, read_bytes = native.pass_records(
+                fd,
+                entries.data,
+                seed=seed,
+                ordinal=place.ordinal,
+                offset=place.offset,
+                end=end,
+                bytes_max=planned,
+                algorithm=self._algorithm,
+                threads=self._threads,
+            )
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            return Passed(place, 0, 0)  # a block cannot be read: :meth:`read` says whose it is
+        self._pace(read_bytes - planned)
+        return Passed(Place(ordinal, offset), records, raw_bytes)
+
+    def read(self, fd: int, seed: int, start: int, end: int) -> Generator[Window | Gap, None, None]:
+        """The records between two offsets, in order, and the gaps between them. Raises OSError."""
+        # What the disk has is asked for, not what the page cache has of better days.
+        os.posix_fadvise(fd, start & -mmap.PAGESIZE, WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
+        position = start
+        while position < end:
+            with closing(self._run(fd, seed, position, end)) as windows:
+                for window in windows:
+                    position = window.end
+                    if window.records.consumed:
+                        yield window
+            if position >= end:
+                return
+            found = self._next_record(fd, seed, position, end)
+            if found.offset == position and found.record is not None:
+                # Longer than a window: no record of ours is, but its header says so.
+                yield self._single(fd, seed, found)
+                position += fmt.record_size(found.record.stored_length)
+                continue
+            yield Gap(position, found.offset)
+            position = found.offset
+
+    def _run(self, fd: int, seed: int, start: int, end: int) -> Generator[Window, None, None]:
+        """Windows up to the first place without a valid header, or the end."""
+        pending: Future[int] | None = self._submit(fd, 0, start, end)
+        offset, carried, turn = start, 0, 0
+        try:
+            while pending is not None:
+                count = pending.result()
+                read_to = offset + carried + count
+                pending = (
+                    self._submit(fd, 1 - turn, read_to, end) if read_to < end and count else None
+                )
+                view = memoryview(self._buffers[turn])[
+                    HEADROOM_BYTES - carried : HEADROOM_BYTES + count
+                ]
+                records = self._check(view, seed, offset)
+                left = len(view) - records.consumed
+                yield Window(offset, records)
+                offset += records.consumed
+                if records.is_lost or left > HEADROOM_BYTES:
+                    return
+                self._buffers[1 - turn][HEADROOM_BYTES - left : HEADROOM_BYTES] = view[
+                    records.consumed :
+                ]
+                carried, turn = left, 1 - turn
+        finally:
+            if pending is not None:
+                wait([pending])  # the buffer that it fills is used again
+
+    def _submit(self, fd: int, turn: int, offset: int, end: int) -> "Future[int]":
+        length = min(WINDOW_BYTES, end - offset)
+        self._pace(length)
+        view = memoryview(self._buffers[turn])[HEADROOM_BYTES : HEADROOM_BYTES + length]
+        return self._thread.submit(read_uncached_readable, fd, view, offset)
+
+    def _check(self, data: "memoryview | bytes", seed: int, offset: int) -> native.CheckedRecords:
+        return native.check_records(
+            data, seed=seed, offset=offset, algorithm=self._algorithm, threads=self._threads
+        )
+
+    def _single(self, fd: int, seed: int, found: "_Next") -> Window:
+        assert found.record is not None
+        size = fmt.record_size(found.record.stored_length)
+        return Window(
+            found.offset, self._check(read_readable(fd, size, found.offset), seed, found.offset)
+        )
+
+    @staticmethod
+    def _next_record(fd: int, seed: int, start: int, end: int) -> "_Next":
+        for item in scan(fd, seed, start, end):
+            if isinstance(item, Found):
+                return _Next(item.offset, item.record)
+        return _Next(end, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """Where the next valid record begins, or the end."""
+
+    offset: int
+    record: fmt.Record | None

@@ -1,0 +1,280 @@
+"""What the tree refers to: every stub, its recipe, and the chunks that they name."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.errors import Damaged, DamagedStub
+from dedupd.format import container as fmt
+from dedupd.format.ids import HOLE, show_id
+from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
+from dedupd.store.container.container import Container, table_name
+from dedupd.store.recipe.recipe_reader import Broken, Leaf
+from dedupd.stub.transition import FileIdentity
+from dedupd.system.files import opened
+from dedupd.system.paths import show_path
+from dedupd.system.process_priority import cores
+from dedupd.volume.volume import Volume
+from jobs.check.invariants import Finding, Invariant
+from jobs.check.record_census import KnownRecords
+from jobs.frame.run import JobRun
+from jobs.tree.walk import Found
+
+DIRECTORIES_AT_ONCE = 64
+"""Looked at by one call, which uses all cores."""
+
+_NO_DIRECTORY = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV))
+"""What was a directory is gone by now, or something else, or another file system."""
+
+STREAMS_OPEN_MAX = 128
+"""Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
+
+
+class Missing(NamedTuple):
+    """A record that something refers to and that is not there.
+
+    ``length`` and ``check`` are what a recipe says of a chunk; 0 where nothing does.
+    """
+
+    length: int
+    check: int
+
+
+@dataclass(slots=True)
+class References:
+    """What a walk through the tree found.
+
+    ``suspects`` are the stubs, by path, that refer to something that is not there.
+    """
+
+    stubs: int = 0
+    plain_files: int = 0
+    logical_bytes: int = 0
+    unsettled: int = 0
+    suspects: list[bytes] = field(default_factory=list)
+    missing_chunks: dict[int, Missing] = field(default_factory=dict)
+    missing_nodes: set[int] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+
+class ReferenceWalk:
+    """Counts the references to chunks and recipes, and notes those that lead nowhere.
+
+    ``is_exact``: the chunk that a stub names is compared by all that the stub keeps of its
+    fingerprint, which takes a look at the chunk; else by what is known of all chunks.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        chunks: KnownRecords,
+        nodes: KnownRecords,
+        *,
+        is_exact: bool = False,
+        threads: int = 0,
+    ) -> None:
+        """``threads`` 0 stands for all cores."""
+        self._threads = threads or cores()
+        self._seen: set[int] = set()
+        self._is_exact = is_exact
+        self._volume = volume
+        self._run = run
+        self._chunks = chunks
+        self._nodes = nodes
+        self._found = References()
+
+    def walk(self) -> References:
+        """Go through the whole tree. Raises Cancelled."""
+        result = self._found
+        pending = [b""]
+        with ExitStack() as stack:
+            counter = native.StubCounter(
+                self._chunks.counted,
+                self._nodes.counted,
+                self._streams(stack),
+                attribute=self._volume.space.name,
+                seed=checksum_seed(self._volume.space.volume),
+                tables=self._tables(stack) if self._is_exact else None,
+            )
+            while pending:
+                self._run.check()
+                batch = [pending.pop() for _ in range(min(len(pending), DIRECTORIES_AT_ONCE))]
+                self._directories(counter, batch, pending)
+                self._run.update(files=result.stubs + result.plain_files)
+        return result
+
+    def _streams(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
+        """The containers of recipes that can be read as they are: number, descriptors, seed."""
+        streams: list[tuple[int, int, int, int]] = []
+        kind, uuid = fmt.Kind.STREAMS, self._volume.space.volume
+        with opened(self._volume.open_directory(kind)) as directory:
+            for number in self._nodes.numbers()[:STREAMS_OPEN_MAX]:
+                try:
+                    container = Container(directory, kind, number, uuid)
+                except (Damaged, OSError):
+                    continue
+                stack.callback(container.close)
+                if container.table_fd is not None:
+                    streams.append((number, container.fd, container.table_fd, container.seed))
+        return streams
+
+    def _tables(self, stack: ExitStack) -> tuple[int, list[tuple[int, bytes, int]]]:
+        """The tables of the containers of chunks: their directory; number, name and seed."""
+        kind, uuid = fmt.Kind.CHUNKS, self._volume.space.volume
+        directory = stack.enter_context(opened(self._volume.open_directory(kind)))
+        tables: list[tuple[int, bytes, int]] = []
+        for number in self._chunks.numbers():
+            try:
+                container = Container(directory, kind, number, uuid)
+            except (Damaged, OSError):
+                continue
+            tables.append((number, table_name(number), container.seed))
+            container.close()
+        return directory, tables
+
+    def _directories(
+        self, counter: native.StubCounter, batch: list[bytes], pending: list[bytes]
+    ) -> None:
+        """Look at directories; those below them become ``pending``."""
+        paths = [path or b"." for path in batch]
+        listed = counter.look_at(self._volume.data_fd, paths, self._threads, self._run.check)
+        for path, one in zip(batch, listed, strict=True):
+            if isinstance(one, int):
+                if one not in _NO_DIRECTORY:
+                    self._unreadable(path, os.strerror(one))
+                continue
+            names, files, stubs, plain_files, logical_bytes = one
+            self._found.stubs += stubs
+            self._found.plain_files += plain_files
+            self._found.logical_bytes += logical_bytes
+            prefix = path + b"/" if path else b""
+            pending += [prefix + name for name in sorted(names, reverse=True)]
+            for name, identity, links, allocated, value in files:
+                found = Found(prefix + name, FileIdentity._make(identity), allocated, value)
+                if links == 1 or not self._is_seen(found):
+                    self._file(found)
+
+    def _unreadable(self, path: bytes, detail: str) -> None:
+        where = show_path(path) or "."
+        self._found.findings.append(Finding(Invariant.TREE_READABLE, where, detail))
+
+    def _is_seen(self, found: Found) -> bool:
+        """Whether a file of several names has come by before."""
+        inode = found.identity.inode
+        if inode in self._seen:
+            return True
+        self._seen.add(inode)
+        return False
+
+    def _file(self, found: Found) -> None:
+        if found.attribute is None:
+            self._found.plain_files += 1
+            return
+        self._found.stubs += 1
+        self._found.logical_bytes += found.identity.size
+        self._stub(found, found.attribute)
+
+    def _stub(self, found: Found, attribute: bytes) -> None:
+        where = show_path(found.path)
+        try:
+            stub = decode_stub(attribute, self._volume.space.volume, where)
+        except DamagedStub as error:
+            self._found.findings.append(Finding(Invariant.STUB_ATTRIBUTE, where, str(error)))
+            return
+        if stub.flags.transient:
+            self._found.unsettled += 1
+        if not self._refer(stub, where):
+            self._found.suspects.append(found.path)
+
+    def _refer(self, stub: StubAttribute, where: str) -> bool:
+        """Count what a stub refers to; False where any of it is not there."""
+        is_direct = Flag.DIRECT in stub.flags
+        known = self._chunks if is_direct else self._nodes
+        known.refer(stub.recipe)
+        if (
+            is_direct
+            and not self._is_exact
+            and known.begins(stub.recipe, stub.digest, stub.covered)
+        ):
+            return True
+        whole = known.is_there(stub.recipe)
+        if not whole:
+            self._note_root(stub, is_direct)
+        try:
+            recipe = self._volume.content(stub, where).recipe
+        except Damaged:
+            return False
+        if is_direct:
+            return whole
+        for part in recipe.leaves():
+            self._run.check()
+            if isinstance(part, Broken):
+                self._found.missing_nodes.add(part.node)
+                whole = False
+            else:
+                whole = self._leaf(part, stub.recipe) and whole
+        for node_id in recipe.inner_ids():
+            self._nodes.refer(node_id)
+        return whole
+
+    def _note_root(self, stub: StubAttribute, is_direct: bool) -> None:
+        if is_direct:
+            check = int.from_bytes(stub.digest[:4], "little")
+            self._found.missing_chunks.setdefault(stub.recipe, Missing(0, check))
+        else:
+            self._found.missing_nodes.add(stub.recipe)
+
+    def _leaf(self, leaf: Leaf, root: int) -> bool:
+        whole = True
+        if leaf.node != root:
+            self._nodes.refer(leaf.node)
+            if not self._nodes.is_there(leaf.node):
+                self._found.missing_nodes.add(leaf.node)
+                whole = False
+        node, chunks = leaf.content, self._chunks
+        for chunk, length, check in zip(node.ids, node.lengths, node.checks, strict=True):
+            if chunk == HOLE:
+                continue
+            chunks.refer(chunk)
+            if not chunks.holds(chunk, length, check):
+                self._found.missing_chunks.setdefault(chunk, Missing(length, check))
+                whole = False
+        return whole
+
+
+class Hit(NamedTuple):
+    """A range of a file, [start, end), whose bytes are not to be had, and why."""
+
+    start: int
+    end: int
+    record: int
+    is_recipe: bool
+    reason: str
+
+
+def hits(volume: Volume, stub: StubAttribute, where: str, chunks: KnownRecords) -> Iterator[Hit]:
+    """The ranges of a stub's recipe that cannot be read, whether the file needs them or not.
+
+    ``chunks`` says which chunks are there; damaged nodes are found by reading them.
+    """
+    try:
+        recipe = volume.content(stub, where).recipe
+    except Damaged as error:
+        yield Hit(0, stub.covered, stub.recipe, Flag.DIRECT not in stub.flags, str(error))
+        return
+    for part in recipe.leaves():
+        if isinstance(part, Broken):
+            yield Hit(part.offset, part.offset + part.length, part.node, True, part.reason)
+            continue
+        node = part.content
+        rows = zip(node.ids, node.lengths, node.checks, node.offsets, strict=True)
+        for chunk, length, check, offset in rows:
+            if chunk != HOLE and not chunks.holds(chunk, length, check):
+                start = part.offset + offset
+                reason = f"chunk {show_id(chunk)} is missing, damaged or another one"
+                yield Hit(start, start + length, chunk, False, reason)

@@ -1,0 +1,284 @@
+"""The verify job: reads everything and checks every invariant (``jobs/check/invariants.py``)."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dedupd.errors import Damaged, DamagedTable
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
+from dedupd.format.table_columns import UncheckedEntries
+from dedupd.store.container.container import Gap, data_name, payload_is_intact, scan
+from dedupd.store.container.files import container_numbers, table_numbers
+from dedupd.store.container.recovery import is_unfinished
+from dedupd.store.container.table_file import load_table
+from dedupd.system.files import opened, read_readable
+from dedupd.system.process_priority import cores
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+from jobs.check.invariants import OF_FILES, Finding, Invariant
+from jobs.check.losses import losses
+from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
+from jobs.check.record_census import KnownRecords
+from jobs.check.record_check import Problem, RecordCheck, check_all, rows
+from jobs.check.record_windows import Window, WindowReader
+from jobs.check.references import ReferenceWalk
+from jobs.frame.run import JobRun
+
+PORTION_BYTES = 128 * MIB
+"""Read by one call: at its end, the cores wait for a moment."""
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What a run found; the JSON form of the report.
+
+    ``unsettled`` are stubs in the middle of a transition, and ``unsynced_bytes`` the ends of
+    containers that never became durable: what an interrupted job leaves, and the next one clears.
+    ``quarantined`` are records known to be damaged. ``files_hit`` have lost bytes for good.
+    """
+
+    job: str = "verify"
+    outcome: str = "clean"
+    containers: int = 0
+    records: int = 0
+    stored_bytes: int = 0
+    copies: int = 0
+    stubs: int = 0
+    plain_files: int = 0
+    logical_bytes: int = 0
+    unreferenced_chunks: int = 0
+    quarantined: int = 0
+    unsettled: int = 0
+    unsynced_bytes: int = 0
+    files_hit: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    by_invariant: dict[str, int] = field(default_factory=dict)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Checked:
+    """The entries of a container's table, and those that turned out to be another one, or none."""
+
+    entries: UncheckedEntries
+    seed: int
+    changed: dict[int, tbl.Entry | None] = field(default_factory=dict)
+
+    def entry(self, ordinal: int) -> tbl.Entry | None:
+        if ordinal in self.changed or ordinal >= len(self.entries):
+            return self.changed.get(ordinal)
+        return self.entries[ordinal]
+
+    def of_state(self, state: tbl.State) -> Iterator[tbl.Entry]:
+        count = max([len(self.entries), *(ordinal + 1 for ordinal in self.changed)])
+        for ordinal in range(count):
+            entry = self.entry(ordinal)
+            if entry is not None and entry.state == state:
+                yield entry
+
+
+class Verify:
+    """One offline check of a volume. Changes nothing. Needs the job lock, and no mount."""
+
+    def __init__(self, volume: Volume, run: JobRun) -> None:
+        self._volume = volume
+        self._run = run
+        self._report = VerifyReport(started_s=run.started_s)
+        self._known = {kind: KnownRecords() for kind in fmt.COPIES_OF}
+        self._copied: dict[fmt.Kind, dict[int, dict[int, set[bytes]]]] = {
+            kind: {} for kind in fmt.COPIES_OF
+        }
+
+    def run(self) -> VerifyReport:
+        """Check everything. Raises Cancelled."""
+        report = self._report
+        algorithm = self._volume.parameters.fingerprint
+        windows = WindowReader(algorithm, cores(), lambda _: self._run.check())
+        try:
+            for of, kind in fmt.COPIES_OF.items():
+                # The copies first: each is compared when what it repeats comes along.
+                self._check_containers(kind, of, windows)
+                self._check_containers(of, of, windows)
+                for record_id in self._known[of].wrong_merges():
+                    detail = "leads to a record with another fingerprint"
+                    self._find(Invariant.MERGED_TARGET, show_id(record_id), detail)
+        finally:
+            windows.close()
+        for kind, known in self._known.items():
+            report.findings += check_partitions(self._volume, self._run, kind)
+            report.findings += check_merges(known, self._run)
+        report.findings += check_set(self._volume, self._run)
+        report.findings += check_log(self._volume)
+        self._check_tree()
+        return self.report()
+
+    def report(self) -> VerifyReport:
+        """The report, as far as the run got."""
+        report = self._report
+        report.quarantined = sum(len(known.lost) for known in self._known.values())
+        report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced
+        report.by_invariant = dict(Counter(f.invariant for f in report.findings))
+        report.files_hit = len({f.where for f in report.findings if f.invariant in OF_FILES})
+        report.outcome = "damaged" if report.findings else "clean"
+        report.resources = self._run.resources()
+        return report
+
+    def _find(self, invariant: Invariant, where: str, detail: str) -> None:
+        self._report.findings.append(Finding(invariant, where, detail))
+
+    def _check_containers(self, kind: fmt.Kind, of: fmt.Kind, windows: WindowReader) -> None:
+        try:
+            directory = os.open(self._volume.directory(kind), os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return  # a volume from before there were second copies
+        with opened(directory):
+            numbers = container_numbers(directory)
+            self._run.update(phase=f"{kind.name.lower()} containers", total=len(numbers))
+            for number in sorted(set(table_numbers(directory)) - set(numbers)):
+                where = f"{kind.name.lower()}/{data_name(number).decode()}"
+                self._find(Invariant.CONTAINER_HEADER, where, "the container is missing")
+            for done, number in enumerate(numbers):
+                where = f"{kind.name.lower()}/{data_name(number).decode()}"
+                try:
+                    checked = self._check_container(directory, kind, number, windows, where)
+                    if checked is not None:
+                        self._take_in(kind, of, number, checked)
+                except OSError as error:
+                    detail = f"cannot be read: {error.strerror}"
+                    self._find(Invariant.CONTAINER_RECORDS, where, detail)
+                self._run.update(done=done + 1)
+                self._run.check()
+
+    def _take_in(self, kind: fmt.Kind, of: fmt.Kind, number: int, checked: "_Checked") -> None:
+        """Note what is there, and what repeats what."""
+        known = self._known[of]
+        if kind is not of:
+            for copy in self._run.checked(checked.of_state(tbl.State.LIVE)):
+                copied = self._copied[of].setdefault(container_of(copy.target), {})
+                copied.setdefault(ordinal_of(copy.target), set()).add(copy.fingerprint)
+                known.add_copy(copy)
+                self._report.copies += 1
+            return
+        known.add_container(number, checked.entries, checked.seed)
+        for ordinal, changed in checked.changed.items():
+            if changed is None:
+                known.forget(make_id(number, ordinal))
+            else:
+                known.add(make_id(number, ordinal), changed)
+        for ordinal, fingerprints in sorted(self._copied[of].get(number, {}).items()):
+            entry = checked.entry(ordinal)
+            if entry is None or entry.state not in tbl.USABLE:
+                continue
+            if fingerprints - {entry.fingerprint}:
+                detail = "its second copy has other bytes"
+                self._find(Invariant.COPY_AGREES, show_id(make_id(number, ordinal)), detail)
+
+    def _check_container(
+        self, directory: int, kind: fmt.Kind, number: int, windows: WindowReader, where: str
+    ) -> "_Checked | None":
+        """Check one container; None where there is none to speak of."""
+        if is_unfinished(directory, number):
+            return None
+        self._report.containers += 1
+        uuid = self._volume.space.volume
+        with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory)) as fd:
+            try:
+                header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), where)
+            except Damaged as error:
+                self._find(Invariant.CONTAINER_HEADER, where, str(error))
+                return None
+            if (header.kind, header.container, header.volume) != (kind, number, uuid):
+                detail = "the header is of another container"
+                self._find(Invariant.CONTAINER_HEADER, where, detail)
+                return None
+            end = size = os.fstat(fd).st_size
+            entries = UncheckedEntries(b"", _seed(header))
+            try:
+                mark, table = load_table(directory, header)
+                entries = table.resized(mark.synced_count)
+                end = min(size, mark.synced_bytes)
+                self._check_end(fd, header, mark, size, where)
+            except DamagedTable as error:
+                self._find(Invariant.TABLE_AGREES, where, str(error))
+            return self._check_records(fd, header, entries, end, windows, where)
+
+    def _check_end(
+        self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader, size: int, where: str
+    ) -> None:
+        """What lies behind the mark may be torn; before it, nothing may be missing."""
+        if size < mark.synced_bytes:
+            detail = f"{mark.synced_bytes - size} bytes are missing at its end"
+            self._find(Invariant.CONTAINER_RECORDS, where, detail)
+        end = mark.synced_bytes
+        for item in scan(fd, _seed(header), end, size):
+            if isinstance(item, Gap) or not payload_is_intact(fd, item):
+                break
+            end = item.offset + fmt.record_size(item.record.stored_length)
+        self._report.unsynced_bytes += max(0, size - end)
+
+    def _check_records(
+        self,
+        fd: int,
+        header: fmt.FileHeader,
+        entries: UncheckedEntries,
+        end: int,
+        windows: WindowReader,
+        where: str,
+    ) -> "_Checked":
+        """What the records are that are there, by themselves where the table does not say."""
+        check = RecordCheck(entries, _seed(header))
+        found = _Checked(entries, _seed(header))
+        start = fmt.FILE_HEADER_BYTES
+        for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
+            if not entries and isinstance(item, Window):
+                for row in rows(item.records, _seed(header)):
+                    found.changed.update(dict.fromkeys(row.ordinals, row.entry))
+            for problem in problems:
+                self._problem(problem, where, found)
+        for problem in check.finish():
+            self._problem(problem, where, found)
+        self._report.records += check.records
+        self._report.stored_bytes += end - fmt.FILE_HEADER_BYTES
+        return found
+
+    def _problem(self, problem: Problem, where: str, found: "_Checked") -> None:
+        is_of_record = problem.invariant in (
+            Invariant.RECORD_PAYLOAD,
+            Invariant.RECORD_FINGERPRINT,
+        )
+        name = f"{where} record {problem.ordinal}" if is_of_record else where
+        self._find(problem.invariant, name, problem.detail)
+        if problem.ordinal < 0:
+            return
+        if problem.entry is not None and not is_of_record:
+            # A wrong entry costs a scan, and no bytes.
+            found.changed[problem.ordinal] = problem.entry
+        else:
+            found.changed[problem.ordinal] = None
+
+    def _check_tree(self) -> None:
+        report, chunks = self._report, self._known[fmt.Kind.CHUNKS]
+        self._run.update(phase="stubs", done=0, total=0)
+        nodes = self._known[fmt.Kind.STREAMS]
+        tree = ReferenceWalk(self._volume, self._run, chunks, nodes, is_exact=True).walk()
+        report.stubs, report.plain_files = tree.stubs, tree.plain_files
+        report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled
+        report.findings += tree.findings
+        for path in tree.suspects:
+            self._run.check()
+            for loss in losses(self._volume, path, chunks):
+                invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
+                detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
+                self._find(invariant, loss.path, detail)
+        for known in self._known.values():
+            for record_id in sorted(known.relied_on):
+                detail = "only its second copy is there"
+                self._find(Invariant.PRIMARY_THERE, show_id(record_id), detail)
+
+
+def _seed(header: fmt.FileHeader) -> int:
+    return fmt.checksum_seed(header.volume, header.container, header.generation)

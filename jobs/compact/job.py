@@ -1,0 +1,230 @@
+"""The compact job: containers give the space of their garbage back (docs/upkeep.md)."""
+
+import os
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace, ServiceUnreachable
+from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.format.ids import show_id
+from dedupd.store.container.compaction import compact, remove, remove_remains
+from dedupd.store.container.container import data_name
+from dedupd.store.container.directory import OpenContainers
+from dedupd.store.container.files import container_numbers, last_number
+from dedupd.store.container.recovery import recover_or_discard
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
+from dedupd.system.files import opened
+from dedupd.units import MIB, format_size
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.reconcile.forwarded_records import MergedBytes
+
+FREE_BYTES_MARGIN = 64 * MIB
+"""Left to users while a container is there twice; a fiftieth of a smaller file system."""
+
+
+@dataclass(slots=True)
+class CompactReport:
+    """What a run did; the JSON form of the report. Bytes are those of container files."""
+
+    job: str = "compact"
+    outcome: str = "done"
+    containers: int = 0
+    stored_bytes: int = 0
+    dead_bytes: int = 0
+    rewritten: int = 0
+    removed: int = 0
+    copied_bytes: int = 0
+    freed_bytes: int = 0
+    below_threshold: int = 0
+    left_for_lack_of_space: int = 0
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class _Candidate(NamedTuple):
+    """A container worth a rewrite."""
+
+    kind: Kind
+    number: int
+    weight: Weight
+
+    @property
+    def cost(self) -> float:
+        """Bytes copied for each that is freed."""
+        return 0.0 if self.weight.is_dead else self.weight.needed_bytes / self.weight.gain_bytes
+
+
+class Compact:
+    """One compaction of one volume. Needs the volume's job lock; the volume may be mounted."""
+
+    def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool = False) -> None:
+        self._volume = volume
+        self._run = run
+        self._dry_run = dry_run
+        self._dead_min = volume.policy().compaction_dead_min
+        self._report = CompactReport(started_s=run.started_s)
+
+    def run(self) -> CompactReport:
+        """Rewrite what the policy's threshold asks for, the cheapest first. Raises Cancelled.
+
+        Where space is short, those go first that there is room for; each makes more.
+        """
+        candidates = [c for kind in Kind for c in self._candidates(kind)]
+        total = sum(0 if c.weight.is_dead else c.weight.needed_bytes for c in candidates)
+        self._run.update(phase="compacting", done=0, total=total)
+        while candidates and not self._dry_run:
+            self._run.check()
+            fitting = [c for c in candidates if self._has_room(c)]
+            if not fitting:
+                self._leave(candidates)
+                break
+            chosen = min(fitting, key=lambda candidate: candidate.cost)
+            candidates.remove(chosen)
+            self._compact(chosen)
+        return self.report()
+
+    def report(self) -> CompactReport:
+        """The report, as far as the run got."""
+        report = self._report
+        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
+        report.resources = self._run.resources()
+        return report
+
+    def _directory(self, kind: Kind) -> AbstractContextManager[int]:
+        return opened(self._volume.open_directory(kind))
+
+    def _candidates(self, kind: Kind) -> list[_Candidate]:
+        """Bring every container of a kind into a known state, and weigh it."""
+        found, report = [], self._report
+        with self._directory(kind) as dir_fd:
+            if not self._dry_run:
+                remove_remains(dir_fd, self._volume.disk)
+            numbers = container_numbers(dir_fd)
+            self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=len(numbers))
+            for done, number in enumerate(numbers):
+                self._run.check()
+                state = self._recovered(dir_fd, kind, number)
+                if state is None:
+                    continue
+                weight = weigh(state.entries.data, seed_of(state.header), state.end)
+                report.containers += 1
+                report.stored_bytes += weight.size_bytes
+                report.dead_bytes += max(0, weight.gain_bytes)
+                is_removable = weight.is_dead and number < last_number(dir_fd)
+                if is_removable or self._is_worth_it(kind, number, weight):
+                    found.append(_Candidate(kind, number, weight))
+                self._run.update(done=done + 1)
+        return found
+
+    def _recovered(self, dir_fd: int, kind: Kind, number: int) -> Recovered | None:
+        """None for what is scrub's to look at, or was never begun."""
+        volume = self._volume
+        try:
+            return recover_or_discard(dir_fd, number, kind, volume.space.volume, volume.disk)
+        except DamagedContainer as error:
+            self._run.findings.add(f"{kind.name.lower()}: {error}")
+            return None
+
+    def _is_worth_it(self, kind: Kind, number: int, weight: Weight) -> bool:
+        if weight.gain_bytes < GAIN_BYTES_MIN:
+            return False
+        if not weight.is_worth_it(self._dead_min):
+            self._report.below_threshold += 1
+            return False
+        if weight.quarantined:
+            name = f"{kind.name.lower()}/{data_name(number).decode()}"
+            self._run.findings.add(
+                f"{name}: stays as it is, {weight.quarantined} of its records are quarantined;"
+                " run scrub"
+            )
+            return False
+        return True
+
+    def _has_room(self, candidate: _Candidate) -> bool:
+        if candidate.weight.is_dead:
+            return True
+        space = os.fstatvfs(self._volume.data_fd)
+        margin = min(FREE_BYTES_MARGIN, space.f_blocks * space.f_frsize // 50)
+        return candidate.weight.needed_bytes + margin <= space.f_bavail * space.f_frsize
+
+    def _leave(self, candidates: list[_Candidate]) -> None:
+        self._report.left_for_lack_of_space = len(candidates)
+        least = min(candidate.weight.needed_bytes for candidate in candidates)
+        self._run.findings.add(
+            f"{len(candidates)} containers stay as they are: the smallest needs"
+            f" {format_size(least)} of free space while it is rewritten"
+        )
+
+    def _compact(self, candidate: _Candidate) -> None:
+        kind, number, weight = candidate
+        volume, report, run = self._volume, self._report, self._run
+        before = run.progress.done
+        with ExitStack() as stack:
+            dir_fd = stack.enter_context(self._directory(kind))
+            state = self._recovered(dir_fd, kind, number)
+            if state is None:
+                return
+            # Who closes the old file last gives its blocks back, which takes long: not the mount.
+            old_fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            stack.callback(os.close, old_fd)
+            try:
+                self._keep_last_bytes(dir_fd, kind, state)
+                if weight.is_dead and number < last_number(dir_fd):
+                    remove(dir_fd, state, volume.disk)
+                    report.removed += 1
+                    size = 0
+                else:
+                    size = compact(
+                        dir_fd, state, volume.disk, lambda done: self._step(before + done)
+                    )
+                    report.rewritten += 1
+                    report.copied_bytes += size
+            except (DamagedChunk, NoSpace) as error:
+                if isinstance(error, DamagedChunk):
+                    # Else a quick scrub would not look at it.
+                    volume.repairs.add(kind, error.chunk_id)
+                run.findings.add(f"{kind.name.lower()}: {error}")
+                return
+            report.freed_bytes += weight.size_bytes - size
+            self._tell_readers(kind, number)
+
+    def _keep_last_bytes(self, dir_fd: int, kind: Kind, state: Recovered) -> None:
+        """Raises DamagedChunk where a record that was merged has the only bytes left: what it
+        leads to was lost since, and readers, and scrub, use its own."""
+        volume, number = self._volume, state.header.container
+        containers = OpenContainers(dir_fd, kind, volume.space.volume)
+        merged = MergedBytes(self._run, containers, volume.parameters.fingerprint)
+        found = merged.first_needed(state)
+        if found is not None:
+            needed, lost = found
+            raise DamagedChunk(
+                f"{data_name(number).decode()}: what record {show_id(needed)} was merged into is"
+                " damaged, so the container stays as it is; run scrub",
+                lost,
+            )
+
+    def _step(self, done: int) -> None:
+        self._run.update(done=done)
+        self._run.check()
+
+    def _tell_readers(self, kind: Kind, number: int) -> None:
+        """Have the mount's process let go of the old files: as long as it holds them, their space
+        is not free. It reads on from the new ones without being told."""
+        volume = self._volume
+        if kind not in COPIES_OF:
+            return  # copies are opened for each read
+        own = volume.chunk_records if kind is Kind.CHUNKS else volume.stream_records
+        own.drop([number])
+        client = self._volume.mount_client()
+        if client is None:
+            return
+        with client:
+            try:
+                client.call("reopen", kind=int(kind), containers=[number])
+            except ServiceUnreachable:
+                return  # it is being unmounted, and lets go of everything

@@ -1,0 +1,1 @@
+"""What all jobs share: the run, its channel, its pace and its memory."""

@@ -1,0 +1,241 @@
+"""Giving way: a job slows down, pauses and goes on with what the machine and its users do.
+
+:func:`decide` is the rule, a pure function; docs/service.md states it for people. What the job
+causes itself does not count: its processor time is subtracted, and the pressure of the disk, which
+cannot be told apart while the job works, counts only while it waits.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import psutil
+
+from dedupd.errors import ServiceUnreachable
+from dedupd.system.control_socket import ControlClient, socket_path
+from jobs.frame.pace import CRAWL_SHARE, Pace
+from jobs.frame.pressure import RESOURCES, pressure_of
+
+TICK_S = 0.5
+"""Between two looks. With what is in the pipes of a job it gives way within a second."""
+
+QUIET_S = 2.0
+"""How long all has to be calm before a job goes on."""
+
+PATIENCE_S = 600.0
+"""How long a job waits for others. On a machine that is never calm it would never be done."""
+
+SLOW_SHARE = 0.25
+"""How much of its time a slow job works."""
+
+USERS_SLOW, USERS_PAUSE = 0.001, 0.002
+"""Requests of users being served at a time, on average: their rate times what each takes. Some 20
+reads a second of 0.1 ms: with a job at a quarter of the time beside 50 a second, the slowest
+hundredth of them took twice as long."""
+
+CPU_SLOW, CPU_PAUSE = 0.5, 0.8
+"""The share of all cores that others use."""
+
+CPU_PRESSURE = 0.25
+IO_PRESSURE = 0.25
+MEMORY_PRESSURE = 0.05
+"""The share of the time in which some process waited for processor, disk, or memory."""
+
+IO_SUSPECT = 0.5
+"""A pressure of the disk at which the job waits for a tick, to see whether it is its own."""
+
+PROBE_S = 30.0
+"""Between two such looks."""
+
+
+class Gait(Enum):
+    """How a job goes."""
+
+    FULL = "full"
+    SLOW = "slow"
+    CRAWL = "crawl"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What was measured during the last tick. Shares are from 0 to 1."""
+
+    users: float = 0.0
+    """Requests of users that were being served at a time."""
+    others_cpu: float = 0.0
+    cpu_pressure: float = 0.0
+    io_pressure: float = 0.0
+    memory_pressure: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How the job goes, why, since when all has been calm, and since when the job has waited."""
+
+    gait: Gait = Gait.FULL
+    reason: str = ""
+    calm_since_s: float | None = None
+    probed_s: float = -PROBE_S
+    probing: bool = False
+    waiting_since_s: float | None = None
+
+
+def decide(state: State, seen: Readings, now_s: float) -> State:
+    """How to go on, given what the last tick has shown; ``now_s`` is of a monotonic clock."""
+    waits = state.gait in (Gait.PAUSE, Gait.CRAWL)
+    gait, reason = _wanted(seen, waits=waits)
+    if gait is Gait.PAUSE:
+        since_s = now_s if state.waiting_since_s is None else state.waiting_since_s
+        if now_s >= since_s + PATIENCE_S and seen.memory_pressure < MEMORY_PRESSURE:
+            gait, reason = Gait.CRAWL, f"{reason}; it goes on for {CRAWL_SHARE:.0%} of the time"
+        return State(gait, reason, None, state.probed_s, waiting_since_s=since_s)
+    if not waits:
+        if seen.io_pressure >= IO_SUSPECT and now_s >= state.probed_s + PROBE_S:
+            looking = "looking whether others wait for the disk"
+            return State(Gait.PAUSE, looking, None, now_s, probing=True)
+        return State(gait, reason, None, state.probed_s)
+    calm_since_s = now_s if state.calm_since_s is None else state.calm_since_s
+    if state.probing or now_s >= calm_since_s + QUIET_S:
+        return State(gait, reason, None, state.probed_s)
+    return replace(state, calm_since_s=calm_since_s)
+
+
+def _wanted(seen: Readings, *, waits: bool) -> tuple[Gait, str]:
+    """How to go by these readings alone. ``waits``: nothing of them is the job's own."""
+    if seen.memory_pressure >= MEMORY_PRESSURE:
+        return Gait.PAUSE, f"memory is short ({seen.memory_pressure:.0%} of the time)"
+    if seen.users >= USERS_PAUSE:
+        return Gait.PAUSE, _USERS
+    if seen.others_cpu >= CPU_PAUSE:
+        return Gait.PAUSE, f"others use {seen.others_cpu:.0%} of the processors"
+    if waits and seen.cpu_pressure >= CPU_PRESSURE and seen.others_cpu >= CPU_SLOW:
+        return Gait.PAUSE, f"others wait for the processors ({seen.cpu_pressure:.0%} of the time)"
+    if waits and seen.io_pressure >= IO_PRESSURE:
+        return Gait.PAUSE, f"others wait for the disk ({seen.io_pressure:.0%} of the time)"
+    if seen.users >= USERS_SLOW:
+        return Gait.SLOW, _USERS
+    if seen.others_cpu >= CPU_SLOW:
+        return Gait.SLOW, f"others use {seen.others_cpu:.0%} of the processors"
+    return Gait.FULL, ""
+
+
+_USERS = "users are at work"
+
+_SHARES = {Gait.FULL: 1.0, Gait.SLOW: SLOW_SHARE, Gait.CRAWL: CRAWL_SHARE}
+
+
+def decide_eager(state: State, seen: Readings, now_s: float) -> State:
+    """The rule of a job that is to be done soon: it waits only where memory is short."""
+    return decide(state, Readings(memory_pressure=seen.memory_pressure), now_s)
+
+
+Decide = Callable[[State, Readings, float], State]
+
+
+class Meter:
+    """Measures what happened since it was asked last."""
+
+    def __init__(self, volume_uuid: str) -> None:
+        self._uuid = volume_uuid
+        self._client: ControlClient | None = None
+        self._process = psutil.Process()
+        self._last = self._counters()
+
+    def read(self) -> Readings:
+        last, self._last = self._last, self._counters()
+        now = self._last
+        elapsed_s = max(1e-3, now.time_s - last.time_s)
+        cores_s = elapsed_s * (os.cpu_count() or 1)
+        others_s = (now.busy_s - last.busy_s) - (now.own_s - last.own_s)
+
+        def share(name: str) -> float:
+            return _between(now.pressure_s[name] - last.pressure_s[name], elapsed_s)
+
+        return Readings(
+            users=max(0.0, now.users_s - last.users_s) / elapsed_s,
+            others_cpu=_between(others_s, cores_s),
+            cpu_pressure=share("cpu"),
+            io_pressure=share("io"),
+            memory_pressure=share("memory"),
+        )
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _counters(self) -> "_Counters":
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
+        # guest time is in user already
+        everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        own = self._process.cpu_times()
+        return _Counters(
+            time_s=time.monotonic(),
+            busy_s=everything - idle,
+            own_s=own.user + own.system,
+            users_s=self._users_s(),
+            pressure_s={name: pressure_of(name).total_s for name in RESOURCES},
+        )
+
+    def _users_s(self) -> float:
+        """What users' requests have taken so far; 0 where nothing is mounted."""
+        try:
+            if self._client is None:
+                self._client = ControlClient(socket_path(self._uuid))
+            return float(self._client.call("status")["busy_s"])
+        except (ServiceUnreachable, KeyError, ValueError):
+            self.close()
+            return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    time_s: float
+    busy_s: float
+    own_s: float
+    users_s: float
+    pressure_s: dict[str, float]
+
+
+def _between(part_s: float, whole_s: float) -> float:
+    return min(1.0, max(0.0, part_s / whole_s))
+
+
+@contextmanager
+def backing_off(
+    volume_uuid: str, pace: Pace, rule: Decide, on_change: Callable[[], None]
+) -> Iterator[None]:
+    """Keep a job at the pace that ``rule`` gives, while the block runs."""
+    end = threading.Event()
+    meter = Meter(volume_uuid)
+    thread = threading.Thread(
+        target=_watch, args=(meter, pace, rule, on_change, end), name="back-off", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        meter.close()
+
+
+def _watch(
+    meter: Meter, pace: Pace, rule: Decide, on_change: Callable[[], None], end: threading.Event
+) -> None:
+    state = State()
+    while not end.wait(TICK_S):
+        before, state = state, rule(state, meter.read(), time.monotonic())
+        if state.gait is Gait.PAUSE:
+            pace.hold("back-off", state.reason)
+        else:
+            pace.slow(_SHARES[state.gait], state.reason)
+            pace.let_go("back-off")
+        if (before.gait, before.reason) != (state.gait, state.reason):
+            on_change()

@@ -1,0 +1,168 @@
+"""What every job has: a run record, progress, a way to stop it, a report."""
+
+import json
+import logging
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dedupd.errors import CatalogUnusable, DedupdError
+from dedupd.volume.catalog import Catalog, time_key
+from dedupd.volume.volume import Volume
+from jobs.frame.pace import Pace
+
+T = TypeVar("T")
+
+_log = logging.getLogger("dedupd")
+
+ITEMS_BETWEEN_CHECKS = 1024
+"""Looked at in a few milliseconds."""
+
+ERRORS_KEPT_MAX = 100
+"""Messages in a report; the count goes on."""
+
+
+def checked(items: Iterable[T], check: Callable[[], None] | None) -> Iterator[T]:
+    """Items to be looked at one by one, with ``check``, if any, called every few milliseconds."""
+    for number, item in enumerate(items):
+        if check is not None and number % ITEMS_BETWEEN_CHECKS == 0:
+            check()
+        yield item
+
+
+class Cancelled(DedupdError):
+    """The job was asked to stop; what it has committed stays."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is. ``done`` and ``total`` are in ``unit``; ``total`` 0 means not known yet."""
+
+    phase: str = "starting"
+    done: int = 0
+    total: int = 0
+    files: int = 0
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """Things that went wrong with single files; the job goes on."""
+
+    count: int = 0
+    messages: list[str] = field(default_factory=list)
+
+    def add(self, message: str) -> None:
+        self.count += 1
+        if len(self.messages) < ERRORS_KEPT_MAX:
+            self.messages.append(message)
+
+
+class JobRun:
+    """One run of a job: owns its progress and its cancel flag."""
+
+    def __init__(self, job: str, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self.job = job
+        self.id = f"{job}-{time.time_ns()}"
+        self.started_s = time.time()
+        self.progress = Progress()
+        self.findings = Findings()
+        self.pace = Pace()
+        self.report: dict[str, Any] | None = None
+        """What came of it, as it is kept in the history."""
+        self._on_progress = on_progress
+        self._reported_s = 0.0
+        self._stop = threading.Event()
+
+    def update(self, **changes: Any) -> None:
+        """Change progress fields, and tell whoever watches, a few times a second."""
+        for name, value in changes.items():
+            setattr(self.progress, name, value)
+        now = time.monotonic()
+        if self._on_progress is not None and now - self._reported_s > 0.1:
+            self._reported_s = now
+            self._on_progress(self.progress)
+
+    def tell(self) -> None:
+        """Tell whoever watches, whatever the time."""
+        if self._on_progress is not None:
+            self._on_progress(self.progress)
+
+    def cancel(self) -> None:
+        self._stop.set()
+
+    def check(self) -> None:
+        """A safe place: wait here where the job is to give way. Raises Cancelled where it is to
+        stop."""
+        self.pace.keep(self._stop)
+        if self._stop.is_set():
+            raise Cancelled(f"{self.job}: stopped; what was committed stays, run it again to go on")
+
+    def checked(self, items: Iterable[T]) -> Iterator[T]:
+        """Items to be looked at one by one, with a safe place now and then. Raises Cancelled."""
+        return checked(items, self.check)
+
+    def wait(self, seconds: float) -> None:
+        """Do nothing for so long, but stop at once. Raises Cancelled."""
+        self._stop.wait(seconds)
+        self.check()
+
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM ask the job to stop at the next safe place."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {
+            number: signal.signal(number, lambda *_: self.cancel())
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def resources(self) -> dict[str, float]:
+        """Wall and CPU seconds so far, and the peak memory in bytes."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "wall_s": round(time.time() - self.started_s, 3),
+            "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+            "memory_bytes_peak": _memory_bytes_peak(),
+        }
+
+
+def _memory_bytes_peak() -> int:
+    """Of this program alone: what the kernel counts for ``getrusage`` includes the process that
+    started it, up to then."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
+    """Keep a run in the volume's history; where that is not possible, say so and go on."""
+    run.report = report
+    try:
+        with Catalog(volume.catalogue) as catalog:
+            catalog.put(time_key("run/", run.started_s), report)
+    except CatalogUnusable as error:
+        _log.warning("the run is not in the history: %s", error)
+
+
+def history(volume: Volume, count: int) -> list[dict[str, Any]]:
+    """The last runs, newest first."""
+    with Catalog(volume.catalogue) as catalog:
+        return catalog.latest("run/", count)
+
+
+def as_json(report: dict[str, Any]) -> str:
+    return json.dumps(report, indent=2, ensure_ascii=True)

@@ -1,0 +1,1 @@
+"""The garbage collection job."""

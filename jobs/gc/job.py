@@ -1,0 +1,256 @@
+"""The gc job: what no stub and no open file needs becomes an orphan (docs/upkeep.md).
+
+It only ever marks from the truth: the stubs of the tree, what is open without a name, and the
+recipes that these name. What a run tells the next is what recipes name, which never changes
+(``jobs/gc/mark_phases.py``); nothing is counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dedupd import native
+from dedupd.failpoint import define, reach
+from dedupd.format import table as tbl
+from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.format.ids import make_id, show_id
+from dedupd.format.table import State
+from dedupd.store import saved_marks
+from dedupd.store.container.record_states import set_states
+from dedupd.store.container.table_file import LOST
+from dedupd.store.mark_set import Marks, Needs
+from dedupd.volume.unfinished_files import Checkpoints
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.gc import last_run, mark_phases
+from jobs.gc.mark_phases import RecipeMarks
+from jobs.gc.recipe_marker import RecipeReading
+from jobs.gc.tables import Shape, Tables, fingerprint_of, states_of
+from jobs.gc.tree_marker import TreeMarker
+
+_MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
+_SYNCED = define("gc.synced", "the tree is durable as it was walked, nothing is changed")
+_SWEPT = define("gc.swept", "the orphans of one container are durable")
+
+NOTHING_NEW = "nothing has changed since the last run"
+
+
+@dataclass(slots=True)
+class GcReport:
+    """What a run found and did; the JSON form of the report. Bytes are those of payloads.
+
+    ``resumed``: it has built upon what an earlier run had found; ``recipes`` are those that it read
+    itself, and ``recipe_entries`` what these name.
+    """
+
+    job: str = "gc"
+    outcome: str = "done"
+    resumed: bool = False
+    files: int = 0
+    stubs: int = 0
+    recipes: int = 0
+    recipe_entries: int = 0
+    chunks: int = 0
+    chunks_needed: int = 0
+    orphaned_chunks: int = 0
+    orphaned_recipes: int = 0
+    orphaned_copies: int = 0
+    orphaned_bytes: int = 0
+    orphans_before: int = 0
+    revived: int = 0
+    epoch: int = 0
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class Gc:
+    """One collection over one volume. Needs the volume's job lock; the volume may be mounted."""
+
+    def __init__(
+        self, volume: Volume, run: JobRun, *, full: bool = False, dry_run: bool = False
+    ) -> None:
+        """``full``: build upon nothing that an earlier run has found."""
+        self._volume = volume
+        self._run = run
+        self._full = full
+        self._dry_run = dry_run
+        self._report = GcReport(started_s=run.started_s)
+        self._epoch = 1
+
+    def run(self) -> GcReport:
+        """Mark, then sweep. Raises Cancelled, Busy, NoSpace.
+
+        Where anything could not be read that may name a chunk, nothing is swept: the report says
+        what it was.
+        """
+        volume, run, report = self._volume, self._run, self._report
+        if not self._dry_run:
+            # Chunks that only a checkpoint names are garbage from here on.
+            Checkpoints(volume).clear()
+            saved_marks.remove_unfinished(volume.base_fd, volume.disk)
+        self._tables = Tables(volume, run)
+        marks = {kind: Marks(self._tables.counts(kind)) for kind in Kind}
+        chunks, wanted = marks[Kind.CHUNKS], Needs(self._tables.counts(Kind.STREAMS))
+        run.update(phase="walking the tree")
+        roots = TreeMarker(volume, run, chunks, wanted).mark()
+        report.files, report.stubs = roots.files, roots.stubs
+        for problem in roots.problems:
+            run.findings.add(problem)
+        named = {Kind.CHUNKS: chunks.digest(), Kind.STREAMS: wanted.digest()}
+        if not self._full and last_run.is_as_left(volume, self._state(named)):
+            report.outcome = NOTHING_NEW
+            return self.report()
+        recipes = self._read_recipes(wanted)
+        chunks.include(recipes.chunks)
+        marks[Kind.STREAMS] = recipes.nodes
+        for kind in (Kind.CHUNKS, Kind.STREAMS):
+            self._follow(kind, marks[kind])
+            if self._mark_twins(kind, marks[kind]):
+                self._follow(kind, marks[kind])
+            self._tell_strays(kind, marks[kind])
+        for kind, copies in COPIES_OF.items():
+            self._mark_copies(copies, marks[kind], marks[copies])
+        report.chunks_needed = chunks.count()
+        report.chunks = sum(self._tables.counts(Kind.CHUNKS).values())
+        reach(_MARKED)
+        if run.findings.count:
+            report.outcome = "nothing collected: see the messages"
+        else:
+            self._sweep(marks)
+            if not self._dry_run:
+                last_run.remember(volume, self._state(named))
+        return self.report()
+
+    def _state(self, named: dict[Kind, bytes]) -> str:
+        return last_run.digest(named, {kind: self._tables.live(kind) for kind in Kind})
+
+    def report(self) -> GcReport:
+        """The report, as far as the run got."""
+        report = self._report
+        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
+        report.resources = self._run.resources()
+        return report
+
+    # --- marking ------------------------------------------------------------------------------
+
+    def _read_recipes(self, wanted: Needs) -> RecipeMarks:
+        """What the recipes that stubs name lead to; those are read that no earlier run has."""
+        found = None if self._full else mark_phases.resumed(self._volume, self._tables, wanted)
+        self._report.resumed = found is not None
+        marks = found or RecipeMarks(wanted, self._tables)
+        reading = RecipeReading(self._volume, self._run, self._tables, marks, self._save)
+        try:
+            reading.mark()
+        finally:
+            self._report.recipes, self._report.recipe_entries = reading.recipes, reading.entries
+        return marks
+
+    def _save(self, marks: RecipeMarks) -> None:
+        if not self._dry_run:
+            mark_phases.save(self._volume, self._tables, marks)
+
+    def _follow(self, kind: Kind, marks: Marks) -> None:
+        """Mark what marked records were merged into, and what repeats them: a repaired record names
+        the one whose bytes it has, and is all that there is of it where the table was lost."""
+        found_any = True
+        while found_any:
+            found_any = False
+            with self._tables.directory(kind) as dir_fd:
+                for number, shape in self._tables.shapes[kind].items():
+                    for first, block in self._tables.blocks(dir_fd, shape):
+                        is_new, epoch, strays = marks.native.follow(make_id(number, first), block)
+                        marks.note_strays(strays)
+                        self._epoch = max(self._epoch, epoch + 1)
+                        found_any |= is_new
+
+    def _mark_twins(self, kind: Kind, marks: Marks) -> bool:
+        """Mark what has the fingerprint of a marked record that is lost: scrub is to make up for it
+        with that, and an entry that led there may be lost too. Says whether there is any."""
+        lost = set(self._lost_fingerprints(kind, marks))
+        if not lost:
+            return False
+        before = marks.count()
+        with self._tables.directory(kind) as dir_fd:
+            for number, shape in self._tables.shapes[kind].items():
+                for first, block in self._tables.blocks(dir_fd, shape):
+                    count = len(block) // tbl.ENTRY_BYTES
+                    twins = (at for at in range(count) if fingerprint_of(block, at) in lost)
+                    marks.add(make_id(number, first + at) for at in twins)
+        return marks.count() > before
+
+    def _lost_fingerprints(self, kind: Kind, marks: Marks) -> Iterator[bytes]:
+        """Those of marked records that are quarantined, as far as they are known."""
+        with self._tables.directory(kind) as dir_fd:
+            for number, shape in self._tables.shapes[kind].items():
+                for first, block in self._tables.blocks(dir_fd, shape):
+                    for at, state in enumerate(states_of(block)):
+                        if state == State.QUARANTINED and make_id(number, first + at) in marks:
+                            fingerprint = fingerprint_of(block, at)
+                            if fingerprint != LOST.fingerprint:
+                                yield fingerprint
+
+    def _tell_strays(self, kind: Kind, marks: Marks) -> None:
+        """Ids that no table knows are findings: what they were merged into is needed, and what that
+        is nobody can tell before scrub has made their container one that can be opened."""
+        what = "chunk" if kind is Kind.CHUNKS else "recipe"
+        for stray in sorted(marks.strays):
+            self._run.findings.add(
+                f"{what} {show_id(stray)} is missing; what it leads to stays; run scrub"
+            )
+
+    def _mark_copies(self, kind: Kind, marks: Marks, copies: Marks) -> None:
+        """Mark the second copies of marked records, and those of records that are lost: nobody can
+        tell whether these are needed, and the copy may be all that there is."""
+        with self._tables.directory(kind) as dir_fd:
+            for number, shape in self._tables.shapes[kind].items():
+                for first, block in self._tables.blocks(dir_fd, shape):
+                    epoch = copies.native.add_copies(make_id(number, first), block, marks.native)
+                    self._epoch = max(self._epoch, epoch + 1)
+
+    # --- sweeping -----------------------------------------------------------------------------
+
+    def _sweep(self, marks: dict[Kind, Marks]) -> None:
+        self._report.epoch = self._epoch
+        if not self._dry_run:
+            # What the walk did not find must not come back after a power cut, once it is gone.
+            self._volume.disk.sync_file_system(self._volume.data_fd)
+            reach(_SYNCED)
+        for kind in Kind:
+            shapes = self._tables.shapes[kind]
+            self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=len(shapes))
+            with self._tables.directory(kind) as dir_fd:
+                for done, shape in enumerate(shapes.values()):
+                    self._run.check()
+                    bits = memoryview(marks[kind].bits(shape.header.container))
+                    self._sweep_container(dir_fd, shape, bits)
+                    self._run.update(done=done + 1)
+
+    def _sweep_container(self, dir_fd: int, shape: Shape, bits: memoryview) -> None:
+        header = shape.header
+        for first, block in self._tables.blocks(dir_fd, shape):
+            places, orphans = native.misfits(block, bits[first // 8 :])
+            self._report.orphans_before += orphans
+            changes: dict[int, tbl.Entry] = {}
+            for at in memoryview(places).cast("I"):
+                entry = tbl.decode_entry(block[at * tbl.ENTRY_BYTES :], seed_of(header))
+                if entry is not None:
+                    changes[first + at] = self._swept(entry, header.kind)
+            if changes and not self._dry_run:
+                set_states(self._volume.disk, dir_fd, header, changes)
+        reach(_SWEPT)
+
+    def _swept(self, entry: tbl.Entry, kind: Kind) -> tbl.Entry:
+        """What becomes of an entry whose state is not what it should be."""
+        report = self._report
+        if entry.state == State.ORPHANED:
+            report.revived += 1
+            return entry._replace(state=State.LIVE, target=0)
+        if entry.state == State.LIVE:
+            report.orphaned_chunks += kind is Kind.CHUNKS
+            report.orphaned_recipes += kind is Kind.STREAMS
+            report.orphaned_copies += kind not in COPIES_OF
+            report.orphaned_bytes += entry.stored_length
+            return entry._replace(state=State.ORPHANED, target=self._epoch)
+        # Nobody will ask for what it was merged into, or for bytes that failed a check.
+        return entry._replace(state=State.TOMBSTONE, target=0)

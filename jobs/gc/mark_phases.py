@@ -1,0 +1,108 @@
+"""What the recipes of a volume name, marked, and kept from one collection to the next.
+
+What a recipe names never changes. So what a set of recipes leads to never changes either, and is
+known once it was found, whatever has happened since: a later run whose tree names all of these, and
+as much of each, has only to add what it names beyond them (docs/upkeep.md).
+"""
+
+from contextlib import closing
+
+from dedupd import native
+from dedupd.errors import DamagedTable, NoSpace
+from dedupd.failpoint import define, reach
+from dedupd.format.container import Kind
+from dedupd.store import saved_marks
+from dedupd.store.mark_set import Marks, Needs
+from dedupd.store.saved_marks import ChunkSection, SavedMarks, SavedMarksWriter, StreamSection
+from dedupd.volume.volume import Volume
+from jobs.gc.tables import Tables
+
+_SAVED = define("gc.marks-saved", "what recipes name is durable, as far as it is marked")
+
+
+class RecipeMarks:
+    """What the recipes that stubs name lead to: ``nodes``, those to be read still fresh, and the
+    ``chunks`` that the others name. ``wanted`` is what stubs name, and stays as it is."""
+
+    def __init__(self, wanted: Needs, tables: Tables) -> None:
+        """Nothing is read: all that is wanted is fresh."""
+        self.are_known = False
+        """Whether all that is not fresh was known from an earlier run, which has saved it."""
+        self.wanted = wanted
+        self.nodes = Needs(tables.counts(Kind.STREAMS))
+        self.nodes.include(wanted)
+        self.chunks = Marks(tables.counts(Kind.CHUNKS))
+        for number in tables.shapes[Kind.STREAMS]:
+            self.nodes.put(number, wanted.lengths(number), wanted.fresh(number))
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether every id was one of a record. What an unknown one leads to is not known."""
+        return not (self.chunks.strays or self.nodes.strays)
+
+
+def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None:
+    """The marks that an earlier run has saved, with what is wanted beyond them fresh.
+
+    None where there are none that can be read, or where they are not to be built upon: because
+    something that was wanted then no longer is, or because an id stands for another record now.
+    """
+    marks = RecipeMarks(wanted, tables)
+    marks.are_known = True
+    try:
+        with closing(SavedMarks(volume.base_fd, volume.space.volume)) as saved:
+            for section in saved.sections():
+                if isinstance(section, ChunkSection):
+                    is_taken = marks.chunks.native.merge(section.container, section.named)
+                else:
+                    is_taken = _take_nodes(section, marks, tables)
+                if not is_taken:
+                    return None
+    except (OSError, DamagedTable):
+        return None
+    return marks
+
+
+def _take_nodes(section: StreamSection, marks: RecipeMarks, tables: Tables) -> bool:
+    """Take over what is known of a container of recipes, if all of it still holds."""
+    number = section.container
+    if number not in tables.shapes[Kind.STREAMS]:
+        return not any(section.needed)
+    now = marks.wanted.lengths(number)
+    if any(native.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
+        return False
+    # A recipe is what its fingerprint says. An id has another one only where a part of the store
+    # was lost, or brought back from an older copy.
+    if tables.fingerprints(number, memoryview(section.needed)) != section.fingerprints:
+        return False
+    more = native.more_than(now, section.needed)
+    fresh = int.from_bytes(more, "little") | int.from_bytes(section.fresh[: len(more)], "little")
+    needed = native.longest(now, section.needed)
+    marks.nodes.put(number, needed, fresh.to_bytes(len(more), "little"))
+    return True
+
+
+def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
+    """Keep marks for the next run, in place of those before. They must be whole. Where there is no
+    room for them it marks everything itself."""
+    try:
+        with closing(SavedMarksWriter(volume.base_fd, volume.space.volume, volume.disk)) as writer:
+            for number, shape in sorted(tables.shapes[Kind.CHUNKS].items()):
+                writer.add_chunks(ChunkSection(number, shape.count, marks.chunks.bits(number)))
+            for number, shape in sorted(tables.shapes[Kind.STREAMS].items()):
+                needed = marks.nodes.lengths(number)
+                writer.add_streams(
+                    StreamSection(
+                        number,
+                        shape.count,
+                        tables.fingerprints(number, memoryview(needed)),
+                        marks.wanted.lengths(number),
+                        needed,
+                        marks.nodes.fresh(number),
+                    )
+                )
+            writer.complete()
+    except NoSpace:
+        saved_marks.remove_unfinished(volume.base_fd, volume.disk)
+        return
+    reach(_SAVED)

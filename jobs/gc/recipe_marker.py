@@ -1,0 +1,187 @@
+"""Reading the recipes that are needed, and marking what they name."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from dedupd import native
+from dedupd.errors import Damaged, DamagedRecipe
+from dedupd.format import table as tbl
+from dedupd.format.container import FileHeader, Kind, seed_of
+from dedupd.format.ids import make_id, ordinal_of, show_id
+from dedupd.format.recipe import named_by
+from dedupd.store.container.container import data_name
+from dedupd.store.container.sequential_reader import SequentialReader
+from dedupd.store.mark_set import Needs
+from dedupd.system.files import opened
+from dedupd.volume.volume import Volume
+from jobs.frame.run import Cancelled, JobRun
+from jobs.gc.mark_phases import RecipeMarks
+from jobs.gc.tables import Shape, Tables
+
+NODES_AT_ONCE = 1024
+"""Of 64 KiB at most: a run stops within the time that reading so many takes. A multiple of 8."""
+
+SAVE_EVERY_S = 30.0
+"""What is read again after a kill. Saving writes 16 bytes for each recipe, and syncs them."""
+
+
+class RecipeReading:
+    """Reads the nodes of ``marks`` that are fresh, until none is. What is wrong is a finding."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        tables: Tables,
+        marks: RecipeMarks,
+        save: Callable[[RecipeMarks], None],
+    ) -> None:
+        """``save`` is called with whole marks, now and then, and when the run is stopped."""
+        self._volume = volume
+        self._run = run
+        self._tables = tables
+        self._marks = marks
+        self._save = save
+        self._saved_s = time.monotonic()
+        self.recipes = 0
+        """Nodes read."""
+        self.entries = 0
+        """Rows of what was needed of them."""
+
+    def mark(self) -> None:
+        """Mark what the needed part of every recipe names, and what the nodes below it name.
+
+        Containers are read front to back. Nodes lie behind those that they name, so only files of
+        more than one node need another round. Raises Cancelled.
+        """
+        nodes = self._marks.nodes
+        self._run.update(phase="reading recipes", done=0, total=nodes.count())
+        try:
+            found_any = True
+            while found_any:
+                found_any = False
+                for number, shape in self._tables.shapes[Kind.STREAMS].items():
+                    if any(nodes.fresh(number)):
+                        found_any = True
+                        self._mark_container(shape)
+        except Cancelled:
+            # Every safe place lies between two parts, so nothing is half marked.
+            self._save_whole()
+            raise
+        if self.recipes or not self._marks.are_known:
+            self._save_whole()
+
+    def _save_whole(self) -> None:
+        """Save the marks, unless something could not be read: then that is not marked, and yet no
+        longer fresh."""
+        self._saved_s = time.monotonic()
+        if self._marks.are_whole and not self._run.findings.count:
+            self._save(self._marks)
+
+    def _mark_container(self, shape: Shape) -> None:
+        header, nodes = shape.header, self._marks.nodes
+        number = header.container
+        with (
+            self._tables.directory(Kind.STREAMS) as dir_fd,
+            opened(os.open(data_name(number), os.O_RDONLY, dir_fd=dir_fd)) as fd,
+            SequentialReader(fd, seed_of(header)) as reader,
+        ):
+            for first, block in self._tables.blocks(dir_fd, shape):
+                end = first + len(block) // tbl.ENTRY_BYTES
+                for begin in range(first, end, NODES_AT_ONCE):
+                    part = min(begin + NODES_AT_ONCE, end)
+                    ordinals, ends = nodes.take_fresh(number, begin, part)
+                    if ordinals:
+                        self._mark_part(reader, fd, header, first, block, ordinals, ends)
+                        self._between_parts()
+
+    def _between_parts(self) -> None:
+        self._run.check()
+        self._run.update(done=self.recipes)
+        if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+            self._save_whole()
+
+    def _mark_part(
+        self,
+        reader: SequentialReader,
+        fd: int,
+        header: FileHeader,
+        first: int,
+        block: memoryview,
+        ordinals: bytes,
+        ends: bytes,
+    ) -> None:
+        """Mark what the beginnings of some nodes name: all of it, in one go."""
+        for ordinal in self._mark_leaves(fd, header, first, block, ordinals, ends):
+            entry_at = (ordinal - first) * tbl.ENTRY_BYTES
+            entry = tbl.decode_entry(block[entry_at:], seed_of(header))
+            self._mark_node(reader, make_id(header.container, ordinal), entry)
+
+    def _mark_leaves(
+        self,
+        fd: int,
+        header: FileHeader,
+        first: int,
+        block: memoryview,
+        ordinals: bytes,
+        ends: bytes,
+    ) -> Sequence[int]:
+        """Mark what leaves name, without a step of Python's for each: most nodes are leaves, and as
+        they should be. Returns the ordinals of the others, of which nothing is marked."""
+        chunks = self._marks.chunks
+        read, rows, left, strays = chunks.native.add_named(
+            fd,
+            block,
+            seed=seed_of(header),
+            first=first,
+            ordinals=ordinals,
+            ends=ends,
+        )
+        self.recipes += read
+        self.entries += rows
+        chunks.note_strays(strays)
+        return memoryview(left).cast("I")
+
+    def _mark_node(self, reader: SequentialReader, own: int, entry: tbl.Entry | None) -> None:
+        nodes = self._marks.nodes
+        end = nodes.needed(own)
+        if entry is not None and entry.state == tbl.State.MERGED:
+            nodes.need(entry.target, end)
+            return
+        payload = self._payload(reader, own, entry)
+        if payload is not None:
+            self._mark_named(own, payload, end)
+
+    def _mark_named(self, recipe: int, payload: bytes, end: int) -> None:
+        nodes, where = self._marks.nodes, f"recipe {show_id(recipe)}"
+        try:
+            level, ids, last_bytes = named_by(payload, end, where)
+        except DamagedRecipe as error:
+            self._run.findings.add(f"{error}; what it names stays; run scrub")
+            return
+        self.recipes += 1
+        self.entries += len(ids)
+        if level == 0:
+            self._marks.chunks.add(ids)
+            return
+        for node in ids[:-1]:
+            nodes.need(node, Needs.WHOLE)
+        nodes.need(ids[-1], last_bytes)
+
+    def _payload(
+        self, reader: SequentialReader, recipe: int, entry: tbl.Entry | None
+    ) -> bytes | None:
+        """The bytes of a recipe node; None, with a finding, where it cannot be read."""
+        where = f"recipe {show_id(recipe)}"
+        try:
+            found = None
+            if entry is not None and entry.state in tbl.USABLE:
+                found = reader.read(ordinal_of(recipe), entry)
+            if found is None:
+                return self._volume.stream_records.read(recipe)[1]
+            record, payload = found
+            return native.decode(payload, record.codec, record.raw_length, record.checksum)
+        except (Damaged, native.CorruptPayload) as error:
+            self._run.findings.add(f"{where}: {error}; what it names stays; run scrub")
+            return None

@@ -1,0 +1,294 @@
+"""Finding what is needed: every stub of a tree in use, and what is open and has no name."""
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dedupd import native
+from dedupd.errors import Busy, DamagedStub, ServiceUnreachable
+from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
+from dedupd.store.mark_set import Marks, Needs
+from dedupd.system import mount_table
+from dedupd.system.control_socket import ControlClient
+from dedupd.system.paths import show_path
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+
+ATTEMPTS_MAX = 8
+"""Walks that a mount may cut short by coming, going or moving more than its log holds."""
+
+DIRECTORIES_PER_DRAIN = 64
+"""Directories walked between two looks at what was moved meanwhile."""
+
+_CONNECT_WAIT_S = 30.0
+_CONNECT_POLL_S = 0.05
+
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
+
+
+class Interrupted(Exception):
+    """The walk does not count: the mount came, went, or lost count of what was moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a mount has noted: records that stubs name, and directories, open, the taker's."""
+
+    chunks: list[int]
+    recipes: list[int]
+    damaged: list[str]
+    directories: list[int]
+    more: bool
+
+
+class Session(Protocol):
+    """What may change the tree during a walk, and how the walk learns of it."""
+
+    def drain(self) -> Moved | None:
+        """What was moved since the last time; None where it is nothing. Raises Interrupted."""
+        ...
+
+
+class MountSession:
+    """The mount's process takes note."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
+        try:
+            reply = client.call("mark_begin")
+        except ServiceUnreachable as error:
+            raise Interrupted from error
+        if "error" in reply:
+            raise Interrupted(reply["error"])
+
+    def drain(self) -> Moved | None:
+        try:
+            reply, fds = self._client.call_for_fds("mark_drain")
+        except ServiceUnreachable as error:
+            raise Interrupted from error
+        if "error" in reply or reply["overflowed"] or len(fds) != reply["directories"]:
+            for fd in fds:
+                os.close(fd)
+            raise Interrupted
+        moved = Moved(reply["chunks"], reply["recipes"], reply["damaged"], fds, reply["more"])
+        return moved if moved.chunks or moved.recipes or moved.damaged or fds else None
+
+
+class OfflineSession:
+    """No mount: nobody moves anything, as long as none comes."""
+
+    def __init__(self, volume: Volume, mark: int) -> None:
+        self._volume = volume
+        self._mark = mark
+
+    def drain(self) -> Moved | None:
+        try:
+            with self._volume.mount_lock():
+                if self._volume.mount_mark() == self._mark:
+                    return None
+        except Busy:
+            pass
+        raise Interrupted
+
+
+@contextmanager
+def open_session(volume: Volume) -> Iterator[Session]:
+    """Begin to take note of what moves. Raises Interrupted, ServiceUnreachable."""
+    end = time.monotonic() + _CONNECT_WAIT_S
+    while True:
+        try:
+            with volume.mount_lock():
+                mark = volume.mount_mark()
+            yield OfflineSession(volume, mark)
+            return
+        except Busy:
+            pass
+        client = volume.mount_client()
+        if client is not None:
+            with client:
+                yield MountSession(client)
+            return
+        if time.monotonic() > end:
+            raise ServiceUnreachable(
+                f"{volume.root}: mounted, but the process that serves the mount does not answer"
+            )
+        time.sleep(_CONNECT_POLL_S)
+
+
+@dataclass(slots=True)
+class Roots:
+    """What the tree names: ``problems`` say what of it could not be read."""
+
+    files: int = 0
+    stubs: int = 0
+    directories: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class TreeMarker:
+    """Marks what every stub names. Reads the tree only; holds one descriptor a level."""
+
+    def __init__(self, volume: Volume, run: JobRun, chunks: Marks, recipes: Needs) -> None:
+        self._volume = volume
+        self._run = run
+        self._chunks = chunks
+        self._recipes = recipes
+        self._device = os.fstat(volume.data_fd).st_dev
+        self._roots = Roots()
+        self._walked: set[int] = set()
+        self._pending: list[int] = []
+
+    def mark(self) -> Roots:
+        """Mark all. When it returns there was a moment, since it was called, at which nothing was
+        named, or open, that is not marked. Raises Busy where the mount allows none, Cancelled.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return self._attempt()
+            except Interrupted:
+                self._run.check()
+            finally:
+                for fd in self._pending:
+                    os.close(fd)
+                self._pending.clear()
+        raise Busy(
+            f"{self._volume.root}: the volume was mounted, unmounted or rearranged all the time"
+            " while it was walked; run gc again when it is quieter"
+        )
+
+    def _attempt(self) -> Roots:
+        self._roots = Roots()
+        self._walked.clear()
+        with open_session(self._volume) as session:
+            self._note_mounts()
+            root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._volume.data_fd)
+            self._walk(root, session)
+            while True:
+                moved = session.drain()
+                if moved is None and not self._pending:
+                    self._note_mounts()
+                    return self._roots
+                if moved is not None:
+                    self._take(moved)
+                while self._pending:
+                    self._walk(self._pending.pop(), session)
+
+    def _note_mounts(self) -> None:
+        """What lies beneath a mount needs its chunks, and cannot be walked."""
+        for point in mount_table.inside(os.readlink(f"/proc/self/fd/{self._volume.data_fd}")):
+            problem = f"{point}: mounted over files that may need chunks; unmount it"
+            if problem not in self._roots.problems:
+                self._roots.problems.append(problem)
+
+    def _take(self, moved: Moved) -> None:
+        """Note what was moved: a directory is walked once, whenever and however often it moves.
+
+        A stub that a walk of the directory misses has itself been moved, or one of those between
+        has been, and that is noted as well.
+        """
+        self._chunks.add(moved.chunks)
+        for recipe in moved.recipes:
+            self._recipes.need(recipe, Needs.WHOLE)
+        self._roots.problems += moved.damaged
+        for fd in moved.directories:
+            ino = os.fstat(fd).st_ino
+            if ino in self._walked:
+                os.close(fd)
+                continue
+            self._walked.add(ino)
+            try:
+                # It came as a descriptor that only names it.
+                self._pending.append(
+                    os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                )
+            finally:
+                os.close(fd)
+
+    def _walk(self, fd: int, session: Session) -> None:
+        """Walk a directory (``fd`` is taken over) down, by descriptors: however it is moved
+        meanwhile, it is this one."""
+        levels: list[tuple[int, list[bytes]]] = []
+        try:
+            levels.append((fd, self._list(fd)))
+            while levels:
+                parent, names = levels[-1]
+                if not names:
+                    os.close(levels.pop()[0])
+                    continue
+                child = self._open(parent, names.pop())
+                if child is not None:
+                    levels.append((child, []))
+                    levels[-1] = child, self._list(child)
+                    self._between_directories(session)
+        finally:
+            for level, _ in levels:
+                os.close(level)
+
+    def _between_directories(self, session: Session) -> None:
+        self._run.check()
+        roots = self._roots
+        roots.directories += 1
+        self._run.update(files=roots.files, done=roots.files)
+        if roots.directories % DIRECTORIES_PER_DRAIN == 0 and isinstance(session, MountSession):
+            moved = session.drain()
+            if moved is not None:
+                self._take(moved)
+
+    def _open(self, parent: int, name: bytes) -> int | None:
+        """A directory to walk; None where it is another thing now, or another file system."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(name, flags, dir_fd=parent)
+        except OSError as error:
+            if error.errno not in _VANISHED:
+                self._problem(parent, name, error.strerror)
+            return None
+        if os.fstat(fd).st_dev != self._device:
+            os.close(fd)
+            return None
+        return fd
+
+    def _list(self, fd: int) -> list[bytes]:
+        """Mark what the files of a directory name; returns the names of its directories."""
+        try:
+            names, damaged, files, stubs, chunks, recipes, covered = native.scan_stubs(
+                fd,
+                self._volume.space.name,
+                checksum_seed(self._volume.space.volume),
+                self._run.check,
+            )
+        except OSError as error:
+            if error.errno not in _VANISHED:
+                self._problem(fd, b"", error.strerror)
+            return []
+        self._roots.files += files
+        self._roots.stubs += stubs + len(damaged)
+        for name, _, _, _, value in damaged:
+            self._damaged(fd, name, value or b"")
+        self._chunks.add_packed(chunks)
+        self._recipes.need_packed(recipes, covered)
+        return names
+
+    def _damaged(self, fd: int, name: bytes, value: bytes) -> None:
+        """Say what is wrong with an attribute; mark what it names, if that is nothing."""
+        try:
+            stub = decode_stub(value, self._volume.space.volume, "")
+        except DamagedStub as error:
+            self._problem(fd, name, str(error).removeprefix(": "))
+            return
+        self._mark(stub)
+
+    def _mark(self, stub: StubAttribute) -> None:
+        if stub.flags & Flag.DIRECT:
+            self._chunks.add([stub.recipe])
+        else:
+            self._recipes.need(stub.recipe, stub.covered)
+
+    def _problem(self, parent: int, name: bytes, reason: str | None) -> None:
+        path = os.readlink(b"/proc/self/fd/%d" % parent).rpartition(b"/.dedupd/data")[2]
+        where = show_path(os.path.join(path, name).strip(b"/")) or "."
+        self._roots.problems.append(f"{where}: {reason}")

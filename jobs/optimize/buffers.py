@@ -1,0 +1,90 @@
+"""What flows through the ingest pipeline: files, pieces of them, and the buffers they lie in."""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from dedupd import native
+from dedupd.store.recipe.recipe_writer import Growth, RecipeBuilder
+from dedupd.stub.transition import FileIdentity
+from jobs.tree.candidates import Candidate
+
+
+@dataclass(slots=True)
+class FileTask:
+    """One file on its way through the pipeline. ``failure`` is set where it must be given up."""
+
+    candidate: Candidate
+    identity: FileIdentity
+    compress: bool
+    carry: bytes = b""
+    failure: str = ""
+    builder: RecipeBuilder | None = None
+    resumed: Growth | None = None
+
+    @classmethod
+    def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:
+        """A plain file of a ``native.FileList``, to go its way by itself."""
+        candidate = Candidate.plain(path, fields)
+        return cls(candidate, candidate.identity, not as_is)
+
+
+@dataclass(slots=True)
+class Ready:
+    """Files that have gone through the pipeline; requests where nothing is left to be done."""
+
+    requests: native.PlainRequests = field(default_factory=native.PlainRequests)
+    tasks: list[FileTask] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.requests) + len(self.tasks)
+
+    def take(self, other: "Ready") -> None:
+        """Add what ``other`` has, which has nothing afterwards."""
+        self.requests.take(other.requests)
+        self.tasks += other.tasks
+        other.tasks = []
+
+
+class KeptChunk(NamedTuple):
+    """A chunk, or a hole, that a recipe takes over from the one before."""
+
+    chunk: int
+    length: int
+    fingerprint: bytes
+
+
+@dataclass(slots=True)
+class Piece:
+    """A range of a batch's buffer that belongs to one file.
+
+    ``final``: the file ends with it. ``cut``: a chunk ends with it, whatever follows. ``kept`` are
+    chunks of the old recipe that come before it.
+    """
+
+    task: FileTask
+    start: int
+    end: int
+    final: bool
+    cut: bool = False
+    kept: Sequence[KeptChunk] = ()
+
+
+@dataclass(slots=True)
+class Batch:
+    """A buffer of file content; ``zeros`` instead stands for a long hole of one file."""
+
+    buffer: mmap.mmap | None
+    pieces: list[Piece] = field(default_factory=list)
+    zeros: int = 0
+    read_s: float = 0.0
+
+
+@dataclass(slots=True)
+class FilesBatch:
+    """A buffer of whole small files that are plain, and where each of them lies."""
+
+    buffer: mmap.mmap
+    files: native.FileList
+    read_s: float

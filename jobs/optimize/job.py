@@ -1,0 +1,358 @@
+"""The optimize job: candidates of the policy become stubs."""
+
+import gc
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from dedupd.config.policy import Policy
+from dedupd.errors import DedupdError, NoSpace
+from dedupd.store.chunk_index import IndexCounters
+from dedupd.system.page_cache import BufferPool, new_buffer
+from dedupd.system.paths import show_path
+from dedupd.system.process_priority import cores
+from dedupd.units import MIB
+from dedupd.volume.commit import Outcome, Result, VolumeCommitter, settle_interrupted
+from dedupd.volume.commit_requests import Request, Requests
+from dedupd.volume.partition_map import type_of
+from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
+from dedupd.volume.volume import Volume
+from jobs.frame.run import Cancelled, JobRun
+from jobs.optimize.buffers import FileTask, Ready
+from jobs.optimize.file_reader import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader, Work
+from jobs.optimize.group_commit import GroupCommit, GroupResult
+from jobs.optimize.partitioning import Partitioning
+from jobs.optimize.pipeline import Ingest, Sums
+from jobs.optimize.store_session import Store
+from jobs.tree.candidate_cache import FoundFiles
+from jobs.tree.candidates import Candidate, Skipped, candidates, found_candidates
+from jobs.unoptimize import restore_one
+
+GROUP_BYTES = 256 * MIB
+"""New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
+
+GROUP_READ_BYTES = 1024 * MIB
+"""Bytes read per sync at most, so that duplicates turn into free space as the job goes on."""
+
+GROUP_FILES_MAX = 4096
+"""Files per group: a descriptor each while they are committed."""
+
+GARBAGE_THRESHOLD = 100_000
+"""Objects between two searches for cycles; 700 is Python's own choice."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread keeps the interpreter from others that wait for it: the reader and the commit
+give it up at every system call. Python's own 5 ms made a run of small files 6 % longer."""
+
+BUFFERS_MIN = 4
+"""One that is read into, one that is cut, and two whose chunks are compressed."""
+
+FOUND_SHARE = 1 / 32
+"""Of the memory that the policy gives, for the candidates that a walk has found: about 200,000 by
+default. Where there are more, each partition walks the tree again."""
+
+MEMORY_FIXED_BYTES = 48 * MIB
+"""What the interpreter, the threads and the encoded output of batches in flight take."""
+
+
+@dataclass(slots=True)
+class OptimizeReport:
+    """What a run did; the JSON form of the report."""
+
+    job: str = "optimize"
+    outcome: str = "done"
+    files_optimised: int = 0
+    files_spliced: int = 0
+    files_made_plain: int = 0
+    logical_bytes: int = 0
+    files_left: dict[str, int] = field(default_factory=dict)
+    files_skipped: dict[str, int] = field(default_factory=dict)
+    bytes_skipped: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
+    recipe_bytes: int = 0
+    partitions: int = 0
+    index_entries: int = 0
+    index: IndexCounters = field(default_factory=IndexCounters)
+    code_path: str = ""
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class Optimize:
+    """One run over one volume. Needs the volume's job lock."""
+
+    def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
+        self._volume = volume
+        self._run = run
+        self._below = below
+        self._policy: Policy = volume.policy()
+        self._report = OptimizeReport(started_s=run.started_s)
+        self._skipped = Skipped()
+        self._threads = min(self._policy.cores_max or cores(), 64)
+        self._committer = VolumeCommitter(volume, self._threads)
+        self._unsettled: list[bytes] = []
+        self._mostly_local: list[bytes] = []
+        self._found = FoundFiles(int(self._policy.memory_bytes_max * FOUND_SHARE))
+        self._checkpoints = Checkpoints(volume)
+        self._ready = Ready()
+        self._grouped_bytes = 0
+        self._grouped_read = 0
+        self._partitioning = Partitioning(volume, self._policy)
+
+    def run(self) -> OptimizeReport:
+        """Optimise everything the policy asks for. Raises NoSpace, Cancelled, Damaged.
+
+        The report is also valid, as far as it got, when an error is raised: see ``report``.
+        """
+        has_work = self._count_candidates()
+        # Few of the objects that stream through here are in cycles; looking for them all the time
+        # took 3 % of a run.
+        gc.set_threshold(GARBAGE_THRESHOLD)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if not has_work:
+            return self.report()
+        self._run.update(phase="loading the index")
+        partitions = self._partitioning.plan()
+        choice, check = self._policy.index, self._run.check
+        store = Store(self._volume, choice, partitions[0], check)
+        try:
+            self._settle()
+            self._make_plain()
+            self._optimise(store, partitions)
+            store.save_index()
+        finally:
+            store.close()
+        return self.report()
+
+    def report(self) -> OptimizeReport:
+        report = self._report
+        report.files_skipped = self._skipped.files
+        report.bytes_skipped = self._skipped.size_bytes
+        report.errors = self._run.findings.count
+        report.messages = self._run.findings.messages
+        report.resources = self._run.resources()
+        return report
+
+    def _count_candidates(self) -> bool:
+        """Whether there is anything to do; a quiet volume needs neither store nor index."""
+        self._run.update(phase="scanning")
+        total = 0
+        skipped, errors = Skipped(), list[str]()
+        check = self._run.check
+        for found in found_candidates(
+            self._volume, self._policy, self._below, skipped, errors, check
+        ):
+            total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
+            self._partitioning.expect(found)
+            self._found.add(found)
+            self._run.update(total=total)
+        self._unsettled = skipped.unsettled
+        self._mostly_local = skipped.mostly_local
+        if not self._walks_again:
+            self._skipped = skipped
+            for message in errors:
+                self._run.findings.add(message)
+        return bool(total or skipped.unsettled or skipped.mostly_local)
+
+    @property
+    def _walks_again(self) -> bool:
+        """Whether what was found is not all, or not as it will be once files are settled."""
+        return not self._found.is_complete or bool(self._unsettled or self._mostly_local)
+
+    def _settle(self) -> None:
+        """Finish what an interrupted job left half done."""
+        for path in self._unsettled:
+            self._run.check()
+            try:
+                settle_interrupted(self._volume, path)
+            except (DedupdError, OSError) as error:
+                self._run.findings.add(f"{show_path(path)}: {error}")
+
+    def _make_plain(self) -> None:
+        """Turn stubs that are in use, and mostly their own blocks by now, into plain files."""
+        for path in self._mostly_local:
+            self._run.check()
+            try:
+                self._report.files_made_plain += restore_one(self._volume, path, self._run.check)
+            except Cancelled:
+                raise
+            except (DedupdError, OSError) as error:
+                self._run.findings.add(f"{show_path(path)}: {error}")
+
+    def _candidates(self, partition: int, is_first: bool, is_only: bool) -> Iterator[Work]:
+        """The files of one partition."""
+        is_in = partial(self._partitioning.is_in, partition=partition)
+        if not self._walks_again:
+            wanted = None if is_only else is_in
+            for found in self._found.through(wanted, self._policy.compresses_type):
+                if isinstance(found, Candidate):
+                    yield found, self._policy.compresses(found.path)
+                else:
+                    yield found
+            return
+        errors: list[str] = []
+        skipped = self._skipped if is_first else Skipped()
+        check = self._run.check
+        for candidate in candidates(
+            self._volume, self._policy, self._below, skipped, errors, check
+        ):
+            if is_in(type_of(candidate.path)):
+                yield candidate, self._policy.compresses(candidate.path)
+        for message in errors if is_first else ():
+            self._run.findings.add(message)
+
+    def _optimise(self, store: Store, partitions: list[int]) -> None:
+        threads = self._threads
+        headroom = self._volume.parameters.chunking.max_bytes
+        room = self._policy.memory_bytes_max - MEMORY_FIXED_BYTES - self._partitioning.index_bytes
+        share = room // (2 * BUFFERS_MIN) // MIB * MIB
+        batch_bytes = min(max(BATCH_BYTES_MIN, share), BATCH_BYTES)
+        buffers = min(max(BUFFERS_MIN, room // (2 * batch_bytes)), 6 + 2 * threads)
+        pool = BufferPool(new_buffer(headroom + batch_bytes) for _ in range(buffers))
+        self._checkpoints.load()
+        ingest = Ingest(
+            self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
+        )
+        groups = GroupCommit(store, self._committer, partial(self._account, ingest))
+        self._report.code_path = ingest.code_path
+        try:
+            self._run.update(phase="optimising")
+            for partition in partitions:
+                store.use_partition(partition)
+                found = self._candidates(
+                    partition, partition == partitions[0], len(partitions) == 1
+                )
+                reader = BatchReader(
+                    self._volume,
+                    found,
+                    pool,
+                    headroom,
+                    resume=self._checkpoints.of,
+                    batch_bytes=batch_bytes,
+                    threads=min(threads, 2),
+                )
+                try:
+                    self._take_in(reader, ingest, groups, store)
+                finally:
+                    reader.close()
+                pool.reopen()
+            self._checkpoints.clear()
+        except (NoSpace, Cancelled):
+            self._take(ingest)
+            self._commit(groups, ingest)
+            groups.wait()
+            raise
+        finally:
+            ingest.close()
+            groups.close()
+            self._report.sums = ingest.sums.rounded()
+            self._report.recipe_bytes = store.streams.appended_bytes
+            self._report.index_entries = len(store.index)
+            self._report.index = store.counters()
+
+    def _take_in(
+        self, reader: BatchReader, ingest: Ingest, groups: GroupCommit, store: Store
+    ) -> None:
+        """Ingest and commit everything that ``reader`` reads: the files of one partition."""
+        self._report.partitions += 1
+        for batch in reader:
+            ingest.feed(batch)
+            self._drain(groups, ingest, everything=False)
+            self._maybe_commit(groups, ingest)
+            if store.entries >= self._partitioning.capacity:
+                self._finish(groups, ingest)
+                store.use_partition(self._partitioning.move_on(store.partition))
+                self._report.partitions += 1
+            self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimised)
+            self._run.check()
+        self._finish(groups, ingest)
+
+    def _finish(self, groups: GroupCommit, ingest: Ingest) -> None:
+        """Append, and commit, all that was read so far."""
+        self._drain(groups, ingest, everything=True)
+        self._commit(groups, ingest)
+        groups.wait()
+
+    def _drain(self, groups: GroupCommit, ingest: Ingest, everything: bool) -> None:
+        while True:
+            try:
+                ingest.drain(everything)
+                break
+            except NoSpace:
+                # Committing what is ready frees its blocks; then there may be room again.
+                self._take(ingest)
+                if not self._ready and not groups.pending:
+                    raise
+                self._commit(groups, ingest)
+                groups.wait()
+        self._take(ingest)
+
+    def _take(self, ingest: Ingest) -> None:
+        self._ready.take(ingest.ready)
+
+    def _maybe_commit(self, groups: GroupCommit, ingest: Ingest) -> None:
+        if (
+            ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES
+            or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES
+            or len(self._ready) >= GROUP_FILES_MAX
+        ):
+            if ingest.is_in_large_file:
+                self._drain(groups, ingest, everything=True)
+                self._commit(groups, ingest, ingest.checkpoint())
+            else:
+                self._commit(groups, ingest)
+
+    def _commit(
+        self, groups: GroupCommit, ingest: Ingest, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """Send the files that are ready on their way to become stubs."""
+        ready, self._ready = self._ready, Ready()
+        requests = Requests(ready.requests)
+        for task in ready.tasks:
+            if task.failure or task.builder is None:
+                self._leave_task(task)
+            else:
+                candidate, recipe = task.candidate, task.builder.finish()
+                requests.add(Request(candidate.path, task.identity, recipe, candidate.attribute))
+        groups.submit(requests, checkpoint)
+        self._grouped_bytes = ingest.sums.stored_bytes
+        self._grouped_read = ingest.sums.raw_bytes
+
+    def _account(self, ingest: Ingest, group: GroupResult) -> None:
+        ingest.sums.sync_s += group.sync_s
+        ingest.sums.commit_s += group.commit_s
+        if group.checkpoint is not None:
+            self._checkpoints.save(group.checkpoint)
+        requests = group.requests
+        self._report.files_optimised += len(requests)
+        self._report.files_spliced += len(requests.others)
+        self._report.logical_bytes += requests.size_bytes
+        for at, result in enumerate(group.results):
+            if result.outcome is not Outcome.DONE:
+                self._leave_request(requests[at], result)
+
+    def _leave_request(self, request: Request, result: Result) -> None:
+        """A file counted as optimised is not."""
+        self._report.files_optimised -= 1
+        self._report.files_spliced -= request.previous is not None
+        self._report.logical_bytes -= request.identity.size
+        failure = result.reason if result.outcome is Outcome.FAILED else None
+        self._leave(request.path, result.outcome.value, failure)
+
+    def _leave_task(self, task: FileTask) -> None:
+        reason = task.failure or "was empty when it was read"
+        if reason.startswith("cannot"):
+            self._leave(task.candidate.path, "cannot be read", failure=reason)
+        else:
+            self._leave(task.candidate.path, reason)
+
+    def _leave(self, path: bytes, reason: str, failure: str | None = None) -> None:
+        """A file stays as it is; people hear of a failure."""
+        left = self._report.files_left
+        left[reason] = left.get(reason, 0) + 1
+        if failure is not None:
+            self._run.findings.add(f"{show_path(path)}: {failure}")

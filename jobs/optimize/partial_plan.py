@@ -1,0 +1,85 @@
+"""Partial files: what of a stub that was written to must be chunked anew.
+
+Pure planning. A chunk that no local range touches keeps its place in the recipe; runs of the others
+are cut anew from the file's current content. A hole is only split, never read.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from dedupd.format.ids import HOLE
+from dedupd.store.recipe.recipe_reader import Span
+
+
+class Keep(NamedTuple):
+    """A chunk, or a hole, that the new recipe takes over. ``check`` is the old recipe's of it."""
+
+    chunk: int
+    length: int
+    check: int = 0
+
+
+class Fresh(NamedTuple):
+    """A range of the file, [start, end), that is cut anew."""
+
+    start: int
+    end: int
+
+
+def plan(
+    spans: Iterable[Span], local: Sequence[tuple[int, int]], covered: int, size: int
+) -> Iterator[Keep | Fresh]:
+    """How the recipe of a stub's current content comes from its old one, in order.
+
+    ``spans`` are the old recipe's, from 0 to ``covered`` (not beyond ``size``) at least; ``local``
+    the (start, end) ranges that lie in the file itself, ascending and apart. What the plan lists
+    adds up to ``size``, and neighbouring ``Fresh`` ranges are joined.
+    """
+    pending: Fresh | None = None
+    for part in _parts(spans, local, covered, size):
+        if isinstance(part, Keep):
+            if pending is not None:
+                yield pending
+            pending = None
+            yield part
+        elif pending is None:
+            pending = part
+        else:
+            pending = Fresh(pending.start, part.end)
+    if pending is not None:
+        yield pending
+
+
+def _parts(
+    spans: Iterable[Span], local: Sequence[tuple[int, int]], covered: int, size: int
+) -> Iterator[Keep | Fresh]:
+    ends = [end for _, end in local]
+
+    def touched(start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The local parts of [start, end)."""
+        at = bisect_right(ends, start)
+        while at < len(local) and local[at][0] < end:
+            yield max(start, local[at][0]), min(end, local[at][1])
+            at += 1
+
+    def hole(start: int, end: int) -> Iterator[Keep | Fresh]:
+        for begin, stop in touched(start, end):
+            if start < begin:
+                yield Keep(HOLE, begin - start)
+            yield Fresh(begin, stop)
+            start = stop
+        if start < end:
+            yield Keep(HOLE, end - start)
+
+    for span in spans:
+        if span.offset >= covered:
+            break
+        end = min(span.offset + span.length, covered)
+        if span.chunk == HOLE:
+            yield from hole(span.offset, end)
+        elif end < span.offset + span.length or any(touched(span.offset, end)):
+            yield Fresh(span.offset, end)
+        else:
+            yield Keep(span.chunk, span.length, span.check)
+    yield from hole(covered, size)

@@ -1,0 +1,193 @@
+"""The volume's store opened for writing: writers, the index of one partition, one sync for all."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from dedupd.config.index_choice import IndexChoice
+from dedupd.errors import DamagedContainer
+from dedupd.format import container as fmt
+from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.ids import container_of
+from dedupd.format.table import ENTRY_BYTES, Entry
+from dedupd.index.budget import fitting
+from dedupd.index.choice import make_index
+from dedupd.index.memory import MemoryIndex
+from dedupd.store.chunk_index import IndexCounters, StoreIndex
+from dedupd.store.container.recovery import recover
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.container.table_totals import census, entries_by_partition
+from dedupd.store.recipe.recipe_writer import RecipeWriter
+from dedupd.store.second_copies import append_copies
+from dedupd.store.writer import SyncPoint
+from dedupd.volume.container_numbers import Numbers
+from dedupd.volume.volume import Volume
+from jobs.optimize.partitioning import combined
+from jobs.repair.quarantine import quarantine_noted
+from jobs.repair.returning_records import Wanted
+
+_KINDS = (Kind.CHUNKS, Kind.STREAMS)
+_TARGET_WORD = 5
+"""Of the u64 of an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSync:
+    """What was appended to a store up to a moment, the lost records that it makes up for, and the
+    orphans that were met again."""
+
+    chunks: SyncPoint
+    streams: SyncPoint
+    copies: list[tuple[fmt.Record, bytes]]
+    chunks_met: dict[int, Entry]
+    streams_met: dict[int, Entry]
+    chunk_orphans: set[int]
+    stream_orphans: set[int]
+
+
+def _directory(volume: Volume, kind: Kind, files: ExitStack) -> int:
+    """The directory of a kind, which is made where there is none, and closed with ``files``."""
+    fd = volume.open_directory(kind)
+    files.callback(os.close, fd)
+    return fd
+
+
+class Store:
+    """The volume's store opened for writing, with the index of one partition loaded.
+
+    Needs the job lock.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        index: IndexChoice,
+        partition: int,
+        check: Callable[[], None],
+    ) -> None:
+        """``check`` is a safe place of the job: it is called between two containers."""
+        self._check = check
+        self._uuid, self._disk, self._choice = volume.parameters.uuid_bytes, volume.disk, index
+        self._memory_bytes_max = volume.policy().memory_bytes_max
+        self.partition = partition
+        with ExitStack() as files:
+            self._fds = {kind: _directory(volume, kind, files) for kind in _KINDS}
+            quarantine_noted(volume, check)
+            self._numbers = Numbers(volume)
+            copies_kind = COPIES_OF[Kind.STREAMS]
+            _directory(volume, copies_kind, files)
+            self.copies = files.enter_context(closing(self._numbers.writer(copies_kind)))
+            self.copies.recover(self._note_copied)
+            self.chunks, self.streams = (
+                files.enter_context(closing(self._numbers.writer(kind, partition)))
+                for kind in _KINDS
+            )
+            self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
+            self.index: StoreIndex = self._new_index(Kind.CHUNKS)
+            self._recipe_index: StoreIndex = self._new_index(Kind.STREAMS)
+            self._past_counters = IndexCounters()
+            self.chunks.recover(partial(self._load, self.index, self._wanted[0]))
+            self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
+            self._files = files.pop_all()
+        self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
+
+    def _new_index(self, kind: Kind) -> StoreIndex:
+        fd, partition = self._fds[kind], self.partition
+        entries = entries_by_partition(fd).get(partition, 0)
+        choice = fitting(self._choice, entries, self._memory_bytes_max)
+        return make_index(
+            choice, fd, self._uuid, kind, self._disk, partition=partition, entries=entries
+        )
+
+    def _note_copied(self, container: Recovered) -> None:
+        """Recipes that have a second copy were there, whatever has become of their container."""
+        self._check()
+        words = memoryview(container.entries.data).cast("Q")
+        named = max(words[_TARGET_WORD :: ENTRY_BYTES // words.itemsize], default=0)
+        self._numbers.note({Kind.STREAMS: container_of(named)})
+
+    def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
+        self._check()
+        if container.header.partition == self.partition:
+            index.load(container)
+        wanted.load(container)
+
+    @property
+    def entries(self) -> int:
+        """How many chunks and recipes can be found."""
+        return len(self.index) + len(self._recipe_index)
+
+    def use_partition(self, partition: int) -> None:
+        """Look up, and append to, another partition from here on. Raises NoSpace.
+
+        Nothing may be on its way: what was reserved is appended, and what was synced is done. The
+        old index is let go of before the new one is made.
+        """
+        if partition == self.partition:
+            return
+        self.finish_sync(self.begin_sync())
+        self.save_index()
+        self._past_counters = self.counters()
+        self.index = self._recipe_index = MemoryIndex()
+        self.recipes.use_index(self._recipe_index)
+        self.partition = partition
+        self.chunks.use_partition(partition)
+        self.streams.use_partition(partition)
+        self.index = self._loaded_index(Kind.CHUNKS)
+        self._recipe_index = self._loaded_index(Kind.STREAMS)
+        self.recipes.use_index(self._recipe_index)
+
+    def _loaded_index(self, kind: Kind) -> StoreIndex:
+        """An index of what the partition has; every container has been recovered."""
+        index = self._new_index(kind)
+        for one in census(self._fds[kind]):
+            self._check()
+            if one.partition == self.partition:
+                with suppress(DamagedContainer):
+                    index.load(recover(self._fds[kind], one.number, kind, self._uuid, self._disk))
+        return index
+
+    def counters(self) -> IndexCounters:
+        """Those of all indexes that were used, one after the other."""
+        return combined(self._past_counters, self.index.counters())
+
+    def begin_sync(self) -> StoreSync:
+        """Note what is appended now, recipes included. Raises NoSpace."""
+        self.recipes.flush()
+        return StoreSync(
+            self.chunks.begin_sync(),
+            self.streams.begin_sync(),
+            self.recipes.take_copies(),
+            self._wanted[0].met(self.index, self.chunks),
+            self._wanted[1].met(self._recipe_index, self.streams),
+            self.index.take_found_orphans(),
+            self._recipe_index.take_found_orphans(),
+        )
+
+    def finish_sync(self, noted: StoreSync) -> None:
+        """Make durable what was noted: chunks before the recipes that name them, and orphans live
+        before anything names them."""
+        self.chunks.revive(noted.chunk_orphans)
+        self.chunks.finish_sync(noted.chunks)
+        self._wanted[0].settle(noted.chunks_met)
+        self.streams.revive(noted.stream_orphans)
+        self.streams.finish_sync(noted.streams)
+        self._wanted[1].settle(noted.streams_met)
+        append_copies(self.copies, noted.copies)
+        self._numbers.note(
+            {
+                Kind.CHUNKS: self.chunks.last_number,
+                Kind.STREAMS: self.streams.last_number,
+                COPIES_OF[Kind.STREAMS]: self.copies.last_number,
+            }
+        )
+
+    def save_index(self) -> None:
+        """Make the next job's loading of the index faster. Everything should have been synced."""
+        self.index.save()
+        self._recipe_index.save()
+
+    def close(self) -> None:
+        self._files.close()

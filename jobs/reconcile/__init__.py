@@ -1,0 +1,1 @@
+"""The reconcile job: what partitions of the index have in common."""

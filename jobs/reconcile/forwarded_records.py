@@ -1,0 +1,97 @@
+"""Whether what merged records lead to is there: until it is, their own bytes are no garbage."""
+
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import container_of, make_id, ordinal_of
+from dedupd.store.container.container import Container
+from dedupd.store.container.directory import OpenContainers
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.reader import FORWARDS_MAX
+from dedupd.system.page_cache import read_uncached
+from jobs.frame.run import JobRun
+
+_INTACT = 0
+
+
+class BytesCheck(NamedTuple):
+    """A record whose bytes are to be read."""
+
+    record_id: int
+    container: Container
+    entry: tbl.Entry
+    algorithm: str
+
+    def is_intact(self) -> bool:
+        """Whether the bytes are there, and have the fingerprint that the entry says."""
+        data = bytearray(fmt.record_size(self.entry.stored_length))
+        try:
+            read = read_uncached(self.container.fd, memoryview(data), self.entry.offset)
+        except OSError:
+            return False
+        found = native.check_records(
+            memoryview(data)[:read],
+            seed=self.container.seed,
+            offset=self.entry.offset,
+            algorithm=self.algorithm,
+            threads=1,
+        )
+        return (
+            list(found.statuses) == [_INTACT]
+            and memoryview(found.ordinals).cast("I")[0] == ordinal_of(self.record_id)
+            and found.entries[: tbl.FINGERPRINT_BYTES] == self.entry.fingerprint
+        )
+
+
+class MergedBytes:
+    """Looks for merged records of one kind whose own bytes are the only ones left."""
+
+    def __init__(self, run: JobRun, containers: OpenContainers, algorithm: str) -> None:
+        self._run = run
+        self._containers = containers
+        self._algorithm = algorithm
+
+    def first_needed(self, state: Recovered) -> tuple[int, int] | None:
+        """A merged record of a container that has its bytes, and the one that it leads to, whose
+        bytes are not to be had; None where there is none. Reads each of the others once. Raises
+        Cancelled."""
+        number = state.header.container
+        merged = [
+            (entry.target, make_id(number, ordinal), entry)
+            for ordinal in state.entries.ordinals_in(tbl.State.MERGED)
+            if (entry := state.entries[ordinal]).stored_length
+        ]
+        for target, own, entry in sorted(merged):  # in the order of the disk
+            self._run.check()
+            end = self._end_of(target)
+            if not self._is_given(entry, end) and self._is_intact(own, entry):
+                return own, end
+        return None
+
+    def _end_of(self, record_id: int) -> int:
+        """Where a row of merged records ends."""
+        for _ in range(FORWARDS_MAX):
+            entry = self._containers.entry(record_id)
+            if entry is None or entry.state != tbl.State.MERGED:
+                break
+            record_id = entry.target
+        return record_id
+
+    def _is_given(self, merged: tbl.Entry, end: int) -> bool:
+        """Whether the end of its row has a merged record's bytes, or nobody needs them any more."""
+        entry = self._containers.entry(end)
+        if entry is None:
+            return False
+        if entry.state in (tbl.State.ORPHANED, tbl.State.TOMBSTONE):
+            return True  # a sweep that was stopped has not come to the merged one
+        is_same = (entry.fingerprint, entry.raw_length) == (merged.fingerprint, merged.raw_length)
+        return entry.state == tbl.State.LIVE and is_same and self._is_intact(end, entry)
+
+    def _is_intact(self, record_id: int, entry: tbl.Entry) -> bool:
+        container = self._containers.get(container_of(record_id))
+        return (
+            container is not None
+            and BytesCheck(record_id, container, entry, self._algorithm).is_intact()
+        )

@@ -1,0 +1,299 @@
+"""The reconcile job: chunks that several partitions have are merged (docs/partitions.md).
+
+Seed 003, 4.5. Round by round, as much as memory holds of what is not in the reconciled set is
+compared with all that is, and joins it.
+"""
+
+import enum
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+
+from dedupd.errors import DamagedTable
+from dedupd.failpoint import define, reach
+from dedupd.format.container import Kind
+from dedupd.format.ids import container_of
+from dedupd.store import merge_log
+from dedupd.store.container.recovery import recover_sound
+from dedupd.store.merge_log import MergeLog, MergeLogWriter
+from dedupd.system.files import opened
+from dedupd.units import MIB
+from dedupd.volume.partition_map import PartitionMap, load_map
+from dedupd.volume.volume import Volume
+from jobs.frame.pressure import busy_with
+from jobs.frame.run import JobRun
+from jobs.reconcile.join import ENTRY_BYTES, ChunkTables, Range, join, rounds, unreconciled
+from jobs.reconcile.merge import Merged, Merging
+from jobs.tree.stub_sizes import stub_bytes_by_type
+
+_LOGGED = define("reconcile.logged", "the merge log is durable, nothing is merged")
+_FINISHED = define("reconcile.finished", "all of the merge log is done, and it is gone")
+
+MEMORY_FIXED_BYTES = 64 * MIB
+"""What the interpreter, the tables as they are read, and the pairs of a log take."""
+
+JOIN_BYTES_MIN = 8 * MIB
+
+SAMPLES_MAX = 1 << 18
+"""Chunks that the strategy ``selective`` judges by: 4 MiB."""
+
+GAIN_MIN = 0.01
+"""The part of a partition that must be expected to be elsewhere as well."""
+
+
+class Strategy(enum.StrEnum):
+    """What a run reconciles, and when."""
+
+    ALL = "all"
+    SELECTIVE = "selective"
+    """Partitions of which at least a hundredth is elsewhere too, as far as a sample tells."""
+    DELAYED = "delayed"
+    """Everything, in rounds that begin only while the machine is idle."""
+
+
+@dataclass(slots=True)
+class PartitionReport:
+    """A partition and what of it others have too: a row of table 3 (seed 003).
+
+    Bytes are those of chunks that are there; ``logical_bytes`` those of files whose type goes
+    there now. ``duplicate`` is what was found elsewhere, and merged unless the run was dry.
+    """
+
+    partition: int
+    types: str
+    chunks: int
+    raw_bytes: int
+    stored_bytes: int
+    logical_bytes: int = 0
+    duplicate_chunks: int = 0
+    duplicate_raw_bytes: int = 0
+    duplicate_stored_bytes: int = 0
+    expected_gain: float | None = None
+
+
+@dataclass(slots=True)
+class ReconcileReport:
+    """What a run found and did; the JSON form of the report.
+
+    Savings are fractions of ``logical_bytes``, without compression, as in table 3 of seed 003:
+    ``savings_partitioned`` when the run began, ``savings_global`` with nothing kept twice.
+    """
+
+    job: str = "reconcile"
+    outcome: str = "done"
+    strategy: str = Strategy.ALL.value
+    dry_run: bool = False
+    partitions: list[PartitionReport] = field(default_factory=list)
+    containers: int = 0
+    chunks: int = 0
+    logical_bytes: int = 0
+    savings_partitioned: float = 0.0
+    savings_global: float = 0.0
+    rounds: int = 0
+    rounds_left: int = 0
+    resumed: bool = False
+    compared_records: int = 0
+    scanned_records: int = 0
+    merged: Merged = field(default_factory=Merged)
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class Reconcile:
+    """One run over one volume. Needs the volume's job lock; the volume may be mounted."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        strategy: Strategy = Strategy.ALL,
+        *,
+        dry_run: bool = False,
+    ) -> None:
+        """``dry_run``: find everything, and merge nothing."""
+        self._volume = volume
+        self._run = run
+        self._strategy = strategy
+        self._dry_run = dry_run
+        policy = volume.policy()
+        room = max(JOIN_BYTES_MIN, (policy.memory_bytes_max - MEMORY_FIXED_BYTES) // 2)
+        self._capacity = min(room // ENTRY_BYTES, 1 << 30)
+        self._threads = policy.cores_max
+        self._map: PartitionMap = load_map(volume)
+        self._rows: dict[int, PartitionReport] = {}
+        self._report = ReconcileReport(
+            strategy=strategy.value, dry_run=dry_run, started_s=run.started_s
+        )
+
+    def run(self) -> ReconcileReport:
+        """Reconcile. Raises Cancelled, NoSpace; the next run goes on where this one stopped."""
+        with ExitStack() as stack:
+            self._merging = Merging(self._volume, self._run, self._threads)
+            stack.callback(self._merging.close)
+            self._log_fd = self._volume.open_merge_directory()
+            stack.enter_context(opened(self._log_fd))
+            if not self._dry_run:
+                self._finish_log()
+            self._tables = ChunkTables(self._volume, self._run)
+            stack.callback(self._tables.close)
+            self._describe()
+            todo = unreconciled(self._tables.shapes, self._chosen())
+            groups = list(rounds(todo, self._capacity))
+            for done, group in enumerate(groups):
+                if self._is_put_off():
+                    self._report.rounds_left = len(groups) - done
+                    break
+                self._round(group)
+        return self.report()
+
+    def report(self) -> ReconcileReport:
+        """The report, as far as the run got."""
+        report = self._report
+        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
+        report.resources = self._run.resources()
+        self._sum_up()
+        return report
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def _finish_log(self) -> None:
+        """Carry out what an interrupted run has planned. What it had compared is compared again:
+        since then, some of it may have come to be in use again."""
+        merge_log.remove_unfinished(self._log_fd, self._volume.disk)
+        try:
+            log = MergeLog(self._log_fd, self._volume.space.volume)
+        except FileNotFoundError:
+            return
+        except DamagedTable as error:
+            self._run.findings.add(f"{error}; it is made anew")
+            merge_log.remove(self._log_fd, self._volume.disk)
+            return
+        self._report.resumed = True
+        try:
+            self._bring_in_order()
+        except BaseException:
+            log.close()
+            raise
+        self._carry_out(log)
+
+    def _bring_in_order(self) -> None:
+        """Recover every container, before anything is put into its table. Raises Cancelled."""
+        self._run.update(phase="tables", done=0, total=0)
+        uuid, disk = self._volume.space.volume, self._volume.disk
+        with opened(self._volume.open_directory(Kind.CHUNKS)) as dir_fd:
+            for _ in recover_sound(dir_fd, Kind.CHUNKS, uuid, disk):
+                self._run.check()
+
+    def _carry_out(self, log: MergeLog) -> None:
+        try:
+            self._merging.carry_out(log)
+        finally:
+            log.close()
+            self._report.merged = self._merging.merged
+        merge_log.remove(self._log_fd, self._volume.disk)
+        reach(_FINISHED)
+
+    def _round(self, group: list[Range]) -> None:
+        """Compare a group with the reconciled set, merge what both have, and let it join."""
+        report, shapes = self._report, self._tables.shapes
+        against = self._tables.reconciled()
+        report.rounds += 1
+        report.compared_records += sum(one.end - one.first for one in group)
+        report.scanned_records += sum(one.end for one in against)
+        self._run.update(phase=f"comparing, round {report.rounds}", done=0, total=0)
+        if self._dry_run:
+            for pairs in join(self._tables, group, against):
+                self._account(pairs)
+            joined = group
+        else:
+            self._carry_out(self._plan(group, against))
+            joined = self._merging.join_set(group)
+        for one in joined:
+            shapes[one.container].reconciled = one.end
+
+    def _plan(self, group: list[Range], against: list[Range]) -> MergeLog:
+        """The merge log of a round, durable."""
+        writer = MergeLogWriter(self._log_fd, self._volume.space.volume, self._volume.disk)
+        try:
+            for pairs in join(self._tables, group, against):
+                self._account(pairs)
+                writer.add(pairs)
+            writer.complete()
+        finally:
+            writer.close()
+        reach(_LOGGED)
+        return MergeLog(self._log_fd, self._volume.space.volume)
+
+    def _is_put_off(self) -> bool:
+        if self._strategy is not Strategy.DELAYED:
+            return False
+        reason = busy_with()
+        if reason:
+            self._report.outcome = f"put off: others wait for {reason}"
+        return bool(reason)
+
+    # --- what is worth it -----------------------------------------------------------------------
+
+    def _chosen(self) -> set[int] | None:
+        """The partitions to reconcile; None is all."""
+        if self._strategy is not Strategy.SELECTIVE:
+            return None
+        self._run.update(phase="sampling", done=0, total=0)
+        todo = unreconciled(self._tables.shapes)
+        count = sum(one.end - one.first for one in todo)
+        bits = max(0, (count // SAMPLES_MAX).bit_length())
+        common: Counter[tuple[int, int]] = Counter()
+        of = self._tables.partition_of
+        for pairs in join(self._tables, todo, self._tables.reconciled(), bits):
+            ids = memoryview(pairs).cast("Q").tolist()
+            common.update(
+                (of(container_of(own)), of(container_of(into)))
+                for own, into in zip(ids[::2], ids[1::2], strict=True)
+            )
+        chosen: set[int] = set()
+        for number, row in self._rows.items():
+            others = {into: count for (own, into), count in common.items() if own == number}
+            row.expected_gain = min(1.0, (sum(others.values()) << bits) / max(1, row.chunks))
+            if row.expected_gain >= GAIN_MIN:
+                chosen |= {number, *others}
+        return chosen
+
+    # --- the report -----------------------------------------------------------------------------
+
+    def _describe(self) -> None:
+        """What each partition has, before anything is merged."""
+        report = self._report
+        report.containers = len(self._tables.shapes)
+        for number, contents in sorted(self._tables.contents.items()):
+            types = self._map.types(number) if number in self._map.open else "closed"
+            self._rows[number] = PartitionReport(number, types, **asdict(contents))
+        report.partitions = list(self._rows.values())
+        report.chunks = sum(row.chunks for row in report.partitions)
+        self._run.update(phase="walking the tree", done=0, total=0)
+        sizes = stub_bytes_by_type(self._volume, self._run.check, self._threads)
+        report.logical_bytes = sizes.total()
+        for file_type, size in sizes.items():
+            row = self._rows.get(self._map.of_type(file_type))
+            if row is not None:
+                row.logical_bytes += size
+
+    def _account(self, pairs: bytes) -> None:
+        """Note what the partitions have in common with others."""
+        for own in memoryview(pairs).cast("Q")[::2]:
+            entry = self._tables.containers.entry(own)
+            if entry is not None:
+                row = self._rows[self._tables.partition_of(container_of(own))]
+                row.duplicate_chunks += 1
+                row.duplicate_raw_bytes += entry.raw_length
+                row.duplicate_stored_bytes += entry.stored_length
+
+    def _sum_up(self) -> None:
+        report = self._report
+        if not report.logical_bytes:
+            return
+        raw = sum(row.raw_bytes for row in report.partitions)
+        twice = sum(row.duplicate_raw_bytes for row in report.partitions)
+        report.savings_partitioned = 1 - raw / report.logical_bytes
+        report.savings_global = 1 - (raw - twice) / report.logical_bytes

@@ -1,0 +1,152 @@
+"""Carrying out a merge log: chunks that are there twice lead to the one that stays.
+
+The log is a plan, and nothing in it is believed: a chunk is given up only for one whose bytes were
+just read and have its fingerprint. So a log may be carried out again, also when much has happened
+since it was written.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dedupd.errors import Damaged
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import container_of, ordinal_of, show_id
+from dedupd.store.container.directory import OpenContainers
+from dedupd.store.container.record_states import join_set
+from dedupd.store.merge_log import MergeLog
+from dedupd.system.process_priority import cores
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.reconcile.forwarded_records import BytesCheck
+from jobs.reconcile.join import Range
+
+_MERGED = define("reconcile.merged", "some chunks of the merge log lead to those that stay")
+_JOINED = define("reconcile.joined", "a round is merged, and its chunks are in the set")
+
+CHUNKS_AT_ONCE = 64
+"""Read before the job looks whether it is to give way: half a second of a slow disk."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """What came of the pairs of a log.
+
+    ``left`` are chunks that were not merged, because the other one is ``damaged``, or not what the
+    log says.
+    """
+
+    chunks: int = 0
+    stored_bytes: int = 0
+    raw_bytes: int = 0
+    left: int = 0
+    damaged: int = 0
+
+
+class Merging:
+    """Carries out merge logs. Needs the job lock; the volume may be mounted."""
+
+    def __init__(self, volume: Volume, run: JobRun, threads: int = 0) -> None:
+        self._volume = volume
+        self._run = run
+        self._algorithm = volume.parameters.fingerprint
+        self._directory = volume.containers(fmt.Kind.CHUNKS)
+        self._containers = OpenContainers(self._directory.fd, fmt.Kind.CHUNKS, volume.space.volume)
+        self._workers = ThreadPoolExecutor(threads or cores(), thread_name_prefix="check")
+        self._left: dict[int, int] = {}
+        self.merged = Merged()
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._directory.close()
+
+    def carry_out(self, log: MergeLog) -> None:
+        """Merge what the log says. Raises Cancelled, NoSpace."""
+        self._left.clear()
+        self._run.update(phase="merging", done=0, total=log.header.pairs)
+        for pairs in log.pairs():
+            self._run.check()
+            self._merge(pairs)
+            self._run.update(done=self._run.progress.done + len(pairs))
+
+    def join_set(self, ranges: list[Range]) -> list[Range]:
+        """Let what was compared join the reconciled set, once its log was carried out.
+
+        What could not be merged stays out, with what follows it in its container. Returns what
+        has joined.
+        """
+        joined = []
+        for one in ranges:
+            self._run.check()
+            end = min(one.end, self._left.get(one.container, one.end))
+            if end > one.first and self._join(one.container, one.first, end):
+                joined.append(one._replace(end=end))
+        reach(_JOINED)
+        return joined
+
+    def _merge(self, pairs: list[tuple[int, int]]) -> None:
+        """Let the first of each pair lead to the second, where that is right."""
+        wanted = [(own, into) for own, into in pairs if self._are_equal(own, into)]
+        intact = self._intact({into for _, into in wanted})
+        changes: dict[int, tbl.Entry] = {}
+        for own, into in wanted:
+            entry = self._containers.entry(own)
+            # Asked again: one that stays here may have been merged by a pair before it.
+            if into in intact and into not in changes and own not in changes and entry is not None:
+                changes[own] = entry._replace(state=tbl.State.MERGED, target=into)
+                self.merged.chunks += 1
+                self.merged.stored_bytes += entry.stored_length
+                self.merged.raw_bytes += entry.raw_length
+        self._directory.set_states(changes)
+        for own, _ in pairs:
+            if own not in changes and self._is_live(own):
+                self.merged.left += 1
+                number = container_of(own)
+                self._left[number] = min(self._left.get(number, own), ordinal_of(own))
+        reach(_MERGED)
+
+    def _is_live(self, record_id: int) -> bool:
+        entry = self._containers.entry(record_id)
+        return entry is None or entry.state == tbl.State.LIVE
+
+    def _are_equal(self, own: int, into: int) -> bool:
+        """Whether both are live, and of the same whole fingerprint."""
+        first, second = self._containers.entry(own), self._containers.entry(into)
+        return (
+            own != into
+            and first is not None
+            and second is not None
+            and first.state == second.state == tbl.State.LIVE
+            and (first.fingerprint, first.raw_length) == (second.fingerprint, second.raw_length)
+        )
+
+    def _intact(self, record_ids: set[int]) -> set[int]:
+        """Those whose bytes are there, and have their fingerprint; scrub is told of the others."""
+        checks = []
+        for one in sorted(record_ids):
+            container, entry = self._containers.get(container_of(one)), self._containers.entry(one)
+            if container is not None and entry is not None:
+                checks.append(BytesCheck(one, container, entry, self._algorithm))
+        intact: set[int] = set()
+        for first in range(0, len(checks), CHUNKS_AT_ONCE):
+            self._run.check()
+            group = checks[first : first + CHUNKS_AT_ONCE]
+            found = self._workers.map(BytesCheck.is_intact, group)
+            intact |= {
+                one.record_id for one, is_right in zip(group, found, strict=True) if is_right
+            }
+        for one in record_ids - intact:
+            self.merged.damaged += 1
+            self._volume.repairs.add(fmt.Kind.CHUNKS, one)
+            self._run.findings.add(
+                f"chunk {show_id(one)} is damaged; nothing was merged into it; run scrub"
+            )
+        return intact
+
+    def _join(self, number: int, first: int, end: int) -> bool:
+        try:
+            header = self._directory.header(number)
+            return join_set(self._volume.disk, self._directory.fd, header, first, end)
+        except (Damaged, OSError):
+            return False  # it is gone, or scrub's: what is still there is compared again

@@ -1,0 +1,1 @@
+"""Damaged records: quarantine, other sources, and their return."""

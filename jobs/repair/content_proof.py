@@ -1,0 +1,111 @@
+"""Proof that bytes are those of a record of which nothing is left but that it is named.
+
+Where both the header of a record and its table entry are lost, nobody knows its fingerprint any
+more. But a stub of a single chunk keeps half of it, and the leaf of a recipe keeps a digest of all
+the fingerprints in it: with one of them missing, only the right one makes up that digest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dedupd.errors import Damaged
+from dedupd.format import table as tbl
+from dedupd.format.ids import HOLE
+from dedupd.format.recipe import DIGEST_BYTES, check_of, content_digest
+from dedupd.format.stub import Flag, StubAttribute
+from dedupd.store.container.table_file import LOST
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Broken
+from dedupd.volume.volume import Volume
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """What a leaf says of its rows, in order, and the digest of their fingerprints."""
+
+    ids: Sequence[int]
+    lengths: Sequence[int]
+    content: bytes
+
+
+class Proofs:
+    """The lost records whose fingerprint is not known, and what would prove it.
+
+    ``pending`` are those that something names and of which the bytes have not been met.
+    """
+
+    def __init__(
+        self, volume: Volume, records: RecordReader, lost: Mapping[int, tbl.Entry]
+    ) -> None:
+        """``records`` are the chunks, ``lost`` the entries of those that are lost, by id."""
+        self._volume = volume
+        self._records = records
+        self._lost = lost
+        self._halves: dict[bytes, set[int]] = {}
+        self._leaves: dict[tuple[int, int], list[tuple[int, _Leaf]]] = {}
+        self._fingerprints: dict[int, bytes | None] = {}
+        self.pending: set[int] = set()
+
+    def learn(self, stub: StubAttribute, where: str) -> None:
+        """Take in what a stub, and its recipe, say of records that are lost."""
+        if Flag.DIRECT in stub.flags:
+            if self._is_unknown(stub.recipe):
+                self._halves.setdefault(stub.digest, set()).add(stub.recipe)
+                self.pending.add(stub.recipe)
+            return
+        try:
+            recipe = self._volume.content(stub, where).recipe
+        except Damaged:
+            return
+        for part in recipe.leaves():
+            if isinstance(part, Broken):
+                continue
+            node = part.content
+            leaf = _Leaf(node.ids, node.lengths, node.content)
+            for chunk, length, check in zip(node.ids, node.lengths, node.checks, strict=True):
+                if self._is_unknown(chunk):
+                    self._leaves.setdefault((length, check), []).append((chunk, leaf))
+                    self.pending.add(chunk)
+
+    def met(self, length: int, fingerprint: bytes) -> list[int]:
+        """The records that bytes of this length and fingerprint are proven to be; told once."""
+        half = fingerprint[:DIGEST_BYTES]
+        found = self._halves.pop(half, set()) & self.pending
+        for chunk, leaf in self._leaves.get((length, check_of(fingerprint)), ()):
+            if chunk in self.pending and self._makes_up(leaf, chunk, fingerprint):
+                found.add(chunk)
+        self.pending -= found
+        self._fingerprints.update(dict.fromkeys(found, fingerprint))
+        return sorted(found)
+
+    def _is_unknown(self, chunk: int) -> bool:
+        entry = self._lost.get(chunk)
+        return entry is not None and entry.fingerprint == LOST.fingerprint
+
+    def _makes_up(self, leaf: _Leaf, chunk: int, fingerprint: bytes) -> bool:
+        """Whether a leaf's digest is that of a leaf in which ``chunk`` has this fingerprint."""
+        parts: list[tuple[bytes, int]] = []
+        for one, length in zip(leaf.ids, leaf.lengths, strict=True):
+            known = fingerprint if one == chunk else self._fingerprint(one)
+            if known is None:
+                return False
+            parts.append((known, length))
+        return content_digest(parts) == leaf.content
+
+    def _fingerprint(self, chunk: int) -> bytes | None:
+        """That of any other chunk; None where it is not known either."""
+        if chunk == HOLE:
+            return HOLE_FINGERPRINT
+        if chunk not in self._fingerprints:
+            self._fingerprints[chunk] = self._look_up(chunk)
+        return self._fingerprints[chunk]
+
+    def _look_up(self, chunk: int) -> bytes | None:
+        if self._is_unknown(chunk):
+            return None
+        if chunk in self._lost:
+            return self._lost[chunk].fingerprint
+        try:
+            return self._records.describe(chunk).fingerprint
+        except Damaged:
+            return None

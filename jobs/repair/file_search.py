@@ -1,0 +1,168 @@
+"""Looking for lost chunks in files: bytes of theirs that never left the files, or came back."""
+
+import os
+from collections.abc import Iterator
+
+from dedupd import native
+from dedupd.errors import Damaged, DamagedStub
+from dedupd.format.ids import HOLE
+from dedupd.store.container.table_file import LOST
+from dedupd.store.recipe.recipe_reader import Broken
+from dedupd.stub.transition import local_ranges
+from dedupd.system.files import opened, read_at
+from dedupd.system.paths import open_beneath, show_path
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+from jobs.frame.rate_limit import Throttle
+from jobs.frame.run import JobRun
+from jobs.repair.content_proof import Proofs
+from jobs.repair.repairer import Repair
+from jobs.tree.walk import Found, walk
+
+_READ_BYTES = 8 * MIB
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK
+
+
+class FileSearch:
+    """Offers the repair whatever files still hold of what it wants.
+
+    Every byte of every file that is not in the store is read and cut, so this is for when there is
+    damage that nothing else makes up for.
+    """
+
+    def __init__(
+        self, volume: Volume, run: JobRun, throttle: Throttle, repair: Repair, threads: int
+    ) -> None:
+        self._volume = volume
+        self._run = run
+        self._throttle = throttle
+        self._repair = repair
+        self._threads = threads
+        self._chunker = volume.parameters.chunker()
+        self._algorithm = volume.parameters.fingerprint
+        self._proofs = Proofs(volume, volume.chunk_records, repair.lost)
+
+    def search(self, suspects: list[bytes]) -> None:
+        """Look in the stubs that need what is lost, then everywhere. Raises Cancelled, NoSpace."""
+        for path in suspects:
+            self._run.check()
+            self._learn(path)
+        for path in suspects:
+            self._in_place(path)
+        self._repair.flush()
+        # What is met may be the last that was missing to tell what else was met.
+        pending = -1
+        while self._is_missing_any() and pending != len(self._proofs.pending):
+            pending = len(self._proofs.pending)
+            self._everywhere()
+            self._repair.flush()
+            if not pending:
+                return
+
+    def _everywhere(self) -> None:
+        smallest = min(entry.raw_length for entry in self._repair.lost.values())
+        for found in walk(self._volume, check=self._run.check):
+            size = found.allocated_bytes if found.is_stub else found.identity.size
+            if size >= smallest:
+                self._run.check()
+                self._in_file(found)
+                if not self._is_missing_any():
+                    return
+
+    def _is_missing_any(self) -> bool:
+        return bool(self._proofs.pending or self._wanted())
+
+    def _learn(self, path: bytes) -> None:
+        """Have what a stub says of lost records serve as a proof."""
+        where = show_path(path)
+        try:
+            with opened(open_beneath(self._volume.data_fd, path, _FLAGS)) as fd:
+                stub = self._volume.space.read(fd, where)
+        except (OSError, DamagedStub):
+            return
+        if stub is not None:
+            self._proofs.learn(stub, where)
+
+    def _wanted(self) -> dict[bytes, list[int]]:
+        """The fingerprints that are still missing, and the records that had them."""
+        wanted: dict[bytes, list[int]] = {}
+        for record_id, entry in self._repair.lost.items():
+            if entry.fingerprint != LOST.fingerprint:
+                wanted.setdefault(entry.fingerprint, []).append(record_id)
+        return wanted
+
+    def _in_place(self, path: bytes) -> None:
+        """A stub's own blocks where its recipe names a lost chunk: left there by an interrupted
+        commit or restore, they are that chunk."""
+        try:
+            fd = open_beneath(self._volume.data_fd, path, _FLAGS)
+        except OSError:
+            return
+        with opened(fd):
+            for chunk, offset, length in self._spans(fd, show_path(path)):
+                self._throttle.take(length)
+                raw = read_at(fd, length, offset)
+                fingerprint = native.fingerprint(raw, self._algorithm)
+                if len(raw) != length:
+                    continue
+                if self._is_lost(chunk, fingerprint):
+                    self._repair.from_bytes([chunk], raw, fingerprint)
+                self._repair.from_bytes(self._proofs.met(length, fingerprint), raw, fingerprint)
+
+    def _is_lost(self, chunk: int, fingerprint: bytes) -> bool:
+        """Four bytes of a fingerprint, as in a recipe, do not prove enough."""
+        entry = self._repair.lost.get(chunk)
+        return entry is not None and entry.fingerprint == fingerprint
+
+    def _spans(self, fd: int, where: str) -> Iterator[tuple[int, int, int]]:
+        """Lost chunks that a stub names and whose whole range lies in its own blocks."""
+        try:
+            stub = self._volume.space.read(fd, where)
+            if stub is None:
+                return
+            size = os.fstat(fd).st_size
+            local = local_ranges(fd, stub, size)
+            recipe = self._volume.content(stub, where).recipe
+        except (Damaged, OSError):
+            return
+        for part in recipe.leaves():
+            if isinstance(part, Broken):
+                continue
+            node = part.content
+            for chunk, length, offset in zip(node.ids, node.lengths, node.offsets, strict=True):
+                start = part.offset + offset
+                is_lost = chunk != HOLE and chunk in self._repair.lost
+                if is_lost and any(a <= start and start + length <= b for a, b in local):
+                    yield chunk, start, length
+
+    def _in_file(self, found: Found) -> None:
+        """Cut a plain file, or what a stub has of its own, and look at every chunk."""
+        try:
+            with opened(open_beneath(self._volume.data_fd, found.path, _FLAGS)) as fd:
+                size = os.fstat(fd).st_size
+                stub = self._volume.space.read(fd, show_path(found.path))
+                ranges = [(0, size)] if stub is None else local_ranges(fd, stub, size)
+                for start, end in ranges:
+                    self._in_range(fd, start, end)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except (OSError, DamagedStub):
+            return  # gone, or not to be read: it is no source
+
+    def _in_range(self, fd: int, start: int, end: int) -> None:
+        wanted = self._wanted()
+        carry, at = b"", start
+        while at < end:
+            count = min(_READ_BYTES, end - at)
+            self._throttle.take(count)
+            data = carry + read_at(fd, count, at)
+            at += count
+            found = self._chunker.process(data, [(0, len(data), at >= end)], self._threads)
+            begin, packed = 0, found.fingerprints
+            for number, stop in enumerate(memoryview(found.ends).cast("I")):
+                fingerprint = packed[number * native.HASH_BYTES :][: native.HASH_BYTES]
+                ids = wanted.pop(fingerprint, [])
+                ids += self._proofs.met(stop - begin, fingerprint)
+                if ids:
+                    self._repair.from_bytes(ids, data[begin:stop], fingerprint)
+                begin = stop
+            carry = data[begin:]

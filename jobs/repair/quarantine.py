@@ -1,0 +1,59 @@
+"""Records that readers found damaged: quarantined before anything more comes to rely on them.
+
+Who reads an error brings the file back from a backup. Were its chunks offered all the same, the
+file would give its blocks up for the very bytes that are damaged. A record that is quarantined is
+stored anew instead, and whatever else needs it has it back (``jobs/repair/returning_records.py``).
+"""
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+
+from dedupd.errors import Damaged
+from dedupd.format import table as tbl
+from dedupd.format.container import Kind
+from dedupd.format.ids import container_of, ordinal_of
+from dedupd.store.container.container import Container
+from dedupd.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd.store.container.recovery import recover
+from dedupd.system.files import UNREADABLE
+from dedupd.volume.volume import Volume
+
+
+def quarantine_noted(volume: Volume, check: Callable[[], None]) -> None:
+    """Look at the records that were noted, and quarantine those that are damaged, durably.
+
+    The notes stay, for scrub. ``check`` is a safe place. Needs the job lock. Raises NoSpace.
+    """
+    noted: dict[Kind, list[int]] = {}
+    for kind, record_id in volume.repairs.pending():
+        noted.setdefault(kind, []).append(record_id)
+    for kind, record_ids in noted.items():
+        with closing(volume.containers(kind)) as directory:
+            for number in sorted({container_of(record_id) for record_id in record_ids}):
+                # What is put into a table that a recovery replaces is lost.
+                with suppress(Damaged, FileNotFoundError):
+                    recover(directory.fd, number, kind, volume.space.volume, volume.disk)
+            containers = OpenContainers(directory.fd, kind, volume.space.volume)
+            for record_id in record_ids:
+                check()
+                container = containers.get(container_of(record_id))
+                if container is not None:
+                    _quarantine(directory, container, record_id)
+
+
+def _quarantine(directory: ContainerDirectory, container: Container, record_id: int) -> None:
+    entry = container.entry(ordinal_of(record_id))
+    if entry is None or entry.state not in tbl.USABLE or _is_intact(container, record_id):
+        return
+    with suppress(Damaged):  # a table that is made anew looks at every payload
+        directory.set_states({record_id: entry._replace(state=tbl.State.QUARANTINED)})
+
+
+def _is_intact(container: Container, record_id: int) -> bool:
+    try:
+        container.read_own(ordinal_of(record_id))
+    except Damaged:
+        return False
+    except OSError as error:
+        return error.errno not in UNREADABLE
+    return True

@@ -1,0 +1,244 @@
+"""Giving lost records their bytes back: written anew, with the old entry leading to the new one.
+
+The sources, in this order: another record with the same fingerprint, the second copy, a file that
+still holds the bytes. What none of them has is left to the next optimise that meets it
+(``jobs/repair/returning_records.py``).
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from dedupd import native
+from dedupd.errors import Damaged
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import container_of, make_id
+from dedupd.format.recipe import check_of
+from dedupd.format.table_columns import UncheckedEntries
+from dedupd.store.container.table_file import LOST
+from dedupd.store.writer import ContainerWriter
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+from jobs.check.record_census import KnownRecords
+from jobs.check.references import Missing
+from jobs.frame.run import JobRun
+
+_DURABLE = define("repair.durable", "repaired records are durable, the old entries do not know yet")
+_MERGED = define("repair.merged", "the entries of lost records lead to the repaired ones")
+
+GROUP_BYTES = 8 * MIB
+"""Repaired bytes per sync."""
+
+_LEVEL = 3
+_SAVING_MIN = 0.05
+
+
+@dataclass(slots=True)
+class Repaired:
+    """How many records got their bytes back, by source."""
+
+    from_twin: int = 0
+    from_copy: int = 0
+    from_file: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.from_twin + self.from_copy + self.from_file
+
+
+@dataclass(slots=True)
+class _Group:
+    """Records to be written at once: what each replaces, and its payload."""
+
+    ids: list[int] = field(default_factory=list)
+    records: list[tuple[fmt.Record, bytes]] = field(default_factory=list)
+    size: int = 0
+
+
+class Repair:
+    """Repairs records of one kind. ``writer`` has recovered; every lost record has an entry."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        kind: fmt.Kind,
+        writer: ContainerWriter,
+        known: KnownRecords,
+        expected: dict[int, Missing],
+    ) -> None:
+        self._volume = volume
+        self._run = run
+        self._writer = writer
+        self._known = known
+        self._expected = expected
+        self._directory = volume.containers(kind)
+        self._copies = volume.copies(kind)
+        self._reader = volume.chunk_records if kind is fmt.Kind.CHUNKS else volume.stream_records
+        self._algorithm = volume.parameters.fingerprint
+        self._group = _Group()
+        self.repaired = Repaired()
+        self.repaired_ids: set[int] = set()
+        self.changed: set[int] = set()
+
+    def close(self) -> None:
+        self._directory.close()
+
+    @property
+    def lost(self) -> dict[int, tbl.Entry]:
+        """What is still lost: ids and entries."""
+        return self._known.lost
+
+    def from_twins(self) -> None:
+        """Let lost records lead to others with the same bytes. Raises Cancelled, NoSpace."""
+        wanted: dict[bytes, list[int]] = {}
+        for record_id, lost in self.lost.items():
+            if lost.fingerprint != LOST.fingerprint:
+                wanted.setdefault(lost.fingerprint, []).append(record_id)
+        found: dict[int, tbl.Entry] = {}
+        revived: dict[int, tbl.Entry] = {}
+        for number, entries in self._tables() if self.lost else ():
+            for ordinal, entry in self._run.checked(enumerate(entries)):
+                if entry is None or entry.state not in tbl.USABLE:
+                    continue
+                is_orphan = entry.state == tbl.State.ORPHANED
+                # A repaired record names what it repeats: so forwards outlive their tables.
+                named = () if is_orphan else (entry.target,)
+                for old in {*wanted.get(entry.fingerprint, ()), *named}:
+                    own = make_id(number, ordinal)
+                    if self.is_wanted(old, entry.fingerprint) and self._is_intact(own, entry):
+                        found[old] = self._merged(old, own, entry.fingerprint, entry.raw_length)
+                        if is_orphan:
+                            revived[own] = entry._replace(state=tbl.State.LIVE, target=0)
+        # Before anything leads there: a compaction may be the next job.
+        self._directory.set_states(revived)
+        self._merge(found)
+        self.repaired.from_twin += len(found)
+
+    def _is_intact(self, record_id: int, entry: tbl.Entry) -> bool:
+        try:
+            _, raw = self._reader.read(record_id)
+        except Damaged:
+            return False
+        return native.fingerprint(raw, self._algorithm) == entry.fingerprint
+
+    def _tables(self) -> Iterator[tuple[int, UncheckedEntries]]:
+        for number in self._known.numbers():
+            try:
+                yield number, self._directory.entries(number)
+            except (Damaged, OSError):
+                continue  # a container that is another one, or gone meanwhile
+
+    def from_copies(self) -> None:
+        """Write lost records anew from their second copies. Raises Cancelled, NoSpace."""
+        for record_id in list(self.lost):
+            self._run.check()
+            found = self._copies.read_stored(record_id)
+            if found is not None and self.is_wanted(record_id, found[0].fingerprint):
+                self._add(record_id, *found)
+                self.repaired.from_copy += 1
+        self.flush()
+
+    def from_merged(self) -> None:
+        """Write lost records anew from those that were merged into them: each has its own bytes
+        until it is compacted, and perhaps a second copy. Raises Cancelled, NoSpace."""
+        for merged_id in self._run.checked(list(self._known.merged) if self.lost else ()):
+            record_id = self._known.end_of(merged_id)
+            lost = self.lost.get(record_id)
+            if lost is not None:
+                self._run.check()
+            found = None if lost is None else self._stored(merged_id)
+            if found is not None and self.is_wanted(record_id, found[0].fingerprint):
+                self._add(record_id, *found)
+        self.repaired.from_twin += self.flush()
+
+    def _stored(self, record_id: int) -> tuple[fmt.Record, bytes] | None:
+        """A record's own bytes, whatever became of it, or those of its second copy."""
+        try:
+            return self._reader.read_stored(record_id)
+        except (Damaged, OSError):
+            return self._copies.read_stored(record_id)
+
+    def from_bytes(self, record_ids: Iterable[int], raw: bytes, fingerprint: bytes) -> None:
+        """Write lost records anew from bytes that have their fingerprint. Raises NoSpace."""
+        lengths = array("I", [len(raw)])
+        encoded = native.encode(
+            raw,
+            array("I", [0]),
+            lengths,
+            level=_LEVEL,
+            saving_min=_SAVING_MIN,
+            header_bytes=fmt.RECORD_HEADER_BYTES,
+            align_bytes=fmt.ALIGN_BYTES,
+        )
+        stored = memoryview(encoded.stored_lengths).cast("I")[0]
+        payload = bytes(memoryview(encoded)[fmt.RECORD_HEADER_BYTES :][:stored])
+        record = fmt.Record(
+            *(0, fmt.RecordKind.COPY, encoded.codecs[0], len(raw), stored, 0),
+            *(fingerprint, 0, memoryview(encoded.checksums).cast("Q")[0]),
+        )
+        for record_id in record_ids:
+            self._add(record_id, record, payload)
+            self.repaired.from_file += 1
+
+    def is_wanted(self, record_id: int, fingerprint: bytes) -> bool:
+        """Whether a fingerprint is that of a lost record, as far as anything says."""
+        entry, expected = self.lost.get(record_id), self._expected.get(record_id)
+        if entry is None:
+            return False
+        if entry.fingerprint != LOST.fingerprint:
+            return entry.fingerprint == fingerprint
+        return expected is None or expected.check == check_of(fingerprint)
+
+    def _add(self, record_id: int, record: fmt.Record, payload: bytes) -> None:
+        if record_id in self._group.ids:
+            return
+        self._group.ids.append(record_id)
+        self._group.records.append((replace(record, target=record_id), payload))
+        self._group.size += len(payload)
+        if self._group.size >= GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> int:
+        """Make what was added durable, then let the old entries lead there. Raises NoSpace.
+
+        Returns how many records that were.
+        """
+        group, self._group = self._group, _Group()
+        if not group.ids:
+            return 0
+        raw_bytes = sum(record.raw_length for record, _ in group.records)
+        first = self._writer.reserve(len(group.ids), raw_bytes)
+        self._writer.append_copies(first, group.records)
+        self._writer.sync()
+        reach(_DURABLE)
+        changes: dict[int, tbl.Entry] = {}
+        for at, (record_id, (record, _)) in enumerate(zip(group.ids, group.records, strict=True)):
+            new = first + at
+            changes[record_id] = self._merged(record_id, new, record.fingerprint, record.raw_length)
+            entry = LOST._replace(
+                fingerprint=record.fingerprint,
+                raw_length=record.raw_length,
+                state=tbl.State.LIVE,
+            )
+            self._known.add(new, entry)
+        self._merge(changes)
+        return len(changes)
+
+    def _merged(self, old: int, new: int, fingerprint: bytes, raw_length: int) -> tbl.Entry:
+        return self.lost[old]._replace(
+            state=tbl.State.MERGED, target=new, fingerprint=fingerprint, raw_length=raw_length
+        )
+
+    def _merge(self, changes: dict[int, tbl.Entry]) -> None:
+        if not changes:
+            return
+        self._directory.set_states(changes)
+        reach(_MERGED)
+        for record_id, entry in changes.items():
+            self._known.add_references(entry.target, self._known.references(record_id))
+            self._known.add(record_id, entry)
+            self.repaired_ids.add(record_id)
+            self.changed.add(container_of(record_id))

@@ -1,0 +1,55 @@
+"""Records that failed a check, and what becomes of them when the same bytes come again.
+
+A quarantined record is offered to nobody, so an optimise that meets its fingerprint stores the
+bytes anew. As soon as these are durable, and before any file relies on them, the old record's entry
+leads to the new one: the files that had lost it are whole again.
+"""
+
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id
+from dedupd.store.chunk_index import ChunkIndex
+from dedupd.store.container.table_file import LOST, Recovered
+from dedupd.store.writer import ContainerWriter
+from dedupd.volume.volume import Volume
+
+
+class Wanted:
+    """The quarantined records of one kind whose fingerprint is known."""
+
+    def __init__(self, volume: Volume, kind: fmt.Kind) -> None:
+        self._volume = volume
+        self._kind = kind
+        self._entries: dict[bytes, dict[int, tbl.Entry]] = {}
+
+    def load(self, container: Recovered) -> None:
+        """Note what a container has lost."""
+        for ordinal in container.entries.ordinals_in(tbl.State.QUARANTINED):
+            entry = container.entries[ordinal]
+            if entry.fingerprint != LOST.fingerprint:
+                lost = self._entries.setdefault(entry.fingerprint, {})
+                lost[make_id(container.header.container, ordinal)] = entry
+
+    def met(self, index: ChunkIndex, writer: ContainerWriter) -> dict[int, tbl.Entry]:
+        """Those whose bytes have been appended anew: their entries, as they are to become.
+
+        For :meth:`settle`, once what is appended now has been synced. Each is told once.
+        """
+        if not self._entries:
+            return {}
+        found = index.lookup(b"".join(self._entries))
+        changes: dict[int, tbl.Entry] = {}
+        for fingerprint, chunk_id in zip(list(self._entries), found, strict=True):
+            if chunk_id and writer.has(chunk_id):
+                for lost_id, entry in self._entries.pop(fingerprint).items():
+                    changes[lost_id] = entry._replace(state=tbl.State.MERGED, target=chunk_id)
+        return changes
+
+    def settle(self, changes: dict[int, tbl.Entry]) -> None:
+        """Let the entries lead to the new records, durably. Raises DamagedTable, NoSpace."""
+        if changes:
+            directory = self._volume.containers(self._kind)
+            try:
+                directory.set_states(changes)
+            finally:
+                directory.close()

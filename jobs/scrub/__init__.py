@@ -1,0 +1,1 @@
+"""The scrub job: reading what is stored before it is needed."""

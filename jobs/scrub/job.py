@@ -1,0 +1,360 @@
+"""The scrub job: finds damage before anybody needs the bytes, and repairs what it can.
+
+It first brings every container to where it can be opened, and every table to where it is complete;
+then looks at the records (a quick run at headers and metadata, a full one at every byte); then at
+what the tree refers to. Only then it repairs, and what it cannot repair it names, file by file.
+Users keep working meanwhile.
+"""
+
+import enum
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from dedupd.errors import Damaged, DamagedTable, NoSpace
+from dedupd.format import container as fmt
+from dedupd.format.ids import container_of, ordinal_of
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.files import container_numbers, last_number, table_numbers
+from dedupd.store.container.recovery import is_unfinished
+from dedupd.store.container.rescue import mend
+from dedupd.store.container.table_file import Recovered, load_table
+from dedupd.store.second_copies import all_copies
+from dedupd.system.process_priority import cores
+from dedupd.volume.container_numbers import Numbers
+from dedupd.volume.repair_notes import Note
+from dedupd.volume.volume import Volume
+from jobs.check.invariants import Finding, Invariant
+from jobs.check.losses import Loss, losses
+from jobs.check.record_census import KnownRecords
+from jobs.check.references import References, ReferenceWalk
+from jobs.frame.rate_limit import Throttle
+from jobs.frame.run import JobRun
+from jobs.repair.file_search import FileSearch
+from jobs.repair.repairer import Repair, Repaired
+from jobs.scrub.record_scrub import RecordScrub
+from jobs.scrub.redundancy import Copied, Redundancy
+
+FINDINGS_KEPT_MAX = 1000
+"""In a report; the counts go on."""
+
+CONTAINERS_LOST_MAX = 1024
+"""Behind the last one that is there: a number beyond that is not believed."""
+
+
+class Depth(enum.StrEnum):
+    """How closely a run looks at the payloads of chunks; recipes are always read."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+@dataclass(slots=True)
+class ScrubReport:
+    """What a run did; the JSON form of the report.
+
+    ``findings`` are what was wrong when it began, ``repaired`` how many lost records got their
+    bytes back, ``quarantined`` how many are still lost, and ``losses`` what that costs users.
+    """
+
+    job: str = "scrub"
+    outcome: str = "clean"
+    depth: str = Depth.QUICK.value
+    resumed: bool = False
+    containers: int = 0
+    records: int = 0
+    read_bytes: int = 0
+    raw_bytes: int = 0
+    stubs: int = 0
+    plain_files: int = 0
+    logical_bytes: int = 0
+    repaired: dict[str, int] = field(default_factory=dict)
+    released: int = 0
+    quarantined: int = 0
+    copies_written: int = 0
+    copies_written_bytes: int = 0
+    copies_dropped: int = 0
+    copies_missing: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    by_invariant: dict[str, int] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
+    lost_bytes: int = 0
+    files_hit: int = 0
+    messages: list[str] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+
+class Scrub:
+    """One run over one volume. Needs the volume's job lock; the volume may be mounted."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        depth: Depth = Depth.QUICK,
+        bytes_per_s: float | None = None,
+    ) -> None:
+        """``bytes_per_s`` takes the place of the policy's ``scrub_rate``."""
+        self._volume = volume
+        self._run = run
+        self._depth = depth
+        self._policy = volume.policy()
+        rate = self._policy.scrub_bytes_per_s if bytes_per_s is None else bytes_per_s
+        self._throttle = Throttle(rate, run.wait)
+        self._report = ScrubReport(depth=depth.value, started_s=run.started_s)
+        self._counts: Counter[str] = Counter()
+        self._checked: RecordScrub | None = None
+        self._noted: list[Note] = []
+        self._known = {kind: KnownRecords() for kind in fmt.Kind}
+        self._directories: dict[fmt.Kind, ContainerDirectory] = {}
+        self._threads = self._policy.cores_max or cores()
+        self._numbers = Numbers(volume)
+
+    def run(self) -> ScrubReport:
+        """Check and repair everything. Raises Cancelled, NoSpace; resumes where it stopped."""
+        with ExitStack() as stack:
+            for kind in fmt.Kind:
+                self._directories[kind] = self._volume.containers(kind)
+                stack.callback(self._directories[kind].close)
+            self._mend_all()
+            self._recover_all()
+            self._check_all()
+            tree = self._walk()
+            self._repair(tree)
+            self._copy()
+            self._name_losses(tree)
+            self._numbers.note({kind: last_number(self._directories[kind].fd) for kind in fmt.Kind})
+        self._volume.repairs.clear(self._noted)
+        if self._checked is not None:
+            self._checked.progress.clear()
+        return self.report()
+
+    def report(self) -> ScrubReport:
+        report = self._report
+        report.by_invariant = dict(self._counts)
+        report.quarantined = sum(len(self._known[kind].lost) for kind in fmt.COPIES_OF)
+        report.files_hit = len({loss.path for loss in report.losses})
+        report.lost_bytes = sum(loss.end - loss.start for loss in report.losses)
+        if report.losses:
+            report.outcome = "damaged"
+        elif self._counts:
+            report.outcome = "repaired" if report.quarantined == 0 else "damaged, no file hit"
+        report.resources = self._run.resources()
+        return report
+
+    def _find(self, invariant: Invariant, where: str, detail: str) -> None:
+        self._counts[invariant.value] += 1
+        if len(self._report.findings) < FINDINGS_KEPT_MAX:
+            self._report.findings.append(Finding(invariant, where, detail))
+
+    # --- containers and tables ----------------------------------------------------------------
+
+    def _mend_all(self) -> None:
+        """Make every container one that can be opened, and see what its table lacks."""
+        self._run.update(phase="containers")
+        for kind, directory in self._directories.items():
+            numbers = {*container_numbers(directory.fd), *table_numbers(directory.fd)}
+            for number in sorted(numbers):
+                self._run.check()
+                self._mend(kind, directory, number)
+
+    def _mend(
+        self, kind: fmt.Kind, directory: ContainerDirectory, number: int, count_min: int = 0
+    ) -> None:
+        where = directory.where(number)
+        uuid = self._volume.space.volume
+        try:
+            for wrong in mend(directory.fd, number, kind, uuid, self._volume.disk, count_min):
+                is_header = "header" in wrong or wrong.endswith("is missing")
+                self._find(
+                    Invariant.CONTAINER_HEADER if is_header else Invariant.CONTAINER_RECORDS,
+                    where,
+                    wrong,
+                )
+            if not is_unfinished(directory.fd, number):
+                self._look_at_table(directory, number)
+        except (Damaged, OSError) as error:
+            self._find(Invariant.CONTAINER_HEADER, where, str(error))
+
+    def _look_at_table(self, directory: ContainerDirectory, number: int) -> None:
+        """Recovery makes tables whole without a word, so this is where it is told."""
+        try:
+            mark, entries = load_table(directory.fd, directory.header(number))
+            damaged = entries.resized(mark.synced_count).damaged()
+        except DamagedTable as error:
+            self._find(Invariant.TABLE_AGREES, directory.where(number), str(error))
+            return
+        for ordinal in damaged:
+            detail = f"entry {ordinal} is not valid"
+            self._find(Invariant.TABLE_AGREES, directory.where(number), detail)
+
+    def _recover_all(self) -> None:
+        self._run.update(phase="tables")
+        for kind in fmt.Kind:
+            writer = self._numbers.writer(kind)
+            try:
+                known = self._known[kind] = KnownRecords()
+                writer.recover(lambda found, known=known: self._take_in(known, found))  # type: ignore[misc]
+            finally:
+                writer.close()
+
+    def _take_in(self, known: KnownRecords, found: Recovered) -> None:
+        header = found.header
+        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        known.add_container(header.container, found.entries, seed)
+        self._run.check()
+
+    def _check_all(self) -> None:
+        """Look at the records of every container that was not done before an interruption."""
+        noted = self._volume.repairs.pending()
+        self._run.update(phase="records")
+        check = RecordScrub(
+            self._volume,
+            self._run,
+            self._depth is Depth.FULL,
+            self._throttle,
+            self._threads,
+            self._directories,
+            self._known,
+            self._find,
+        )
+        try:
+            check.run()
+            check.look_at(noted)
+        finally:
+            check.close()
+        self._checked = check
+        self._noted = noted
+        report = self._report
+        report.containers, report.records = check.containers, check.records
+        report.read_bytes, report.raw_bytes = check.read_bytes, check.raw_bytes
+        report.released, report.resumed = check.released, check.resumed
+        for of, kind in fmt.COPIES_OF.items():
+            directory = self._directories[kind]
+            copies = all_copies(directory.fd, kind, self._volume.space.volume)
+            for copy in self._run.checked(copies):
+                self._known[of].add_copy(copy.entry)
+
+    # --- the tree, repairs, copies -------------------------------------------------------------
+
+    def _walk(self) -> References:
+        report = self._report
+        self._run.update(phase="stubs", done=0, total=0)
+        chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.STREAMS]
+        tree = self._references(chunks, nodes)
+        report.stubs, report.plain_files = tree.stubs, tree.plain_files
+        report.logical_bytes = tree.logical_bytes
+        for finding in tree.findings:
+            self._find(Invariant(finding.invariant), finding.where, finding.detail)
+        grown = self._ensure_entries(
+            fmt.Kind.CHUNKS, {*tree.missing_chunks, *chunks.relied_on, *_unknown_ends(chunks)}
+        ) | self._ensure_entries(
+            fmt.Kind.STREAMS, {*tree.missing_nodes, *nodes.relied_on, *_unknown_ends(nodes)}
+        )
+        if grown:
+            self._recover_all()
+            chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.STREAMS]
+            self._references(chunks, nodes)
+        return tree
+
+    def _references(self, chunks: KnownRecords, nodes: KnownRecords) -> References:
+        walk = ReferenceWalk(self._volume, self._run, chunks, nodes, threads=self._threads)
+        return walk.walk()
+
+    def _ensure_entries(self, kind: fmt.Kind, missing: set[int]) -> bool:
+        """Give records that are referred to, and that no table knows, an entry to be repaired."""
+        known, directory = self._known[kind], self._directories[kind]
+        wanted: dict[int, int] = {}
+        for record_id in missing:
+            number, count = container_of(record_id), ordinal_of(record_id) + 1
+            if number and known.count(number) < count <= fmt.ORDINALS_MAX:
+                wanted[number] = max(wanted.get(number, 0), count)
+        last = max(known.numbers(), default=0)
+        for number, count in sorted(wanted.items()):
+            self._run.check()
+            if number <= last + CONTAINERS_LOST_MAX:
+                self._mend(kind, directory, number, count)
+        return bool(wanted)
+
+    def _repair(self, tree: References) -> None:
+        self._run.update(phase="repairing")
+        done = Repaired()
+        for kind in fmt.COPIES_OF:
+            if not self._known[kind].lost:
+                continue
+            writer = self._numbers.writer(kind)
+            try:
+                writer.recover(lambda _: None)
+                expected = tree.missing_chunks if kind is fmt.Kind.CHUNKS else {}
+                known = self._known[kind]
+                repair = Repair(self._volume, self._run, kind, writer, known, expected)
+                try:
+                    self._repair_kind(repair, tree, kind)
+                finally:
+                    repair.close()
+            finally:
+                writer.close()
+            done.from_twin += repair.repaired.from_twin
+            done.from_copy += repair.repaired.from_copy
+            done.from_file += repair.repaired.from_file
+        self._report.repaired = {
+            "from another record": done.from_twin,
+            "from the second copy": done.from_copy,
+            "from a file": done.from_file,
+        }
+
+    def _repair_kind(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
+        repair.from_twins()
+        repair.from_copies()
+        repair.from_merged()
+        lost = [i for i in repair.lost if self._known[kind].references(i)]
+        if lost and kind is fmt.Kind.CHUNKS:
+            threads = self._threads
+            FileSearch(self._volume, self._run, self._throttle, repair, threads).search(
+                tree.suspects
+            )
+
+    def _copy(self) -> None:
+        self._run.update(phase="second copies")
+        done = Copied()
+        for kind in fmt.COPIES_OF:
+            threshold = self._policy.redundancy_references + 1 if kind is fmt.Kind.CHUNKS else 1
+            writer = self._numbers.writer(fmt.COPIES_OF[kind])
+            try:
+                writer.recover(lambda _: None)
+                copies = Redundancy(self._volume, self._run, self._throttle, kind, writer)
+                try:
+                    if self._policy.redundancy_references or kind is not fmt.Kind.CHUNKS:
+                        copies.update(self._known[kind], threshold)
+                finally:
+                    copies.close()
+            except NoSpace as error:
+                self._report.messages.append(f"second copies: {error}")
+            finally:
+                writer.close()
+            done.written += copies.copied.written
+            done.written_bytes += copies.copied.written_bytes
+            done.dropped += copies.copied.dropped
+            done.missing += copies.copied.missing
+        self._report.copies_written = done.written
+        self._report.copies_written_bytes = done.written_bytes
+        self._report.copies_dropped = done.dropped
+        self._report.copies_missing = done.missing
+
+    def _name_losses(self, tree: References) -> None:
+        self._run.update(phase="naming what is lost")
+        for path in tree.suspects:
+            self._run.check()
+            found = list(losses(self._volume, path, self._known[fmt.Kind.CHUNKS]))
+            self._report.losses += found
+            for loss in found:
+                invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
+                detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
+                self._find(invariant, loss.path, detail)
+
+
+def _unknown_ends(known: KnownRecords) -> set[int]:
+    """What merged records lead to and no table knows: their own bytes may make up for it."""
+    ends = map(known.end_of, known.merged)
+    return set(filter(known.is_unknown, ends))

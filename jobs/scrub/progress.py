@@ -1,0 +1,80 @@
+"""How far a full scrub is, kept in the catalogue: an interrupted one goes on where it stopped."""
+
+import time
+from typing import Any
+
+from dedupd.errors import CatalogUnusable
+from dedupd.format import container as fmt
+from dedupd.volume.catalog import Catalog
+from dedupd.volume.volume import Volume
+
+_KEY = "scrub/progress"
+SAVE_EVERY_S = 5.0
+"""What is read again after a kill; a catalogue's sync takes milliseconds."""
+
+
+class ScrubProgress:
+    """The place up to which every record was looked at, and its damage noted in the tables.
+
+    Containers are gone through by kind, then by number, so one place says it all. Where the
+    container at that place was rewritten since, it begins anew. A quick run keeps none.
+    """
+
+    def __init__(self, volume: Volume, is_kept: bool) -> None:
+        self._directory = volume.catalogue
+        self._is_kept = is_kept
+        self._saved_s = time.monotonic()
+        self._begun: tuple[int, int, int, int, int] | None = self._load() if is_kept else None
+
+    def is_done(self, kind: fmt.Kind, number: int) -> bool:
+        """Whether an earlier run was through with a container."""
+        return self._begun is not None and (kind, number) < self._begun[:2]
+
+    def within(self, kind: fmt.Kind, header: fmt.FileHeader) -> tuple[int, int] | None:
+        """Offset and ordinal in this container from which on to look, None for its beginning."""
+        here = (int(kind), header.container, header.generation)
+        begun = self._begun
+        if begun is None or begun[:3] != here:
+            return None
+        return begun[3], begun[4]
+
+    def note(self, kind: fmt.Kind, header: fmt.FileHeader, offset: int, ordinal: int) -> None:
+        """Everything up to ``offset`` was looked at; ``ordinal`` comes next.
+
+        Not for a container with gaps: what they mean is only known at its end.
+        """
+        if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+            self._save([int(kind), header.container, header.generation, offset, ordinal])
+
+    def done(self, kind: fmt.Kind, number: int) -> None:
+        """All of a container was looked at."""
+        if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
+            self._save([int(kind), number + 1, 0, 0, 0])
+
+    def clear(self) -> None:
+        """The run is over: the next one begins at the beginning."""
+        if self._is_kept:
+            self._change(lambda catalog: catalog.delete(_KEY))
+
+    def _save(self, place: list[int]) -> None:
+        self._saved_s = time.monotonic()
+        if self._is_kept:
+            self._change(lambda catalog: catalog.put(_KEY, place))
+
+    def _change(self, change: Any) -> None:
+        try:
+            with Catalog(self._directory) as catalog:
+                change(catalog)
+        except CatalogUnusable:
+            pass  # then the next run begins at the beginning
+
+    def _load(self) -> tuple[int, int, int, int, int] | None:
+        try:
+            with Catalog(self._directory) as catalog:
+                value = catalog.get(_KEY)
+        except CatalogUnusable:
+            return None
+        if not isinstance(value, list) or [type(part) for part in value] != [int] * 5:
+            return None
+        kind, number, generation, offset, ordinal = value
+        return kind, number, generation, offset, ordinal

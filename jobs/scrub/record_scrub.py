@@ -1,0 +1,255 @@
+"""The part of a scrub that looks at records: headers or every byte, against the tables."""
+
+import os
+from collections.abc import Callable, Iterable
+
+from dedupd import native
+from dedupd.errors import Damaged
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.ids import container_of, make_id, ordinal_of
+from dedupd.format.table_columns import UncheckedEntries
+from dedupd.store.container.container import Container, data_name
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.rescue import mend
+from dedupd.store.container.table_file import LOST
+from dedupd.system.files import opened
+from dedupd.units import MIB
+from dedupd.volume.repair_notes import Note
+from dedupd.volume.volume import Volume
+from jobs.check.invariants import Invariant
+from jobs.check.record_census import KnownRecords
+from jobs.check.record_check import Problem, RecordCheck, check_all
+from jobs.check.record_windows import WindowReader
+from jobs.frame.rate_limit import Throttle
+from jobs.frame.run import JobRun
+from jobs.scrub.progress import ScrubProgress
+
+_QUARANTINED = define("scrub.quarantined", "what was found about records is in their table")
+
+_METADATA = frozenset((fmt.Kind.STREAMS, fmt.Kind.STREAM_COPIES))
+"""What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
+
+
+PORTION_BYTES = 128 * MIB
+"""Read by one call, unless a rate says less: at its end, the cores wait for a moment."""
+
+
+class Said:
+    """What a table says by now: its entries, and what was put in their place since."""
+
+    def __init__(self, entries: UncheckedEntries) -> None:
+        self._entries = entries
+        self.changed: dict[int, tbl.Entry] = {}
+
+    def __getitem__(self, ordinal: int) -> tbl.Entry | None:
+        if ordinal in self.changed or ordinal >= len(self._entries):
+            return self.changed.get(ordinal)
+        return self._entries[ordinal]
+
+
+class RecordScrub:
+    """Looks at the records of all containers, and puts into the tables what is true of them.
+
+    ``find`` is told each violated invariant; ``known`` follows the tables.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        is_full: bool,
+        throttle: Throttle,
+        threads: int,
+        directories: dict[fmt.Kind, ContainerDirectory],
+        known: dict[fmt.Kind, KnownRecords],
+        find: Callable[[Invariant, str, str], None],
+    ) -> None:
+        self._volume = volume
+        self._run = run
+        self._is_full = is_full
+        self._throttle = throttle
+        self._directories = directories
+        self._known = known
+        self._find = find
+        self._windows = WindowReader(volume.parameters.fingerprint, threads, self._pace)
+        self.progress = ScrubProgress(volume, is_full)
+        self.containers = 0
+        self.records = 0
+        self.read_bytes = 0
+        self.raw_bytes = 0
+        self.released = 0
+        self.resumed = False
+
+    def close(self) -> None:
+        self._windows.close()
+
+    def run(self) -> None:
+        """Go through all containers that were not done before an interruption. Raises Cancelled."""
+        sizes = {
+            (kind, number): self._size(directory, number)
+            for kind, directory in self._directories.items()
+            for number in self._known[kind].numbers()
+        }
+        self._run.update(total=sum(sizes.values()), done=0)
+        for (kind, number), size in sizes.items():
+            if self.progress.is_done(kind, number):
+                self.resumed = True
+                self._run.update(done=self._run.progress.done + size)
+                continue
+            self._check(kind, self._directories[kind], number)
+            self.progress.done(kind, number)
+
+    def look_at(self, notes: Iterable[Note]) -> None:
+        """Look at the records that readers could not read, however quick the run is."""
+        for kind, record_id in notes:
+            self._run.check()
+            directory, number = self._directories[kind], container_of(record_id)
+            entry = directory.entry(record_id)
+            if entry is None or entry.state not in tbl.USABLE:
+                continue
+            try:
+                container = Container(directory.fd, kind, number, self._volume.space.volume)
+                container.read_own(ordinal_of(record_id))
+            except (Damaged, OSError) as error:
+                problem = Problem(
+                    Invariant.RECORD_PAYLOAD, str(error), ordinal_of(record_id), entry
+                )
+                said = Said(directory.entries(number))
+                self._settle(kind, directory, directory.header(number), said, [problem])
+
+    @staticmethod
+    def _size(directory: ContainerDirectory, number: int) -> int:
+        return os.stat(data_name(number), dir_fd=directory.fd).st_size
+
+    def _pace(self, count: int) -> None:
+        self._throttle.take(count)
+        self.read_bytes += count
+        self._run.update(done=self._run.progress.done + count)
+
+    def _check(self, kind: fmt.Kind, directory: ContainerDirectory, number: int) -> None:
+        self.containers += 1
+        try:
+            header = directory.header(number)
+            entries = directory.entries(number)
+            fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
+            with opened(fd):
+                is_deep = self._is_full or kind in _METADATA
+                if is_deep or not self._headers_agree(fd, header, entries):
+                    self._check_records(kind, directory, fd, header, entries)
+        except (Damaged, OSError) as error:
+            self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
+
+    def _check_records(
+        self,
+        kind: fmt.Kind,
+        directory: ContainerDirectory,
+        fd: int,
+        header: fmt.FileHeader,
+        entries: UncheckedEntries,
+    ) -> None:
+        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        check = RecordCheck(entries, seed)
+        start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
+        begun = self.progress.within(kind, header)
+        if begun is not None:
+            start, check = begun[0], RecordCheck(entries, seed, begun[1])
+            self.resumed = True
+        portion = self._throttle.portion(PORTION_BYTES, MIB)
+        said = Said(entries)
+        for offset, _, problems in check_all(self._windows, fd, check, start, end, portion):
+            self._settle(kind, directory, header, said, problems)
+            if not check.gaps:
+                self.progress.note(kind, header, offset, check.expected)
+        problems = list(check.finish())
+        self._settle(kind, directory, header, said, problems)
+        if any(problem.ordinal < 0 for problem in problems):
+            self._account_for_gap(kind, directory, header.container, len(entries))
+        self._release(kind, directory, header, said, check.quarantined_intact)
+        self.records += check.records
+        self.raw_bytes += check.raw_bytes
+
+    def _account_for_gap(
+        self, kind: fmt.Kind, directory: ContainerDirectory, number: int, count: int
+    ) -> None:
+        """Bytes that are no record, and that no entry accounts for, were one whose entry is lost as
+        well: an entry says so from now on, and the ordinal is never given out again."""
+        uuid = self._volume.space.volume
+        mend(directory.fd, number, kind, uuid, self._volume.disk, count + 1)
+        self._known[kind].add(make_id(number, count), LOST)
+
+    def _headers_agree(self, fd: int, header: fmt.FileHeader, entries: UncheckedEntries) -> bool:
+        """Whether every record is where its entry says; payloads are not read."""
+        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        self._pace(len(entries) * fmt.RECORD_HEADER_BYTES)
+        if not native.headers_agree(fd, entries.data, seed=seed):
+            return False
+        self.records += len(entries)
+        return True
+
+    def _settle(
+        self,
+        kind: fmt.Kind,
+        directory: ContainerDirectory,
+        header: fmt.FileHeader,
+        said: "Said",
+        problems: list[Problem],
+    ) -> None:
+        """Tell problems, and put into the table what is true now: durably, before going on."""
+        changes: dict[int, tbl.Entry] = {}
+        for problem in problems:
+            where = directory.where(header.container)
+            name = where if problem.ordinal < 0 else f"{where} record {problem.ordinal}"
+            self._find(problem.invariant, name, problem.detail)
+            if problem.ordinal < 0:
+                continue
+            entry = changes.get(problem.ordinal) or said[problem.ordinal]
+            if problem.invariant is Invariant.TABLE_AGREES and problem.entry is not None:
+                changes[problem.ordinal] = _agreeing(problem.entry, entry)
+            else:
+                lost = entry or problem.entry or LOST
+                changes[problem.ordinal] = lost._replace(state=tbl.State.QUARANTINED)
+        said.changed.update(changes)
+        self._change(kind, directory, header, changes)
+
+    def _release(
+        self,
+        kind: fmt.Kind,
+        directory: ContainerDirectory,
+        header: fmt.FileHeader,
+        said: "Said",
+        ordinals: list[int],
+    ) -> None:
+        """Records that were quarantined and are right after all: it was not the disk."""
+        changes = {
+            ordinal: entry._replace(state=tbl.State.LIVE)
+            for ordinal in ordinals
+            if (entry := said[ordinal]) is not None
+        }
+        self.released += len(changes)
+        self._change(kind, directory, header, changes)
+
+    def _change(
+        self,
+        kind: fmt.Kind,
+        directory: ContainerDirectory,
+        header: fmt.FileHeader,
+        changes: dict[int, tbl.Entry],
+    ) -> None:
+        if not changes:
+            return
+        by_id = {make_id(header.container, ordinal): e for ordinal, e in changes.items()}
+        directory.set_states(by_id)
+        reach(_QUARANTINED)
+        for record_id, entry in by_id.items():
+            self._known[kind].add(record_id, entry)
+
+
+def _agreeing(found: tbl.Entry, said: tbl.Entry | None) -> tbl.Entry:
+    """The entry that a record implies, with what the table knows of it and no record tells: what
+    became of it since, and where its bytes are now."""
+    if said is None:
+        return found
+    target = found.target if said.state == tbl.State.LIVE else said.target
+    return found._replace(state=said.state, target=target)

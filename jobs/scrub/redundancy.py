@@ -1,0 +1,109 @@
+"""Second copies: those that are missing are written, those that nobody needs are given up."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dedupd.errors import Damaged
+from dedupd.failpoint import define, reach
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.store.reader import RecordReader
+from dedupd.store.second_copies import Copy, all_copies, append_copies
+from dedupd.store.writer import ContainerWriter
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+from jobs.check.record_census import KnownRecords
+from jobs.frame.rate_limit import Throttle
+from jobs.frame.run import JobRun
+
+_DROPPED = define("redundancy.dropped", "copies that nobody needs are given up")
+_COPIED = define("redundancy.copied", "a group of second copies is durable")
+
+GROUP_BYTES = 8 * MIB
+"""Copied bytes per sync."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """What was done about second copies. ``missing`` could not be written, for want of space."""
+
+    written: int = 0
+    written_bytes: int = 0
+    dropped: int = 0
+    missing: int = 0
+
+
+class Redundancy:
+    """Brings the second copies of one kind to what they should be."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        throttle: Throttle,
+        kind: fmt.Kind,
+        writer: ContainerWriter,
+    ) -> None:
+        """``writer`` is that of the copies, and has recovered."""
+        self._run = run
+        self._throttle = throttle
+        self._records: RecordReader = (
+            volume.chunk_records if kind is fmt.Kind.CHUNKS else volume.stream_records
+        )
+        self._writer = writer
+        self._uuid = volume.space.volume
+        self._kind = fmt.COPIES_OF[kind]
+        self._directory = volume.containers(self._kind)
+        self.copied = Copied()
+
+    def close(self) -> None:
+        self._directory.close()
+
+    def update(self, known: KnownRecords, references_min: int) -> None:
+        """Copy every record that is there and is referred to at least so often.
+
+        A copy is given up where what it repeats has no reference left, or there is another one; not
+        where what it repeats is lost: it may be all that there is. Raises Cancelled.
+        """
+        have: set[int] = set()
+        dropped: dict[int, tbl.Entry] = {}
+        for copy in self._run.checked(self._existing()):
+            target = copy.entry.target
+            is_needed = known.is_primary(target) and known.references(target) > 0
+            is_needed |= known.is_lost(known.end_of(target))
+            if is_needed and target not in have:
+                have.add(target)
+            else:
+                dropped[copy.copy_id] = copy.entry._replace(state=tbl.State.TOMBSTONE)
+        self._directory.set_states(dropped)
+        self.copied.dropped += len(dropped)
+        reach(_DROPPED)
+        group: list[tuple[fmt.Record, bytes]] = []
+        size = 0
+        for record_id in self._run.checked(known.referred_at_least(references_min)):
+            if record_id in have:
+                continue
+            try:
+                record, payload = self._records.read_stored(record_id)
+            except Damaged:
+                continue  # for the repair, which comes first, or for a full scrub to find
+            self._throttle.take(len(payload))
+            group.append((replace(record, target=record_id), payload))
+            size += len(payload)
+            if size >= GROUP_BYTES:
+                self._append(group)
+                group, size = [], 0
+                self._run.check()
+        self._append(group)
+
+    def _existing(self) -> Iterator[Copy]:
+        return all_copies(self._directory.fd, self._kind, self._uuid)
+
+    def _append(self, group: list[tuple[fmt.Record, bytes]]) -> None:
+        written = append_copies(self._writer, group)
+        if written:
+            self.copied.written += written
+            self.copied.written_bytes += sum(len(payload) for _, payload in group)
+            reach(_COPIED)
+        else:
+            self.copied.missing += len(group)

@@ -1,0 +1,1 @@
+"""Finding files in the tree of a volume."""

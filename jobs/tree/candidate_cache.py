@@ -1,0 +1,122 @@
+"""The candidates of one walk, kept for those who go through them again.
+
+An optimise run counts its candidates before it begins, and goes through them once for every
+partition. Walking the tree each time costs more than a tenth of a run over small files.
+"""
+
+import marshal
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.stub.transition import FileIdentity
+from dedupd.volume.partition_map import type_of, type_of_suffix
+from jobs.tree.candidates import Candidate, PlainFiles
+
+_PER_BLOCK = 1024
+_LEVEL = 1
+"""Names and times of files repeat much: 30 to 40 bytes are left of each candidate."""
+
+_One = tuple[bytes, tuple[int, ...], bytes | None, int]
+_Plain = tuple[bytes, bytes, list[bytes]]
+_Row = _One | _Plain
+"""A candidate; or the plain ones of a directory as they were found, and what their names end in."""
+
+
+class _Block(NamedTuple):
+    """Rows, packed; what the codec needs to unpack them."""
+
+    stored: bytes
+    codec: int
+    raw_bytes: int
+    checksum: int
+
+    @classmethod
+    def of(cls, rows: list[_Row]) -> "_Block":
+        raw = marshal.dumps(rows)
+        packed = native.encode(
+            raw,
+            array("I", [0]),
+            array("I", [len(raw)]),
+            level=_LEVEL,
+            saving_min=0.0,
+            header_bytes=0,
+            align_bytes=1,
+        )
+        checksum = int.from_bytes(packed.checksums, "little")
+        return cls(bytes(packed), packed.codecs[0], len(raw), checksum)
+
+    def rows(self) -> list[_Row]:
+        raw = native.decode(self.stored, self.codec, self.raw_bytes, self.checksum)
+        rows: list[_Row] = marshal.loads(raw)
+        return rows
+
+
+class FoundFiles:
+    """Candidates in the order in which they were found, in ``bytes_max`` of memory at most."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_left = bytes_max
+        self._blocks: list[_Block] = []
+        self._rows: list[_Row] = []
+        self._count = 0
+        self.is_complete = True
+        """Whether all that were added are here: else there was no room, and none is."""
+
+    def add(self, found: Candidate | PlainFiles) -> None:
+        """Keep candidates, where there is room for all so far."""
+        if not self.is_complete:
+            return
+        if isinstance(found, PlainFiles):
+            suffixes = [suffix for suffix, _ in found.chunks]
+            self._rows.append((found.directory, found.packed, suffixes))
+            self._count += found.count
+        else:
+            path, identity, attribute, work_bytes = found
+            self._rows.append((path, tuple(identity), attribute, work_bytes))
+            self._count += 1
+        if self._count >= _PER_BLOCK:
+            self._close_block()
+
+    def _close_block(self) -> None:
+        block = _Block.of(self._rows)
+        self._rows, self._count = [], 0
+        self._bytes_left -= len(block.stored)
+        if self._bytes_left < 0:
+            self.is_complete = False
+            self._blocks.clear()
+        else:
+            self._blocks.append(block)
+
+    def through(
+        self,
+        is_wanted: Callable[[str], bool] | None = None,
+        compresses: Callable[[str], bool] = lambda file_type: True,
+    ) -> Iterator[Candidate | native.FileList]:
+        """Those of a type that is wanted, or all, in order: plain files by the directory, with
+        whether to compress them by their type."""
+        for block in self._blocks:
+            yield from _wanted(block.rows(), is_wanted, compresses)
+        yield from _wanted(self._rows, is_wanted, compresses)
+
+
+def _wanted(
+    rows: list[_Row],
+    is_wanted: Callable[[str], bool] | None,
+    compresses: Callable[[str], bool],
+) -> Iterator[Candidate | native.FileList]:
+    for row in rows:
+        if len(row) == 3:
+            directory, packed, suffixes = row
+            types = {suffix: type_of_suffix(suffix) for suffix in suffixes}
+            as_is = {suffix for suffix, name in types.items() if not compresses(name)}
+            chosen = None
+            if is_wanted is not None:
+                chosen = {suffix for suffix, name in types.items() if is_wanted(name)}
+            if chosen != set():
+                yield native.FileList(directory, packed, chosen, as_is)
+        else:
+            path, identity, attribute, work_bytes = row
+            if is_wanted is None or is_wanted(type_of(path)):
+                yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)

@@ -1,0 +1,313 @@
+"""The policy: what it takes and leaves, and errors that name file, key and reason."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedupd.config.policy import KEYS, PROFILES, Policy, apply_values, parse_policy
+from dedupd.config.policy_file import policy_text, set_in_text
+from dedupd.config.schedule import Every, Off
+from dedupd.errors import PolicyError
+from dedupd.system.process_priority import IoPriority
+from dedupd.units import brief
+from tests.support.malformed import malformed
+
+WHERE = "/srv/share/.dedupd/policy.toml"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs/policy.md"
+
+
+def test_an_empty_file_is_the_default() -> None:
+    assert parse_policy("", WHERE) == Policy()
+    assert (Policy().age_s_min, Policy().size_bytes_min) == (3 * 86400, 32768)
+
+
+def test_every_key_can_be_set() -> None:
+    policy = parse_policy(
+        """
+        min_age = "12h"
+        min_size = "1 MiB"
+        exclude = ["*.tmp", "cache/"]
+        exclude_types = [".MP4", "jpg"]
+        no_compress_types = ["zip"]
+        compression_level = 7
+        compression_min_saving = 0.1
+        compaction_min_dead = 0.2
+        partial_files = false
+        partial_local_max = 0.25
+        redundancy_threshold = 20
+        scrub_rate = "50 MiB"
+        memory = "1 GiB"
+        cores = 2
+        stop_when_busy = false
+        io_priority = "low"
+        schedule_background = "every 30min"
+        schedule_throughput = "off"
+        """,
+        WHERE,
+    )
+    assert policy == Policy(
+        age_s_min=43200,
+        size_bytes_min=1 << 20,
+        exclude=("*.tmp", "cache/"),
+        exclude_types=("mp4", "jpg"),
+        no_compress_types=("zip",),
+        compression_level=7,
+        compression_saving_min=0.1,
+        compaction_dead_min=0.2,
+        partial_files=False,
+        partial_local_max=0.25,
+        redundancy_references=20,
+        scrub_bytes_per_s=50 << 20,
+        memory_bytes_max=1 << 30,
+        cores_max=2,
+        stop_when_busy=False,
+        io_priority=IoPriority.LOW,
+        background=Every(1800),
+        throughput=Off(),
+    )
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("min_age", 3, 'write a duration in quotes, like "3d" or "12h"'),
+    ("min_age", "3y", "'3y' is not a duration"),
+    ("min_age", "9" * 400, "longer than a thousand years"),
+    ("min_size", "big", "'big' is not a size"),
+    ("min_size", -1, "write a size"),
+    ("min_size", True, "write a size"),
+    ("min_size", 10**40, "write a size"),
+    ("exclude", 5, "write a list of texts"),
+    ("exclude", [""], "write a list of texts"),
+    ("exclude", '["*.tmp", 3]', "write a list of texts"),
+    ("exclude", '["*.tmp"', "write a list of texts"),
+    ("exclude_types", [1], "write a list of texts"),
+    ("no_compress_types", {"a": 1}, "write a list of texts"),
+    ("compression_level", 20, "write a whole number from 0 to 19"),
+    ("compression_level", 1.5, "write a whole number from 0 to 19"),
+    ("compression_level", "--5", "write a whole number from 0 to 19"),
+    ("compression_level", "\u00b2", "write a whole number from 0 to 19"),
+    ("compression_min_saving", 1, "write a fraction"),
+    ("compression_min_saving", "nan", "write a fraction"),
+    ("compression_min_saving", 10**400, "write a fraction"),
+    ("compression_min_saving", [], "write a fraction"),
+    ("compaction_min_dead", 1, "write a fraction"),
+    ("partial_files", "yes", "write true or false"),
+    ("partial_files", 1, "write true or false"),
+    ("partial_local_max", 2, "write a fraction"),
+    ("redundancy_threshold", 251, "write a whole number from 0 to 250"),
+    ("scrub_rate", "fast", "'fast' is not a size"),
+    ("memory", "much", "'much' is not a size"),
+    ("cores", -1, "write a whole number from 0 to 1024"),
+    ("cores", False, "write a whole number from 0 to 1024"),
+    ("index", "fast", 'write "memory" or "table"'),
+    ("partitions", 0, "write a whole number from 1 to 256"),
+    ("stop_when_busy", "no", "write true or false"),
+    ("io_priority", "high", 'write "idle" or "low" or "normal"'),
+    ("schedule_background", 60, "write a text in quotes"),
+    ("schedule_throughput", "nightly", 'write "off", "every 1h"'),
+    ("schedule_reconcile", "weekly", 'write "off", "every 1h"'),
+    ("schedule_gc", "Sat 25:00 for 1h", "no time of the day"),
+    ("schedule_compact", "Sat 02:00 for 8d", "from a second to a week"),
+    ("schedule_scrub", "Caturday 02:00 for 8h", "is no day"),
+    ("schedule_full_scrub", "every 0s", "a second at least"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), WRONG)
+def test_an_error_names_file_key_value_and_reason(key: str, value: Any, reason: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        apply_values(Policy(), {key: value}, WHERE)
+    message = str(caught.value)
+    assert message.startswith(f"{WHERE}: {key} = {brief(value)}: ")
+    assert reason in message
+
+
+def test_every_key_has_a_wrong_value_in_these_tests() -> None:
+    assert {key for key, _, _ in WRONG} == set(KEYS)
+
+
+def test_an_unknown_key_is_named_with_the_known_ones() -> None:
+    with pytest.raises(PolicyError, match="unknown key 'min_aeg'; the keys are min_age, min_size"):
+        parse_policy('min_aeg = "3d"', WHERE)
+
+
+def test_a_file_that_is_no_toml_is_named_with_the_line() -> None:
+    with pytest.raises(PolicyError, match=re.escape(WHERE) + ": not valid TOML: .*line 2"):
+        parse_policy('min_age = "3d"\nmin_size == 5\n', WHERE)
+
+
+@given(st.text(max_size=200))
+def test_whatever_is_in_the_file_the_only_error_is_a_policy_error(text: str) -> None:
+    try:
+        parse_policy(text, WHERE)
+    except PolicyError:
+        pass
+
+
+@given(st.sampled_from(sorted(KEYS)), st.text(max_size=20))
+def test_whatever_is_typed_the_only_error_is_a_policy_error(key: str, value: str) -> None:
+    try:
+        apply_values(Policy(), {key: value}, WHERE)
+    except PolicyError:
+        pass
+
+
+# --- what is excluded -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patterns", "path", "excluded"),
+    [
+        (["*.tmp"], b"a.tmp", True),
+        (["*.tmp"], b"deep/down/a.tmp", True),
+        (["*.tmp"], b"a.tmp.txt", False),
+        (["*.tmp"], b"dir.tmp/inside", True),
+        (["cache"], b"x/cache/y", True),
+        (["cache"], b"cached/y", False),
+        (["home/*/cache"], b"home/anna/cache/file", True),
+        (["home/*/cache"], b"other/home/anna/cache/file", False),
+        (["/srv"], b"srv/file", True),
+        (["srv/"], b"srv/file", True),
+        (["srv/"], b"x/srv/file", False),
+        (["a/b"], b"a/bc", False),
+        (["*\udcff*"], b"odd \xff name", True),
+        ([], b"anything", False),
+    ],
+)
+def test_patterns(patterns: list[str], path: bytes, excluded: bool) -> None:
+    assert Policy(exclude=tuple(patterns)).excludes(path) is excluded
+
+
+@pytest.mark.parametrize(
+    ("path", "excluded"),
+    [
+        (b"film.mp4", True),
+        (b"deep/FILM.MP4", True),
+        (b"mp4", False),
+        (b".mp4", False),
+        (b"film.mp4.part", False),
+        (b"dir.mp4/film", False),
+    ],
+)
+def test_types_are_the_end_of_the_name_in_any_case(path: bytes, excluded: bool) -> None:
+    policy = Policy(exclude_types=("mp4",), no_compress_types=("mp4",))
+    assert policy.excludes(path) is excluded
+    assert policy.compresses(path) is not excluded
+
+
+# --- writing it -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_a_new_file_explains_every_key_and_means_what_was_asked_for(profile: str) -> None:
+    text = policy_text(PROFILES[profile])
+    assert parse_policy(text, WHERE) == apply_values(Policy(), PROFILES[profile], WHERE)
+    for key in KEYS.values():
+        assert f"# {key.help}" in text
+        assert re.search(rf"^(# )?{key.name} = ", text, re.MULTILINE)
+
+
+def test_the_commented_defaults_are_the_defaults() -> None:
+    uncommented = re.sub(r"^# (\w+ = )", r"\1", policy_text({}), flags=re.MULTILINE)
+    assert parse_policy(uncommented, WHERE) == Policy()
+
+
+policies = st.builds(
+    Policy,
+    age_s_min=st.floats(0, 1e9),
+    size_bytes_min=st.integers(0, 2**50),
+    memory_bytes_max=st.integers(0, 2**50),
+    compression_level=st.integers(0, 19),
+    compression_saving_min=st.floats(0, 0.999),
+    cores_max=st.integers(0, 1024),
+    exclude=st.lists(st.text("abc*/.", min_size=1), max_size=3).map(tuple),
+)
+
+
+@given(policies)
+def test_what_is_shown_reads_back_as_the_same(policy: Policy) -> None:
+    shown = {key.name: key.show(getattr(policy, key.attribute)) for key in KEYS.values()}
+    assert apply_values(Policy(), shown, WHERE) == policy
+
+
+def test_setting_a_key_keeps_comments_and_the_other_keys() -> None:
+    text = '# mine\nmin_age = "1d" # so\ncores = 1\n'
+    changed = set_in_text(text, "min_age", "5d", WHERE)
+    assert "# mine" in changed and "# so" in changed
+    assert parse_policy(changed, WHERE) == Policy(age_s_min=5 * 86400, cores_max=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "attribute", "value"),
+    [
+        ("cores", "2", "cores_max", 2),
+        ("exclude", "*.tmp, cache/", "exclude", ("*.tmp", "cache/")),
+        ("exclude", '["*.tmp", "scratch/"]', "exclude", ("*.tmp", "scratch/")),
+        ("exclude", "[ab]*.txt", "exclude", ("[ab]*.txt",)),
+        ("exclude", "", "exclude", ()),
+        ("partial_files", "false", "partial_files", False),
+        ("compression_min_saving", "0.2", "compression_saving_min", 0.2),
+        ("min_size", "64k", "size_bytes_min", 65536),
+    ],
+)
+def test_values_typed_on_the_command_line(key: str, typed: str, attribute: str, value: Any) -> None:
+    policy = parse_policy(set_in_text("", key, typed, WHERE), WHERE)
+    assert getattr(policy, attribute) == value
+
+
+def test_a_wrong_value_is_not_written() -> None:
+    with pytest.raises(PolicyError, match="cores = 'many'"):
+        set_in_text("", "cores", "many", WHERE)
+
+
+def test_a_key_is_not_set_in_a_file_that_cannot_be_read() -> None:
+    with pytest.raises(PolicyError, match="not valid TOML"):
+        set_in_text("== broken", "cores", "1", WHERE)
+
+
+# --- its documentation ------------------------------------------------------------------------
+
+
+def test_the_documentation_describes_every_key_with_its_default() -> None:
+    sections = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", DOCUMENT.read_text(), re.M | re.S))
+    assert list(sections) == list(KEYS)
+    for key in KEYS.values():
+        shown = key.show(getattr(Policy(), key.attribute))
+        default = tomlkit.item(shown).as_string()
+        assert f"Default: `{default}`" in sections[key.name]
+
+
+def test_the_examples_of_the_documentation_are_valid() -> None:
+    examples = re.findall(r"^```toml\n(.*?)^```", DOCUMENT.read_text(), re.M | re.S)
+    assert examples
+    for example in examples:
+        parse_policy(example, "docs/policy.md")
+
+
+# --- fuzz -------------------------------------------------------------------------------------
+
+
+def is_refused_or_valid(text: str) -> None:
+    try:
+        policy = parse_policy(text, "policy.toml")
+    except PolicyError as error:
+        assert str(error).startswith("policy.toml: ")
+        assert len(str(error)) < 1500
+    else:
+        assert isinstance(policy, Policy)
+
+
+@given(malformed(KEYS))
+def test_a_malformed_policy_is_refused(text: str) -> None:
+    is_refused_or_valid(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000)
+@given(malformed(KEYS))
+def test_ten_thousand_malformed_policies_are_refused(text: str) -> None:
+    is_refused_or_valid(text)

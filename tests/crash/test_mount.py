@@ -1,0 +1,93 @@
+"""A mount's process, or a job, is killed in the middle of a commit or of giving a file back."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dedupd.errors import ServiceUnreachable
+from dedupd.system import mount_table
+from fuse_stub import process
+from fuse_stub.mounts.mount_points import clear_dead_mount
+from tests.support import crash
+
+pytestmark = pytest.mark.root
+
+JOBS: dict[str, Callable[[Path], object]] = {
+    "stub.attribute-set": crash.optimize_volume,
+    "stub.punched": crash.optimize_volume,
+    "stub.times-set": crash.optimize_volume,
+    "stub.restoring": crash.unoptimize_volume,
+    "stub.filled": crash.unoptimize_volume,
+    "stub.plain": crash.unoptimize_volume,
+}
+"""Fail points that the mount's process passes, and the job that has it pass them."""
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with (
+        crash.tmpfs(tmp_path_factory.mktemp("mounted")) as memory,
+        crash.ext4(memory, size_mb=256, mkfs=("-b", "4096")) as point,
+    ):
+        yield point
+
+
+@contextmanager
+def mounted(root: Path, view: Path, dying_at: str = "") -> Iterator[None]:
+    """A mount served by a process of its own, which dies at a fail point."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DEDUPD_FAIL_POINT", dying_at)
+        process.mount_in_background(str(root), str(view), cache_bytes=16 << 20)
+    try:
+        yield
+    finally:
+        clear_dead_mount(str(view))
+        if mount_table.find(str(view)) is not None:
+            process.unmount(str(view))
+
+
+@pytest.mark.parametrize("point", JOBS)
+def test_a_mount_killed_at_a_fail_point_loses_nothing(fast: Path, point: str) -> None:
+    root, view = fast / "root", fast / "view"
+    for path in (root, view):
+        crash.remove(path)
+        path.mkdir()
+    job = JOBS[point]
+    before = crash.make_volume(root)
+    if job is crash.unoptimize_volume:
+        crash.optimize_volume(root)
+
+    with mounted(root, view, dying_at=point), pytest.raises(ServiceUnreachable):
+        job(root)
+    assert crash.see(root) == before
+
+    with mounted(root, view):
+        assert crash.see_plain(view) == before
+        job(root)
+    with mounted(root, view):
+        assert crash.see_plain(view) == before
+    report = crash.verify_volume(root)
+    assert (report.findings, report.unsettled, report.unsynced_bytes) == ([], 0, 0)
+    assert (report.stubs == 0) == (job is crash.unoptimize_volume)
+    assert crash.half_done(root) == []
+    assert crash.see(root) == before
+
+
+@pytest.mark.parametrize("point", JOBS)
+def test_a_mount_after_a_killed_job_shows_no_trace_of_it(fast: Path, point: str) -> None:
+    root, view = fast / "root", fast / "view"
+    for path in (root, view):
+        crash.remove(path)
+        path.mkdir()
+    job = JOBS[point]
+    before = crash.make_volume(root)
+    if job is crash.unoptimize_volume:
+        crash.optimize_volume(root)
+    command = "unoptimize" if job is crash.unoptimize_volume else "optimize"
+    assert crash.was_killed(crash.run_cli("run", command, root, fail_at=point))
+
+    with mounted(root, view):
+        assert crash.see_plain(view) == before
+    assert crash.half_done(root) == []

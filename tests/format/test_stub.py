@@ -1,0 +1,60 @@
+"""The stub attribute: small enough for the inode, and no flipped bit goes unseen."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedupd.errors import DamagedStub
+from dedupd.format.stub import CLEAN_BYTES_MAX, Flag, StubAttribute, decode_stub, encode_stub
+from tests.format.test_container import U64, UUID, flipped
+
+ranges = st.lists(st.tuples(U64, U64), max_size=40).map(tuple)
+flags = st.sampled_from([Flag(value) for value in range(8)])
+stubs = st.builds(
+    StubAttribute,
+    recipe=U64,
+    digest=st.binary(min_size=16, max_size=16),
+    covered=U64,
+    mtime_ns=st.integers(-(2**63), 2**63 - 1),
+    flags=flags,
+    local=ranges,
+)
+
+
+@given(stubs, UUID)
+def test_an_attribute_comes_back_as_it_was(stub: StubAttribute, volume: bytes) -> None:
+    assert decode_stub(encode_stub(stub, volume), volume, "here") == stub
+
+
+@given(stubs, UUID)
+def test_every_flipped_bit_of_an_attribute_is_noticed(stub: StubAttribute, volume: bytes) -> None:
+    value = encode_stub(stub, volume)
+    for bit in range(len(value) * 8):
+        with pytest.raises(DamagedStub, match="here"):
+            decode_stub(flipped(value, bit), volume, "here")
+
+
+@given(stubs, UUID, st.data())
+def test_an_attribute_cut_short_or_drawn_out_is_noticed(
+    stub: StubAttribute, volume: bytes, data: st.DataObject
+) -> None:
+    value = encode_stub(stub, volume)
+    length = data.draw(st.integers(0, len(value) - 1))
+    for wrong in (value[:length], value + bytes(16), b""):
+        with pytest.raises(DamagedStub):
+            decode_stub(wrong, volume, "here")
+
+
+@given(stubs, UUID, UUID)
+def test_an_attribute_of_another_volume_is_refused(
+    stub: StubAttribute, volume: bytes, other: bytes
+) -> None:
+    if volume != other:
+        with pytest.raises(DamagedStub, match="another volume"):
+            decode_stub(encode_stub(stub, volume), other, "here")
+
+
+@given(stubs, UUID)
+def test_a_clean_stub_fits_into_the_inode(stub: StubAttribute, volume: bytes) -> None:
+    if not stub.local:
+        assert len(encode_stub(stub, volume)) <= CLEAN_BYTES_MAX

@@ -1,0 +1,112 @@
+"""What the mount promises to the kernel, beyond what libfuse can, and what that saves."""
+
+import errno
+import os
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuse_stub.kernel.handshake import DONT_MASK, HANDLE_KILLPRIV_V2, offered, promising
+
+from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
+
+INIT, LOOKUP = 26, 1
+ASYNC_READ, BIG_WRITES = 1 << 0, 1 << 5
+
+
+def request(flags: int, opcode: int = INIT) -> bytes:
+    """A request as the kernel writes it (``fuse_in_header``, ``fuse_init_in``)."""
+    header = struct.pack("<IIQQIIIHH", 104, opcode, 7, 0, 0, 0, 0, 0, 0)
+    return header + struct.pack("<IIII", 7, 45, 1 << 17, flags) + bytes(48)
+
+
+def answer(flags: int, error: int = 0) -> bytes:
+    """An answer as libfuse writes it (``fuse_out_header``, ``fuse_init_out``)."""
+    header = struct.pack("<IiQ", 80, error, 7)
+    return header + struct.pack("<IIII", 7, 38, 1 << 17, flags) + bytes(48)
+
+
+@pytest.mark.parametrize(
+    ("message", "promises"),
+    [
+        (request(ASYNC_READ | HANDLE_KILLPRIV_V2 | DONT_MASK), HANDLE_KILLPRIV_V2 | DONT_MASK),
+        (request(ASYNC_READ | HANDLE_KILLPRIV_V2), HANDLE_KILLPRIV_V2),
+        (request(ASYNC_READ | DONT_MASK), DONT_MASK),
+        (request(ASYNC_READ), 0),
+        (request(HANDLE_KILLPRIV_V2, LOOKUP), 0),
+        (request(HANDLE_KILLPRIV_V2)[:52], 0),
+    ],
+)
+def test_kernels_say_what_can_be_promised(message: bytes, promises: int) -> None:
+    assert offered(message) == promises
+
+
+@pytest.mark.parametrize("promises", [0, HANDLE_KILLPRIV_V2, HANDLE_KILLPRIV_V2 | DONT_MASK])
+def test_the_answer_has_the_promises_and_is_else_the_same(promises: int) -> None:
+    before = answer(ASYNC_READ | BIG_WRITES)
+    assert promising(before, promises) == answer(ASYNC_READ | BIG_WRITES | promises)
+
+
+@pytest.mark.parametrize("refusal", [answer(0, -errno.EPROTO), answer(0)[:16]])
+def test_an_answer_that_refuses_stays_as_it_is(refusal: bytes) -> None:
+    assert promising(refusal, HANDLE_KILLPRIV_V2) == refusal
+
+
+# --- what the kernel makes of it --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
+    with mounted_lab(tmp_path_factory.mktemp("handshake")) as lab:
+        yield lab
+
+
+@pytest.mark.root
+def test_many_writes_cost_little_more_than_a_request_each(lab: MountedLab) -> None:
+    with open(lab.view / "f", "wb", buffering=0) as file:
+        file.write(b"first")
+        before = int(str(lab.status()["requests"]))
+        for _ in range(200):
+            file.write(b"more")
+        assert 200 <= int(str(lab.status()["requests"])) - before < 220
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_stub", [False, True])
+def test_a_program_that_a_user_wrote_to_runs_without_its_owners_rights(
+    lab: MountedLab, is_stub: bool
+) -> None:
+    content = Path("/usr/bin/id").read_bytes()
+    program = lab.view / f"id-{is_stub}"
+    if is_stub:
+        lab.make_stub(program.name, content)
+    else:
+        program.write_bytes(content)
+    os.chown(program, BOB, BOB)
+    os.chmod(program, 0o6777)
+    if os.statvfs(program).f_flag & os.ST_NOSUID:
+        pytest.skip("the file system below has no programs with their owners' rights")
+
+    def acts() -> None:
+        assert runs_as(program) == BOB
+        with open(program, "ab") as file:
+            file.write(b"\0")
+        assert runs_as(program) == ALICE
+
+    as_user(ALICE, acts)
+
+
+def runs_as(program: Path) -> int:
+    return int(subprocess.run([program, "-u"], capture_output=True, check=True).stdout)
+
+
+@pytest.mark.root
+def test_what_root_opened_keeps_set_user_id_as_long_as_root_writes(lab: MountedLab) -> None:
+    path = lab.view / "f"
+    path.write_bytes(b"content")
+    os.chmod(path, 0o4755)
+    with open(path, "ab") as file:
+        file.write(b"more")
+    assert path.stat().st_mode & 0o7777 == 0o4755

@@ -1,0 +1,478 @@
+"""Operations of a mount without a kernel: what is hard to bring about through one."""
+
+import errno
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pyfuse3
+import pytest
+import trio
+from fuse_stub.mounted_volume import Served
+from trio.testing import wait_all_tasks_blocked
+
+from dedupd import native
+from dedupd.errors import NoSpace
+from dedupd.format.recipe import RecipeRef
+from dedupd.format.stub import Flag
+from dedupd.stub.transition import FileIdentity
+from dedupd.system.disk import Disk
+from dedupd.units import MIB
+from dedupd.volume.commit import Outcome
+from dedupd.volume.commit_requests import Request
+from dedupd.volume.transition_log import Transitions
+from fuse_stub import commit_lane
+from fuse_stub.files import open_files
+from fuse_stub.operations import StubOperations
+from tests.support.lab import Lab, lab_in, noise
+
+ROOT = cast(pyfuse3.RequestContext, SimpleNamespace(uid=0, gid=0, pid=os.getpid(), umask=0o022))
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    with lab_in(tmp_path) as lab:
+        yield lab
+
+
+class Operations(StubOperations):
+    """Those of a volume that is served to nobody."""
+
+    def __init__(self, lab: Lab, stack: ExitStack) -> None:
+        volume = stack.enter_context(lab.opened())
+        note = os.open(lab.root.parent / "note", os.O_RDWR | os.O_CREAT)
+        stack.callback(os.close, note)
+        self.own = Served(volume, Transitions(note), "nowhere", 64 * MIB, threads=2)
+        stack.callback(self.own.close)
+        super().__init__(self.own)
+
+    async def opened(self, name: bytes, flags: int) -> pyfuse3.FileHandleT:
+        found = await self.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(name), ROOT)
+        info = await self.open(found.st_ino, pyfuse3.FlagT(flags), ROOT)
+        assert info.fh is not None
+        return info.fh
+
+
+@pytest.fixture
+def operations(lab: Lab) -> Iterator[Operations]:
+    with ExitStack() as stack:
+        yield Operations(lab, stack)
+
+
+async def code(coroutine: "object") -> int:
+    """The error number that an operation fails with."""
+    with pytest.raises(pyfuse3.FUSEError) as caught:
+        await coroutine  # type: ignore[misc]
+    return int(caught.value.errno)
+
+
+def test_a_read_of_any_length_is_answered_in_full(lab: Lab, operations: Operations) -> None:
+    """With pages of 64 KiB, or a larger limit, the kernel asks for more than 256 small pages; what
+    it does not get it takes for the end of the file."""
+    content = noise(3 * MIB + 5)
+    lab.put("f", content)
+
+    async def scenario() -> None:
+        handle = await operations.opened(b"f", os.O_RDONLY)
+        for size in (1 * MIB, 1 * MIB + 1, 2 * MIB, 8 * MIB):
+            assert bytes(await operations.read(handle, 5, size)) == content[5 : 5 + size]
+
+    trio.run(scenario)
+
+
+def test_everybody_who_has_a_file_open_hears_that_its_writes_are_lost(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system below tells each of its descriptors once, and handles share one."""
+    lab.put("f", b"content")
+    results = [errno.EIO, 0, 0]
+
+    def sync(_fd: int) -> None:
+        if result := results.pop(0):
+            raise OSError(result, os.strerror(result))
+
+    async def scenario() -> None:
+        one = await operations.opened(b"f", os.O_RDWR)
+        other = await operations.opened(b"f", os.O_RDWR)
+        monkeypatch.setattr(os, "fsync", sync)
+        assert await code(operations.fsync(one, False)) == errno.EIO
+        assert await code(operations.fsync(other, False)) == errno.EIO
+        await operations.fsync(other, False)
+        assert results == []
+        results.append(0)
+        await operations.fsync(one, False)
+        results.append(0)
+        await operations.fsync(await operations.opened(b"f", os.O_RDWR), False)
+
+    trio.run(scenario)
+
+
+def test_a_writer_that_leaves_when_descriptors_have_run_out_locks_nobody_out(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.put("f", b"content")
+
+    def refuse(_path: bytes, _write: bool) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def scenario() -> None:
+        reader = await operations.opened(b"f", os.O_RDONLY)
+        writer = await operations.opened(b"f", os.O_RDWR)
+        with monkeypatch.context() as patch:
+            patch.setattr(open_files, "_open_for", refuse)
+            await operations.release(writer)
+        with trio.fail_after(10):
+            assert bytes(await operations.read(reader, 0, 100)) == b"content"
+        writer = await operations.opened(b"f", os.O_RDWR)
+        assert await operations.write(writer, 0, b"CON") == 3
+
+    trio.run(scenario)
+    assert (lab.data / "f").read_bytes() == b"CONtent"
+
+
+def test_only_names_that_went_leave_a_descriptor(lab: Lab, operations: Operations) -> None:
+    """It lives until the kernel forgets the inode, which can be never."""
+    (lab.data / "full" / "below").mkdir(parents=True)
+    (lab.data / "empty").mkdir()
+    lab.put("f", b"content")
+
+    async def scenario() -> None:
+        inodes = {}
+        for name in (b"full", b"empty", b"f"):
+            found = await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(name), ROOT)
+            inodes[name] = found.st_ino
+        here = pyfuse3.ROOT_INODE
+        full, empty, file = (pyfuse3.FileNameT(name) for name in inodes)
+        assert await code(operations.rmdir(here, full, ROOT)) == errno.ENOTEMPTY
+        flags = pyfuse3.FlagT(0)
+        assert await code(operations.rename(here, file, here, full, flags, ROOT)) == errno.EISDIR
+        assert await code(operations.unlink(here, empty, ROOT)) == errno.EISDIR
+        assert operations.own.inodes.pinned() == []
+        await operations.rmdir(here, empty, ROOT)
+        await operations.unlink(here, file, ROOT)
+        assert operations.own.inodes.pinned() == [inodes[b"empty"], inodes[b"f"]]
+
+    trio.run(scenario)
+
+
+def test_a_listing_tells_what_it_has_before_it_fails(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel forgets no inode of which it was not told."""
+    for n in range(100):
+        lab.put(f"d/{n}", b"x")
+    listed: list[tuple[bytes, int]] = []
+    look_up, failing = native.look_up, b""
+
+    def reply(_token: object, name: bytes, _found: object, next_id: int) -> bool:
+        listed.append((name, next_id))
+        return True
+
+    def look(dir_fd: int, names: list[bytes]) -> object:
+        if failing in names:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return look_up(dir_fd, names)
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    monkeypatch.setattr(native, "look_up", look)
+
+    async def scenario() -> None:
+        nonlocal failing
+        found = await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"d"), ROOT)
+        stream = await operations.opendir(found.st_ino, ROOT)
+        token = cast(pyfuse3.ReaddirToken, None)
+        await operations.readdir(stream, 0, token)
+        everything = listed.copy()
+        failing, _ = everything[70]
+        listed.clear()
+        await operations.readdir(stream, 0, token)
+        assert listed == everything[: len(listed)] and 0 < len(listed) <= 70
+        assert await code(operations.readdir(stream, listed[-1][1], token)) == errno.EIO
+        failing = b""
+        listed.clear()
+        await operations.readdir(stream, everything[63][1], token)
+        assert listed == everything[64:]
+
+    trio.run(scenario)
+
+
+def test_a_collection_takes_no_inode_for_damaged_that_is_forgotten(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [pyfuse3.FileNameT(str(n).encode()) for n in range(3)]
+    for name in names:
+        lab.put(name, b"x")
+
+    async def scenario() -> None:
+        here = pyfuse3.ROOT_INODE
+        inodes = [(await operations.lookup(here, name, ROOT)).st_ino for name in names]
+        for name in names:
+            await operations.unlink(here, name, ROOT)
+
+        async def forget_all() -> None:
+            await operations.forget([(inode, 1) for inode in inodes])
+
+        monkeypatch.setattr(trio.lowlevel, "checkpoint", forget_all)
+        assert (await operations.own.marking.begin()).damaged == []
+        assert operations.own.inodes.pinned() == []
+
+    trio.run(scenario)
+
+
+def test_few_descriptors_are_kept_where_few_are_allowed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (64, 64))
+    for n in range(60):
+        lab.put(str(n), b"x")
+
+    async def scenario(operations: Operations) -> None:
+        for n in range(60):
+            name = pyfuse3.FileNameT(str(n).encode())
+            await operations.lookup(pyfuse3.ROOT_INODE, name, ROOT)
+        assert len(operations.own.inodes) == 60
+        if operations.own.inodes.by_handle:
+            assert operations.own.inodes.descriptors == 16
+
+    with ExitStack() as stack:
+        trio.run(scenario, Operations(lab, stack))
+
+
+# --- commits ----------------------------------------------------------------------------------
+
+CONTENT = noise(300_000)
+
+
+@pytest.fixture
+def request_of_f(lab: Lab) -> Request:
+    """To commit the plain file ``f``."""
+    lab.put("stub", CONTENT)
+    lab.optimise()
+    stub = lab.stub("stub")
+    assert stub is not None
+    identity = FileIdentity.of(os.stat(lab.put("f", CONTENT)))
+    return Request(b"f", identity, RecipeRef(stub.recipe, stub.digest, False))
+
+
+def refuse_to_revert(*_arguments: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_mount_may_end_while_a_commit_is_being_finished(
+    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, go_on = commit_lane.finish_commit, threading.Event()
+
+    def wait_and_finish(*arguments: object) -> None:
+        go_on.wait(timeout=60)
+        finish(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(commit_lane, "finish_commit", wait_and_finish)
+
+    async def scenario() -> None:
+        own = operations.own.commits
+        (begun,) = await own.begin([request_of_f])
+        assert begun.outcome is Outcome.DONE
+
+        async def finish_it() -> None:
+            (finished,) = await own.finish([request_of_f.identity.inode])
+            assert finished.outcome is Outcome.DONE
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(finish_it)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(own.abandon_all)
+            await wait_all_tasks_blocked()
+            go_on.set()
+        assert len(operations.own.files) == 0
+
+    trio.run(scenario)
+    assert lab.read("f") == CONTENT
+    assert os.stat(lab.data / "f").st_blocks == 0
+
+
+def test_a_mount_goes_on_where_a_commit_can_not_be_taken_back(
+    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_lane, "revert_commit", refuse_to_revert)
+
+    async def scenario() -> None:
+        await operations.own.commits.begin([request_of_f])
+        await operations.own.commits.abandon([request_of_f.identity.inode])
+        assert len(operations.own.files) == 0
+        handle = await operations.opened(b"f", os.O_RDONLY)
+        assert bytes(await operations.read(handle, 0, MIB)) == CONTENT
+
+    trio.run(scenario)
+
+
+@pytest.mark.parametrize("by_finish", [False, True])
+def test_a_file_whose_commit_can_not_be_taken_back_is_cut_and_grows_with_zeros(
+    lab: Lab,
+    operations: Operations,
+    request_of_f: Request,
+    monkeypatch: pytest.MonkeyPatch,
+    by_finish: bool,
+) -> None:
+    async def cut(size: int) -> None:
+        attributes = pyfuse3.EntryAttributes()
+        attributes.st_size = size
+        fields = dict.fromkeys(("uid", "gid", "mode", "atime", "mtime"), False) | {"size": True}
+        named = SimpleNamespace(**{f"update_{name}": value for name, value in fields.items()})
+        inode = pyfuse3.InodeT(request_of_f.identity.inode)
+        await operations.setattr(inode, attributes, cast(pyfuse3.SetattrFields, named), None, ROOT)
+
+    async def scenario() -> None:
+        own = operations.own.commits
+        reader = await operations.opened(b"f", os.O_RDONLY)
+        await own.begin([request_of_f])
+        with monkeypatch.context() as patch:
+            patch.setattr(commit_lane, "revert_commit", refuse_to_revert)
+            if by_finish:
+                own._pending[request_of_f.identity.inode].changes -= 1  # somebody has written
+                await own.finish([request_of_f.identity.inode])
+            else:
+                assert await code(cut(1000)) == errno.EROFS
+        await cut(1000)
+        await cut(200_000)
+        await own.finish([request_of_f.identity.inode])
+        await operations.release(reader)
+        assert len(operations.own.files) == 0
+        handle = await operations.opened(b"f", os.O_RDONLY)
+        assert bytes(await operations.read(handle, 0, MIB)) == CONTENT[:1000].ljust(200_000, b"\0")
+
+    trio.run(scenario)
+
+
+@pytest.mark.parametrize("by_restore", [False, True])
+def test_who_syncs_hears_that_writes_were_lost_while_somebody_else_synced(
+    operations: Operations,
+    request_of_f: Request,
+    monkeypatch: pytest.MonkeyPatch,
+    by_restore: bool,
+) -> None:
+    """The file system below told a commit that was taken back, or a restore, which sync the
+    descriptor that all handles share."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def scenario() -> None:
+        own = operations.own.commits
+        name = b"stub" if by_restore else b"f"
+        handle = await operations.opened(name, os.O_RDONLY)
+        await own.begin([request_of_f])
+        with monkeypatch.context() as patch:
+            patch.setattr(operations.own.volume.disk, "sync_file", fail)
+            with pytest.raises(OSError):
+                await (own.restore(name) if by_restore else own.touch(request_of_f.identity.inode))
+        assert await code(operations.fsync(handle, False)) == errno.EIO
+        await operations.fsync(handle, False)
+        await own.abandon_all()
+
+    trio.run(scenario)
+
+
+def test_times_that_are_set_while_a_file_is_made_plain_stay(
+    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_there, go_on = threading.Event(), threading.Event()
+
+    class SlowDisk(Disk):
+        def set_times(self, fd: int, atime_ns: int, mtime_ns: int) -> None:
+            is_there.set()
+            go_on.wait(timeout=60)
+            super().set_times(fd, atime_ns, mtime_ns)
+
+    monkeypatch.setattr(operations.own.volume, "disk", SlowDisk())
+
+    async def set_times() -> None:
+        inode = pyfuse3.InodeT(os.stat(lab.data / "stub").st_ino)
+        attributes = pyfuse3.EntryAttributes()
+        attributes.st_mtime_ns = 5
+        fields = dict.fromkeys(("uid", "gid", "mode", "atime", "size"), False) | {"mtime": True}
+        named = SimpleNamespace(**{f"update_{name}": value for name, value in fields.items()})
+        await operations.setattr(inode, attributes, cast(pyfuse3.SetattrFields, named), None, ROOT)
+
+    async def scenario() -> None:
+        await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"stub"), ROOT)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(operations.own.commits.restore, b"stub")
+            await trio.to_thread.run_sync(is_there.wait)
+            nursery.start_soon(set_times)
+            await wait_all_tasks_blocked()
+            go_on.set()
+
+    trio.run(scenario)
+    assert os.stat(lab.data / "stub").st_mtime_ns == 5
+    assert lab.read("stub") == CONTENT and lab.stub("stub") is None
+
+
+def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
+    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may keep blocks that were allocated and not yet written."""
+
+    def allocate_and_fail(fd: int, *_: object) -> None:
+        native.fallocate_keep_size(fd, 0, len(CONTENT))
+        raise NoSpace("full")
+
+    monkeypatch.setattr(commit_lane, "restore", allocate_and_fail)
+
+    async def scenario() -> None:
+        handle = await operations.opened(b"stub", os.O_RDWR)
+        await operations.write(handle, 0, b"new")
+        with pytest.raises(NoSpace):
+            await operations.own.commits.restore(b"stub")
+        (lab.data / "stub").read_bytes()  # as the kernel reads ahead
+        assert bytes(await operations.read(handle, 0, MIB)) == b"new" + CONTENT[3:]
+
+    trio.run(scenario)
+
+
+def test_blocks_that_were_only_allocated_are_known_when_a_commit_stops_half_way(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were left by a restore, on a disk that is too full to take them back now either."""
+    changed = b"new" + CONTENT[3:]
+    lab.put("stub", CONTENT)
+    lab.put("changed", changed)
+    lab.optimise()
+    target = lab.stub("changed")
+    assert target is not None
+
+    def allocate_and_fail(fd: int, *_: object) -> None:
+        native.fallocate_keep_size(fd, 0, len(CONTENT))
+        raise NoSpace("full")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(commit_lane, "restore", allocate_and_fail)
+    monkeypatch.setattr(commit_lane, "finish_commit", fail)
+
+    async def scenario() -> None:
+        own = operations.own.commits
+        reader = await operations.opened(b"stub", os.O_RDONLY)
+        writer = await operations.opened(b"stub", os.O_RDWR)
+        await operations.write(writer, 0, b"new")
+        with pytest.raises(NoSpace):
+            await own.restore(b"stub")
+        await operations.release(writer)
+        with lab.opened() as volume, open(lab.data / "stub", "rb") as file:
+            identity = FileIdentity.of(os.fstat(file.fileno()))
+            previous = native.fgetxattr(file.fileno(), volume.space.name)
+            file.read()  # as the kernel reads ahead
+        recipe = RecipeRef(target.recipe, target.digest, bool(target.flags & Flag.DIRECT))
+        (begun,) = await own.begin([Request(b"stub", identity, recipe, previous)])
+        assert begun.outcome is Outcome.DONE
+        (finished,) = await own.finish([identity.inode])
+        assert finished.outcome is Outcome.FAILED
+        assert bytes(await operations.read(reader, 0, MIB)) == changed
+
+    trio.run(scenario)

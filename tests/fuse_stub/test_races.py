@@ -1,0 +1,111 @@
+"""Operations of a mount that overtake one another, in the orders that decide."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyfuse3
+import pytest
+import trio
+import trio.testing
+from fuse_stub.mounted_volume import Served
+
+from dedupd.format.recipe import RecipeRef
+from dedupd.format.stub import Flag
+from dedupd.stub.transition import FileIdentity
+from dedupd.volume.commit_requests import Request
+from fuse_stub.operations import StubOperations
+from tests.support.lab import Lab, new_lab, noise
+
+pytestmark = pytest.mark.root
+
+BLOCK = 4096
+SIZE = 40 * BLOCK
+CUT = 3 * BLOCK
+
+
+@contextmanager
+def served(lab: Lab) -> Iterator[Served]:
+    """What a mount consists of, but for the kernel."""
+    with lab.opened() as volume, volume.mount_lock() as transitions:
+        one = Served(volume, transitions, "/nowhere", 1 << 20, 1)
+        try:
+            yield one
+        finally:
+            one.close()
+
+
+def written_stub(lab: Lab) -> tuple[bytes, Request]:
+    """A stub ``f`` that was written to, its content, and what a job has that optimises it anew."""
+    content = bytearray(noise(SIZE, 1))
+    lab.put("f", bytes(content))
+    content[20 * BLOCK : 21 * BLOCK] = noise(BLOCK, 2)
+    lab.put("same", bytes(content))
+    lab.optimise()
+    with open(lab.data / "f", "r+b") as file:
+        file.seek(20 * BLOCK)
+        file.write(content[20 * BLOCK : 21 * BLOCK])
+    stub = lab.stub("same")
+    assert stub is not None
+    ref = RecipeRef(stub.recipe, stub.digest, bool(stub.flags & Flag.DIRECT))
+    identity = FileIdentity.of(os.stat(lab.data / "f"))
+    previous = os.getxattr(lab.data / "f", "trusted.dedupd")
+    return bytes(content), Request(b"f", identity, ref, previous)
+
+
+def cut_by_name(operations: StubOperations, ino: int, ctx: object) -> Awaitable[object]:
+    attributes = pyfuse3.EntryAttributes()
+    attributes.st_size = CUT
+    return operations.setattr(ino, attributes, Size, None, ctx)  # type: ignore[arg-type]
+
+
+class Size:
+    """Of a request to change attributes: the length alone."""
+
+    update_size = True
+    update_uid = update_gid = update_mode = update_atime = update_mtime = False
+
+
+class Root:
+    """Who asks."""
+
+    uid = gid = pid = 0
+    umask = 0
+
+
+def empty(operations: StubOperations, ino: int, ctx: object) -> Awaitable[object]:
+    return operations.open(ino, os.O_WRONLY | os.O_TRUNC, ctx)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("cut", "left"), [(cut_by_name, CUT), (empty, 0)])
+@pytest.mark.parametrize("order", range(8))
+def test_a_cut_that_waits_while_a_commit_begins_is_a_cut(
+    tmp_path: Path,
+    cut: Callable[[StubOperations, int, object], Awaitable[object]],
+    left: int,
+    order: int,
+) -> None:
+    """Both wait for a reader; trio wakes them in an order of its own."""
+    lab = new_lab(tmp_path / "volume", "4k")
+    content, request = written_stub(lab)
+
+    async def run(one: Served) -> None:
+        operations = StubOperations(one)
+        ino = request.identity.inode
+        operations._known(os.open(lab.data / "f", os.O_PATH))
+        file = await one.files.acquire(ino, write=False)
+        assert file.lock.try_share()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.commits.begin, [request])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(cut, operations, ino, Root)
+            await trio.testing.wait_all_tasks_blocked()
+            file.lock.unshare()
+        await one.commits.finish([ino])
+        again = await one.files.acquire(ino, write=True)
+        await one.commits.truncate(again, SIZE)
+
+    with served(lab) as one:
+        trio.run(run, one)
+    assert lab.read("f") == content[:left].ljust(SIZE, b"\0")

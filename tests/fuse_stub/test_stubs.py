@@ -1,0 +1,250 @@
+"""Optimising under users' hands: no interleaving of writes and commits loses a write."""
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dedupd.format.recipe import RecipeRef
+from dedupd.stub.transition import FileIdentity
+from dedupd.system.control_socket import ControlClient
+from dedupd.volume.commit import VolumeCommitter
+from dedupd.volume.commit_requests import Request, Requests, request_to_json
+from tests.support.lab import noise, write_out
+from tests.support.mounts import MountedLab, mounted_lab
+
+pytestmark = pytest.mark.root
+
+KIB = 1 << 10
+CONTENT = noise(300 * KIB + 77, 3)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
+    with mounted_lab(tmp_path_factory.mktemp("stubs")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(shared: MountedLab) -> Iterator[MountedLab]:
+    """The same mount for all tests, empty at the start of each."""
+    yield shared
+    for path in shared.view.iterdir():
+        path.unlink()
+
+
+# --- optimising -------------------------------------------------------------------------------
+
+
+def test_optimising_frees_the_blocks_that_users_see(lab: MountedLab) -> None:
+    path = lab.view / "f"
+    path.write_bytes(CONTENT)
+    write_out(lab.data)
+    assert path.stat().st_blocks >= len(CONTENT) // 512
+    before = path.stat()
+    lab.optimise()
+    after = path.stat()
+    assert after.st_blocks <= 8
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_stub_is_not_taken_for_a_hole(lab: MountedLab) -> None:
+    """Programs do not read a file without a block: there can be nothing in it."""
+    path = lab.make_stub("f", CONTENT)
+    assert (lab.data / "f").stat().st_blocks == 0
+    (listed,) = os.scandir(lab.view)
+    assert listed.stat().st_blocks > 0
+    with open(path, "rb") as file:
+        assert os.fstat(file.fileno()).st_blocks > 0
+    os.chmod(path, 0o600)
+    assert path.stat().st_blocks > 0
+    path.write_bytes(b"")
+    assert path.stat().st_blocks == 0
+
+
+def test_unoptimising_gives_the_blocks_back(lab: MountedLab) -> None:
+    path = lab.make_stub("f", CONTENT)
+    lab.unoptimise()
+    assert lab.stub("f") is None
+    assert path.stat().st_blocks >= len(CONTENT) // 512
+    assert path.read_bytes() == CONTENT
+
+
+def test_who_has_a_file_open_reads_on_through_its_transitions(lab: MountedLab) -> None:
+    path = lab.view / "f"
+    path.write_bytes(CONTENT)
+    with open(path, "rb", buffering=0) as file:
+        for step in (lab.optimise, lab.unoptimise, lab.optimise):
+            step()
+            assert os.pread(file.fileno(), len(CONTENT), 0) == CONTENT
+    assert lab.stub("f") is not None
+
+
+def test_a_file_that_is_open_for_writing_is_left_alone(lab: MountedLab) -> None:
+    path = lab.view / "f"
+    path.write_bytes(CONTENT)
+    with open(path, "r+b"):
+        report = lab.optimise()
+        assert lab.stub("f") is None
+        assert report.files_left == {"in use": 1}, report
+    lab.optimise()
+    assert lab.stub("f") is not None
+
+
+def test_a_mapping_outlives_the_descriptor_and_keeps_a_file_in_use(lab: MountedLab) -> None:
+    path = lab.view / "f"
+    path.write_bytes(CONTENT)
+    with open(path, "r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    lab.optimise()
+    assert lab.stub("f") is None
+    mapping[:5] = b"fresh"
+    mapping.close()
+    lab.optimise()
+    assert lab.stub("f") is not None
+    assert path.read_bytes() == b"fresh" + CONTENT[5:]
+
+
+def test_a_stub_can_be_restored_while_it_is_being_written(lab: MountedLab) -> None:
+    path = lab.make_stub("f", CONTENT)
+    with open(path, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"one", 10_000)
+        lab.unoptimise()
+        os.pwrite(file.fileno(), b"two", 20_000)
+    expected = bytearray(CONTENT)
+    expected[10_000:10_003], expected[20_000:20_003] = b"one", b"two"
+    assert lab.stub("f") is None
+    assert path.read_bytes() == expected
+
+
+# --- the commit, step by step -----------------------------------------------------------------
+
+
+class Committing:
+    """A commit between its two steps, by a job that talks to the mount as the real one does."""
+
+    def __init__(self, lab: MountedLab, names: list[str]) -> None:
+        self.lab = lab
+        self.client: ControlClient = lab.client()
+        self.requests = []
+        for name in names:
+            path = lab.view / name
+            path.write_bytes(CONTENT)
+            lab.optimise()
+            stub = lab.stub(name)
+            assert stub is not None
+            # Plain again, with the recipe in the store: what a job has before it commits.
+            lab.unoptimise()
+            identity = FileIdentity.of(os.stat(lab.data / name))
+            ref = RecipeRef(stub.recipe, stub.digest)
+            self.requests.append(Request(os.fsencode(name), identity, ref))
+
+    def begin(self) -> list[str]:
+        reply = self.client.call(
+            "commit_begin", files=[request_to_json(request) for request in self.requests]
+        )
+        return [row["outcome"] for row in reply["results"]]
+
+    def finish(self) -> list[str]:
+        reply = self.client.call(
+            "commit_finish", inodes=[request.identity.inode for request in self.requests]
+        )
+        return [row["outcome"] for row in reply["results"]]
+
+
+def write(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(b"NEW")
+
+
+def write_and_take_back(path: Path) -> None:
+    write(path)
+    with open(path, "r+b") as file:
+        file.write(CONTENT[:3])
+
+
+def map_and_write(path: Path) -> None:
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        mapping[:3] = b"NEW"
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        write,
+        write_and_take_back,
+        map_and_write,
+        lambda path: os.truncate(path, 100),
+        lambda path: os.truncate(path, len(CONTENT)),
+        lambda path: path.write_bytes(b"all new"),
+        os.utime,
+        lambda path: os.chmod(path, 0o600),
+        lambda path: os.setxattr(path, "user.x", b"y"),
+        lambda path: os.rename(path, path.with_name("g")),
+        lambda path: os.link(path, path.with_name("g")),
+        lambda path: path.unlink(),
+    ],
+)
+def test_whatever_touches_a_file_takes_its_commit_back(
+    lab: MountedLab, touch: Callable[[Path], Any]
+) -> None:
+    path = lab.view / "f"
+    committing = Committing(lab, ["f"])
+    assert committing.begin() == ["done"]
+    assert path.read_bytes() == CONTENT
+    touch(path)
+    where = path if path.exists() else path.with_name("g")
+    expected = where.read_bytes() if where.exists() else None
+    assert committing.finish() == ["changed"]
+    if expected is not None:
+        assert lab.stub(where.name) is None
+        assert where.read_bytes() == expected
+        lab.unmount()
+        lab.mount()
+        assert where.read_bytes() == expected
+
+
+def test_reading_does_not_hold_a_commit_up(lab: MountedLab) -> None:
+    path = lab.view / "f"
+    committing = Committing(lab, ["f"])
+    with open(path, "rb", buffering=0) as file:
+        assert committing.begin() == ["done"]
+        assert os.pread(file.fileno(), len(CONTENT), 0) == CONTENT
+        assert committing.finish() == ["done"]
+        assert os.pread(file.fileno(), len(CONTENT), 0) == CONTENT
+    assert lab.stub("f") is not None
+
+
+def test_a_job_that_dies_between_the_steps_leaves_plain_files(lab: MountedLab) -> None:
+    committing = Committing(lab, ["f"])
+    assert committing.begin() == ["done"]
+    committing.client.close()
+    write(lab.view / "f")
+    assert lab.stub("f") is None
+    assert (lab.view / "f").read_bytes() == b"NEW" + CONTENT[3:]
+
+
+def test_a_file_that_changed_before_its_commit_is_left_alone(lab: MountedLab) -> None:
+    committing = Committing(lab, ["f"])
+    write(lab.view / "f")
+    assert committing.begin() == ["changed"]
+    assert committing.finish() == ["changed"]
+    assert lab.stub("f") is None
+
+
+def test_a_file_that_is_gone_before_its_commit_is_passed_over(lab: MountedLab) -> None:
+    committing = Committing(lab, ["f"])
+    (lab.view / "f").unlink()
+    assert committing.begin() == ["gone"]
+
+
+def test_a_committer_goes_through_the_mount(lab: MountedLab) -> None:
+    committing = Committing(lab, ["f"])
+    with lab.opened() as volume:
+        results = VolumeCommitter(volume).commit(Requests.of(committing.requests))
+    assert [result.outcome.value for result in results] == ["done"]
+    assert (lab.view / "f").read_bytes() == CONTENT

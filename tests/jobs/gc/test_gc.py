@@ -1,0 +1,394 @@
+"""Collecting garbage: nothing that is needed goes, and everything else does."""
+
+import os
+import subprocess
+from array import array
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dedupd.format.container import FILE_HEADER_BYTES as START
+from dedupd.format.container import Kind, seed_of
+from dedupd.format.ids import make_id
+from dedupd.format.recipe import encode_node, named_by
+from dedupd.format.table import State
+from dedupd.store.container.files import container_numbers
+from dedupd.store.container.recovery import recover
+from dedupd.store.mark_set import Marks
+from dedupd.stub.stub_file import SparseStub
+from dedupd.system.files import opened
+from dedupd.units import KIB
+from jobs.frame.run import JobRun
+from jobs.gc.job import Gc
+from tests.conftest import MakeFileSystem
+from tests.support.lab import (
+    Lab,
+    fill,
+    flip_bit,
+    lab_in,
+    mounted_over,
+    new_lab,
+    noise,
+    prose,
+    stop_at,
+)
+from tests.support.stores import LazyDisk, Records
+from tests.support.upkeep import chunks_of, damage_record, scrub
+
+
+def states(lab: Lab, kind: Kind = Kind.CHUNKS) -> dict[int, int]:
+    """How many records of each state a store has."""
+    counts: dict[int, int] = {}
+    with (
+        lab.opened() as volume,
+        opened(os.open(volume.directory(kind), os.O_RDONLY)) as dir_fd,
+    ):
+        for number in container_numbers(dir_fd):
+            for entry in recover(dir_fd, number, kind, volume.space.volume, lab.disk).entries:
+                counts[entry.state] = counts.get(entry.state, 0) + 1
+    return counts
+
+
+def test_what_stubs_name_stays_live(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        lab.optimise()
+        report = lab.collect()
+        assert (report.outcome, report.orphaned_chunks, report.orphaned_recipes) == ("done", 0, 0)
+        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.LIVE}
+        assert report.chunks_needed == report.chunks
+        for name, content in contents.items():
+            assert lab.read(name) == content
+
+
+@pytest.mark.root
+def test_nothing_is_collected_while_a_mount_hides_a_part_of_the_tree(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    content = noise(400 * KIB)
+    lab.put("a/deep/f", content)
+    lab.optimise()
+    with mounted_over(lab.data / "a/deep"):
+        report = lab.collect()
+        assert report.outcome == "nothing collected: see the messages"
+        assert "a/deep: mounted over files that may need chunks" in report.messages[0]
+        assert len(report.messages) == 1
+    assert lab.collect().orphaned_chunks == 0
+    assert lab.read("a/deep/f") == content
+
+
+def test_chunks_of_a_removed_file_become_orphans_and_shared_ones_stay(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        shared = noise(400 * KIB)
+        lab.put("both", shared)
+        lab.put("gone", shared + noise(400 * KIB, 1))
+        lab.put("gone-too", noise(20 * KIB, 2))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        (lab.data / "gone-too").unlink()
+        report = lab.collect()
+        assert report.orphaned_chunks >= 4
+        assert report.orphaned_recipes == 1
+        assert 400 * KIB <= report.orphaned_bytes <= 600 * KIB
+        assert lab.read("both") == shared
+
+
+def test_epochs_grow_and_a_second_run_finds_nothing_new(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        for seed in range(2):
+            lab.put(f"f{seed}", noise(200 * KIB, seed))
+        lab.optimise()
+        for epoch in (1, 2):
+            (lab.data / f"f{epoch - 1}").unlink()
+            assert lab.collect().epoch == epoch
+            again = lab.collect(full=True)
+            assert again.orphaned_chunks == 0
+            orphans = sum(states(lab, kind).get(State.ORPHANED, 0) for kind in Kind)
+            assert again.orphans_before == orphans > 2
+
+
+def test_a_run_on_a_quiet_volume_reads_no_recipe(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        for seed, name in enumerate(("one", "two", "three")):
+            lab.put(name, noise(200 * KIB, seed))
+        lab.optimise()
+        assert lab.collect().recipes == 3
+        for _ in range(2):
+            report = lab.collect()
+            assert (report.recipes, report.outcome) == (
+                0,
+                "nothing has changed since the last run",
+            )
+            lab.compact()  # and a compaction is no change
+        assert lab.collect(full=True).recipes == 3
+        (lab.data / "two").unlink()
+        report = lab.collect()
+        assert (report.recipes, report.orphaned_recipes, report.outcome) == (2, 1, "done")
+        lab.put("four", noise(200 * KIB, 9))
+        lab.optimise()
+        report = lab.collect()
+        assert (report.recipes, report.resumed) == (1, True)
+        report = lab.collect(full=True)
+        assert (report.recipes, report.resumed) == (3, False)
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("gone", noise(200 * KIB))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        with lab.opened() as volume, volume.job_lock():
+            report = Gc(volume, JobRun("gc"), dry_run=True).run()
+        assert report.orphaned_chunks > 0
+        assert states(lab).keys() == {State.LIVE}
+
+
+def test_nodes_and_chunks_of_a_file_of_several_nodes_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dedupd.format.recipe.FANOUT_MAX", 4)
+    with lab_in(tmp_path, chunk_size="4k") as lab:
+        large = noise(600 * KIB)
+        lab.put("large", large)
+        lab.put("gone", noise(600 * KIB, 1))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        assert lab.collect().orphaned_recipes > 4
+        lab.compact()
+        assert lab.read("large") == large
+
+
+@pytest.mark.parametrize("fanout", [4, 4096])
+def test_what_a_file_was_cut_by_is_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fanout: int
+) -> None:
+    """The recipe stays as it was: only its beginning is needed."""
+    monkeypatch.setattr("dedupd.format.recipe.FANOUT_MAX", fanout)
+    with lab_in(tmp_path, chunk_size="4k") as lab:
+        content = noise(400 * KIB)
+        for name in ("cut", "cut-more", "whole"):
+            lab.put(name, content if name != "whole" else content[:80_000] + noise(9000, 1))
+        lab.optimise()
+        for name, length in (("cut", 200_001), ("cut-more", 100_000)):
+            with lab.opened() as volume, opened(os.open(lab.data / name, os.O_RDWR)) as fd:
+                stub = volume.space.read(fd, name)
+                assert stub is not None
+                sparse = SparseStub(
+                    fd,
+                    stub,
+                    volume.space,
+                    lab.disk,
+                    volume.block_bytes,
+                    partial(volume.content, where=name),
+                )
+                sparse.truncate(length)
+        before = lab.container(Kind.CHUNKS).stat().st_size
+        assert lab.collect().orphaned_chunks > 0
+        lab.compact()
+        freed = before - lab.container(Kind.CHUNKS).stat().st_size
+        assert 200_000 < freed < 215_000
+        assert lab.read("cut") == content[:200_001]
+        assert lab.read("cut-more") == content[:100_000]
+
+
+def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(400 * KIB)
+        lab.put("first", content)
+        lab.optimise()
+        (lab.data / "first").unlink()
+        lab.collect()
+        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.ORPHANED}
+        lab.put("second", content)
+        report = lab.optimise()
+        assert report.sums["new_chunks"] == 0
+        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.LIVE}
+        lab.compact()
+        assert lab.read("second") == content
+
+
+@pytest.mark.root
+def test_files_of_a_nested_subvolume_stay_plain(loop_fs: MakeFileSystem) -> None:
+    """What gc does not find, it takes for garbage."""
+    lab, content = new_lab(loop_fs("btrfs") / "volume"), noise(400 * KIB)
+    subprocess.run(["btrfs", "subvolume", "create", lab.data / "nested"], check=True)
+    lab.put("nested/deep/f", content)
+    lab.put("g", content)
+    assert lab.optimise().files_optimised == 1
+    (lab.data / "g").unlink()
+    assert lab.collect().orphaned_chunks > 0
+    lab.compact()
+    assert lab.stub("nested/deep/f") is None and lab.read("nested/deep/f") == content
+    lab.verify_clean()
+
+
+@pytest.mark.parametrize("point", ["states.durable", "commit.begun", "commit.durable"])
+def test_a_death_while_orphans_come_back_loses_nothing(tmp_path: Path, point: str) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(400 * KIB)
+        lab.put("first", content)
+        lab.optimise()
+        (lab.data / "first").unlink()
+        lab.collect()
+        lab.put("second", content)
+        with stop_at(point):
+            lab.optimise()
+        lab.collect()
+        lab.compact()
+        assert lab.read("second") == content
+
+
+def test_a_table_that_is_lost_makes_orphans_live_and_the_next_run_finds_them(
+    tmp_path: Path,
+) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("kept", noise(200 * KIB))
+        lab.put("gone", noise(200 * KIB, 1))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        first = lab.collect().orphaned_chunks
+        lab.table(Kind.CHUNKS).unlink()
+        assert lab.collect().orphaned_chunks == first
+
+
+@pytest.mark.parametrize("damage", ["attribute", "recipe", "stream container"])
+def test_where_anything_cannot_be_read_nothing_is_collected(tmp_path: Path, damage: str) -> None:
+    lab = new_lab(tmp_path / "volume")
+    lab.put("hurt", noise(400 * KIB))
+    lab.put("gone", noise(400 * KIB, 1))
+    lab.optimise()
+    (lab.data / "gone").unlink()
+    if damage == "attribute":
+        value = os.getxattr(lab.data / "hurt", "trusted.dedupd")
+        os.setxattr(lab.data / "hurt", "trusted.dedupd", value[:-1] + b"\xff")
+    elif damage == "recipe":
+        for kind in (Kind.STREAMS, Kind.STREAM_COPIES):
+            flip_bit(lab.container(kind), 128 + 80 + 4)
+    else:
+        os.truncate(lab.container(Kind.STREAMS), 100)
+    report = lab.collect()
+    assert report.errors > 0
+    assert report.orphaned_chunks == 0
+    assert states(lab).keys() == {State.LIVE}
+
+
+def test_a_damaged_recipe_is_read_from_its_second_copy(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    content = noise(400 * KIB)
+    lab.put("hurt", content)
+    lab.put("gone", noise(400 * KIB, 1))
+    lab.optimise()
+    (lab.data / "gone").unlink()
+    flip_bit(lab.container(Kind.STREAMS), 128 + 80 + 4)
+    report = lab.collect()
+    assert (report.errors, report.orphaned_recipes, report.orphaned_copies) == (0, 1, 1)
+    lab.compact()
+    assert lab.read("hurt") == content
+
+
+def test_the_copy_of_a_lost_record_is_kept(tmp_path: Path) -> None:
+    """Nobody can tell any more whether it is needed, and it is all that there is."""
+    lab = new_lab(tmp_path / "volume")
+    lab.put("file", noise(400 * KIB))
+    lab.optimise()
+    (lab.data / "file").unlink()
+    lab.container(Kind.STREAMS).unlink()
+    lab.collect()
+    assert states(lab, Kind.STREAM_COPIES).keys() == {State.LIVE}
+
+
+def test_a_repaired_chunk_is_kept_when_the_table_that_leads_to_it_is_lost(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(400 * KIB)
+        lab.put("hurt", content)
+        lab.optimise()
+        (chunk, start, end), *_ = chunks_of(lab, "hurt")
+        damage_record(lab, Kind.CHUNKS, chunk)
+        lab.put("again", content[start:end])
+        report = scrub(lab.root)
+        assert report.losses == [] and sum(report.repaired.values()) == 1, report
+        (lab.data / "again").unlink()
+        lab.table(Kind.CHUNKS).unlink()
+        assert lab.collect(full=True).errors == 0
+        lab.compact()
+        assert scrub(lab.root).losses == []
+        assert lab.read("hurt") == content
+
+
+@pytest.mark.parametrize(
+    "point", ["gc.marked", "gc.synced", "states.written", "states.durable", "gc.swept"]
+)
+def test_an_interrupted_sweep_is_finished_by_the_next_run(tmp_path: Path, point: str) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("kept", noise(200 * KIB))
+        lab.put("gone", noise(200 * KIB, 1))
+        lab.optimise()
+        (lab.data / "gone").unlink()
+        with stop_at(point):
+            lab.collect()
+        assert lab.read("kept") == noise(200 * KIB)
+        lab.collect()
+        assert states(lab)[State.ORPHANED] > 1
+        lab.compact()
+        assert lab.read("kept") == noise(200 * KIB)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=30),
+    st.integers(1, 300),
+)
+@settings(max_examples=40)
+def test_leaves_are_marked_as_far_as_they_are_needed(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]], end: int
+) -> None:
+    """The native side marks what ``named_by`` says, row by row."""
+    pieces = [(make_id(1, at - 1) if at else 0, length, bytes(32)) for at, length in rows]
+    payload = encode_node(0, bytes(16), pieces)
+    directory = tmp_path_factory.mktemp("streams") / "store"
+    store = Records(directory, kind=Kind.STREAMS, disk=LazyDisk())
+    store.append(noise(100), payload, prose(500))
+    store.writer.sync()
+    state = store.recover_one()
+    marks = Marks({1: 30})
+    with opened(os.open(store.data(), os.O_RDONLY)) as fd:
+        read, count, left, strays = marks.native.add_named(
+            fd,
+            state.entries.data,
+            seed=seed_of(state.header),
+            first=0,
+            ordinals=array("I", [0, 1, 2]),
+            ends=array("Q", [end] * 3),
+        )
+    store.writer.close()
+    _, named, _ = named_by(payload, end, "")
+    assert (read, count) == (1, len(named))
+    assert list(memoryview(left).cast("I")) == [0, 2]
+    there = {one for one in named if one and marks.knows(one)}
+    assert {i for i in (make_id(1, at) for at in range(30)) if i in marks} == there
+    assert set(memoryview(strays).cast("Q")) == {i for i in named if i} - there
+
+
+def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
+    store = Records(tmp_path / "store", kind=Kind.STREAMS)
+    store.append(encode_node(0, bytes(16), [(make_id(1, 3), 100, noise(32))]))
+    store.writer.sync()
+    state = store.recover_one()
+    size = store.data().stat().st_size
+    for bit in range(START * 8, size * 8, 3):
+        flip_bit(store.data(), bit // 8, bit % 8)
+        marks = Marks({1: 30})
+        with opened(os.open(store.data(), os.O_RDONLY)) as fd:
+            _, _, left, _ = marks.native.add_named(
+                fd,
+                state.entries.data,
+                seed=seed_of(state.header),
+                first=0,
+                ordinals=array("I", [0]),
+                ends=array("Q", [1]),
+            )
+        flip_bit(store.data(), bit // 8, bit % 8)
+        assert marks.count() == (0 if left else 1)
+        assert left or bit // 8 >= size - 8, bit  # only padding may be anything
+    store.writer.close()

@@ -1,0 +1,200 @@
+"""Unoptimise: the way out, for one file, a part of the tree or all, as long as there is space."""
+
+import os
+import random
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from dedupd.errors import NoSpace
+from dedupd.format.container import Kind
+from dedupd.units import KIB, MIB
+from jobs.frame.run import Cancelled, JobRun
+from jobs.unoptimize import restore_one
+from tests.conftest import MakeFileSystem
+from tests.support.lab import (
+    OLD_NS,
+    RAW_SOCKETS,
+    fill,
+    free_bytes,
+    lab_in,
+    new_lab,
+    noise,
+    run_cli,
+    write_out,
+)
+from tests.support.upkeep import chunks_of, damage_record, scrub
+
+
+def test_every_file_is_as_it_was_before(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        (lab.data / "base").chmod(0o640)
+        os.setxattr(lab.data / "base", "user.note", b"kept")
+        lab.optimise()
+        report = lab.unoptimise()
+        assert (report.files_restored, report.errors) == (len(contents), 0)
+        assert report.logical_bytes == sum(map(len, contents.values()))
+        for name, content in contents.items():
+            assert lab.stub(name) is None
+            assert (lab.data / name).read_bytes() == content
+            assert (lab.data / name).stat().st_mtime_ns == OLD_NS
+        assert (lab.data / "base").stat().st_mode & 0o777 == 0o640
+        assert os.getxattr(lab.data / "base", "user.note") == b"kept"
+
+
+@pytest.mark.root
+def test_a_stub_that_was_given_capabilities_keeps_them(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        path = lab.put("program", noise(100_000))
+        lab.optimise()
+        assert lab.stub("program") is not None
+        os.setxattr(path, "security.capability", RAW_SOCKETS)
+        lab.unoptimise()
+        assert lab.stub("program") is None
+        assert os.getxattr(path, "security.capability") == RAW_SOCKETS
+
+
+def test_it_may_be_repeated(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        fill(lab)
+        lab.optimise()
+        lab.unoptimise()
+        assert lab.unoptimise().files_restored == 0
+
+
+def test_one_file_is_made_plain_and_once_is_enough(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        lab.optimise()
+        with lab.opened() as volume:
+            assert restore_one(volume, b"prose")
+            assert not restore_one(volume, b"prose")
+        assert (lab.data / "prose").read_bytes() == contents["prose"]
+        assert lab.stub("base") is not None
+
+
+def test_a_file_of_zeros_becomes_one_hole(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        lab.put("zeros", bytes(500 * KIB))
+        lab.optimise()
+        lab.unoptimise()
+        assert (lab.data / "zeros").read_bytes() == bytes(500 * KIB)
+        assert (lab.data / "zeros").stat().st_blocks == 0
+
+
+@pytest.mark.root
+def test_unoptimise_asks_for_the_space_before_it_begins(loop_fs: MakeFileSystem) -> None:
+    lab = new_lab(loop_fs(size="48M") / "volume")
+    content = noise(5 * MIB)
+    for at in range(12):
+        lab.put(f"{at}", content)
+        lab.optimise()
+    with pytest.raises(NoSpace) as caught:
+        lab.unoptimise()
+    assert "making 12 files plain needs 60.00 MiB" in str(caught.value)
+    assert "are missing" in str(caught.value)
+    assert all(lab.stub(f"{at}") for at in range(12))
+    lab.unoptimise(b"3")
+    assert (lab.data / "3").read_bytes() == content
+    lab.verify_clean()
+
+
+@pytest.mark.root
+def test_a_restore_that_runs_out_of_space_leaves_the_stub_as_it_was(
+    loop_fs: MakeFileSystem,
+) -> None:
+    lab = new_lab(loop_fs(size="48M") / "volume")
+    content = noise(12 * MIB)
+    lab.put("file", content)
+    lab.optimise()
+    (lab.root / "filler").write_bytes(noise(free_bytes(lab) - 3 * MIB, 1))
+    before = lab.stub("file")
+    with lab.opened() as volume, pytest.raises(NoSpace, match="it stays a stub"):
+        restore_one(volume, b"file")
+    assert lab.stub("file") == before
+    assert (lab.data / "file").stat().st_blocks == 0
+    assert (lab.data / "file").stat().st_mtime_ns == OLD_NS
+    assert lab.read("file") == content
+    lab.verify_clean()
+
+
+def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        content = noise(5 * MIB)
+        lab.put("file", content)
+        lab.optimise()
+        before = lab.stub("file")
+        run, checks = JobRun("unoptimize"), count(1)
+
+        def check() -> None:
+            if next(checks) == 10:
+                run.cancel()
+            run.check()
+
+        with lab.opened() as volume, pytest.raises(Cancelled):
+            restore_one(volume, b"file", check)
+        assert lab.stub("file") == before
+        assert (lab.data / "file").stat().st_blocks == 0
+        assert lab.read("file") == content
+
+
+def test_a_damaged_file_stays_a_stub_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    contents = fill(lab)
+    lab.optimise()
+    lab.lose(Kind.STREAMS)
+    report = lab.unoptimise()
+    assert report.files_restored == 1 and lab.stub("one-chunk") is None
+    assert report.errors == len(contents) - 1
+    assert all(message.partition(":")[0] in contents for message in report.messages)
+    assert lab.stub("base") is not None
+
+
+def test_islands_in_a_sparse_file_do_not_grow(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        path = lab.data / "islands"
+        with open(path, "wb") as file:
+            for number in range(20):
+                file.seek(number * 100_000)
+                file.write(b"an island")
+        write_out(path)
+        before = os.stat(path).st_blocks
+        content = path.read_bytes()
+        lab.optimise()
+        assert lab.stub("islands") is not None
+        lab.unoptimise()
+        assert path.read_bytes() == content
+        assert os.stat(path).st_blocks <= before
+
+
+@pytest.mark.root
+def test_islands_in_a_sparse_file_need_no_more_space_than_they_did(
+    loop_fs: MakeFileSystem,
+) -> None:
+    """Their chunks are mostly zeros: taken for data, they would need thrice what there is."""
+    lab = new_lab(loop_fs(size="48M") / "volume")
+    rng = random.Random(1)
+    path = lab.data / "islands"
+    with open(path, "wb") as file:
+        for number in range(1200):
+            file.seek(number * 100_000)
+            file.write(rng.randbytes(4096))
+    content = path.read_bytes()
+    assert lab.optimise().files_optimised == 1
+    assert lab.unoptimise().files_restored == 1
+    assert path.read_bytes() == content
+    lab.verify_clean()
+
+
+def test_disable_leaves_nothing_of_copies_repairs_and_notes(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    contents = fill(lab)
+    lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
+    lab.optimise()
+    scrub(lab.root)
+    damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[0][0])
+    scrub(lab.root)
+    assert run_cli("disable", "--unoptimize", lab.root).returncode == 0
+    assert {path.name: path.read_bytes() for path in lab.root.iterdir()} == contents

@@ -1,0 +1,178 @@
+"""What native code does to marks and lengths, held against the same in plain Python."""
+
+from array import array
+from itertools import zip_longest
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedupd import native
+from dedupd.format import table as tbl
+from dedupd.format.ids import make_id
+from dedupd.format.table import Entry, State
+from dedupd.store.mark_set import Marks, Needs
+from tests.support.lab import noise
+
+COLUMNS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1)), max_size=70)
+
+
+def packed(column: list[int]) -> bytes:
+    return array("Q", column).tobytes()
+
+
+@given(COLUMNS, COLUMNS)
+def test_columns_are_compared_item_by_item(one: list[int], other: list[int]) -> None:
+    pairs = list(zip_longest(one, other, fillvalue=0))[: len(one)]
+    bits = native.more_than(packed(one), packed(other))
+    assert [byte >> bit & 1 for byte in bits for bit in range(8)][: len(one)] == [
+        now > before for now, before in pairs
+    ]
+    assert len(bits) == -(-len(one) // 8)
+    assert not any(bits) or int.from_bytes(bits, "little").bit_length() <= len(one)
+    assert native.longest(packed(one), packed(other)) == packed([max(pair) for pair in pairs])
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 2**64 - 1))
+def test_the_digest_is_of_the_fingerprints_of_what_is_needed(lengths: list[int], seed: int) -> None:
+    table = [noise(64, at) for at in range(30)]
+    needed = b"".join(row[:32] for row, length in zip(table, lengths, strict=False) if length)
+    found = native.digest_needed(b"".join(table), packed(lengths), seed)
+    assert found == native.xxh3_64(needed, seed)
+
+
+@given(st.integers(0, 40), st.sets(st.integers(0, 39)), st.sets(st.integers(0, 47)))
+def test_bits_are_taken_over_only_where_there_are_records(
+    count: int, own: set[int], others: set[int]
+) -> None:
+    marks = Marks({1: count})
+    marks.add(make_id(1, at) for at in own if at < count)
+    before = marks.bits(1)
+    bits = sum(1 << at for at in others).to_bytes(6, "little")
+    is_taken = marks.native.merge(1, bits)
+    assert is_taken == all(at < count for at in others)
+    expected = {at for at in own if at < count} | (others if is_taken else set())
+    assert {at for at in range(count) if make_id(1, at) in marks} == expected
+    assert is_taken or marks.bits(1) == before
+    assert marks.native.merge(2, bits) == (not others)
+
+
+# --- what tables say of marked records ----------------------------------------------------------
+
+COUNT = 20
+"""Records of the container that tables are made of here; its number is 1, and there is no other."""
+
+TARGETS = st.one_of(
+    st.just(0), st.integers(1, 5), st.builds(make_id, st.just(1), st.integers(0, 25))
+)
+ROWS = st.lists(st.tuples(st.sampled_from(State), TARGETS), min_size=COUNT, max_size=COUNT)
+SOME = st.sets(st.integers(0, COUNT - 1))
+
+
+def table_of(rows: list[tuple[State, int]]) -> bytes:
+    entries = [Entry(bytes(32), 0, target, 9, 9, 0, state, 0) for state, target in rows]
+    return b"".join(tbl.encode_entry(entry, 7) for entry in entries)
+
+
+def marked(ordinals: set[int]) -> Marks:
+    marks = Marks({1: COUNT})
+    marks.add(make_id(1, at) for at in ordinals)
+    return marks
+
+
+def ordinals(marks: Marks) -> set[int]:
+    return {at for at in range(COUNT) if make_id(1, at) in marks}
+
+
+def is_repeated(target: int, needed: set[int]) -> bool:
+    return target in needed or target not in {make_id(1, at) for at in range(COUNT)}
+
+
+@given(ROWS, SOME)
+def test_what_marked_records_lead_to_is_marked(
+    rows: list[tuple[State, int]], some: set[int]
+) -> None:
+    marks = marked(some)
+    found_any, epoch, strays = marks.native.follow(make_id(1, 0), table_of(rows))
+    needed = {make_id(1, at) for at in some}
+    unknown = []
+    for at, (state, target) in enumerate(rows):
+        own = make_id(1, at)
+        if state == State.MERGED and target and own in needed and target not in needed:
+            if is_repeated(target, needed):
+                unknown.append(target)
+            else:
+                needed.add(target)
+        elif state == State.LIVE and target and is_repeated(target, needed):
+            needed.add(own)
+    assert {make_id(1, at) for at in ordinals(marks)} == needed
+    assert found_any == (len(needed) > len(some))
+    assert list(memoryview(strays).cast("Q")) == unknown
+    assert epoch == max((t for s, t in rows if s == State.ORPHANED), default=0)
+
+
+@given(ROWS, SOME, SOME)
+def test_copies_are_needed_as_what_they_repeat(
+    rows: list[tuple[State, int]], some: set[int], before: set[int]
+) -> None:
+    copies, of = marked(before), marked(some)
+    epoch = copies.native.add_copies(make_id(1, 0), table_of(rows), of.native)
+    needed = {make_id(1, at) for at in some}
+    assert ordinals(copies) == before | {
+        at
+        for at, (state, target) in enumerate(rows)
+        if state != State.ORPHANED and is_repeated(target, needed)
+    }
+    assert epoch == max((t for s, t in rows if s == State.ORPHANED), default=0)
+
+
+@given(ROWS, SOME)
+def test_entries_that_do_not_fit_the_marks_are_found(
+    rows: list[tuple[State, int]], some: set[int]
+) -> None:
+    places, orphans = native.misfits(table_of(rows), marked(some).bits(1))
+    unneeded = (State.ORPHANED, State.TOMBSTONE)
+    assert list(memoryview(places).cast("I")) == [
+        at
+        for at, (state, _) in enumerate(rows)
+        if state != State.TOMBSTONE and (at in some) == (state in unneeded)
+    ]
+    assert orphans == sum(state == State.ORPHANED for state, _ in rows)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 45), st.integers(0, 5)),
+            st.tuples(st.integers(0, 4).map(lambda at: at * 8), st.integers(0, 50)),
+        ),
+        max_size=30,
+    ),
+    st.lists(st.booleans(), min_size=30, max_size=30),
+)
+def test_a_node_is_fresh_while_more_of_it_is_needed_than_was_taken(
+    steps: list[tuple[int, int]], takes: list[bool]
+) -> None:
+    needs = Needs({1: 40})
+    lengths, fresh = dict.fromkeys(range(40), 0), set[int]()
+    for (at, more), take in zip(steps, takes, strict=False):
+        if not take:
+            needs.need(make_id(1, at), more)
+            if at < 40 and more > lengths[at]:
+                lengths[at] = more
+                fresh.add(at)
+            assert (make_id(1, at) in needs) == (at < 40)
+            continue
+        first = at // 8 * 8
+        end = first + 8 * (more % 4)
+        found, ends = needs.take_fresh(1, first, end)
+        expected = sorted(one for one in fresh if first <= one < end)
+        assert list(memoryview(found).cast("I")) == expected
+        assert list(memoryview(ends).cast("Q")) == [lengths[one] for one in expected]
+        fresh -= set(expected)
+    assert list(memoryview(needs.lengths(1)).cast("Q")) == list(lengths.values())
+    bits = int.from_bytes(needs.fresh(1), "little")
+    assert {at for at in range(40) if bits >> at & 1} == fresh
+    other = Needs({1: 40})
+    other.put(1, needs.lengths(1), needs.fresh(1))
+    assert (other.lengths(1), other.fresh(1)) == (needs.lengths(1), needs.fresh(1))
+    assert {at for at in range(40) if make_id(1, at) in other} == {a for a in lengths if lengths[a]}

@@ -1,0 +1,188 @@
+"""Many chunks in one native call: what is answered is right, all else is for others to look at."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dedupd.format import container as fmt
+from dedupd.format import table as tbl
+from dedupd.format.container import Kind
+from dedupd.format.ids import make_id
+from dedupd.format.recipe import check_of
+from dedupd.store.reader import RecordReader
+from tests.support.lab import flip_bit, noise, prose
+from tests.support.stores import VOLUME, Records
+
+PAYLOADS = [noise(3000, 1), prose(20_000), b"x", bytes(5000), noise(70_000, 2), prose(100_000, 3)]
+SEED = fmt.checksum_seed(VOLUME, 1, 1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Records:
+    store = Records(tmp_path / "s")
+    store.append(*PAYLOADS)
+    store.writer.sync()
+    return store
+
+
+@pytest.fixture
+def reader(store: Records) -> Iterator[RecordReader]:
+    reader = store.reader()
+    yield reader
+    reader.close()
+
+
+def wanted(reader: RecordReader, ids: list[int]) -> list[tuple[int, int, int]]:
+    found = [(one, reader.read(one)) for one in ids]
+    return [(one, len(raw), check_of(record.fingerprint)) for one, (record, raw) in found]
+
+
+def all_of(reader: RecordReader) -> list[tuple[int, int, int]]:
+    return wanted(reader, [make_id(1, ordinal) for ordinal in range(len(PAYLOADS))])
+
+
+@given(st.lists(st.integers(0, len(PAYLOADS) - 1), max_size=12), st.booleans(), st.integers(1, 3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_chunks_come_in_the_order_in_which_they_were_wanted(
+    reader: RecordReader, ordinals: list[int], cached_only: bool, threads: int
+) -> None:
+    rows = wanted(reader, [make_id(1, ordinal) for ordinal in ordinals])
+    found = reader.read_chunks(rows, cached_only=cached_only, threads=threads)
+    assert found == [PAYLOADS[ordinal] for ordinal in ordinals]
+
+
+@given(
+    st.lists(st.integers(0, len(PAYLOADS) - 1), min_size=1, max_size=12),
+    st.binary(max_size=100),
+    st.integers(0, 3),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_window_has_any_chunks_one_after_the_other(
+    reader: RecordReader, ordinals: list[int], head: bytes, helpers: int
+) -> None:
+    rows = wanted(reader, [make_id(1, ordinal) for ordinal in ordinals])
+    window = reader.begin_window(rows, head, helpers)
+    assert window is not None
+    assert window.finish()
+    assert bytes(window) == head + b"".join(PAYLOADS[ordinal] for ordinal in ordinals)
+
+
+def test_a_window_with_any_other_chunk_has_no_bytes(reader: RecordReader) -> None:
+    rows = all_of(reader)
+    one, length, check = rows[1]
+    for other in ((one, length + 1, check), (one, length, check ^ 1), (one + 9, length, check)):
+        window = reader.begin_window([rows[0], other, rows[2]], b"", 1)
+        assert window is not None
+        assert not window.finish()
+        with pytest.raises(BufferError):
+            memoryview(window)
+
+
+def test_a_window_outlives_the_reader_that_began_it(store: Records) -> None:
+    reader = store.reader()
+    rows = all_of(reader)
+    windows = [reader.begin_window(rows, b"", 1) for _ in range(20)]
+    reader.close()
+    for window in windows:
+        assert window is not None
+        assert window.finish()
+        assert bytes(window) == b"".join(PAYLOADS)
+
+
+def test_a_window_lies_in_one_container(tmp_path: Path) -> None:
+    store = Records(tmp_path / "s", container_bytes_max=fmt.FILE_HEADER_BYTES + 90_000)
+    ids = [one for payload in PAYLOADS for one in store.append(payload)]
+    store.writer.sync()
+    reader = store.reader()
+    assert reader.begin_window(wanted(reader, ids), b"", 1) is None
+    reader.close()
+
+
+def test_chunks_of_several_containers_come_in_order(tmp_path: Path) -> None:
+    store = Records(tmp_path / "s", container_bytes_max=fmt.FILE_HEADER_BYTES + 90_000)
+    ids = [one for payload in PAYLOADS for one in store.append(payload)]
+    store.writer.sync()
+    reader = store.reader()
+    assert len({one >> 32 for one in ids}) > 1
+    assert reader.read_chunks(wanted(reader, ids), cached_only=False) == PAYLOADS
+    reader.close()
+
+
+def test_no_chunk_is_answered_that_is_not_the_one_that_is_meant(reader: RecordReader) -> None:
+    one, length, check = all_of(reader)[1]
+    rows = [(one, length + 1, check), (one, length - 1, check), (one, length, check ^ 1)]
+    assert reader.read_chunks(rows, cached_only=False) == [None] * 3
+    beyond = make_id(1, len(PAYLOADS)), length, check
+    elsewhere = make_id(7, 0), length, check
+    assert reader.read_chunks([beyond, elsewhere], cached_only=False) == [None] * 2
+
+
+def test_damage_anywhere_is_never_answered(tmp_path: Path) -> None:
+    store = Records(tmp_path / "s")
+    payload = prose(300)
+    store.append(payload)
+    store.writer.sync()
+    reader = store.reader()
+    rows = wanted(reader, [make_id(1, 0)])
+    entry = tbl.decode_entry(store.table().read_bytes()[tbl.HEADER_BYTES :], SEED)
+    assert entry is not None
+    in_record = range(entry.offset, entry.offset + fmt.RECORD_HEADER_BYTES + entry.stored_length)
+    in_entry = range(tbl.HEADER_BYTES, tbl.HEADER_BYTES + tbl.ENTRY_BYTES)
+    for path, offsets in ((store.data(), in_record), (store.table(), in_entry)):
+        for offset in offsets:
+            flip_bit(path, offset, offset % 8)
+            assert reader.read_chunks(rows, cached_only=False) == [None], f"{path.name} {offset}"
+            flip_bit(path, offset, offset % 8)
+    assert reader.read_chunks(rows, cached_only=False) == [payload]
+    reader.close()
+
+
+@pytest.mark.parametrize("state", [state for state in tbl.State if state != tbl.State.LIVE])
+def test_only_live_chunks_are_answered(
+    store: Records, reader: RecordReader, state: tbl.State
+) -> None:
+    rows = all_of(reader)
+    with open(store.table(), "r+b") as file:
+        offset = tbl.HEADER_BYTES + 2 * tbl.ENTRY_BYTES
+        entry = tbl.decode_entry(os.pread(file.fileno(), tbl.ENTRY_BYTES, offset), SEED)
+        assert entry is not None
+        os.pwrite(file.fileno(), tbl.encode_entry(entry._replace(state=state), SEED), offset)
+    assert reader.read_chunks(rows, cached_only=False) == [*PAYLOADS[:2], None, *PAYLOADS[3:]]
+
+
+def test_without_waiting_only_what_is_in_memory_is_answered(
+    store: Records, reader: RecordReader
+) -> None:
+    rows = all_of(reader)
+    deadline = time.monotonic() + 120
+    # The kernel drops pages where it can, which on a busy machine is not always at once.
+    while None not in reader.read_chunks(rows, cached_only=True):
+        assert time.monotonic() < deadline
+        with open(store.data(), "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert reader.read_chunks(rows, cached_only=False) == PAYLOADS
+    assert reader.read_chunks(rows, cached_only=True) == PAYLOADS
+
+
+def test_without_waiting_no_container_is_opened(store: Records, reader: RecordReader) -> None:
+    rows = all_of(reader)
+    other = store.reader()
+    assert other.read_chunks(rows, cached_only=True) == [None] * len(PAYLOADS)
+    other.close()
+
+
+def test_a_container_without_a_table_is_left_to_the_scan(store: Records) -> None:
+    first = store.reader()
+    rows = all_of(first)
+    first.close()
+    store.table().unlink()
+    reader = RecordReader(str(store.data().parent), Kind.CHUNKS, VOLUME)
+    assert reader.read_chunks(rows, cached_only=False) == [None] * len(PAYLOADS)
+    assert [reader.read(one)[1] for one, _, _ in rows] == PAYLOADS
+    reader.close()

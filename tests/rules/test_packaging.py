@@ -1,0 +1,193 @@
+"""What a machine is given to run the service: units that systemd takes, rights that suffice."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dedupd.service.config import SERVICE_KEYS, ServiceConfig, parse_config
+from dedupd.service.systemd.slice import SLICE
+from tests.support.lab import REPOSITORY, let_others_pass, noise
+from tests.support.mounts import ALICE, as_user
+from tests.support.service import service_lab
+
+PACKAGING = REPOSITORY / "packaging"
+UNIT = PACKAGING / "systemd/dedupd.service"
+SLICE_UNIT = PACKAGING / "systemd" / SLICE
+
+
+def settings(name: str) -> list[str]:
+    """The words of all lines of the unit that set something."""
+    return " ".join(re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)).split()
+
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd is not installed"
+)
+
+
+def unit_to_check(directory: Path) -> Path:
+    """The unit, for a machine on which the program is not installed."""
+    unit = directory / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/usr/bin/dedupd", "/bin/true"))
+    return unit
+
+
+@needs_systemd
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    unit = unit_to_check(tmp_path)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit), str(SLICE_UNIT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = (unit.name, SLICE_UNIT.name)
+    assert [line for line in done.stderr.splitlines() if any(n in line for n in names)] == []
+
+
+@needs_systemd
+def test_systemd_finds_the_service_less_exposed_than_most(tmp_path: Path) -> None:
+    """6.0 of 10; the rest is what a file system server that everybody sees cannot do without."""
+    subprocess.run(
+        [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            "--threshold=60",
+            unit_to_check(tmp_path),
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def test_a_service_that_ends_takes_no_mount_with_it() -> None:
+    assert settings("KillMode") == ["process"]
+
+
+def test_mounts_are_made_where_users_see_them() -> None:
+    """Each of these would give the service a file system namespace of its own."""
+    for name in ("ProtectSystem", "ProtectHome", "PrivateTmp", "PrivateDevices", "ReadOnlyPaths"):
+        assert settings(name) == []
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+def test_the_rights_of_the_unit_suffice(tmp_path: Path) -> None:
+    rights = ",".join("+" + word.removeprefix("CAP_").lower() for word in settings(_RIGHTS))
+    with service_lab(tmp_path) as machine:
+        lab = machine.add_volume()
+        content = noise(200_000)
+        lab.put("f", content)
+        command = ["setpriv", "--no-new-privs", f"--bounding-set=-all,{rights}"]
+        command += [sys.executable, "-m", "dedupd.cli.main", "serve"]
+        environment = {**os.environ, **machine.environment, "PYTHONPATH": str(REPOSITORY)}
+        with subprocess.Popen(command, env=environment, cwd="/") as program:
+            try:
+                machine.wait_until_it_listens()
+                machine.mount_pid(lab)
+                for job in ("optimize", "gc", "compact", "scrub"):
+                    ended = machine.ended(machine.submit(job, lab))
+                    assert ended["exit_status"] == 0, ended
+                assert lab.stub("f") is not None
+                assert (lab.root / "f").read_bytes() == content
+                _do_what_root_and_users_do(lab.root)
+            finally:
+                program.terminate()
+        machine.verify()
+
+
+_RIGHTS = "CapabilityBoundingSet"
+
+
+def _do_what_root_and_users_do(root: Path) -> None:
+    home = root / "home"
+    home.mkdir()
+    os.chown(home, ALICE, ALICE)
+    let_others_pass(root)
+
+    def act() -> None:
+        (home / "mine").write_bytes(b"x" * 10_000)
+        os.chmod(home / "mine", 0o4700)
+        os.setxattr(home / "mine", "user.note", b"mine")
+        os.rename(home / "mine", home / "renamed")
+        with open(home / "renamed", "r+b") as file:
+            file.write(b"y")
+        assert os.stat(home / "renamed").st_uid == ALICE
+
+    as_user(ALICE, act)
+    os.mknod(home / "null", 0o666 | 0o020000, os.makedev(1, 3))
+    os.setxattr(home / "renamed", "security.capability", b"\1\0\0\2" + bytes(16))
+    os.chown(home / "renamed", 0, 0)
+
+
+# --- the slice of the jobs --------------------------------------------------------------------
+
+
+def test_jobs_get_what_nobody_else_wants() -> None:
+    text = SLICE_UNIT.read_text()
+    assert "\nCPUWeight=idle\n" in text and "\nIOWeight=1\n" in text
+    # Weights count among neighbours, and a slice with a dash in its name has none but its like.
+    assert "-" not in SLICE
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("systemd_works", [True, False])
+def test_a_service_of_systemd_runs_its_jobs_in_the_slice(
+    tmp_path: Path, systemd_works: bool
+) -> None:
+    """Where systemd does not do it, they run all the same, and the log says why not."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    calls = tmp_path / "calls"
+    stand_in = programs / "systemd-run"
+    # As the real one does, it becomes the command.
+    become = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+    refuse = "echo no bus here >&2; exit 1"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n{become if systemd_works else refuse}\n')
+    stand_in.chmod(0o755)
+    with service_lab(tmp_path) as machine:
+        lab = machine.add_volume()
+        lab.put("f", noise(100_000))
+        machine.start(INVOCATION_ID="1", PATH=f"{programs}:{os.environ['PATH']}")
+        ended = machine.ended(machine.submit("optimize", lab))
+        assert ended["exit_status"] == 0 and lab.stub("f") is not None
+        machine.stop()
+        machine.verify()
+    asked = calls.read_text()
+    assert f"--scope --slice={SLICE} -- " in asked
+    assert ("dedupd.cli.main run" in asked) == systemd_works
+    assert (f"outside of {SLICE}: no bus here" in machine.log.read_text()) != systemd_works
+
+
+# --- what else comes with the package ---------------------------------------------------------
+
+
+def test_the_example_names_every_key_with_its_default() -> None:
+    text = (PACKAGING / "dedupd.toml").read_text()
+    assert parse_config(text.replace('"dedupd"', '"root"'), "example").group == "root"
+    keys = re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE)
+    config = parse_config("\n".join(key for key in keys if not key.startswith("listen")), "keys")
+    assert config == ServiceConfig()
+    named = {key.partition(" ")[0] for key in keys} | {"group", "socket"}
+    assert named == set(SERVICE_KEYS)
+
+
+def test_the_package_has_the_version_of_the_program() -> None:
+    newest = (REPOSITORY / "debian/changelog").read_text().partition("\n")[0]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert newest.startswith(f"dedupd ({project['version']}) ")
+
+
+def test_nothing_of_the_package_goes_near_a_volume() -> None:
+    """What its scripts delete lies in the program's own directory."""
+    for script in (REPOSITORY / "debian").glob("dedupd.p*"):
+        for line in script.read_text().splitlines():
+            if re.search(r"\b(rm|rmdir|unlink|mv)\b", line.partition("#")[0]):
+                assert "/usr/lib/dedupd" in line, line

@@ -1,0 +1,75 @@
+"""The doctor: what it finds, on real file systems, and that it leaves no trace."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dedupd.service.doctor import Check, Verdict, check_machine, check_path
+from tests.conftest import MakeFileSystem
+from tests.support.lab import new_lab, run_cli
+
+
+def found(path: Path, what: str) -> Check:
+    (check,) = (check for check in check_path(str(path)) if check.what == what)
+    return check
+
+
+def test_a_machine_without_service_is_told_so() -> None:
+    checks = {check.what: check for check in check_machine()}
+    assert checks["FUSE"].verdict is Verdict.FINE
+    assert "no such file" in checks["configuration"].found
+
+
+def test_looking_at_a_directory_leaves_no_trace(tmp_path: Path) -> None:
+    os.utime(tmp_path, ns=(1, 2))
+    before = tmp_path.stat()
+    found(tmp_path, "holes and attributes")
+    after = tmp_path.stat()
+    assert os.listdir(tmp_path) == []
+    assert (after.st_mtime_ns, after.st_mode) == (before.st_mtime_ns, before.st_mode)
+
+
+@pytest.mark.root
+def test_file_systems_that_can_carry_a_volume(loop_fs: MakeFileSystem) -> None:
+    point = loop_fs("ext4", "2G")
+    assert {check.verdict for check in check_path(str(point))} == {Verdict.FINE}
+
+
+@pytest.mark.root
+def test_a_file_system_that_is_too_small(loop_fs: MakeFileSystem) -> None:
+    assert found(loop_fs("ext4", "64M"), "free space").verdict is Verdict.BAD
+
+
+def test_a_volume_inside_and_a_volume_around(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    inside = found(tmp_path, "volumes and mounts in it")
+    assert inside.verdict is Verdict.BAD and str(lab.root) in inside.found
+    (lab.root / "new").mkdir()
+    around = found(lab.root / "new", "volumes around it")
+    assert around.verdict is Verdict.BAD and str(lab.root) in around.found
+
+
+def test_a_directory_with_a_volume_inside_cannot_be_enabled(tmp_path: Path) -> None:
+    (tmp_path / "outer/deep").mkdir(parents=True)
+    lab = new_lab(tmp_path / "outer/deep/volume")
+    done = run_cli("enable", tmp_path / "outer")
+    assert done.returncode == 2
+    assert f"{lab.root} is a volume, and volumes cannot be nested" in done.stderr
+    assert os.listdir(tmp_path / "outer") == ["deep"]
+
+
+def test_a_volume_of_a_newer_format(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    assert found(lab.root, "volume").verdict is Verdict.WARNING, "it is not mounted"
+    file = lab.base / "volume.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
+    assert found(lab.root, "volume").verdict is Verdict.BAD
+
+
+def test_the_exit_status_says_whether_something_is_bad(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    done = run_cli("doctor", tmp_path)
+    assert done.returncode == 1
+    assert "is a volume" in done.stdout.replace("\n", " ")
+    assert run_cli("doctor", lab.root / "missing").returncode == 2

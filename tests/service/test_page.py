@@ -1,0 +1,121 @@
+"""What the service shows: metrics, and the page in a real browser."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dedupd.units import MIB
+from tests.support.lab import noise
+from tests.support.service import ServiceLab, eventually, reserved_port, service_lab
+
+pytestmark = pytest.mark.root
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ListeningLab"]:
+    with reserved_port() as port, service_lab(tmp_path_factory.mktemp("machine")) as machine:
+        listening = ListeningLab(machine, port)
+        lab = machine.add_volume("share <b>&")
+        for number in range(3):
+            lab.put(f"f{number}", noise(1 * MIB, number // 2))
+        machine.start()
+        for job in ("optimize", "gc"):
+            machine.ended(machine.submit(job, lab))
+        eventually(lambda: machine.view(lab)["savings"], "what was saved is measured")
+        yield listening
+
+
+class ListeningLab:
+    """A service that is also on the loopback address."""
+
+    def __init__(self, machine: ServiceLab, port: int) -> None:
+        self.machine = machine
+        self.address = f"http://127.0.0.1:{port}"
+        machine.configure(f'listen = "127.0.0.1:{port}"\n')
+
+    def get(self, path: str, **headers: str) -> str:
+        request = urllib.request.Request(self.address + path, headers=headers)
+        with urllib.request.urlopen(request) as response:
+            return str(response.read().decode())
+
+
+def metrics_of(machine: ListeningLab) -> dict[str, list[float]]:
+    """Every sample, by its name."""
+    found: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families(machine.get("/metrics")):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.value)
+    return found
+
+
+def test_metrics_say_what_is_so(machine: ListeningLab) -> None:
+    (machine.machine.volumes[0].root / "f0").read_bytes()
+    found = metrics_of(machine)
+    assert found["dedupd_volume_mounted"] == [1]
+    assert found["dedupd_volume_files_optimised"] == [3]
+    assert found["dedupd_volume_quarantined_records"] == [0]
+    assert found["dedupd_volume_saved_bytes"][0] > 0.9 * MIB
+    assert found["dedupd_mount_requests_total"][0] > 0
+    assert found["dedupd_jobs_total"] == [1, 1]
+    assert found["dedupd_problems"] == [0]
+    assert found["dedupd_service_process_open_fds"][0] > 5
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(
+    machine: ListeningLab,
+) -> None:
+    names = set(metrics_of(machine)) | {"up"}
+    # Those that have a sample only while something runs, or has gone wrong.
+    names |= set(re.findall(r"^# TYPE (\w+)", machine.get("/metrics"), re.MULTILINE))
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    alerts = (DOCS / "alert-rules.yml").read_text()
+    asked += re.findall(r"expr: (.*)", alerts)
+    assert len(asked) > 10
+    used = set(re.findall(r"\bdedupd_\w+", " ".join(asked)))
+    assert used and used <= names
+
+
+def test_on_the_loopback_address_nothing_can_be_done(machine: ListeningLab) -> None:
+    request = urllib.request.Request(f"{machine.address}/v1/reload", method="POST")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(request)
+
+
+def test_a_name_that_only_leads_to_the_loopback_address_is_refused(machine: ListeningLab) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        machine.get("/v1/volumes", Host="evil.example")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_the_page_without_errors(machine: ListeningLab, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"),
+            *("--virtual-time-budget=4000", "--dump-dom", machine.address),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    page = done.stdout
+    assert 'data-state="ready"' in page
+    assert "share &lt;b&gt;&amp;" in page, "a name is text"
+    assert "3, 3 optimised" in page
+    assert page.count("<td>optimize</td>") == 1 and "<td>gc</td>" in page

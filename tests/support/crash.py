@@ -1,0 +1,421 @@
+"""Volumes to crash: small mixed trees, runs of the program that die, a reader that needs no job."""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dedupd.format.container import Kind
+from dedupd.format.stub import Flag
+from dedupd.store.writer import ContainerWriter
+from dedupd.stub.content import open_content, read_stub
+from dedupd.stub.transition import local_ranges
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened, read_at
+from dedupd.system.paths import open_beneath
+from dedupd.volume.enable import disable, enable
+from dedupd.volume.volume import Volume
+from jobs.check.verify import Verify, VerifyReport
+from jobs.compact.job import Compact, CompactReport
+from jobs.frame.run import JobRun
+from jobs.gc.job import Gc, GcReport
+from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.reconcile.job import Reconcile, ReconcileReport
+from jobs.unoptimize import Unoptimize, UnoptimizeReport
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KIB = 1 << 10
+MTIME_NS = 1_500_000_000_123_456_789
+"""Not a whole second, and long ago: a time that is restored by halves shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One entry of a tree as a user sees it."""
+
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    content: str
+    attributes: tuple[tuple[str, bytes], ...]
+    links: int
+
+
+@contextmanager
+def ext4(directory: Path, size_mb: int = 64, mkfs: tuple[str, ...] = ()) -> Iterator[Path]:
+    """A new ext4 in a loop device below ``directory``, mounted."""
+    image, point = directory / "ext4.img", directory / "ext4"
+    with open(image, "wb") as file:
+        file.truncate(size_mb << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", *mkfs, image], check=True)
+    point.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "loop", image, point], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", point], check=True)
+        image.unlink()
+
+
+@contextmanager
+def tmpfs(directory: Path, size_mb: int = 512) -> Iterator[Path]:
+    """A new tmpfs: it has trusted attributes and holes, and costs no disk time."""
+    point = directory / "tmpfs"
+    point.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", point], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", "-l", point], check=True)
+
+
+def make_tree(root: Path, seed: int = 1) -> None:
+    """About 2 MB of everything: duplicates, edits, text, zeros, holes, links, odd names, a FIFO."""
+    rng = random.Random(seed)
+    (root / "docs" / "old").mkdir(parents=True)
+    base = rng.randbytes(300 * KIB)
+    text = b"".join(b"line %d of some text that repeats\n" % (n % 900) for n in range(6000))
+    files = {
+        b"base.bin": base,
+        b"docs/copy.bin": base,
+        b"docs/copy.dat": base,
+        b"docs/edited.bin": base[: 100 * KIB] + b"an edit" + base[100 * KIB :],
+        b"docs/old/text.txt": text,
+        b"docs/old/text2.txt": text[: len(text) // 2] + rng.randbytes(9) + text[len(text) // 2 :],
+        b"zeros": bytes(200 * KIB),
+        b"small": b"too small to matter",
+        b"empty": b"",
+        b"odd \xff\xfe name": rng.randbytes(70 * KIB + 13),
+        b"n" * 255: rng.randbytes(33 * KIB),
+    }
+    for name, content in files.items():
+        (root / os.fsdecode(name)).write_bytes(content)
+    with open(root / "sparse", "wb") as file:
+        file.write(rng.randbytes(40 * KIB))
+        file.seek(1400 * KIB)
+        file.write(rng.randbytes(50 * KIB + 1))
+        file.truncate(2 << 20)
+    os.link(root / "base.bin", root / "docs" / "hard-link")
+    os.symlink("../base.bin", root / "docs" / "link")
+    os.mkfifo(root / "fifo")
+    os.setxattr(root / "base.bin", "user.note", b"kept")
+    os.chmod(root / "docs" / "copy.bin", 0o4751)
+    if os.geteuid() == 0:
+        os.chown(root / "docs" / "edited.bin", 1234, 4321)
+    for directory, names, others in os.walk(root, topdown=False):
+        for name in names + others:
+            os.utime(os.path.join(directory, name), ns=(MTIME_NS, MTIME_NS), follow_symlinks=False)
+    os.utime(root, ns=(MTIME_NS, MTIME_NS))
+
+
+def see_plain(root: Path) -> dict[str, Seen]:
+    """Everything below a plain directory, ``.dedupd`` left out."""
+    return _see(root, _digest_plain)
+
+
+def see_volume(volume: Volume) -> dict[str, Seen]:
+    """Everything in a volume's tree, stubs read from the store, with no mount and no job.
+
+    Times are those that users see: a stub in transition carries its own in its attribute.
+    """
+    return _see(
+        Path(volume.base) / "data", lambda path: _digest_stub(volume, path), volume.space.name
+    )
+
+
+def _see(
+    root: Path,
+    digest: Callable[[Path], tuple[str, int | None]],
+    hidden: bytes = b"",
+) -> dict[str, Seen]:
+    seen: dict[str, Seen] = {}
+    for directory, names, others in os.walk(root):
+        if ".dedupd" in names:
+            names.remove(".dedupd")
+        for name in sorted(names + others):
+            path = Path(directory) / name
+            status = path.lstat()
+            relative = str(path.relative_to(root))
+            content, mtime_ns = "", None
+            if stat.S_ISREG(status.st_mode):
+                content, mtime_ns = digest(path)
+            elif stat.S_ISLNK(status.st_mode):
+                content = os.readlink(path)
+            attributes = tuple(
+                (key, os.getxattr(path, key, follow_symlinks=False))
+                for key in sorted(os.listxattr(path, follow_symlinks=False))
+                if key.encode() != hidden
+            )
+            seen[relative] = Seen(
+                status.st_mode,
+                status.st_uid,
+                status.st_gid,
+                status.st_size if not stat.S_ISDIR(status.st_mode) else 0,
+                status.st_mtime_ns if mtime_ns is None else mtime_ns,
+                content,
+                attributes,
+                status.st_nlink if not stat.S_ISDIR(status.st_mode) else 0,
+            )
+    return seen
+
+
+def _digest_plain(path: Path) -> tuple[str, int | None]:
+    return hashlib.sha256(path.read_bytes()).hexdigest(), None
+
+
+def _digest_stub(volume: Volume, path: Path) -> tuple[str, int | None]:
+    data = Path(volume.base) / "data"
+    content, mtime_ns = read_through_store(volume, os.fsencode(path.relative_to(data)))
+    return hashlib.sha256(content).hexdigest(), mtime_ns
+
+
+def read_through_store(volume: Volume, path: bytes) -> tuple[bytes, int | None]:
+    """A file's content, plain or stub, and its time where that is in the attribute."""
+    with opened(open_beneath(volume.data_fd, path, os.O_RDONLY)) as fd:
+        size = os.fstat(fd).st_size
+        stub = volume.space.read(fd, repr(path))
+        if stub is None:
+            return read_at(fd, size, 0), None
+        content = open_content(stub, volume.recipes, volume.read_chunk, repr(path))
+        local = local_ranges(fd, stub, size)
+        data = bytes(read_stub(fd, local, stub.covered, content, 0, size))
+        moving = stub.flags & (Flag.COMMITTING | Flag.RESTORING)
+        return data, stub.mtime_ns if moving else None
+
+
+def make_volume(root: Path, seed: int = 1) -> dict[str, Seen]:
+    """A new volume with a mixed tree in it; returns the tree as it was before."""
+    root.mkdir(exist_ok=True)
+    make_tree(root, seed)
+    before = see_plain(root)
+    enable_volume(root)
+    return before
+
+
+def enable_volume(root: Path, disk: Disk | None = None) -> None:
+    """Enable with a policy that takes every file at once."""
+    enable(
+        str(root),
+        chunk_size="64k",
+        fingerprint="blake3",
+        policy_values={"min_age": "0s"},
+        disk=disk or Disk(),
+    )
+
+
+def optimize_volume(root: Path, disk: Disk | None = None) -> OptimizeReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Optimize(volume, JobRun("optimize")).run()
+
+
+TREE_STORED_BYTES_MAX = 2 << 20
+"""What the store of :func:`make_tree` stays below; with the garbage it is twice as much."""
+
+
+def optimize_with_garbage(root: Path) -> None:
+    """Optimise, and remove files again: a container is all garbage, another one partly."""
+    data = root / ".dedupd/data"
+    (data / "junk").mkdir()
+    for name, part in (("first", "junk"), ("second", "")):
+        for seed in range(5):
+            content = random.Random(f"{name}{seed}").randbytes(200 * KIB)
+            (data / "junk" / f"{name}{seed}").write_bytes(content)
+        with Volume.open(str(root)) as volume, volume.job_lock():
+            Optimize(volume, JobRun("optimize"), part.encode()).run()
+            for kind in Kind if part else ():
+                writer = ContainerWriter(
+                    volume.directory(kind),
+                    kind,
+                    volume.space.volume,
+                    Disk(),
+                    container_bytes_max=1,
+                )
+                writer.recover(lambda _: None)
+                writer.reserve(1, 1)  # the containers so far are full: this begins new ones
+                writer.close()
+    shutil.rmtree(data / "junk")
+
+
+def collect_garbage(root: Path, disk: Disk | None = None) -> GcReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Gc(volume, JobRun("gc")).run()
+
+
+def compact_volume(root: Path, disk: Disk | None = None) -> CompactReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Compact(volume, JobRun("compact")).run()
+
+
+def optimise_in_partitions(root: Path) -> None:
+    """Optimise so that files of different types share nothing."""
+    with open(root / ".dedupd/policy.toml", "a") as policy:
+        policy.write("partitions = 3\n")
+    optimize_volume(root)
+
+
+def reconcile_volume(root: Path, disk: Disk | None = None) -> ReconcileReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Reconcile(volume, JobRun("reconcile")).run()
+
+
+def stored_bytes(root: Path) -> int:
+    """What the containers of a volume occupy."""
+    return sum(path.stat().st_size for path in (root / ".dedupd/store").rglob("*.dat"))
+
+
+def unoptimize_volume(root: Path, disk: Disk | None = None) -> UnoptimizeReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Unoptimize(volume, JobRun("unoptimize")).run()
+
+
+def verify_volume(root: Path) -> VerifyReport:
+    with Volume.open(str(root)) as volume, volume.job_lock(), volume.mount_lock():
+        return Verify(volume, JobRun("verify")).run()
+
+
+def disable_volume(root: Path, disk: Disk | None = None) -> None:
+    disable(str(root), disk=disk or Disk())
+
+
+def see(root: Path) -> dict[str, Seen]:
+    """What is in a directory, whether it is plain, a volume, or on its way from one to the other.
+
+    On the way there are no stubs, and entries lie either in the directory or already in ``data/``.
+    """
+    base = root / ".dedupd"
+    if (base / "volume.json").exists() and not (base / "disabling").exists():
+        with Volume.open(str(root)) as volume:
+            return see_volume(volume)
+    seen = see_plain(root)
+    if (base / "data").exists():
+        moved = see_plain(base / "data")
+        assert not seen.keys() & moved.keys()
+        seen |= moved
+    return seen
+
+
+def see_top(root: Path) -> tuple[int, int, int, int]:
+    """Mode, owner, group and time of the directory that users see at the top."""
+    data = root / ".dedupd/data"
+    status = (data if data.exists() else root).stat()
+    return status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns
+
+
+def run_cli(*arguments: str | Path, fail_at: str = "") -> subprocess.CompletedProcess[str]:
+    """The real program, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments)],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "DEDUPD_FAIL_POINT": fail_at,
+        },
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def start_cli(*arguments: str | Path) -> int:
+    """The real program, running; the caller kills it, and waits for it. Returns its pid."""
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments)],
+        {**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        file_actions=[(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)],
+    )
+
+
+def was_killed(result: "subprocess.CompletedProcess[str]") -> bool:
+    return result.returncode == -signal.SIGKILL
+
+
+class DyingDisk(Disk):
+    """Kills the process before its n-th durable effect (0 is the first)."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps_left = steps
+        self._lock = threading.Lock()
+
+    def _step(self) -> None:
+        with self._lock:
+            if self.steps_left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps_left -= 1
+
+
+def _dying(name: str) -> Callable[..., object]:
+    def method(self: DyingDisk, *arguments: object, **options: object) -> object:
+        self._step()
+        return getattr(Disk, name)(self, *arguments, **options)
+
+    return method
+
+
+for _name, _member in vars(Disk).items():
+    # Composed of other effects: those are the steps.
+    if callable(_member) and not _name.startswith("_") and _name != "replace_file":
+        setattr(DyingDisk, _name, _dying(_name))
+
+
+def in_fork(action: Callable[[], object]) -> int:
+    """Run ``action`` in a forked child; returns its wait status (0 where it ended well)."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    _, wait_status = os.waitpid(child, 0)
+    return wait_status
+
+
+def kill_at_step(job: Callable[[Disk], object], step: int) -> bool:
+    """Run a job in a child that dies before its durable effect number ``step``.
+
+    Returns False where the job was over before that.
+    """
+    status = in_fork(lambda: job(DyingDisk(step)))
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return True
+    assert status == 0, f"the job failed by itself: wait status {status}"
+    return False
+
+
+def half_done(root: Path) -> list[str]:
+    """Files of a volume that only an interrupted step leaves: temporary and marker files."""
+    base = root / ".dedupd"
+    return [
+        str(path.relative_to(base))
+        for path in base.rglob("*")
+        if "data" not in path.relative_to(base).parts
+        and (path.name.endswith(".new") or path.name in ("enabling", "disabling", "probe"))
+    ]
+
+
+def copy_volume(source: Path, target: Path) -> None:
+    """An exact copy: holes, attributes, links, times."""
+    subprocess.run(["cp", "-a", "--sparse=always", source, target], check=True)
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)

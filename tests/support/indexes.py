@@ -1,0 +1,91 @@
+"""A store of small records, and the indexes that one job after the other has over it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dedupd import native
+from dedupd.format import table as tbl
+from dedupd.format.container import Kind
+from dedupd.index.bloom_index import BloomIndex
+from dedupd.index.saved_index import SavedFile
+from dedupd.index.table_index import TableIndex
+from dedupd.store.container.record_states import set_states
+from tests.support.lab import noise
+from tests.support.stores import VOLUME, Records
+
+KINDS = {"table": TableIndex, "bloom": BloomIndex}
+
+
+class Indexed:
+    """A store, and the indexes that one job after the other has over it."""
+
+    def __init__(
+        self, directory: Path, kind: str = "table", container_bytes_max: int = 20_000
+    ) -> None:
+        self.store = Records(directory, container_bytes_max=container_bytes_max)
+        self.dir_fd = os.open(directory, os.O_RDONLY)
+        self.kind = KINDS[kind]
+        name = f"saved.{kind}"
+        self.saved = SavedFile(self.store.disk, self.dir_fd, name.encode())
+        self.file = directory / name
+
+    def open(self, page_entries: int = 10, cache_entries: int = 40) -> TableIndex | BloomIndex:
+        """What the next job begins with."""
+        containers = self.store.reopen()
+        index = self.kind(
+            self.dir_fd,
+            VOLUME,
+            Kind.CHUNKS,
+            self.saved,
+            capacity=len(self.store.contents),
+            page_entries=page_entries,
+            cache_entries=cache_entries,
+            saved_entries_min=1,
+        )
+        for container in containers:
+            index.load(container)
+        return index
+
+    def append(self, index: TableIndex | BloomIndex, content: bytes) -> int:
+        """As ingest does: reserve, insert, append."""
+        (chunk_id,) = self.store.append(content)
+        index.insert(native.fingerprint(content), [chunk_id])
+        return chunk_id
+
+    def fill(self, count: int, first: int = 0) -> None:
+        """Append chunks in one job, with no index at all."""
+        for at in range(0, count, 50):
+            self.store.append(*(noise(300, first + n) for n in range(at, min(at + 50, count))))
+        self.store.writer.sync()
+
+    def expect_all(self, index: TableIndex | BloomIndex) -> None:
+        asked = b"".join(native.fingerprint(one) for one in self.store.contents.values())
+        assert list(index.lookup(asked)) == list(self.store.contents)
+        assert not any(index.lookup(b"".join(native.fingerprint(b"not %d" % n) for n in range(99))))
+
+    def change(self, chunk_id: int, state: tbl.State) -> None:
+        """What a job between two others does to a record."""
+        number, ordinal = chunk_id >> 32, chunk_id & 0xFFFFFFFF
+        self.store.writer.sync()
+        entry = self.store.recover_one(number).entries[ordinal]
+        header = self.store.recovered_header(number)
+        changed = entry._replace(state=state)
+        set_states(self.store.disk, self.dir_fd, header, {ordinal: changed})
+
+
+@contextmanager
+def indexed(kind: str = "table", container_bytes_max: int = 20_000) -> Iterator[Indexed]:
+    with TemporaryDirectory() as directory:
+        made = Indexed(Path(directory), kind, container_bytes_max)
+        try:
+            yield made
+        finally:
+            made.store.writer.close()
+            os.close(made.dir_fd)
+
+
+def ask(index: TableIndex | BloomIndex, content: bytes) -> int:
+    return index.lookup(native.fingerprint(content))[0]

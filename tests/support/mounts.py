@@ -1,0 +1,206 @@
+"""Volumes that are mounted, seen from both sides: as users see them, and from below."""
+
+import ctypes
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import struct
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from dedupd.stub.transition import FileIdentity
+from dedupd.system import mount_table
+from dedupd.system.control_socket import ControlClient, socket_path
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from fuse_stub import process
+from fuse_stub.mounts.mount_points import is_dead
+from jobs.optimize.job import OptimizeReport
+from tests.support.lab import Lab, let_others_pass
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+DEATH_WAIT_MS = 120_000
+"""A death takes milliseconds, on a machine that has time for it."""
+
+ALICE, BOB = 40001, 40002
+TEAM = 50001
+
+
+class MountedLab(Lab):
+    """A volume mounted at ``view``, beside its root, so that both sides can be looked at."""
+
+    def __init__(self, root: Path, view: Path, nursery: "Nursery | None" = None) -> None:
+        super().__init__(root)
+        self.view = view
+        self.pid = 0
+        self._serve = process.mount_in_background if nursery is None else nursery.serve
+
+    def mount(self, cache_bytes: int = process.CACHE_BYTES) -> None:
+        self.pid = self._serve(str(self.root), str(self.view), cache_bytes=cache_bytes)
+
+    def unmount(self) -> None:
+        process.unmount(str(self.view))
+        self.pid = 0
+
+    def kill(self) -> None:
+        """End the process that serves the mount as a crash would, and wait until it is gone."""
+        end(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self.pid = 0
+
+    def wait_until_dead(self) -> None:
+        """Wait for a death that is under way."""
+        try:
+            with opened_pid(self.pid) as pid_fd:
+                assert process._exits(os.dup(pid_fd), DEATH_WAIT_MS)
+        except ProcessLookupError:
+            pass  # it is over
+
+    def optimise(self) -> OptimizeReport:
+        # The kernel tells of a close behind the closing program's back; this request comes after.
+        with suppress(OSError):
+            os.statvfs(self.view)
+        return super().optimise()
+
+    def make_stub(self, name: str | bytes, content: bytes) -> Path:
+        """A file that is a stub, as users see it."""
+        path = self.view / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        self.optimise()
+        assert self.stub(name) is not None, "it was not optimised"
+        return path
+
+    def client(self) -> ControlClient:
+        with Volume.open(str(self.root)) as volume:
+            return ControlClient(socket_path(volume.parameters.uuid))
+
+    def status(self) -> dict[str, object]:
+        with self.client() as client:
+            return client.call("status")
+
+    def identity(self, name: str) -> FileIdentity:
+        return FileIdentity.of(os.stat(self.data / name))
+
+
+class Nursery:
+    """Forks processes that serve mounts; for tests that mount hundreds of times.
+
+    What such a process does is the same; it only need not start Python and import everything.
+    """
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["pytest", __name__])
+
+    def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int:
+        """Stands in for :func:`fuse_stub.process.mount_in_background`."""
+        receiver, sender = self._context.Pipe(duplex=False)
+        arguments = (path, mountpoint, cache_bytes, sender)
+        process = self._context.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
+        sender.close()
+        with receiver, os.fdopen(os.dup(receiver.fileno()), "rb") as answer:
+            assert json.loads(answer.read()) == {}
+        assert process.pid is not None
+        return process.pid
+
+
+def _serve(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
+    answer_fd = os.dup(answer.fileno())
+    answer.close()
+    logging.basicConfig(filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s")
+    with process.open_volume(path) as volume:
+        root, base_fd = volume.root, os.dup(volume.base_fd)
+    process.serve_for_parent(root, base_fd, mountpoint, cache_bytes, answer_fd)
+
+
+def end(pid: int, number: int) -> None:
+    """Send the process that serves a mount a signal, and wait until it is gone."""
+    with opened_pid(pid) as pid_fd:
+        os.kill(pid, number)
+        assert process._exits(os.dup(pid_fd), DEATH_WAIT_MS)
+
+
+@contextmanager
+def opened_pid(pid: int) -> Iterator[int]:
+    pid_fd = os.pidfd_open(pid)
+    try:
+        yield pid_fd
+    finally:
+        os.close(pid_fd)
+
+
+@contextmanager
+def mounted_lab(directory: Path, policy: dict[str, str] | None = None) -> Iterator[MountedLab]:
+    """A new volume below ``directory`` that takes every file at once, mounted for all users."""
+    let_others_pass(directory)
+    root, view = directory / "volume", directory / "view"
+    root.mkdir()
+    view.mkdir()
+    lab = MountedLab(root, view)
+    values = {"min_age": "0s", "min_size": "1", **(policy or {})}
+    enable(str(root), chunk_size="64k", fingerprint="blake3", policy_values=values, disk=lab.disk)
+    lab.mount()
+    try:
+        yield lab
+    finally:
+        if any(found.point == str(view) for found in mount_table.volumes()):
+            process.unmount(str(view))
+
+
+def as_user(
+    uid: int, action: Callable[[], object], gid: int | None = None, groups: Sequence[int] = ()
+) -> None:
+    """Run ``action`` in a child with other credentials; what it raises fails the test."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(read_fd)
+            os.setgroups(list(groups))
+            own = uid if gid is None else gid
+            os.setresgid(own, own, own)
+            os.setresuid(uid, uid, uid)
+            action()
+            status = 0
+        except BaseException:
+            os.write(write_fd, traceback.format_exc().encode()[-4000:])
+        finally:
+            os._exit(status)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as output:
+        report = output.read().decode()
+    _, wait_status = os.waitpid(child, 0)
+    assert wait_status == 0, f"as user {uid}: {report}"
+
+
+def rename_with(old: Path, new: Path, flags: int) -> None:
+    """``renameat2``, which Python does not have."""
+    result = _LIBC.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags)
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """A POSIX ACL as the kernel keeps it: (tag, permissions, id)."""
+    return struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, permissions, number & 0xFFFF_FFFF)
+        for tag, permissions, number in entries
+    )
+
+
+USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
+NOBODY = -1
+
+
+def is_serving(lab: MountedLab) -> bool:
+    return not is_dead(str(lab.view))

@@ -1,0 +1,140 @@
+"""A chunk store without a volume around it: a writer, what it wrote, and a reader to compare."""
+
+import os
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from dedupd import native
+from dedupd.errors import NoSpace
+from dedupd.format import container as fmt
+from dedupd.format.container import Kind
+from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.recovery import recover
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.reader import RecordReader
+from dedupd.store.writer import ContainerWriter, NewRecords
+from dedupd.system.disk import Disk
+
+VOLUME = bytes(range(16))
+
+
+class LazyDisk(Disk):
+    """Waits for no disk: for tests with very many volumes, whose machine does not stop."""
+
+    def sync_data(self, fd: int) -> None:
+        pass
+
+    def sync_file(self, fd: int) -> None:
+        pass
+
+    def sync_dir(self, dir_fd: int) -> None:
+        pass
+
+
+class FullDisk(Disk):
+    """Has no room beyond a number of bytes, and takes part of what does not fit."""
+
+    room = 1 << 40
+
+    def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
+        joined = b"".join(data)
+        if len(joined) > self.room:
+            super().write_at(fd, [joined[: self.room]], offset)
+            raise NoSpace("no space left to write")
+        self.room -= len(joined)
+        return super().write_at(fd, [joined], offset)
+
+    def write_out(self, fd: int, data: memoryview, offset: int) -> None:
+        self.write_at(fd, [data], offset)
+
+
+class Records:
+    """A directory of containers, a writer that appends to it, and all that it should hold."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        kind: Kind = Kind.CHUNKS,
+        disk: Disk | None = None,
+        container_bytes_max: int = fmt.CONTAINER_BYTES_MAX,
+    ) -> None:
+        directory.mkdir(exist_ok=True)
+        self.directory = directory
+        self.kind = kind
+        self.disk = disk or Disk()
+        self.container_bytes_max = container_bytes_max
+        self.contents: dict[int, bytes] = {}
+        self.writer, self.recovered = self._writer()
+
+    def _writer(self) -> tuple[ContainerWriter, list[Recovered]]:
+        writer = ContainerWriter(
+            str(self.directory),
+            self.kind,
+            VOLUME,
+            self.disk,
+            container_bytes_max=self.container_bytes_max,
+        )
+        recovered: list[Recovered] = []
+        writer.recover(recovered.append)
+        return writer, recovered
+
+    def append(self, *payloads: bytes, level: int = 3) -> list[int]:
+        """Append records; returns their ids."""
+        lengths = array("I", map(len, payloads))
+        first = self.writer.reserve(len(payloads), sum(lengths))
+        encoded = native.encode(
+            b"".join(payloads),
+            array("I", accumulate(lengths[:-1], initial=0)),
+            lengths,
+            level=level,
+            saving_min=0.05,
+            header_bytes=fmt.RECORD_HEADER_BYTES,
+            align_bytes=fmt.ALIGN_BYTES,
+        )
+        fingerprints = b"".join(map(native.fingerprint, payloads))
+        rows = NewRecords(fingerprints, lengths, array("I", [0] * len(payloads)))
+        self.writer.append(first, rows, encoded)
+        ids = [first + at for at in range(len(payloads))]
+        self.contents.update(zip(ids, payloads, strict=True))
+        return ids
+
+    def reopen(self) -> list[Recovered]:
+        """What the next job does: recover, and go on."""
+        self.writer.close()
+        self.writer, self.recovered = self._writer()
+        return self.recovered
+
+    def reader(self) -> RecordReader:
+        return RecordReader(str(self.directory), self.kind, VOLUME)
+
+    def read(self, ids: Sequence[int]) -> list[bytes]:
+        """What a reader that was just opened reads."""
+        reader = self.reader()
+        try:
+            return [reader.read(one)[1] for one in ids]
+        finally:
+            reader.close()
+
+    def expect_all(self) -> None:
+        """Everything that was appended is there."""
+        assert self.read(list(self.contents)) == list(self.contents.values())
+
+    def data(self, number: int = 1) -> Path:
+        return self.directory / data_name(number).decode()
+
+    def table(self, number: int = 1) -> Path:
+        return self.directory / table_name(number).decode()
+
+    def recovered_header(self, number: int = 1) -> fmt.FileHeader:
+        """The header of a container as it is now."""
+        return fmt.decode_file_header(self.data(number).read_bytes()[: fmt.FILE_HEADER_BYTES], "")
+
+    def recover_one(self, number: int = 1) -> Recovered:
+        fd = os.open(self.directory, os.O_RDONLY)
+        try:
+            return recover(fd, number, self.kind, VOLUME, self.disk)
+        finally:
+            os.close(fd)

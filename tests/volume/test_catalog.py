@@ -1,0 +1,111 @@
+"""The catalogue: what it keeps, and that losing or damaging it costs nothing else."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dedupd.errors import CatalogUnusable
+from dedupd.volume.catalog import Catalog
+from tests.conftest import MakeFileSystem
+from tests.support.lab import REPOSITORY, fill, lab_in, run_cli
+
+
+def filled(directory: Path, values: int = 40) -> Path:
+    with Catalog(str(directory)) as catalog:
+        for at in range(values):
+            catalog.put(f"run/{at:020d}", {"at": at, "text": "x" * 3000})
+    return directory / "data.mdb"
+
+
+def test_values_come_back_as_they_were(tmp_path: Path) -> None:
+    with Catalog(str(tmp_path / "c")) as catalog:
+        catalog.put("key", {"list": [1, 2.5, None], "text": "ü\udcff"})
+    with Catalog(str(tmp_path / "c")) as catalog:
+        assert catalog.get("key") == {"list": [1, 2.5, None], "text": "ü\udcff"}
+        catalog.delete("key")
+        assert catalog.get("key") is None
+
+
+def test_the_latest_come_first_and_other_keys_do_not_mix_in(tmp_path: Path) -> None:
+    with Catalog(str(tmp_path / "c")) as catalog:
+        for at in range(9):
+            catalog.put(f"run/{at:020d}", at)
+        for other in ("ru", "run", "run0", "s", "a"):
+            catalog.put(other, "other")
+        assert catalog.latest("run/", 3) == [8, 7, 6]
+        assert catalog.latest("run/", 99) == list(range(8, -1, -1))
+        assert catalog.latest("none/", 5) == []
+
+
+def use(directory: Path) -> "subprocess.CompletedProcess[str]":
+    """Read and write a catalogue in a process of its own: damage to a map can kill."""
+    program = (
+        "import sys; from dedupd.volume.catalog import Catalog\n"
+        "with Catalog(sys.argv[1]) as c:\n"
+        "    c.latest('run/', 1000); c.put('key', 'value'); assert c.get('key') == 'value'"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, str(directory)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("length", [0, 1, 4096, 8192, 20_000, 100_000])
+def test_a_catalogue_cut_short_is_started_anew(tmp_path: Path, length: int) -> None:
+    os.truncate(filled(tmp_path / "c"), length)
+    result = use(tmp_path / "c")
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_catalogue_that_is_something_else_is_started_anew(tmp_path: Path) -> None:
+    filled(tmp_path / "c").write_bytes(os.urandom(50_000))
+    result = use(tmp_path / "c")
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_damaged_value_counts_as_none(tmp_path: Path) -> None:
+    path = filled(tmp_path / "c", 3)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b'{"at": 1,', b'{"at" 1,,'))
+    with Catalog(str(tmp_path / "c")) as catalog:
+        assert [value["at"] for value in catalog.latest("run/", 9)] == [2, 0]
+
+
+@pytest.mark.root
+def test_a_full_disk_is_said_and_named(loop_fs: MakeFileSystem) -> None:
+    point = loop_fs(size="4M")
+    with Catalog(str(point / "c")) as catalog:
+        catalog.put("key", "value")
+        fill_up(point)
+        with pytest.raises(CatalogUnusable, match="cannot be used now"):
+            for at in range(1000):
+                catalog.put(f"run/{at}", "x" * 1000)
+        assert catalog.get("key") == "value"
+
+
+def fill_up(point: Path) -> None:
+    """Use all that a file system has left."""
+    with open(point / "filler", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            os.fsync(file.fileno())
+
+
+def test_a_job_is_done_also_where_its_history_cannot_be_kept(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        contents = fill(lab)
+        shutil.rmtree(lab.base / "catalog")
+        (lab.base / "catalog").write_bytes(b"in the way")
+        result = run_cli("run", "optimize", lab.root)
+        assert result.returncode == 0
+        assert "the run is not in the history" in result.stderr
+        assert {name: lab.read(name) for name in contents} == contents
