@@ -19,9 +19,9 @@ from statistics import median
 
 import click
 import duckdb
-from analysis.collection.chunkings import DEFAULT
 
 from analysis.collection.chunk_log import Dataset, Log, Spec, Timing
+from analysis.collection.chunkings import DEFAULT
 from analysis.collection.collector import collect
 from analysis.database import EVERYTHING, Database
 from analysis.figures import SavingsRow
@@ -143,7 +143,7 @@ def _kernel(directory: str, clock: Callable[[], float], *, joined: bool) -> tupl
         ends = [*range(_BATCH, len(data), _BATCH), len(data)]
         segments = [(start, end, True) for start, end in zip([0, *ends], ends, strict=False)]
     view = memoryview(data)
-    chunker = native.Chunker(**asdict(PRESETS[DEFAULT]))
+    chunker = native.chunker.Chunker(**asdict(PRESETS[DEFAULT]))
     began = clock()
     chunker.process(view, segments)
     return len(data), clock() - began

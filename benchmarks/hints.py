@@ -62,7 +62,7 @@ class Lab:
         self.next_bytes: dict[bytes, int] = {}
         """Known chunks, and the length of the one that followed each, or 0."""
 
-    def plain(self, data: bytes) -> native.Chunks:
+    def plain(self, data: bytes) -> native.chunker.Chunks:
         return self.chunker.process(data, [(0, len(data), True)], 1)
 
     def store(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class Lab:
                 counts.hints += 1
                 if self.is_full_match(view, end):
                     counts.full_matches += 1
-                    fingerprint = native.fingerprint(view[at:end])
+                    fingerprint = native.hashing.fingerprint(view[at:end])
                     if fingerprint in self.next_bytes:
                         counts.taken += 1
                         counts.taken_bytes += hint
@@ -99,7 +99,7 @@ class Lab:
                 limit = min(len(data), at + self._max_bytes)
                 cuts = self.chunker.cut(view[at:limit], limit == len(data))
                 end = at + memoryview(cuts).cast("I")[0]
-                fingerprint = native.fingerprint(view[at:end])
+                fingerprint = native.hashing.fingerprint(view[at:end])
             counts.chunks += 1
             ends.append(end)
             hint = self.next_bytes.get(fingerprint, 0)
@@ -141,7 +141,7 @@ def measure(preset: str, stored: list[bytes], asked: list[bytes]) -> dict[str, f
 
     def fingerprint_all() -> None:
         for data, ends in zip(asked, plain, strict=True):
-            native.fingerprints(data, ends, threads=1)
+            native.hashing.fingerprints(data, ends, threads=1)
 
     plain_s = best(lambda: [lab.plain(data) for data in asked]) / total * 1e9
     cut_s = best(lambda: [lab.chunker.cut(data) for data in asked]) / total * 1e9

@@ -64,7 +64,7 @@ def rss_bytes() -> int:
 def fingerprints(numbers: "array[int]") -> bytes:
     """The fingerprints of chunks by their numbers; new ones have numbers beyond the store."""
     data = numbers.tobytes()
-    return native.fingerprints(data, array("I", range(8, len(data) + 1, 8)))
+    return native.hashing.fingerprints(data, array("I", range(8, len(data) + 1, 8)))
 
 
 class Tables:
@@ -74,7 +74,7 @@ class Tables:
         self._directory = directory
         ends = array("I", range(BATCH))
         self._ones = array("I", [1]) * BATCH
-        self._encoded = native.encode(
+        self._encoded = native.codec.encode(
             bytes(BATCH), ends, self._ones, level=0, saving_min=0.05,
             header_bytes=fmt.RECORD_HEADER_BYTES, align_bytes=fmt.ALIGN_BYTES,
         )  # fmt: skip
@@ -82,7 +82,7 @@ class Tables:
     def append(self, container: int, ordinal: int, packed: bytes) -> None:
         """Entries for a batch of fingerprints."""
         seed = fmt.checksum_seed(VOLUME, container, 1)
-        entries = native.seal(
+        entries = native.store.seal(
             self._encoded, packed, self._ones, self._ones, seed=seed, ordinal=ordinal, offset=0
         )
         header = tbl.TableHeader(fmt.Kind.CHUNKS, container, 1, 0, VOLUME, 0, 0)

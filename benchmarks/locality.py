@@ -59,8 +59,8 @@ def versions(trees: list[Path], preset: str, size_min: int) -> list[Version]:
         for path in files(tree, size_min):
             data = path.read_bytes()
             packed = chunker.process(data, [(0, len(data), True)]).fingerprints
-            for at in range(0, len(packed), native.HASH_BYTES):
-                fingerprint = packed[at : at + native.HASH_BYTES]
+            for at in range(0, len(packed), native.hashing.HASH_BYTES):
+                fingerprint = packed[at : at + native.hashing.HASH_BYTES]
                 version.numbers.append(known.setdefault(fingerprint, len(known)))
         made.append(version)
     return made

@@ -50,7 +50,7 @@ def write_texts(path: Path, size: int) -> None:
         for file in (one for program in programs(path) for one in program):
             if file.path.suffix in TEXT_SUFFIXES and 2000 < file.size_bytes < MIB:
                 data = file.path.read_bytes()
-                key = native.xxh3_64(data)
+                key = native.hashing.xxh3_64(data)
                 if key not in seen:
                     out.write(data[: size - out.tell()])
                     seen.add(key)
@@ -94,7 +94,7 @@ def decode_all_mbs() -> float:
             if first >= len(_payloads):
                 break
             for stored, codec, length, checksum in _payloads[first : first + 16]:
-                native.decode(stored, codec, length, checksum)
+                native.codec.decode(stored, codec, length, checksum)
         gate.wait()
 
     processes = [context.Process(target=work) for _ in range(cores())]

@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis.collection.connection import connect
-
 from analysis.collection.chunk_log import HOLE_MARK, NOT_MEASURED, Log, write_part
+from analysis.collection.connection import connect
 from analysis.collection.log_lanes import Selection
 
 _MEMORY_MB = 512

@@ -150,7 +150,7 @@ def _fingerprint_rate() -> float:
     data = os.urandom(MIB) * (SAMPLE_BYTES // MIB)
     ends = array("I", [*range(80 << 10, len(data), 80 << 10), len(data)])
     began = time.perf_counter()
-    native.fingerprints(data, ends, "blake3", cores())
+    native.hashing.fingerprints(data, ends, "blake3", cores())
     return len(data) / (time.perf_counter() - began)
 
 
@@ -188,7 +188,7 @@ def _decompress_s(sample: Sample) -> float:
     sample on one."""
     began, raw_bytes = time.perf_counter(), 0
     for record, stored in sample.payloads:
-        native.decode(stored, record.codec, record.raw_length, record.checksum)
+        native.codec.decode(stored, record.codec, record.raw_length, record.checksum)
         raw_bytes += record.raw_length
     spent_s = time.perf_counter() - began
     return spent_s / raw_bytes * sample.raw_bytes / cores() if raw_bytes else 0.0

@@ -52,7 +52,7 @@ Looked = tuple[
     tuple[int, int, int],
     tuple[int, int, int],
 ]
-"""What :func:`dedupd.native.look_up` tells of a name."""
+"""What :func:`dedupd.native.system.look_up` tells of a name."""
 
 
 def looked(found: Looked, generation: int) -> pyfuse3.EntryAttributes:

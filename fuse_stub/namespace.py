@@ -242,7 +242,7 @@ class NamespaceOperations(pyfuse3.Operations):
             raise FUSEError(errno.EINVAL)
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
         with nullcontext() if flags else self._kept_open(new_fd, name_new):
-            native.renameat2(old_fd, name_old, new_fd, name_new, flags)
+            native.system.renameat2(old_fd, name_old, new_fd, name_new, flags)
         if self._marking.is_open:
             self._marking.moved(new_fd, name_new)
             if flags & pyfuse3.RENAME_EXCHANGE:
@@ -275,7 +275,7 @@ class NamespaceOperations(pyfuse3.Operations):
         is_begun = False
         try:
             for names, ends in stream.names(start_id):
-                found = native.look_up(stream.fd, names)
+                found = native.system.look_up(stream.fd, names)
                 for name, one, next_id in zip(names, found, ends, strict=True):
                     if one is not None:
                         if not self._list(token, stream, name, one, next_id):

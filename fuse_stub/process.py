@@ -87,7 +87,7 @@ def serve(
                 trio.run(_run, served, ready)
         finally:
             served.close()
-            native.syncfs(own.data_fd)
+            native.system.syncfs(own.data_fd)
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
             need += sum(
                 block
                 for at in range(0, len(data), block)
-                if not native.is_zero(memoryview(data)[at : at + block])
+                if not native.hashing.is_zero(memoryview(data)[at : at + block])
             )
     except (Damaged, OSError):
         pass  # for later to report

@@ -89,7 +89,7 @@ class ScanState:
     """How far the finding of files is: what is before is in the first ``parts`` of their table.
 
     ``found`` counts them, with and without content. ``walk`` is where the walk through the tree of
-    ``dataset`` is: ``native.TreeWalk.state``, compressed, in base 64; empty where it has not begun.
+    ``dataset`` is: ``TreeWalk.state``, compressed, in base 64; empty where it has not begun.
     """
 
     parts: int = 0
@@ -226,7 +226,7 @@ def write_part(log: str, table: Sequence[str], number: int, columns: Columns) ->
     """
     rows = len(next(iter(columns.values())))
     packed = [(name, *_packed(values)) for name, values in columns.items()]
-    native.write_parquet(part_path(log, table, number), packed, rows)
+    native.study.write_parquet(part_path(log, table, number), packed, rows)
 
 
 def part_path(log: str, table: Sequence[str], number: int) -> str:
@@ -237,7 +237,7 @@ def part_path(log: str, table: Sequence[str], number: int) -> str:
 
 
 def _packed(values: Column) -> tuple[str, bytes | memoryview]:
-    """A column as ``native.write_parquet`` takes it."""
+    """A column as ``native.study.write_parquet`` takes it."""
     if isinstance(values, np.ndarray):
         return f"{values.dtype.kind}{8 * values.dtype.itemsize}", np.ascontiguousarray(values).data
     is_text = isinstance(values[0], str)

@@ -65,7 +65,7 @@ class RabinCutter:
 
     def __init__(self, chunking: Chunking) -> None:
         self.max_bytes = chunking.max_bytes
-        self._chunker = native.Chunker(**asdict(chunking))
+        self._chunker = native.chunker.Chunker(**asdict(chunking))
 
     def process(self, data: memoryview, segments: Segments) -> Cuts:
         packed = (segments.starts.tobytes(), segments.ends.tobytes(), segments.final.tobytes())
@@ -84,7 +84,7 @@ class FixedCutter:
     max_bytes = FIXED_BYTES
 
     def __init__(self) -> None:
-        zeros = native.fingerprint(bytes(FIXED_BYTES))
+        zeros = native.hashing.fingerprint(bytes(FIXED_BYTES))
         self._zero_block = np.frombuffer(zeros, np.uint64)
 
     def process(self, data: memoryview, segments: Segments) -> Cuts:
@@ -103,12 +103,12 @@ class FixedCutter:
             counts.append(count)
         base = int(segments.starts[0])
         relative = np.array(ends, np.uint32) - np.uint32(base)
-        packed = native.fingerprints(data[base:], relative.tobytes())
+        packed = native.hashing.fingerprints(data[base:], relative.tobytes())
         fingerprints = np.frombuffer(packed, np.uint64).reshape(-1, 4)
         zero: NDArray[np.bool_] = (fingerprints == self._zero_block).all(axis=1)
         for tail in tails:
             start = ends[tail - 1] if tail else base
-            zero[tail] = data[start] == 0 and native.is_zero(data[start : ends[tail]])
+            zero[tail] = data[start] == 0 and native.hashing.is_zero(data[start : ends[tail]])
         return Cuts(np.array(ends, np.uint32), np.array(counts, np.uint32), fingerprints, zero)
 
 

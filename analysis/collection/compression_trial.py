@@ -47,7 +47,7 @@ class CompressedSizes:
         _, first, inverse = np.unique(low[missing], return_index=True, return_inverse=True)
         once = missing[first]
         began = time.thread_time()
-        encoded = native.encode(
+        encoded = native.codec.encode(
             data,
             starts[once].tobytes(),
             lengths[once].tobytes(),

@@ -59,11 +59,11 @@ class Files:
         return self.identities[:, 1]
 
     def paths_of(self, first: int, stop: int) -> bytes:
-        """Those of some of the files, as ``native.read_packed`` takes them."""
+        """Those of some of the files, as ``native.study.read_packed`` takes them."""
         return self.paths[self.path_ends[first - 1] if first else 0 : self.path_ends[stop - 1]]
 
 
-def files_of(found: native.FoundFiles, dataset: int, first: int) -> Files:
+def files_of(found: native.study.FoundFiles, dataset: int, first: int) -> Files:
     """Of a scan, numbered from ``first`` on."""
     numbers, paths, path_ends, identities = found.with_content()
     file = np.frombuffer(numbers, np.uint32) + np.uint32(first)

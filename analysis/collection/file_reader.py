@@ -172,7 +172,7 @@ class _Filler:
         except OSError:
             return 0
         paths, identities = files.paths_of(at, stop), files.identities[at:stop].tobytes()
-        read = native.read_packed(root, paths, identities, batch.buffer, self._fill, _THREADS)
+        read = native.study.read_packed(root, paths, identities, batch.buffer, self._fill, _THREADS)
         if read:
             some = slice(at, at + read)
             self._add(whole_files(dataset, files.file[some], files.sizes[some], self._fill))

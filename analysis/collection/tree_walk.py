@@ -131,7 +131,7 @@ class Scan:
                     walk = begin.walk if dataset == begin.dataset else ""
                     self._walk(dataset, os.path.realpath(os.fsencode(tree.path)), walk)
             if not self._progress.state.parts:
-                self._add(native.FoundFiles(), ScanState(1), second_names=False)
+                self._add(native.study.FoundFiles(), ScanState(1), second_names=False)
         except BaseException as error:
             self._error = error
         finally:
@@ -141,7 +141,7 @@ class Scan:
 
     def _walk(self, dataset: int, root: bytes, begin: str) -> None:
         try:
-            tree = native.TreeWalk(root, self._left_out, NAMES_MAX)
+            tree = native.study.TreeWalk(root, self._left_out, NAMES_MAX)
         except OSError as error:
             with self._changed:
                 self._failures.append(Failure(dataset, b"", error.strerror or "cannot be read"))
@@ -159,7 +159,7 @@ class Scan:
             after = ScanState(before.parts + 1, before.found + len(found), dataset, walk)
             self._add(found, after, second_names=tree.beyond_names)
 
-    def _add(self, found: native.FoundFiles, after: ScanState, *, second_names: bool) -> None:
+    def _add(self, found: native.study.FoundFiles, after: ScanState, *, second_names: bool) -> None:
         """Write a part of the table, and tell the reader."""
         progress, dataset = self._progress, after.dataset
         first = progress.state.found

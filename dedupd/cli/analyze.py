@@ -118,9 +118,8 @@ def parse_fraction(text: str) -> float:
 def _spec(
     paths: Sequence[str], labels: Sequence[str], sample: float, chunkings: Sequence[str], level: int
 ) -> "Spec":
-    from analysis.collection.chunkings import ALL, cutter
-
     from analysis.collection.chunk_log import Dataset, Spec
+    from analysis.collection.chunkings import ALL, cutter
     from analysis.collection.tree_walk import check_datasets
     from analysis.report.report import printable
 

@@ -77,7 +77,7 @@ def check_of(fingerprint: bytes) -> int:
 
 def content_digest(parts: Sequence[tuple[bytes, int]]) -> bytes:
     """16-byte digest of (fingerprint or child digest, raw length) pairs."""
-    return native.fingerprint(b"".join(fp + struct.pack("<Q", n) for fp, n in parts))[:16]
+    return native.hashing.fingerprint(b"".join(fp + struct.pack("<Q", n) for fp, n in parts))[:16]
 
 
 def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, bytes]]) -> bytes:

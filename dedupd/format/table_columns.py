@@ -22,7 +22,7 @@ class PackedEntries(Sequence[Entry]):
     @classmethod
     def checked(cls, data: bytes, seed: int) -> "PackedEntries | None":
         """The whole entries of ``data``; None where any of them is not valid."""
-        states = native.table_states(data, seed)
+        states = native.store.table_states(data, seed)
         return None if 0 in states else cls(data[: len(states) * ENTRY_BYTES], states)
 
     @classmethod
@@ -105,5 +105,5 @@ class UncheckedEntries(Sequence[Entry | None]):
 
     def damaged(self) -> list[int]:
         """The ordinals of those that are None."""
-        states = native.table_states(self.data, self._seed)
+        states = native.store.table_states(self.data, self._seed)
         return [at for at, state in enumerate(states) if state == 0] if 0 in states else []

@@ -66,9 +66,11 @@ class Parameters:
     def uuid_bytes(self) -> bytes:
         return uuidlib.UUID(self.uuid).bytes
 
-    def chunker(self, path: str | None = None) -> native.Chunker:
+    def chunker(self, path: str | None = None) -> native.chunker.Chunker:
         """A chunker for this volume, on the fastest code path (or ``path``)."""
-        return native.Chunker(**asdict(self.chunking), fingerprint=self.fingerprint, path=path)
+        return native.chunker.Chunker(
+            **asdict(self.chunking), fingerprint=self.fingerprint, path=path
+        )
 
     def to_json(self) -> bytes:
         fields = asdict(self)

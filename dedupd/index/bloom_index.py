@@ -20,8 +20,8 @@ from dedupd.index.saved_index import (
 from dedupd.system.files import opened
 
 
-class BloomIndex(LoggedIndex[native.BloomIndex]):
-    """A ``StoreIndex`` over ``native.BloomIndex``. ``dir_fd`` (containers and tables) is borrowed.
+class BloomIndex(LoggedIndex[native.index.BloomIndex]):
+    """A ``StoreIndex`` over ``native.index.BloomIndex``; borrows ``dir_fd``: containers and tables.
 
     ``capacity``: entries that are about to be loaded. The file ``saved`` is there, and not valid,
     for as long as the index is used; ``save`` makes it valid. Raises OSError where a redirection
@@ -43,7 +43,7 @@ class BloomIndex(LoggedIndex[native.BloomIndex]):
         self._saved = saved
         self._saved_entries_min = saved_entries_min
         with self._opened() as fd:
-            self._native = native.BloomIndex(
+            self._native = native.index.BloomIndex(
                 dir_fd,
                 volume,
                 kind,

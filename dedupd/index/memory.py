@@ -12,10 +12,10 @@ from dedupd.store.mark_set import Marks
 
 
 class MemoryIndex:
-    """A ``StoreIndex`` over ``native.FingerprintMap``."""
+    """A ``StoreIndex`` over ``native.index.FingerprintMap``."""
 
     def __init__(self) -> None:
-        self._map = native.FingerprintMap()
+        self._map = native.index.FingerprintMap()
         self._orphans = Marks({})
         self._found: set[int] = set()
         self._lookups = self._hits = 0

@@ -38,7 +38,7 @@ class SavedFile(NamedTuple):
             disk.unlink(self.dir_fd, self.name)
 
 
-_Native = TypeVar("_Native", native.TableIndex, native.BloomIndex)
+_Native = TypeVar("_Native", native.index.TableIndex, native.index.BloomIndex)
 
 
 class LoggedIndex(Generic[_Native]):

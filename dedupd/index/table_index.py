@@ -26,8 +26,8 @@ _SAVED_NEWS = 16
 """A table is saved where one entry in so many is not in its file; the tables tell of the rest."""
 
 
-class TableIndex(LoggedIndex[native.TableIndex]):
-    """A ``StoreIndex`` over ``native.TableIndex``. ``dir_fd`` (containers and tables) is borrowed.
+class TableIndex(LoggedIndex[native.index.TableIndex]):
+    """A ``StoreIndex`` over ``native.index.TableIndex``; borrows ``dir_fd``: containers and tables.
 
     ``capacity``: entries that are about to be loaded; without it, as many as all tables there have.
     A container that is loaded has been recovered, and nobody but this job changes it afterwards.
@@ -48,7 +48,7 @@ class TableIndex(LoggedIndex[native.TableIndex]):
     ) -> None:
         if capacity is None:
             capacity = _entries_in(dir_fd)
-        self._native = native.TableIndex(
+        self._native = native.index.TableIndex(
             dir_fd,
             volume,
             kind,

@@ -43,7 +43,9 @@ class Weight:
 
 def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
     """What compacting a container would bring: ``entries`` as they lie in its table."""
-    kept, kept_bytes, orphaned, orphaned_bytes, quarantined = native.weigh_table(entries, seed)
+    kept, kept_bytes, orphaned, orphaned_bytes, quarantined = native.store.weigh_table(
+        entries, seed
+    )
     needed = fmt.FILE_HEADER_BYTES + kept_bytes
     is_dead = kept == 0 and len(entries) > 0
     return Weight(size_bytes, needed, is_dead, quarantined, orphaned, orphaned_bytes)

@@ -17,7 +17,7 @@ class Marks:
 
     def __init__(self, counts: dict[int, int]) -> None:
         """``counts``: container → how many ordinals it has."""
-        self.native = native.MarkSet()
+        self.native = native.upkeep.MarkSet()
         for number, count in counts.items():
             self.native.add_container(number, count)
         self.strays: set[int] = set()
@@ -73,10 +73,10 @@ class Marks:
     def _digest(self, column: Callable[[int], bytes]) -> bytes:
         """Of what ``column`` gives for each container, one in memory at a time."""
         parts = (
-            b"%d:%s" % (number, native.fingerprint(column(number)))
+            b"%d:%s" % (number, native.hashing.fingerprint(column(number)))
             for number in self.native.numbers()
         )
-        return native.fingerprint(b"".join(parts))
+        return native.hashing.fingerprint(b"".join(parts))
 
     def count(self) -> int:
         """How many are marked."""
@@ -93,7 +93,7 @@ class Needs(Marks):
 
     def __init__(self, counts: dict[int, int]) -> None:
         super().__init__(counts)
-        self._needs = native.NeedSet()
+        self._needs = native.upkeep.NeedSet()
         for number, count in counts.items():
             self._needs.add_container(number, count)
 
@@ -117,10 +117,10 @@ class Needs(Marks):
     def put(self, container: int, lengths: bytes, fresh: bytes) -> None:
         """Put lengths (u64), and the bits of nodes that are fresh, in place of a container's."""
         self._needs.put(container, lengths, fresh)
-        self.native.merge(container, native.more_than(lengths, b""))
+        self.native.merge(container, native.upkeep.more_than(lengths, b""))
 
     def digest(self) -> bytes:
-        return native.fingerprint(super().digest() + self._digest(self.lengths))
+        return native.hashing.fingerprint(super().digest() + self._digest(self.lengths))
 
     def fresh(self, container: int) -> bytes:
         """The bits of those nodes of which more is needed than when they were taken."""

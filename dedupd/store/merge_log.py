@@ -25,7 +25,7 @@ class MergeLogWriter:
         self.pairs = 0
 
     def add(self, pairs: bytes) -> None:
-        """Append pairs as ``native.Join`` gives them. Raises NoSpace."""
+        """Append pairs as ``native.upkeep.Join`` gives them. Raises NoSpace."""
         self.pairs += len(pairs) // merge_log.PAIR_BYTES
         self._file.write(pairs)
 

@@ -92,7 +92,7 @@ class RecordReader:
 
     def begin_window(
         self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
-    ) -> native.Window | None:
+    ) -> native.store.Window | None:
         """Begin to read chunks, given as in :meth:`read_chunks`, in ``helpers`` threads.
 
         None where they lie in several containers, or in one that is not open.

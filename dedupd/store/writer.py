@@ -230,7 +230,7 @@ class ContainerWriter:
         self._unsynced.append(opened)
         return opened
 
-    def append(self, first_id: int, records: NewRecords, encoded: "native.Encoded") -> int:
+    def append(self, first_id: int, records: NewRecords, encoded: "native.codec.Encoded") -> int:
         """Write reserved records; returns their bytes in the container.
 
         Raises NoSpace with the container as it was before. Readers see the records at once.
@@ -238,7 +238,7 @@ class ContainerWriter:
         target = self._reserved(first_id)
         raw_lengths = memoryview(records.raw_lengths).cast("B").cast("I")
         stored_lengths = memoryview(encoded.stored_lengths).cast("I")
-        entries = native.seal(
+        entries = native.store.seal(
             encoded,
             records.fingerprints,
             raw_lengths,

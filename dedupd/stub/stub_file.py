@@ -124,7 +124,7 @@ class SparseStub:
             written = written_ranges(self.fd, end)
             ranges = [(max(begin, start), stop) for begin, stop in written if stop > start]
         else:
-            ranges = native.present_ranges(self.fd, start, end)
+            ranges = native.system.present_ranges(self.fd, start, end)
         if not self.attribute.local:
             return ranges
         mapped = (
@@ -260,8 +260,8 @@ class SparseStub:
             return []
         # An extent is aligned to its unit, and moved by less than one where another is in the way.
         begin, stop = max(0, align_down(first, unit) - unit), align_up(last, unit) + unit
-        there = [*native.present_ranges(self.fd, begin, first), (first, last)]
-        there += native.present_ranges(self.fd, last, stop)
+        there = [*native.system.present_ranges(self.fd, begin, first), (first, last)]
+        there += native.system.present_ranges(self.fd, last, stop)
         covered = align_up(self.attribute.covered, self._block)
         return [
             (start, min(end, covered))

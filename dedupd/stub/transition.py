@@ -82,7 +82,7 @@ class AttributeSpace:
 
     def read(self, fd: int, where: str) -> StubAttribute | None:
         """The attribute of an open file; None where it is plain. Raises DamagedStub."""
-        value = native.fgetxattr(fd, self.name)
+        value = native.system.fgetxattr(fd, self.name)
         return None if value is None else decode_stub(value, self.volume, where)
 
     def write(self, fd: int, stub: StubAttribute, disk: Disk) -> None:
@@ -114,9 +114,9 @@ def begin_commit(
     value = encode_stub(stub, space.volume)
     after = disk.exchange_attribute(fd, expected, space.name, previous, value)
     if after is None:
-        if native.fgetxattr(fd, space.name) != previous:
+        if native.system.fgetxattr(fd, space.name) != previous:
             raise FileChanged("it became a stub meanwhile, or another one")
-        if native.fgetxattr(fd, CAPABILITY) is not None:
+        if native.system.fgetxattr(fd, CAPABILITY) is not None:
             raise FileChanged("it has capabilities, which it would lose")
         raise FileChanged("it changed since it was read")
     reach(_ATTRIBUTE_SET)
@@ -209,7 +209,7 @@ def settle(
 def _keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
     """Around what changes the blocks of a file that somebody has made a program with capabilities
     since it became a stub, and not its content. Nobody else may write to it meanwhile."""
-    value = native.fgetxattr(fd, CAPABILITY)
+    value = native.system.fgetxattr(fd, CAPABILITY)
     try:
         yield
     finally:
@@ -226,7 +226,7 @@ def _punch_equal(
     if covered < size:
         covered = align_down(covered, block_bytes)
     all_equal = True
-    for start, end in native.present_ranges(fd, 0, covered):
+    for start, end in native.system.present_ranges(fd, 0, covered):
         for begin in range(start, end, _COMPARE_BYTES):
             stop = min(begin + _COMPARE_BYTES, end)
             if read_at(fd, stop - begin, begin) == content.read(begin, stop):
@@ -341,7 +341,7 @@ def _not_zero(data: bytes, block_bytes: int) -> Iterator[tuple[int, int]]:
     view = memoryview(data)
     start: int | None = None
     for at in range(0, len(data), block_bytes):
-        if native.is_zero(view[at : at + block_bytes]):
+        if native.hashing.is_zero(view[at : at + block_bytes]):
             if start is not None:
                 yield start, at
             start = None

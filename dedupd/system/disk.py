@@ -86,7 +86,7 @@ class Disk:
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
         """Give a range blocks that are not written yet; it keeps reading as zeros."""
-        native.fallocate_keep_size(fd, offset, length)
+        native.system.fallocate_keep_size(fd, offset, length)
 
     def sync_data(self, fd: int) -> None:
         """Make the file's bytes and length durable."""
@@ -102,14 +102,14 @@ class Disk:
 
     def sync_file_system(self, fd: int) -> None:
         """Make everything on the file system of ``fd`` durable."""
-        native.syncfs(fd)
+        native.system.syncfs(fd)
 
     def truncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)
 
     def punch(self, fd: int, offset: int, length: int) -> None:
         """Free the blocks of a range; the file keeps its length, and the range reads as zeros."""
-        native.punch_hole(fd, offset, length)
+        native.system.punch_hole(fd, offset, length)
 
     def set_attribute(self, fd: int, name: bytes, value: bytes) -> None:
         os.setxattr(fd, name, value)
@@ -122,22 +122,22 @@ class Disk:
         previous: bytes | None,
         value: bytes,
     ) -> tuple[int, int, int, int] | None:
-        """Set an attribute if the file is as given: see ``native.exchange_attribute``."""
-        return native.exchange_attribute(fd, identity, name, previous, value)
+        """Set an attribute if the file is as given: see ``native.commit.exchange_attribute``."""
+        return native.commit.exchange_attribute(fd, identity, name, previous, value)
 
     def punch_and_settle(
         self, fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
     ) -> None:
         """:meth:`punch`, :meth:`set_times` and :meth:`set_attribute`, one after the other."""
-        native.punch_and_settle(fd, length, atime_ns, mtime_ns, name, value)
+        native.commit.punch_and_settle(fd, length, atime_ns, mtime_ns, name, value)
 
     def commits(
         self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
-    ) -> native.Commits | None:
+    ) -> native.commit.Commits | None:
         """The commit of many files in two calls, each on up to ``threads`` threads; None where each
         step is to be seen, as by tests: then it is put together from the other methods.
         """
-        return native.Commits(data_fd, name, seed, block_bytes, threads)
+        return native.commit.Commits(data_fd, name, seed, block_bytes, threads)
 
     def remove_attribute(self, fd: int, name: bytes) -> None:
         os.removexattr(fd, name)
@@ -150,7 +150,7 @@ class Disk:
 
     def rename_new(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
         """Rename, but never over something that exists (then FileExistsError)."""
-        native.renameat2(from_fd, old, to_fd, new, _RENAME_NOREPLACE)
+        native.system.renameat2(from_fd, old, to_fd, new, _RENAME_NOREPLACE)
 
     def unlink(self, dir_fd: int, name: bytes) -> None:
         os.unlink(name, dir_fd=dir_fd)

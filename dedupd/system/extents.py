@@ -22,7 +22,7 @@ _HAS_EXTENT_SIZE = 0x800
 
 def has_unwritten(fd: int, end: int) -> bool:
     """Whether blocks below ``end`` are allocated and not written on disk yet."""
-    return bool(native.unwritten_ranges(fd, end, sync=False))
+    return bool(native.system.unwritten_ranges(fd, end, sync=False))
 
 
 def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
@@ -31,12 +31,12 @@ def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
     For those who may not, or need not, :func:`drop_unwritten`.
     """
     if os.fstat(fd).st_blocks == 0 or not has_unwritten(fd, end):
-        return native.present_ranges(fd, 0, end)
+        return native.system.present_ranges(fd, 0, end)
     # What is only in memory yet counts as written, so it has to be on disk to tell.
-    unwritten = native.unwritten_ranges(fd, end, sync=True)
+    unwritten = native.system.unwritten_ranges(fd, end, sync=True)
     return [
         part
-        for start, stop in native.present_ranges(fd, 0, end)
+        for start, stop in native.system.present_ranges(fd, 0, end)
         for part in missing_ranges(unwritten, start, stop)
     ]
 
@@ -49,7 +49,7 @@ def drop_unwritten(fd: int, size: int, disk: Disk) -> None:
     """
     if not has_unwritten(fd, size):
         return
-    for start, end in native.unwritten_ranges(fd, size, sync=True):
+    for start, end in native.system.unwritten_ranges(fd, size, sync=True):
         disk.punch(fd, start, end - start)
 
 

@@ -137,7 +137,7 @@ def _commit_here(volume: Volume, requests: Requests, threads: int) -> list[Resul
         return batch.results
 
 
-def _commits(volume: Volume, threads: int) -> native.Commits | None:
+def _commits(volume: Volume, threads: int) -> native.commit.Commits | None:
     space = volume.space
     seed = checksum_seed(space.volume)
     return volume.disk.commits(volume.data_fd, space.name, seed, volume.block_bytes, threads)
@@ -150,7 +150,9 @@ class _Batch:
     all else, goes one by one, which says what is wrong with it.
     """
 
-    def __init__(self, volume: Volume, requests: Requests, commits: native.Commits | None) -> None:
+    def __init__(
+        self, volume: Volume, requests: Requests, commits: native.commit.Commits | None
+    ) -> None:
         self._volume = volume
         self._requests = requests
         self._commits = commits

@@ -24,8 +24,8 @@ class Request(NamedTuple):
 class Requests:
     """Files to commit together: plain ones first, of which there is no object for each."""
 
-    def __init__(self, plain: native.PlainRequests | None = None) -> None:
-        self.plain = native.PlainRequests() if plain is None else plain
+    def __init__(self, plain: native.commit.PlainRequests | None = None) -> None:
+        self.plain = native.commit.PlainRequests() if plain is None else plain
         self.others: list[Request] = []
 
     @classmethod

@@ -86,7 +86,7 @@ class Checkpoints:
         """Keep a checkpoint in place of the one before. A catalogue that can't is no reason to
         stop."""
         body = json.dumps([list(checkpoint.identity), checkpoint.growth.to_json()])
-        value = {"body": body, "digest": native.fingerprint(body.encode()).hex()}
+        value = {"body": body, "digest": native.hashing.fingerprint(body.encode()).hex()}
         try:
             with Catalog(self._directory) as catalog:
                 catalog.put(f"{_PREFIX}{checkpoint.identity.inode:020d}", value)
@@ -105,7 +105,7 @@ class Checkpoints:
 def _decode(value: dict[str, str]) -> Checkpoint | None:
     try:
         body = value["body"]
-        if native.fingerprint(body.encode()).hex() != value["digest"]:
+        if native.hashing.fingerprint(body.encode()).hex() != value["digest"]:
             return None
         identity, growth = json.loads(body)
         return Checkpoint(FileIdentity(*identity), Growth.from_json(growth))

@@ -56,7 +56,7 @@ class DirectoryStream:
                         return found
         self._is_whole = start == 0
         count = sys.maxsize if self._is_whole else REST_NAMES
-        self._names, ends = native.list_names(self.fd, start, count)
+        self._names, ends = native.system.list_names(self.fd, start, count)
         self._ends = array("q", ends)
         return 0
 

@@ -31,7 +31,7 @@ def generation_of(handle: bytes | None) -> int:
 
 def open_number(root_fd: int, ino: int, flags: int) -> int:
     """Open the inode ``ino`` of the file system of ``root_fd``. Raises OSError (ESTALE)."""
-    own = native.name_to_handle(root_fd)
+    own = native.system.name_to_handle(root_fd)
     kind = int.from_bytes(own[:4], "little")
     if kind == _BTRFS:
         (subvolume,) = struct.unpack_from("<Q", own, 12)
@@ -42,7 +42,7 @@ def open_number(root_fd: int, ino: int, flags: int) -> int:
         body = struct.pack("<II", ino, 0)
     else:
         raise _stale()
-    fd = native.open_by_handle(root_fd, own[:4] + body, flags)
+    fd = native.system.open_by_handle(root_fd, own[:4] + body, flags)
     status = os.fstat(fd)
     if status.st_ino != ino or status.st_nlink == 0:
         os.close(fd)

@@ -87,7 +87,7 @@ class Inodes:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         if node.fd < 0:
             assert node.handle is not None
-            node.fd = native.open_by_handle(self.root_fd, node.handle, PATH_FLAGS)
+            node.fd = native.system.open_by_handle(self.root_fd, node.handle, PATH_FLAGS)
             self._cache(ino, node)
         elif not node.pinned:
             self._recent.move_to_end(ino)
@@ -111,7 +111,7 @@ class Inodes:
         Returns its generation, which tells it from an earlier inode of the same number.
         """
         ino = status.st_ino
-        handle = native.name_to_handle(fd) if self.by_handle else None
+        handle = native.system.name_to_handle(fd) if self.by_handle else None
         node = self._nodes.get(ino)
         if node is None:
             node = self._nodes[ino] = _Node(fd, handle)
@@ -187,7 +187,9 @@ class Inodes:
 
 def _can_open_by_handle(root_fd: int) -> bool:
     try:
-        os.close(native.open_by_handle(root_fd, native.name_to_handle(root_fd), PATH_FLAGS))
+        os.close(
+            native.system.open_by_handle(root_fd, native.system.name_to_handle(root_fd), PATH_FLAGS)
+        )
     except OSError:
         return False
     return True

@@ -38,7 +38,7 @@ class Window:
     end: int
     attribute: StubAttribute
     spans: list[Span]
-    content: native.Window
+    content: native.store.Window
     begun_s: float
 
     def is_for(self, stub: SparseStub, start: int, end: int) -> bool:

@@ -53,7 +53,7 @@ class Pump:
         pyfuse3._wait_fuse_readable = self._wait_for_first  # type: ignore[attr-defined]
         # A request can go away between our looking and pyfuse3's reading, when the program that
         # made it is killed. The read would wait for the next one, and hold the interpreter.
-        native.interrupt_reads(self._fd, threading.get_native_id())
+        native.system.interrupt_reads(self._fd, threading.get_native_id())
         await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
 
     def stop(self) -> None:

@@ -41,7 +41,7 @@ def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
     directory = volume.containers(fmt.Kind.CHUNKS)
     try:
         count = sum(mark.reconciled for _, mark, _ in _tables(directory, run))
-        join = native.Join(count)
+        join = native.upkeep.Join(count)
         for header, mark, body in _tables(directory, run):
             seed = fmt.checksum_seed(header.volume, header.container, header.generation)
             in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]

@@ -21,7 +21,7 @@ class KnownRecords:
     """
 
     def __init__(self) -> None:
-        self.counted = native.KnownRecords()
+        self.counted = native.upkeep.KnownRecords()
         self.merged: dict[int, tbl.Entry] = {}
         self.lost: dict[int, tbl.Entry] = {}
 

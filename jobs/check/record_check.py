@@ -157,7 +157,7 @@ def check_all(
                     break  # what comes next may be as it should be
 
 
-def rows(found: native.CheckedRecords, seed: int) -> Iterator[Row]:
+def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:
     """A window's records one by one."""
     ordinals = memoryview(found.ordinals).cast("I").tolist()
     stops = memoryview(found.next_ordinals).cast("I").tolist()

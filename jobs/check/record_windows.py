@@ -32,7 +32,7 @@ class Window:
     """Consecutive records of a container, from ``offset`` on, and what they turned out to be."""
 
     offset: int
-    records: native.CheckedRecords
+    records: native.store.CheckedRecords
 
     @property
     def end(self) -> int:
@@ -83,7 +83,7 @@ class WindowReader:
         planned = min(bytes_max, end - place.offset)
         self._pace(planned)
         try:
-            ordinal, offset, records, raw_bytes, read_bytes = native.pass_records(
+            ordinal, offset, records, raw_bytes, read_bytes = native.store.pass_records(
                 fd,
                 entries.data,
                 seed=seed,
@@ -157,8 +157,10 @@ class WindowReader:
         view = memoryview(self._buffers[turn])[HEADROOM_BYTES : HEADROOM_BYTES + length]
         return self._thread.submit(read_uncached_readable, fd, view, offset)
 
-    def _check(self, data: "memoryview | bytes", seed: int, offset: int) -> native.CheckedRecords:
-        return native.check_records(
+    def _check(
+        self, data: "memoryview | bytes", seed: int, offset: int
+    ) -> native.store.CheckedRecords:
+        return native.store.check_records(
             data, seed=seed, offset=offset, algorithm=self._algorithm, threads=self._threads
         )
 

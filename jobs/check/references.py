@@ -93,7 +93,7 @@ class ReferenceWalk:
         result = self._found
         pending = [b""]
         with ExitStack() as stack:
-            counter = native.StubCounter(
+            counter = native.tree.StubCounter(
                 self._chunks.counted,
                 self._nodes.counted,
                 self._streams(stack),
@@ -138,7 +138,7 @@ class ReferenceWalk:
         return directory, tables
 
     def _directories(
-        self, counter: native.StubCounter, batch: list[bytes], pending: list[bytes]
+        self, counter: native.tree.StubCounter, batch: list[bytes], pending: list[bytes]
     ) -> None:
         """Look at directories; those below them become ``pending``."""
         paths = [path or b"." for path in batch]

@@ -229,7 +229,7 @@ class Gc:
     def _sweep_container(self, dir_fd: int, shape: Shape, bits: memoryview) -> None:
         header = shape.header
         for first, block in self._tables.blocks(dir_fd, shape):
-            places, orphans = native.misfits(block, bits[first // 8 :])
+            places, orphans = native.upkeep.misfits(block, bits[first // 8 :])
             self._report.orphans_before += orphans
             changes: dict[int, tbl.Entry] = {}
             for at in memoryview(places).cast("I"):

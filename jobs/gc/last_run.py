@@ -22,7 +22,7 @@ def digest(named: Mapping[Kind, bytes], live: Mapping[Kind, Mapping[int, int]]) 
     become live since without being needed, because a table was lost or a job died, shows.
     """
     states = repr([(int(kind), sorted(live[kind].items())) for kind in Kind]).encode()
-    return native.fingerprint(b"".join(named.values()) + states).hex()
+    return native.hashing.fingerprint(b"".join(named.values()) + states).hex()
 
 
 def is_as_left(volume: Volume, current: str) -> bool:

@@ -69,15 +69,15 @@ def _take_nodes(section: StreamSection, marks: RecipeMarks, tables: Tables) -> b
     if number not in tables.shapes[Kind.STREAMS]:
         return not any(section.needed)
     now = marks.wanted.lengths(number)
-    if any(native.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
+    if any(native.upkeep.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
         return False
     # A recipe is what its fingerprint says. An id has another one only where a part of the store
     # was lost, or brought back from an older copy.
     if tables.fingerprints(number, memoryview(section.needed)) != section.fingerprints:
         return False
-    more = native.more_than(now, section.needed)
+    more = native.upkeep.more_than(now, section.needed)
     fresh = int.from_bytes(more, "little") | int.from_bytes(section.fresh[: len(more)], "little")
-    needed = native.longest(now, section.needed)
+    needed = native.upkeep.longest(now, section.needed)
     marks.nodes.put(number, needed, fresh.to_bytes(len(more), "little"))
     return True
 

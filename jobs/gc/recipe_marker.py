@@ -181,7 +181,7 @@ class RecipeReading:
             if found is None:
                 return self._volume.stream_records.read(recipe)[1]
             record, payload = found
-            return native.decode(payload, record.codec, record.raw_length, record.checksum)
-        except (Damaged, native.CorruptPayload) as error:
+            return native.codec.decode(payload, record.codec, record.raw_length, record.checksum)
+        except (Damaged, native.codec.CorruptPayload) as error:
             self._run.findings.add(f"{where}: {error}; what it names stays; run scrub")
             return None

@@ -110,5 +110,5 @@ class Tables:
                 end = first + len(block) // tbl.ENTRY_BYTES
                 part = lengths[first * _LENGTH_BYTES : end * _LENGTH_BYTES]
                 if part:
-                    digest = native.digest_needed(block, part, digest)
+                    digest = native.upkeep.digest_needed(block, part, digest)
         return digest

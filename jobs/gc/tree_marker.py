@@ -255,7 +255,7 @@ class TreeMarker:
     def _list(self, fd: int) -> list[bytes]:
         """Mark what the files of a directory name; returns the names of its directories."""
         try:
-            names, damaged, files, stubs, chunks, recipes, covered = native.scan_stubs(
+            names, damaged, files, stubs, chunks, recipes, covered = native.upkeep.scan_stubs(
                 fd,
                 self._volume.space.name,
                 checksum_seed(self._volume.space.volume),

@@ -25,7 +25,7 @@ class FileTask:
 
     @classmethod
     def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:
-        """A plain file of a ``native.FileList``, to go its way by itself."""
+        """A plain file of a ``native.ingest.FileList``, to go its way by itself."""
         candidate = Candidate.plain(path, fields)
         return cls(candidate, candidate.identity, not as_is)
 
@@ -34,7 +34,7 @@ class FileTask:
 class Ready:
     """Files that have gone through the pipeline; requests where nothing is left to be done."""
 
-    requests: native.PlainRequests = field(default_factory=native.PlainRequests)
+    requests: native.commit.PlainRequests = field(default_factory=native.commit.PlainRequests)
     tasks: list[FileTask] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -86,5 +86,5 @@ class FilesBatch:
     """A buffer of whole small files that are plain, and where each of them lies."""
 
     buffer: mmap.mmap
-    files: native.FileList
+    files: native.ingest.FileList
     read_s: float

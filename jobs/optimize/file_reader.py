@@ -51,7 +51,7 @@ SMALL_BYTES_MAX = 1 * MIB
 """Up to this a file is read as a whole, many of them in one native call."""
 
 
-Work = tuple[Candidate, bool] | native.FileList
+Work = tuple[Candidate, bool] | native.ingest.FileList
 """A candidate, and whether to compress it; or plain files, which say so themselves."""
 
 
@@ -88,7 +88,7 @@ class BatchReader:
         self._stop = False
         self._batch: Batch | None = None
         self._fill = 0
-        self._small = native.FileList()
+        self._small = native.ingest.FileList()
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
@@ -114,7 +114,7 @@ class BatchReader:
             for work in self._candidates:
                 if self._stop:
                     return
-                if isinstance(work, native.FileList):
+                if isinstance(work, native.ingest.FileList):
                     self._read_files(work)
                 else:
                     self._read_file(*work)
@@ -128,13 +128,13 @@ class BatchReader:
 
     def _read_file(self, candidate: Candidate, compress: bool) -> None:
         if candidate.attribute is None:
-            one = native.FileList()
+            one = native.ingest.FileList()
             one.add(candidate.path, candidate.identity, not compress)
             self._read_files(one)
         else:
             self._read_alone(FileTask(candidate, candidate.identity, compress))
 
-    def _read_files(self, files: native.FileList) -> None:
+    def _read_files(self, files: native.ingest.FileList) -> None:
         """Note small files to be read together, and read the others."""
         at = 0
         while True:
@@ -152,7 +152,7 @@ class BatchReader:
 
     def _read_small(self) -> None:
         """Read the files noted in one call; those that are out of the ordinary one by one."""
-        files, self._small = self._small, native.FileList()
+        files, self._small = self._small, native.ingest.FileList()
         if not len(files):
             return
         self._emit()

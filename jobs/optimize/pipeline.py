@@ -61,7 +61,7 @@ class _Part:
     first_id: int
     records: NewRecords
     compress: bool
-    encoded: "Future[tuple[native.Encoded, float]]"
+    encoded: "Future[tuple[native.codec.Encoded, float]]"
 
 
 @dataclass(slots=True)
@@ -264,7 +264,7 @@ class Ingest:
         return task.builder
 
     def _ids(
-        self, state: _InFlight, data: mmap | bytes, found: native.Chunks, as_is: bytes
+        self, state: _InFlight, data: mmap | bytes, found: native.chunker.Chunks, as_is: bytes
     ) -> bytes:
         """The ids of all chunks; those that no container has are on their way into one."""
         index = self._store.index
@@ -282,7 +282,7 @@ class Ingest:
         return placed.ids(first, first_as_is)
 
     def _store_new(
-        self, state: _InFlight, data: mmap | bytes, new: native.NewChunks, level: int
+        self, state: _InFlight, data: mmap | bytes, new: native.ingest.NewChunks, level: int
     ) -> int:
         """Reserve ids for new chunks, and start encoding them; returns the first id."""
         if not len(new):
@@ -297,9 +297,9 @@ class Ingest:
 
     def _encode(
         self, data: mmap | bytes, starts: bytes, lengths: bytes, level: int
-    ) -> tuple[native.Encoded, float]:
+    ) -> tuple[native.codec.Encoded, float]:
         began = time.perf_counter()
-        encoded = native.encode(
+        encoded = native.codec.encode(
             data,
             starts,
             lengths,

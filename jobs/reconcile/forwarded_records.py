@@ -31,7 +31,7 @@ class BytesCheck(NamedTuple):
             read = read_uncached(self.container.fd, memoryview(data), self.entry.offset)
         except OSError:
             return False
-        found = native.check_records(
+        found = native.store.check_records(
             memoryview(data)[:read],
             seed=self.container.seed,
             offset=self.entry.offset,

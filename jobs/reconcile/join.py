@@ -154,12 +154,12 @@ def rounds(ranges: list[Range], capacity: int) -> Iterator[list[Range]]:
 def join(
     tables: ChunkTables, group: list[Range], against: list[Range], sample_bits: int = 0
 ) -> Iterator[bytes]:
-    """Pairs of equal chunks, as ``native.Join`` gives them: those of ``group`` that are in
+    """Pairs of equal chunks, as ``native.upkeep.Join`` gives them: those of ``group`` that are in
     ``against``, or more than once in the group. Raises Cancelled, OSError."""
     count = sum(one.end - one.first for one in group)
     room = (count >> sample_bits) * 2 if sample_bits else count
     # Nobody knows the seed, so nobody can make chunks that look the same.
-    work = native.Join(room, sample_bits, seed=secrets.randbits(64))
+    work = native.upkeep.Join(room, sample_bits, seed=secrets.randbits(64))
     for one in group:
         for piece in tables.pieces(one):
             if not work.add(*piece):

@@ -102,7 +102,7 @@ class FileSearch:
             for chunk, offset, length in self._spans(fd, show_path(path)):
                 self._throttle.take(length)
                 raw = read_at(fd, length, offset)
-                fingerprint = native.fingerprint(raw, self._algorithm)
+                fingerprint = native.hashing.fingerprint(raw, self._algorithm)
                 if len(raw) != length:
                     continue
                 if self._is_lost(chunk, fingerprint):
@@ -159,7 +159,9 @@ class FileSearch:
             found = self._chunker.process(data, [(0, len(data), at >= end)], self._threads)
             begin, packed = 0, found.fingerprints
             for number, stop in enumerate(memoryview(found.ends).cast("I")):
-                fingerprint = packed[number * native.HASH_BYTES :][: native.HASH_BYTES]
+                fingerprint = packed[number * native.hashing.HASH_BYTES :][
+                    : native.hashing.HASH_BYTES
+                ]
                 ids = wanted.pop(fingerprint, [])
                 ids += self._proofs.met(stop - begin, fingerprint)
                 if ids:

@@ -122,7 +122,7 @@ class Repair:
             _, raw = self._reader.read(record_id)
         except Damaged:
             return False
-        return native.fingerprint(raw, self._algorithm) == entry.fingerprint
+        return native.hashing.fingerprint(raw, self._algorithm) == entry.fingerprint
 
     def _tables(self) -> Iterator[tuple[int, UncheckedEntries]]:
         for number in self._known.numbers():
@@ -164,7 +164,7 @@ class Repair:
     def from_bytes(self, record_ids: Iterable[int], raw: bytes, fingerprint: bytes) -> None:
         """Write lost records anew from bytes that have their fingerprint. Raises NoSpace."""
         lengths = array("I", [len(raw)])
-        encoded = native.encode(
+        encoded = native.codec.encode(
             raw,
             array("I", [0]),
             lengths,

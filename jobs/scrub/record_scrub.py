@@ -183,7 +183,7 @@ class RecordScrub:
         """Whether every record is where its entry says; payloads are not read."""
         seed = fmt.checksum_seed(header.volume, header.container, header.generation)
         self._pace(len(entries) * fmt.RECORD_HEADER_BYTES)
-        if not native.headers_agree(fd, entries.data, seed=seed):
+        if not native.store.headers_agree(fd, entries.data, seed=seed):
             return False
         self.records += len(entries)
         return True

@@ -35,7 +35,7 @@ class _Block(NamedTuple):
     @classmethod
     def of(cls, rows: list[_Row]) -> "_Block":
         raw = marshal.dumps(rows)
-        packed = native.encode(
+        packed = native.codec.encode(
             raw,
             array("I", [0]),
             array("I", [len(raw)]),
@@ -48,7 +48,7 @@ class _Block(NamedTuple):
         return cls(bytes(packed), packed.codecs[0], len(raw), checksum)
 
     def rows(self) -> list[_Row]:
-        raw = native.decode(self.stored, self.codec, self.raw_bytes, self.checksum)
+        raw = native.codec.decode(self.stored, self.codec, self.raw_bytes, self.checksum)
         rows: list[_Row] = marshal.loads(raw)
         return rows
 
@@ -93,7 +93,7 @@ class FoundFiles:
         self,
         is_wanted: Callable[[str], bool] | None = None,
         compresses: Callable[[str], bool] = lambda file_type: True,
-    ) -> Iterator[Candidate | native.FileList]:
+    ) -> Iterator[Candidate | native.ingest.FileList]:
         """Those of a type that is wanted, or all, in order: plain files by the directory, with
         whether to compress them by their type."""
         for block in self._blocks:
@@ -105,7 +105,7 @@ def _wanted(
     rows: list[_Row],
     is_wanted: Callable[[str], bool] | None,
     compresses: Callable[[str], bool],
-) -> Iterator[Candidate | native.FileList]:
+) -> Iterator[Candidate | native.ingest.FileList]:
     for row in rows:
         if len(row) == 3:
             directory, packed, suffixes = row
@@ -115,7 +115,7 @@ def _wanted(
             if is_wanted is not None:
                 chosen = {suffix for suffix, name in types.items() if is_wanted(name)}
             if chosen != set():
-                yield native.FileList(directory, packed, chosen, as_is)
+                yield native.ingest.FileList(directory, packed, chosen, as_is)
         else:
             path, identity, attribute, work_bytes = row
             if is_wanted is None or is_wanted(type_of(path)):

@@ -41,7 +41,7 @@ DIRECTORIES_AT_ONCE = 64
 _EVER_NS = (1 << 63) - 2
 """A file that was changed later, after 2262, becomes no stub, which has no room for such a time."""
 
-_Here: TypeAlias = "native.CandidatesOf | int"
+_Here: TypeAlias = "native.tree.CandidatesOf | int"
 """What there is in a directory, or the number of the error."""
 
 
@@ -98,7 +98,7 @@ class PlainFiles:
 
     def candidates(self) -> Iterator[Candidate]:
         """One by one, in the order of their inodes."""
-        for path, identity, _ in native.FileList(self.directory, self.packed):
+        for path, identity, _ in native.ingest.FileList(self.directory, self.packed):
             yield Candidate.plain(path, identity)
 
 
@@ -240,7 +240,7 @@ class _Search:
 
     def _find(self, directories: Sequence[bytes]) -> list[_Here]:
         volume, policy = self._volume, self._policy
-        return native.find_candidates(
+        return native.tree.find_candidates(
             volume.data_fd,
             [path or b"." for path in directories],
             volume.space.name,

@@ -27,7 +27,7 @@ def stub_bytes_by_type(volume: Volume, check: Check, threads: int = 0) -> Counte
         check()
         batch, pending = pending[-DIRECTORIES_AT_ONCE:], pending[:-DIRECTORIES_AT_ONCE]
         paths = [path or b"." for path in batch]
-        found = native.stub_sizes(
+        found = native.tree.stub_sizes(
             volume.data_fd, paths, volume.space.name, threads or cores(), check
         )
         for path, listed in zip(batch, found, strict=True):

@@ -79,7 +79,7 @@ def _files(
                 continue
             if stat.S_ISDIR(status.st_mode):
                 try:
-                    entries = native.scan_directory(fd, volume.space.name, check)
+                    entries = native.tree.scan_directory(fd, volume.space.name, check)
                 except OSError as error:
                     if errors is not None:
                         errors.append(f"{show_path(directory) or '.'}: {error.strerror}")
@@ -87,7 +87,7 @@ def _files(
                 yield from _in_directory(directory, entries, seen, pending)
             elif stat.S_ISREG(status.st_mode):
                 allocated = status.st_blocks * 512
-                value = native.fgetxattr(fd, volume.space.name)
+                value = native.system.fgetxattr(fd, volume.space.name)
                 yield directory, FileIdentity.of(status), allocated, value
 
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use native::chunker::{Chunker, Parameters, Scratch, available_paths};
 use native::fingerprint::Algorithm;
-use native::process::{Segment, process};
+use native::ingest::chunks::{Segment, process};
 
 /// The best of as many rounds as fit: neighbours on the machine only ever make a round slower.
 const SECONDS_PER_CASE: f64 = 1.0;

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use native::chunker::{Chunker, Parameters, Scratch};
+use native::codec::compressibility::incompressible;
 use native::fingerprint::Algorithm;
-use native::incompressible;
 use zstd_safe::{CCtx, CParameter};
 
 const LEVEL: i32 = 3;

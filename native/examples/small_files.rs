@@ -10,7 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Instant;
 
-use native::files::{fill, owned, status_at, status_of};
+use native::system::files::{owned, status_at, status_of};
+use native::system::reads::fill;
 use std::os::fd::{AsRawFd, RawFd};
 
 /// Larger files are read in pieces, and cost what their bytes cost.

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::crew;
+use crate::threads::pool;
 
 pub const HASH_BYTES: usize = 32;
 pub type Fingerprint = [u8; HASH_BYTES];
@@ -42,7 +42,7 @@ pub fn digest_all(
 ) -> Vec<Fingerprint> {
     let mut out = vec![[0; HASH_BYTES]; ranges.len()];
     let batches = ranges.chunks(BATCH).zip(out.chunks_mut(BATCH));
-    crew::for_each_of(batches, threads, |(ranges, out)| {
+    pool::for_each_of(batches, threads, |(ranges, out)| {
         for (&(start, end), fingerprint) in ranges.iter().zip(out) {
             *fingerprint = algorithm.digest(&data[start..end]);
         }

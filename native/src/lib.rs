@@ -1,47 +1,27 @@
 //! Native kernel of dedupd: chunking, fingerprints, payload encoding, the index, and
 //! system calls. Everything but `python` is plain Rust.
+//!
+//! A folder uses those above it in this list, and no other.
 
-pub mod ahead;
-pub mod candidates;
-pub mod check;
+pub mod format;
+
+pub mod system;
+
+pub mod threads;
+
 pub mod chunker;
-pub mod commits;
-pub mod crew;
-pub mod encode;
-pub mod entries;
-pub mod extents;
-pub mod filelist;
-pub mod files;
+pub mod codec;
 pub mod fingerprint;
-pub mod follow;
+
 pub mod index;
-pub mod join;
-pub mod known;
-pub mod leaf;
-pub mod map;
-pub mod marks;
-pub mod needs;
-pub mod parquet;
-pub mod pieces;
-pub mod place;
-pub mod process;
-pub mod records;
-pub mod seal;
-pub mod sizes;
-pub mod states;
-pub mod stub;
-pub mod stubs;
+pub mod ingest;
+pub mod store;
+
+pub mod upkeep;
+
+pub mod commit;
 pub mod study;
-pub mod sys;
 pub mod tree;
-pub mod types;
-pub mod watchdog;
-pub mod window;
-
-mod parallel;
-mod probe;
-
-pub use probe::incompressible;
 
 #[cfg(feature = "python")]
 mod python;

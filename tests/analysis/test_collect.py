@@ -16,12 +16,12 @@ from unittest.mock import patch
 import duckdb
 import numpy as np
 import pytest
-from analysis.collection.chunkings import DEFAULT
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from analysis.collection import file_reader, log_lanes, tree_walk
 from analysis.collection.chunk_log import HOLE_MARK, Log
+from analysis.collection.chunkings import DEFAULT
 from analysis.collection.collector import Unwatched, collect
 from analysis.collection.log_lanes import Selection
 from analysis.report.report import write_report
@@ -604,12 +604,12 @@ def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> Non
     ],
 )
 def test_version_numbers_are_no_type(name: bytes, kind: str) -> None:
-    assert native.file_type(os.path.basename(name)) == kind
+    assert native.study.file_type(os.path.basename(name)) == kind
 
 
 @given(name=st.text(alphabet="ab.Z/é", max_size=12).map(str.encode))
 def test_types_are_those_of_the_policy(name: bytes) -> None:
-    kind = native.file_type(os.path.basename(name))
+    kind = native.study.file_type(os.path.basename(name))
     if kind:
         assert Policy(exclude_types=(kind,)).excludes(name)
     assert not Policy(exclude_types=("unheard-of",)).excludes(name)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from analysis.collection.chunkings import DEFAULT
 
 from analysis.collection.chunk_log import Log
+from analysis.collection.chunkings import DEFAULT
 from analysis.database import EVERYTHING, Database
 from analysis.figures import CONFIDENCE_95, SavingsRow
 from benchmarks.resample import resample

@@ -7,9 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from analysis.collection.chunkings import ALL
 
 from analysis.collection.chunk_log import Log
+from analysis.collection.chunkings import ALL
 from analysis.database import EVERYTHING
 from analysis.figures import WholeFileRow
 from analysis.report.advice import advise

@@ -635,7 +635,7 @@ def test_blocks_that_were_only_allocated_stay_holes_when_they_are_read_ahead(fas
     path = root / ".dedupd/data/base"
     with opened(os.open(path, os.O_RDWR)) as fd:
         os.pwrite(fd, before["base"][:4096], 0)
-        native.fallocate_keep_size(fd, 4096, 3 * 4096)
+        native.system.fallocate_keep_size(fd, 4096, 3 * 4096)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.pread(fd, 4096, 0)

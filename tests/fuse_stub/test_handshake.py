@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuse_stub.kernel.handshake import DONT_MASK, HANDLE_KILLPRIV_V2, offered, promising
 
+from fuse_stub.kernel.handshake import DONT_MASK, HANDLE_KILLPRIV_V2, offered, promising
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
 
 INIT, LOOKUP = 26, 1

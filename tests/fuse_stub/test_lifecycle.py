@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
 
 from dedupd import native
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
@@ -21,6 +20,7 @@ from dedupd.system.control_socket import ControlClient, runtime_dir
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from fuse_stub import process
+from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
 from jobs.frame.run import Cancelled, JobRun
 from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
@@ -348,18 +348,18 @@ def test_nfs_handles_outlive_what_the_kernel_knows(loop_fs: MakeFileSystem, kind
         handles = {}
         for name in ("d/f", "d", "gone"):
             with opened(os.open(lab.view / name, os.O_RDONLY)) as fd:
-                handles[name] = native.name_to_handle(fd)
+                handles[name] = native.system.name_to_handle(fd)
         (lab.view / "gone").unlink()
         lab.unmount()
         lab.mount()
         with opened(os.open(lab.view, os.O_RDONLY)) as view:
-            with opened(native.open_by_handle(view, handles["d/f"], os.O_RDWR)) as fd:
+            with opened(native.system.open_by_handle(view, handles["d/f"], os.O_RDWR)) as fd:
                 assert os.pread(fd, len(CONTENT), 0) == CONTENT
                 os.pwrite(fd, b"by handle", 5)
-            with opened(native.open_by_handle(view, handles["d"], os.O_RDONLY)) as fd:
+            with opened(native.system.open_by_handle(view, handles["d"], os.O_RDONLY)) as fd:
                 assert os.listdir(fd) == ["f"]
             with pytest.raises(OSError) as caught:
-                native.open_by_handle(view, handles["gone"], os.O_RDONLY)
+                native.system.open_by_handle(view, handles["gone"], os.O_RDONLY)
             assert caught.value.errno == errno.ESTALE
         assert path.read_bytes() == CONTENT[:5] + b"by handle" + CONTENT[14:]
 

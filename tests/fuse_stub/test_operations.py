@@ -13,7 +13,6 @@ from typing import cast
 import pyfuse3
 import pytest
 import trio
-from fuse_stub.mounted_volume import Served
 from trio.testing import wait_all_tasks_blocked
 
 from dedupd import native
@@ -28,6 +27,7 @@ from dedupd.volume.commit_requests import Request
 from dedupd.volume.transition_log import Transitions
 from fuse_stub import commit_lane
 from fuse_stub.files import open_files
+from fuse_stub.mounted_volume import Served
 from fuse_stub.operations import StubOperations
 from tests.support.lab import Lab, lab_in, noise
 
@@ -167,7 +167,7 @@ def test_a_listing_tells_what_it_has_before_it_fails(
     for n in range(100):
         lab.put(f"d/{n}", b"x")
     listed: list[tuple[bytes, int]] = []
-    look_up, failing = native.look_up, b""
+    look_up, failing = native.system.look_up, b""
 
     def reply(_token: object, name: bytes, _found: object, next_id: int) -> bool:
         listed.append((name, next_id))
@@ -179,7 +179,7 @@ def test_a_listing_tells_what_it_has_before_it_fails(
         return look_up(dir_fd, names)
 
     monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
-    monkeypatch.setattr(native, "look_up", look)
+    monkeypatch.setattr(native.system, "look_up", look)
 
     async def scenario() -> None:
         nonlocal failing
@@ -419,7 +419,7 @@ def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
     """A full disk may keep blocks that were allocated and not yet written."""
 
     def allocate_and_fail(fd: int, *_: object) -> None:
-        native.fallocate_keep_size(fd, 0, len(CONTENT))
+        native.system.fallocate_keep_size(fd, 0, len(CONTENT))
         raise NoSpace("full")
 
     monkeypatch.setattr(commit_lane, "restore", allocate_and_fail)
@@ -447,7 +447,7 @@ def test_blocks_that_were_only_allocated_are_known_when_a_commit_stops_half_way(
     assert target is not None
 
     def allocate_and_fail(fd: int, *_: object) -> None:
-        native.fallocate_keep_size(fd, 0, len(CONTENT))
+        native.system.fallocate_keep_size(fd, 0, len(CONTENT))
         raise NoSpace("full")
 
     def fail(*_: object) -> None:
@@ -466,7 +466,7 @@ def test_blocks_that_were_only_allocated_are_known_when_a_commit_stops_half_way(
         await operations.release(writer)
         with lab.opened() as volume, open(lab.data / "stub", "rb") as file:
             identity = FileIdentity.of(os.fstat(file.fileno()))
-            previous = native.fgetxattr(file.fileno(), volume.space.name)
+            previous = native.system.fgetxattr(file.fileno(), volume.space.name)
             file.read()  # as the kernel reads ahead
         recipe = RecipeRef(target.recipe, target.digest, bool(target.flags & Flag.DIRECT))
         (begun,) = await own.begin([Request(b"stub", identity, recipe, previous)])

@@ -9,12 +9,12 @@ import pyfuse3
 import pytest
 import trio
 import trio.testing
-from fuse_stub.mounted_volume import Served
 
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag
 from dedupd.stub.transition import FileIdentity
 from dedupd.volume.commit_requests import Request
+from fuse_stub.mounted_volume import Served
 from fuse_stub.operations import StubOperations
 from tests.support.lab import Lab, new_lab, noise
 

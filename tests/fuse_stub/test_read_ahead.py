@@ -42,7 +42,7 @@ class WatchedReader(RecordReader):
 
     def begin_window(
         self, wanted: "list[tuple[int, int, int]]", head: bytes | memoryview, helpers: int
-    ) -> native.Window | None:
+    ) -> native.store.Window | None:
         self.begun += [chunk for chunk, _, _ in wanted]
         return super().begin_window(wanted, head, helpers)
 
@@ -166,7 +166,7 @@ resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 os.setresuid(1000, 1000, 1000)  # root's threads have no limit
 before = os.dup(fd)
 for _ in range(10):
-    native.Window(fd, fd, 0, [(0, 10, 0), (1, 10, 0)], b"", 1).finish()
+    native.store.Window(fd, fd, 0, [(0, 10, 0), (1, 10, 0)], b"", 1).finish()
 assert os.dup(fd) == before + 1
 """
 

@@ -12,7 +12,7 @@ _READ_OF_NOTHING = textwrap.dedent(
 
     read_fd, write_fd = os.pipe()
     if {watched}:
-        native.interrupt_reads(read_fd, threading.get_native_id())
+        native.system.interrupt_reads(read_fd, threading.get_native_id())
     if {crowded}:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))

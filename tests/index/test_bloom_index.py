@@ -96,7 +96,7 @@ def test_a_file_looks_valid_on_the_disk_only_while_all_of_it_is_there(lab: Index
         index = index_of(lab)
         (opened_at,) = disk.synced
         assert opened_at == bytes(64) + saved[64:]  # nothing else was changed before
-        rows = b"".join(native.fingerprint(b"more %d" % n) for n in range(CHUNKS))
+        rows = b"".join(native.hashing.fingerprint(b"more %d" % n) for n in range(CHUNKS))
         index.insert(rows, range(9 << 32, (9 << 32) + CHUNKS))
         index.save()
     finally:
@@ -123,7 +123,7 @@ def test_through_jobs_crashes_and_damage_the_chains_equal_a_dictionary(
     full.saved.remove()
     index = index_of(full)
     asked = [*list(full.store.contents.items())[::11], *((0, b"not %d" % n) for n in range(500))]
-    packed = b"".join(native.fingerprint(content) for _, content in asked)
+    packed = b"".join(native.hashing.fingerprint(content) for _, content in asked)
     for step, part in done:
         if step == "damage":
             flip_bit(full.file, int(part * full.file.stat().st_size))
@@ -193,14 +193,14 @@ def test_equal_hashes_fill_chains_and_are_told_apart(lab: Indexed) -> None:
 def test_the_first_of_a_run_of_duplicates_costs_few_reads_and_the_others_none(lab: Indexed) -> None:
     index = index_of(lab)
     contents = list(lab.store.contents.values())[300:400]
-    found = index.lookup(b"".join(map(native.fingerprint, contents)))
+    found = index.lookup(b"".join(map(native.hashing.fingerprint, contents)))
     assert list(found) == list(range(make_id(1, 300), make_id(1, 400)))
     assert 1 <= index.counters().disk_reads <= 6
 
 
 def test_what_is_new_costs_next_to_no_read(lab: Indexed) -> None:
     index = index_of(lab)
-    asked = b"".join(native.fingerprint(b"new %d" % n) for n in range(20_000))
+    asked = b"".join(native.hashing.fingerprint(b"new %d" % n) for n in range(20_000))
     assert not any(index.lookup(asked))
     assert index.counters().disk_reads < 600
 
@@ -215,7 +215,7 @@ def test_where_the_disk_is_full_chunks_are_forgotten_and_nothing_is_saved(
     try:
         lab.saved = roomy._replace(dir_fd=small)
         index = index_of(lab)
-        asked = b"".join(native.fingerprint(one) for one in lab.store.contents.values())
+        asked = b"".join(native.hashing.fingerprint(one) for one in lab.store.contents.values())
         found = list(index.lookup(asked))
         assert 0 in found
         assert all(a in (0, b) for a, b in zip(found, lab.store.contents, strict=True))

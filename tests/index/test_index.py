@@ -10,7 +10,7 @@ from dedupd.index.memory import MemoryIndex
 from tests.support.lab import noise
 from tests.support.stores import Records
 
-fingerprints = st.integers(0, 300).map(lambda n: native.fingerprint(b"%d" % n))
+fingerprints = st.integers(0, 300).map(lambda n: native.hashing.fingerprint(b"%d" % n))
 rows = st.lists(st.tuples(fingerprints, st.integers(1, 2**64 - 1)), max_size=400)
 
 
@@ -45,7 +45,7 @@ def test_the_index_of_a_store_finds_every_record(tmp_path: Path) -> None:
     index = MemoryIndex()
     for container in store.reopen():
         index.load(container)
-    asked = b"".join(native.fingerprint(content) for content in store.contents.values())
+    asked = b"".join(native.hashing.fingerprint(content) for content in store.contents.values())
     assert list(index.lookup(asked)) == list(store.contents)
 
 

@@ -12,7 +12,7 @@ from dedupd.format.ids import make_id
 from tests.support.indexes import KINDS, Indexed, ask, indexed
 from tests.support.lab import noise
 
-fingerprints = st.integers(0, 300).map(lambda n: native.fingerprint(b"%d" % n))
+fingerprints = st.integers(0, 300).map(lambda n: native.hashing.fingerprint(b"%d" % n))
 
 
 @pytest.fixture(params=KINDS)
@@ -75,7 +75,7 @@ def test_through_jobs_crashes_and_changes_of_state_it_equals_a_dictionary(
                     index.save()
                 index = lab.open(page_entries=3, cache_entries=6)
             asked = [noise(100 + n, n) for n in range(41)]
-            found = index.lookup(b"".join(map(native.fingerprint, asked)))
+            found = index.lookup(b"".join(map(native.hashing.fingerprint, asked)))
             assert list(found) == [oracle.get(one, 0) for one in asked]
 
 
@@ -90,7 +90,9 @@ def test_fingerprints_with_one_hash_are_told_apart(lab: Indexed) -> None:
 def test_entries_on_disk_with_equal_signatures_are_told_apart(lab: Indexed) -> None:
     lab.fill(100)
     index = lab.open()
-    asked = b"".join(native.fingerprint(one)[:8] + bytes(24) for one in lab.store.contents.values())
+    asked = b"".join(
+        native.hashing.fingerprint(one)[:8] + bytes(24) for one in lab.store.contents.values()
+    )
     assert not any(index.lookup(asked))
     assert index.counters().false_positives >= 100
     lab.expect_all(index)
@@ -106,7 +108,7 @@ def test_every_chunk_of_a_store_is_found(lab: Indexed, count: int) -> None:
 
 def test_it_grows_with_what_is_inserted(lab: Indexed) -> None:
     index = lab.open()
-    rows = [native.fingerprint(b"%d" % n) for n in range(60_000)]
+    rows = [native.hashing.fingerprint(b"%d" % n) for n in range(60_000)]
     for at in range(0, len(rows), 1000):
         index.insert(b"".join(rows[at : at + 1000]), range((9 << 32) + at, (9 << 32) + at + 1000))
     assert list(index.lookup(b"".join(rows))) == list(range(9 << 32, (9 << 32) + 60_000))
@@ -126,14 +128,14 @@ def test_a_run_of_duplicates_costs_one_read_for_a_page(lab: Indexed) -> None:
 def test_chunks_that_are_not_known_cost_next_to_no_read(lab: Indexed) -> None:
     lab.fill(50)
     index = lab.open()
-    index.lookup(b"".join(native.fingerprint(b"new %d" % n) for n in range(10_000)))
+    index.lookup(b"".join(native.hashing.fingerprint(b"new %d" % n) for n in range(10_000)))
     assert index.counters().disk_reads <= 10
 
 
 def test_the_cache_keeps_no_more_than_it_may(lab: Indexed) -> None:
     lab.fill(100)
     index = lab.open(page_entries=1, cache_entries=2)
-    first, second, third = (native.fingerprint(noise(300, n)) for n in range(3))
+    first, second, third = (native.hashing.fingerprint(noise(300, n)) for n in range(3))
     index.lookup(first + second + third + first)
     assert index.counters().disk_reads == 4
     index.lookup(first + third)
@@ -142,12 +144,12 @@ def test_the_cache_keeps_no_more_than_it_may(lab: Indexed) -> None:
 
 def test_a_chunk_is_found_before_and_after_its_entry_is_on_disk(lab: Indexed) -> None:
     index = lab.open()
-    fingerprint = native.fingerprint(noise(300, 1))
+    fingerprint = native.hashing.fingerprint(noise(300, 1))
     index.insert(fingerprint, [make_id(1, 0)])
     assert index.lookup(fingerprint)[0] == make_id(1, 0)
     assert lab.store.append(noise(300, 1)) == [make_id(1, 0)]
     # So many that those on disk by now are let go of.
-    others = b"".join(native.fingerprint(b"other %d" % n) for n in range(20_000))
+    others = b"".join(native.hashing.fingerprint(b"other %d" % n) for n in range(20_000))
     index.insert(others, range(2 << 32, (2 << 32) + 20_000))
     assert index.counters().disk_reads == 0
     assert index.lookup(fingerprint)[0] == make_id(1, 0)

@@ -101,7 +101,7 @@ def test_where_there_is_no_room_nothing_is_saved_and_nothing_fails(lab: Indexed)
 def test_what_was_never_appended_is_forgotten(lab: Indexed) -> None:
     index = lab.open()
     lab.append(index, noise(300, 0))
-    index.insert(native.fingerprint(b"reserved"), [make_id(1, 1)])
+    index.insert(native.hashing.fingerprint(b"reserved"), [make_id(1, 1)])
     index.save()
     index = lab.open()
     assert index.was_restored and ask(index, b"reserved") == 0
@@ -153,7 +153,7 @@ def test_a_job_that_ends_anywhere_leaves_an_index_that_knows_all_or_is_not_used(
 
 def test_the_table_stays_full_while_it_grows(table: Indexed) -> None:
     index = table.open()
-    rows = b"".join(native.fingerprint(b"%d" % n) for n in range(60_000))
+    rows = b"".join(native.hashing.fingerprint(b"%d" % n) for n in range(60_000))
     for at in range(0, 60_000, 1000):
         index.insert(rows[at * 32 : (at + 1000) * 32], range((9 << 32) + at, (9 << 32) + at + 1000))
     assert isinstance(index, TableIndex) and index.load_factor > 0.93
@@ -175,7 +175,7 @@ def test_a_table_of_another_format_is_made_anew(table: Indexed) -> None:
     table.open().save()
     data = bytearray(table.file.read_bytes())
     data[8:10] = (1).to_bytes(2, "little")
-    data[56:64] = native.xxh3_64(bytes(data[:56])).to_bytes(8, "little")
+    data[56:64] = native.hashing.xxh3_64(bytes(data[:56])).to_bytes(8, "little")
     table.file.write_bytes(data)
     index = table.open()
     assert not index.was_restored
@@ -190,7 +190,7 @@ def test_a_table_that_has_grown_is_saved_at_its_width(count: int) -> None:
         for at in range(0, count, 500):
             contents = [noise(64, n) for n in range(at, at + 500)]
             ids = lab.store.append(*contents)
-            before.insert(b"".join(map(native.fingerprint, contents)), ids)
+            before.insert(b"".join(map(native.hashing.fingerprint, contents)), ids)
         lab.store.writer.sync()
         before.save()
         after = lab.open()
@@ -209,8 +209,10 @@ def test_a_table_that_has_grown_is_saved_at_its_width(count: int) -> None:
     ],
 )
 def test_wrong_arguments_are_refused(
-    table: Indexed, call: Callable[[native.TableIndex], object]
+    table: Indexed, call: Callable[[native.index.TableIndex], object]
 ) -> None:
-    index = native.TableIndex(table.dir_fd, VOLUME, 1, capacity=0, page_entries=1, cache_entries=1)
+    index = native.index.TableIndex(
+        table.dir_fd, VOLUME, 1, capacity=0, page_entries=1, cache_entries=1
+    )
     with pytest.raises(ValueError):
         call(index)

@@ -15,13 +15,13 @@ from dedupd import native
 from dedupd.format.volume_parameters import PATTERN, POLYNOMIAL, PRESETS, Chunking
 from tests.support import reference_chunker
 
-PATHS = native.simd_paths()
+PATHS = native.chunker.simd_paths()
 OTHER_POLYNOMIALS = (0x1002D, 0x1172D)
 
 
 @cache
-def chunker(chunking: Chunking, path: str | None = None) -> native.Chunker:
-    return native.Chunker(
+def chunker(chunking: Chunking, path: str | None = None) -> native.chunker.Chunker:
+    return native.chunker.Chunker(
         polynomial=chunking.polynomial,
         bits=chunking.bits,
         pattern=chunking.pattern,
@@ -189,7 +189,7 @@ def test_cuts_do_not_depend_on_how_a_file_is_read(
     assert b"".join(fingerprint for _, fingerprint in streamed) == whole.fingerprints
 
 
-def _stream(data: bytes, worker: native.Chunker, sizes: list[int]) -> Iterator[tuple[int, bytes]]:
+def _stream(data: bytes, worker: native.chunker.Chunker, sizes: list[int]) -> Iterator[tuple[int, bytes]]:
     """The file in reads of ``sizes`` bytes in turn, the unfinished chunk carried to the next."""
     done = read = turn = 0
     while read < len(data):
@@ -215,14 +215,14 @@ def test_cuts_and_fingerprints_do_not_depend_on_threads(threads: int) -> None:
 
 
 def _one_by_one(
-    worker: native.Chunker, data: bytes, segments: list[tuple[int, int, bool]]
+    worker: native.chunker.Chunker, data: bytes, segments: list[tuple[int, int, bool]]
 ) -> tuple[bytes, bytes, bytes, bytes]:
     ends: list[int] = []
     fingerprints, zero, counts = [], [], []
     for start, end, final in segments:
         here = [start + e for e in ends_of(worker.cut(data[start:end], final))]
         for a, b in pairwise([start, *here]):
-            fingerprints.append(native.fingerprint(data[a:b]))
+            fingerprints.append(native.hashing.fingerprint(data[a:b]))
             zero.append(not any(data[a:b]))
         ends += here
         counts.append(len(here))
@@ -329,7 +329,7 @@ def test_parameters_outside_the_format_are_refused_by_name(name: str, value: obj
         "max_bytes": 128 << 10,
     }
     with pytest.raises(ValueError, match=name):
-        native.Chunker(**{**good, name: value})  # type: ignore[arg-type]
+        native.chunker.Chunker(**{**good, name: value})  # type: ignore[arg-type]
 
 
 def test_segments_outside_the_data_are_refused() -> None:

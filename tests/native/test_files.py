@@ -47,7 +47,7 @@ def test_a_scan_tells_files_and_directories_apart(tmp_path: Path, directory: int
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
-    directories, files = native.scan_directory(directory, NAME)
+    directories, files = native.tree.scan_directory(directory, NAME)
     assert directories == [b"below"]
     assert {file[0] for file in files} == names
 
@@ -57,7 +57,7 @@ def test_a_scan_says_what_stat_says(tmp_path: Path, directory: int) -> None:
     make(path, b"x" * 10_000)
     os.link(path, tmp_path / "other")
     os.setxattr(path, NAME, b"a value")
-    _, files = native.scan_directory(directory, NAME)
+    _, files = native.tree.scan_directory(directory, NAME)
     status = path.stat()
     for name, identity, links, allocated, value in files:
         assert name in (b"file", b"other")
@@ -70,7 +70,7 @@ def test_a_scan_brings_long_attributes_along(tmp_path: Path, directory: int) -> 
     path = tmp_path / "file"
     path.touch()
     os.setxattr(path, NAME, b"v" * 3000)
-    _, [file] = native.scan_directory(directory, NAME)
+    _, [file] = native.tree.scan_directory(directory, NAME)
     assert file[4] == b"v" * 3000
 
 
@@ -78,7 +78,7 @@ def test_a_scan_finds_thousands_of_names(tmp_path: Path, directory: int) -> None
     names = {b"%05d-%s" % (n, b"n" * (n % 200)) for n in range(3000)}
     for name in names:
         os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=directory))
-    _, files = native.scan_directory(directory, NAME)
+    _, files = native.tree.scan_directory(directory, NAME)
     assert sorted(file[0] for file in files) == sorted(names)
     inodes = [identity[0] for _, identity, *_ in files]
     assert inodes == sorted(inodes)
@@ -91,7 +91,7 @@ def test_whoever_scans_a_large_directory_has_a_say_in_between(
     for number in range(1, 20_000):
         os.link("0", str(number), src_dir_fd=directory, dst_dir_fd=directory)
     says: list[None] = []
-    _, files = native.scan_directory(directory, NAME, lambda: says.append(None))
+    _, files = native.tree.scan_directory(directory, NAME, lambda: says.append(None))
     assert (len(files), len(says)) == (20_000, 4)
 
     class Enough(Exception):
@@ -101,7 +101,7 @@ def test_whoever_scans_a_large_directory_has_a_say_in_between(
         raise Enough
 
     with pytest.raises(Enough):
-        native.scan_directory(directory, NAME, stop)
+        native.tree.scan_directory(directory, NAME, stop)
     with pytest.raises(Enough):
         find(directory, check=stop)
 
@@ -110,7 +110,7 @@ def test_what_is_no_directory_cannot_be_scanned(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     fd = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(NotADirectoryError):
-        native.scan_directory(fd, NAME)
+        native.tree.scan_directory(fd, NAME)
     os.close(fd)
 
 
@@ -122,9 +122,9 @@ def find(
     size_min: int = 1,
     newest_ns: int = 2**63 - 1,
     check: Callable[[], None] = lambda: None,
-) -> "native.CandidatesOf":
+) -> "native.tree.CandidatesOf":
     """What there is to do in a directory."""
-    (found,) = native.find_candidates(
+    (found,) = native.tree.find_candidates(
         directory,
         [b"."],
         NAME,
@@ -170,12 +170,12 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     value[20] ^= 1
     os.setxattr(tmp_path / "damaged", NAME, bytes(value))
     make(tmp_path / "plain", b"content")
-    everything = {file[0] for file in native.scan_directory(directory, NAME)[1]}
+    everything = {file[0] for file in native.tree.scan_directory(directory, NAME)[1]}
     directories, left, passed, [(packed, count, *_)] = find(directory)
     found = {file[0] for file in left} | {b"plain"}
     assert everything - found == {b"whole", b"one chunk", b"truncated"}
     assert (directories, passed[0], count) == ([], (3, 15_000), 1)
-    assert [path for path, *_ in native.FileList(b"", packed)] == [b"plain"]
+    assert [path for path, *_ in native.ingest.FileList(b"", packed)] == [b"plain"]
 
 
 def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: int) -> None:
@@ -197,15 +197,15 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
     assert passed == [(0, 0), (1, 0), (1, 99), (0, 0)]
     assert (count, size) == (4, 100 + 2500 + 5000 + 999)
     assert dict(chunks) == {b"\xff": 1, b"": 3, b"x": 6 + 1}
-    files = [(path, identity) for path, identity, _ in native.FileList(b"in/", packed)]
+    files = [(path, identity) for path, identity, _ in native.ingest.FileList(b"in/", packed)]
     assert [identity[0] for _, identity in files] == sorted(identity[0] for _, identity in files)
     wanted = {b"in/" + name: identity for name, identity in identities.items() if sizes[name] > 99}
     assert dict(files) == wanted
     for suffixes in (set(), {b"x"}, {b"", b"\xff"}, {b"X", b"a"}):
-        some = native.FileList(b"", packed, suffixes)
+        some = native.ingest.FileList(b"", packed, suffixes)
         ends = {b"odd.\xff": b"\xff", b".dot": b"", b"a.x": b"x", b"b.x": b"x"}
         assert {path for path, *_ in some} == {n for n, end in ends.items() if end in suffixes}
-        marked = native.FileList(b"", packed, as_is=suffixes)
+        marked = native.ingest.FileList(b"", packed, as_is=suffixes)
         assert {path: as_is for path, _, as_is in marked} == {
             name: end in suffixes for name, end in ends.items()
         }
@@ -219,7 +219,7 @@ def test_the_files_of_a_large_directory_come_some_at_a_time(tmp_path: Path, dire
             file.write(b"content")
     *_, plain = find(directory)
     assert [count for _, count, _, _ in plain] == [4096, 4096, 9000 - 8192]
-    files = [file[:2] for packed, *_ in plain for file in native.FileList(b"", packed)]
+    files = [file[:2] for packed, *_ in plain for file in native.ingest.FileList(b"", packed)]
     assert {path for path, _ in files} == names
     assert [identity[0] for _, identity in files] == sorted(one[0] for _, one in files)
     assert sum(size for _, _, size, _ in plain) == 7 * 9000
@@ -230,12 +230,12 @@ def test_where_a_directory_is_none_there_is_the_error(tmp_path: Path, directory:
     make(tmp_path / "file", b"content")
     (tmp_path / "link").symlink_to(".")
     names = [b"file", b"none", b"link"]
-    found = native.find_candidates(
+    found = native.tree.find_candidates(
         directory, names, NAME, 2, lambda: None, seed=0, size_min=1, newest_ns=0, chunk_bytes=1
     )
     assert found == [errno.ENOTDIR, errno.ENOENT, errno.ENOTDIR]
     with pytest.raises(ValueError, match="chunk_bytes"):
-        native.find_candidates(
+        native.tree.find_candidates(
             directory, names, NAME, 2, lambda: None, seed=0, size_min=1, newest_ns=0, chunk_bytes=0
         )
 
@@ -243,7 +243,7 @@ def test_where_a_directory_is_none_there_is_the_error(tmp_path: Path, directory:
 @pytest.mark.parametrize("packed", [b"x", bytes(32), bytes(32) + b"name"])
 def test_only_what_was_packed_is_unpacked(packed: bytes) -> None:
     with pytest.raises(ValueError, match="packed"):
-        native.FileList(b"", packed)
+        native.ingest.FileList(b"", packed)
 
 
 # --- reading: one file ------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def read_files(
     threads: int = 1,
 ) -> bytes:
     """1 for each file that was read, else 0."""
-    several = native.FileList()
+    several = native.ingest.FileList()
     for path, identity in files:
         several.add(path, identity, as_is=False)
     left = several.read(directory, settle_ns, buffer, offset, threads)
@@ -411,51 +411,51 @@ def file(tmp_path: Path) -> int:
 
 def test_an_attribute_is_exchanged_for_the_one_expected(file: int) -> None:
     before = FileIdentity.of(os.fstat(file))
-    after = native.exchange_attribute(file, before, NAME, None, b"first")
+    after = native.commit.exchange_attribute(file, before, NAME, None, b"first")
     assert after is not None and FileIdentity(*after) == FileIdentity.of(os.fstat(file))
-    assert native.fgetxattr(file, NAME) == b"first"
-    again = native.exchange_attribute(file, after, NAME, b"first", b"second")
+    assert native.system.fgetxattr(file, NAME) == b"first"
+    again = native.commit.exchange_attribute(file, after, NAME, b"first", b"second")
     assert again is not None
-    assert native.fgetxattr(file, NAME) == b"second"
+    assert native.system.fgetxattr(file, NAME) == b"second"
 
 
 @pytest.mark.parametrize("previous", [None, b"", b"firsT"])
 def test_another_attribute_stays(file: int, previous: bytes | None) -> None:
     os.setxattr(file, NAME, b"first")
     before = FileIdentity.of(os.fstat(file))
-    assert native.exchange_attribute(file, before, NAME, previous, b"second") is None
-    assert native.fgetxattr(file, NAME) == b"first"
+    assert native.commit.exchange_attribute(file, before, NAME, previous, b"second") is None
+    assert native.system.fgetxattr(file, NAME) == b"first"
 
 
 @pytest.mark.parametrize("field", FileIdentity._fields)
 def test_another_file_gets_no_attribute(file: int, field: str) -> None:
     before = FileIdentity.of(os.fstat(file))
     other = before._replace(**{field: getattr(before, field) + 1})
-    assert native.exchange_attribute(file, other, NAME, None, b"value") is None
-    assert native.fgetxattr(file, NAME) is None
+    assert native.commit.exchange_attribute(file, other, NAME, None, b"value") is None
+    assert native.system.fgetxattr(file, NAME) is None
 
 
 def test_an_attribute_that_is_too_large_is_an_error(file: int) -> None:
     before = FileIdentity.of(os.fstat(file))
     with pytest.raises(OSError):
-        native.exchange_attribute(file, before, NAME, None, bytes(100_000))
+        native.commit.exchange_attribute(file, before, NAME, None, bytes(100_000))
 
 
 @pytest.mark.parametrize("mtime_ns", [OLD_NS, -1, 0, -(10**18) + 7])
 def test_punching_frees_the_blocks_and_sets_times_and_attribute(file: int, mtime_ns: int) -> None:
-    native.punch_and_settle(file, 1 << 20, OLD_NS + 5, mtime_ns, NAME, b"settled")
+    native.commit.punch_and_settle(file, 1 << 20, OLD_NS + 5, mtime_ns, NAME, b"settled")
     status = os.fstat(file)
     assert (status.st_blocks, status.st_size) == (0, 100_000)
     assert (status.st_atime_ns, status.st_mtime_ns) == (OLD_NS + 5, mtime_ns)
-    assert native.fgetxattr(file, NAME) == b"settled"
+    assert native.system.fgetxattr(file, NAME) == b"settled"
     assert os.pread(file, 100_000, 0) == bytes(100_000)
 
 
 def test_what_cannot_be_punched_keeps_its_attribute(tmp_path: Path, file: int) -> None:
     fd = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(OSError):
-        native.punch_and_settle(fd, 4096, OLD_NS, OLD_NS, NAME, b"settled")
-    assert native.fgetxattr(file, NAME) is None
+        native.commit.punch_and_settle(fd, 4096, OLD_NS, OLD_NS, NAME, b"settled")
+    assert native.system.fgetxattr(file, NAME) is None
     assert os.pread(fd, 10, 0) == b"x" * 10
 
 
@@ -463,7 +463,7 @@ def test_what_cannot_be_punched_keeps_its_attribute(tmp_path: Path, file: int) -
 def test_a_scan_for_work_does_without_threads_where_there_are_no_more() -> None:
     def look(directory: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-        found = native.find_candidates(
+        found = native.tree.find_candidates(
             directory,
             [b".", b"."],
             NAME,

@@ -14,7 +14,7 @@ SEED = 77
 
 
 def entry(content: int, state: tbl.State = tbl.State.LIVE) -> tbl.Entry:
-    fingerprint = native.fingerprint(b"%d" % content)
+    fingerprint = native.hashing.fingerprint(b"%d" % content)
     return tbl.Entry(fingerprint, 128, 0, 900, 1000, 0, state, 0)
 
 
@@ -32,7 +32,7 @@ contents = st.lists(st.integers(0, 60), max_size=80)
 
 @given(st.lists(contents, max_size=4), st.lists(contents, max_size=4), st.integers(0, 2**64 - 1))
 def test_a_join_equals_a_dictionary(new: list[list[int]], old: list[list[int]], seed: int) -> None:
-    join = native.Join(sum(map(len, new)), seed=seed)
+    join = native.upkeep.Join(sum(map(len, new)), seed=seed)
     own = {make_id(n + 1, at): c for n, part in enumerate(new) for at, c in enumerate(part)}
     others = {make_id(n + 50, at): c for n, part in enumerate(old) for at, c in enumerate(part)}
     for number, part in enumerate(new):
@@ -57,7 +57,7 @@ def test_a_join_equals_a_dictionary(new: list[list[int]], old: list[list[int]], 
 
 
 def test_only_live_and_sound_entries_count() -> None:
-    join = native.Join(10)
+    join = native.upkeep.Join(10)
     states = [tbl.encode_entry(entry(state, state), SEED) for state in tbl.State]
     torn = bytearray(tbl.encode_entry(entry(99), SEED))
     torn[40] ^= 1
@@ -68,7 +68,7 @@ def test_only_live_and_sound_entries_count() -> None:
 
 
 def test_a_chunk_is_not_merged_into_itself() -> None:
-    join = native.Join(10)
+    join = native.upkeep.Join(10)
     data = pack([1, 2, 3])
     join.add(data, SEED, make_id(1, 0))
     assert join.probe(data, SEED, make_id(1, 0)) == b""
@@ -76,7 +76,7 @@ def test_a_chunk_is_not_merged_into_itself() -> None:
 
 
 def test_what_has_no_room_is_refused_and_changes_nothing() -> None:
-    join = native.Join(4)
+    join = native.upkeep.Join(4)
     assert join.add(pack([1, 2, 3]), SEED, make_id(1, 0))
     assert not join.add(pack([4, 5]), SEED, make_id(2, 0))
     assert join.add(pack([6]), SEED, make_id(3, 0))
@@ -89,7 +89,7 @@ def test_a_sample_is_the_same_part_of_both_sets(bits: int) -> None:
     rng = random.Random(bits)
     old = [rng.randrange(10**9) for _ in range(4000)]
     new = old[:2000] + [rng.randrange(10**9, 2 * 10**9) for _ in range(2000)]
-    join = native.Join(4000, bits)
+    join = native.upkeep.Join(4000, bits)
     join.add(pack(new), SEED, make_id(1, 0))
     found = pairs(join.probe(pack(old), SEED, make_id(2, 0)))
     assert all(own - make_id(1, 0) == into - make_id(2, 0) for own, into in found)
@@ -97,13 +97,13 @@ def test_a_sample_is_the_same_part_of_both_sets(bits: int) -> None:
 
 
 def test_a_chunk_takes_fourteen_bytes() -> None:
-    join = native.Join(1_000_000)
+    join = native.upkeep.Join(1_000_000)
     assert join.memory_bytes <= 14 * 1_000_000
     assert join.add(b"", SEED, make_id(1, 0))
 
 
 def test_a_full_join_still_ends() -> None:
-    join = native.Join(1000)
+    join = native.upkeep.Join(1000)
     assert join.add(pack(list(range(1000))), SEED, make_id(1, 0))
     assert len(join) == 1000
     assert join.probe(pack(list(range(1000, 2000))), SEED, make_id(2, 0)) == b""

@@ -17,7 +17,7 @@ def test_what_is_told_of_a_name_is_what_stat_says(tmp_path: Path) -> None:
     os.link(tmp_path / "file", tmp_path / "second name")
     names = [os.fsencode(name) for name in [*os.listdir(tmp_path), ".", ".."]]
     fd = os.open(tmp_path, os.O_RDONLY)
-    for name, found in zip(names, native.look_up(fd, names), strict=True):
+    for name, found in zip(names, native.system.look_up(fd, names), strict=True):
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
         assert found is not None
         (ino, device, _), owner, size, times = found
@@ -37,7 +37,7 @@ def test_what_is_told_of_a_name_is_what_stat_says(tmp_path: Path) -> None:
 def test_a_name_that_is_not_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "here").touch()
     fd = os.open(tmp_path, os.O_RDONLY)
-    found = native.look_up(fd, [b"absent", b"here", b"absent"])
+    found = native.system.look_up(fd, [b"absent", b"here", b"absent"])
     assert [one is None for one in found] == [True, False, True]
     os.close(fd)
 
@@ -46,7 +46,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     (tmp_path / "here").touch()
     fd = os.open(tmp_path, os.O_RDONLY)
     before = os.listdir("/proc/self/fd")
-    native.look_up(fd, [b"here", b"absent"] * 10)
+    native.system.look_up(fd, [b"here", b"absent"] * 10)
     assert os.listdir("/proc/self/fd") == before
     os.close(fd)
 
@@ -55,10 +55,10 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 def test_the_handle_opens_the_file_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     fd = os.open(tmp_path, os.O_RDONLY)
-    (found,) = native.look_up(fd, [b"file"])
+    (found,) = native.system.look_up(fd, [b"file"])
     assert found is not None
     (tmp_path / "file").rename(tmp_path / "renamed")
-    again = native.open_by_handle(fd, found[0][2], os.O_RDONLY)
+    again = native.system.open_by_handle(fd, found[0][2], os.O_RDONLY)
     assert os.read(again, 100) == b"content"
     os.close(again)
     os.close(fd)

@@ -23,21 +23,21 @@ def packed(column: list[int]) -> bytes:
 @given(COLUMNS, COLUMNS)
 def test_columns_are_compared_item_by_item(one: list[int], other: list[int]) -> None:
     pairs = list(zip_longest(one, other, fillvalue=0))[: len(one)]
-    bits = native.more_than(packed(one), packed(other))
+    bits = native.upkeep.more_than(packed(one), packed(other))
     assert [byte >> bit & 1 for byte in bits for bit in range(8)][: len(one)] == [
         now > before for now, before in pairs
     ]
     assert len(bits) == -(-len(one) // 8)
     assert not any(bits) or int.from_bytes(bits, "little").bit_length() <= len(one)
-    assert native.longest(packed(one), packed(other)) == packed([max(pair) for pair in pairs])
+    assert native.upkeep.longest(packed(one), packed(other)) == packed([max(pair) for pair in pairs])
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 2**64 - 1))
 def test_the_digest_is_of_the_fingerprints_of_what_is_needed(lengths: list[int], seed: int) -> None:
     table = [noise(64, at) for at in range(30)]
     needed = b"".join(row[:32] for row, length in zip(table, lengths, strict=False) if length)
-    found = native.digest_needed(b"".join(table), packed(lengths), seed)
-    assert found == native.xxh3_64(needed, seed)
+    found = native.upkeep.digest_needed(b"".join(table), packed(lengths), seed)
+    assert found == native.hashing.xxh3_64(needed, seed)
 
 
 @given(st.integers(0, 40), st.sets(st.integers(0, 39)), st.sets(st.integers(0, 47)))
@@ -129,7 +129,7 @@ def test_copies_are_needed_as_what_they_repeat(
 def test_entries_that_do_not_fit_the_marks_are_found(
     rows: list[tuple[State, int]], some: set[int]
 ) -> None:
-    places, orphans = native.misfits(table_of(rows), marked(some).bits(1))
+    places, orphans = native.upkeep.misfits(table_of(rows), marked(some).bits(1))
     unneeded = (State.ORPHANED, State.TOMBSTONE)
     assert list(memoryview(places).cast("I")) == [
         at

@@ -72,11 +72,11 @@ class TestFingerprints:
     @pytest.mark.parametrize(("length", "digest"), BLAKE3_VECTORS.items())
     def test_blake3_is_that_of_its_authors(self, length: int, digest: str) -> None:
         data = (bytes(range(251)) * (length // 251 + 1))[:length]
-        assert native.fingerprint(data).hex() == digest
+        assert native.hashing.fingerprint(data).hex() == digest
 
     @given(st.binary(max_size=5000))
     def test_sha256_is_that_of_hashlib(self, data: bytes) -> None:
-        assert native.fingerprint(data, "sha256") == hashlib.sha256(data).digest()
+        assert native.hashing.fingerprint(data, "sha256") == hashlib.sha256(data).digest()
 
     @given(
         lengths=st.lists(st.integers(0, 3000), max_size=80),
@@ -89,47 +89,47 @@ class TestFingerprints:
         data, ends, expected = noise(1, sum(lengths)), [], b""
         at = 0
         for length in lengths:
-            expected += native.fingerprint(data[at : at + length], algorithm)
+            expected += native.hashing.fingerprint(data[at : at + length], algorithm)
             at += length
             ends.append(at)
-        assert native.fingerprints(data, u32(*ends), algorithm, threads) == expected
+        assert native.hashing.fingerprints(data, u32(*ends), algorithm, threads) == expected
 
     @pytest.mark.parametrize("ends", [u32(5, 4), u32(101), b"123"])
     def test_impossible_ends_are_refused(self, ends: bytes) -> None:
         with pytest.raises(ValueError, match="ends"):
-            native.fingerprints(bytes(100), ends)
+            native.hashing.fingerprints(bytes(100), ends)
 
     def test_an_unknown_algorithm_is_refused(self) -> None:
         with pytest.raises(ValueError, match="blake3 or sha256"):
-            native.fingerprint(b"", "md5")
+            native.hashing.fingerprint(b"", "md5")
 
     @given(st.binary(max_size=2000), st.integers(0, 2**64 - 1))
     def test_xxh3_is_that_of_the_xxhash_package(self, data: bytes, seed: int) -> None:
-        assert native.xxh3_64(data) == xxhash.xxh3_64_intdigest(data)
-        assert native.xxh3_64(data, seed) == xxhash.xxh3_64_intdigest(data, seed)
+        assert native.hashing.xxh3_64(data) == xxhash.xxh3_64_intdigest(data)
+        assert native.hashing.xxh3_64(data, seed) == xxhash.xxh3_64_intdigest(data, seed)
 
 
 class TestZeros:
     @given(length=st.integers(0, 3000), offset=st.integers(0, 70))
     def test_zeros_at_any_offset_and_length_are_zeros(self, length: int, offset: int) -> None:
         data = b"\xff" * offset + bytes(length) + b"\xff"
-        assert native.is_zero(memoryview(data)[offset : offset + length])
+        assert native.hashing.is_zero(memoryview(data)[offset : offset + length])
 
     @given(length=st.integers(1, 3000), place=st.floats(0, 1), bit=st.integers(0, 7))
     def test_a_single_bit_anywhere_is_seen(self, length: int, place: float, bit: int) -> None:
         data = bytearray(length)
         data[min(length - 1, int(place * length))] = 1 << bit
-        assert not native.is_zero(data)
+        assert not native.hashing.is_zero(data)
 
 
 class TestIncompressible:
     @pytest.mark.parametrize("seed", range(20))
     def test_noise_is(self, seed: int) -> None:
-        assert native.incompressible(noise(seed, 80 * KIB))
+        assert native.codec.incompressible(noise(seed, 80 * KIB))
 
     def test_what_was_compressed_already_is(self) -> None:
         packed = zstandard.compress(text(1, 400 * KIB), 19)
-        assert native.incompressible(packed)
+        assert native.codec.incompressible(packed)
 
     @pytest.mark.parametrize(
         "data",
@@ -145,16 +145,16 @@ class TestIncompressible:
     )
     def test_what_zstd_shrinks_is_not(self, data: bytes) -> None:
         assert len(zstandard.compress(data)) < 0.95 * len(data)
-        assert not native.incompressible(data)
+        assert not native.codec.incompressible(data)
 
     def test_short_data_is_left_to_the_compressor(self) -> None:
-        assert not native.incompressible(noise(1, 4 * KIB))
+        assert not native.codec.incompressible(noise(1, 4 * KIB))
 
 
 def encode(
     data: Buffer, starts: bytes, lengths: bytes, level: int = 3, saving_min: float = 0.05
-) -> native.Encoded:
-    return native.encode(
+) -> native.codec.Encoded:
+    return native.codec.encode(
         data, starts, lengths, level=level, saving_min=saving_min, header_bytes=80, align_bytes=8
     )
 
@@ -192,7 +192,7 @@ class TestEncode:
             payload = buffer[start + 80 : start + 80 + stored]
             assert start == at
             assert xxhash.xxh3_64_intdigest(payload) == checksum
-            assert native.decode(payload, codec, len(part), checksum) == part
+            assert native.codec.decode(payload, codec, len(part), checksum) == part
             if codec == 0:
                 assert payload == part
             else:
@@ -261,7 +261,7 @@ class TestEncode:
             "align_bytes": 8,
         }
         with pytest.raises(ValueError, match=argument if argument != "starts" else "starts|length"):
-            native.encode(bytes(100), **{**good, argument: value})  # type: ignore[arg-type]
+            native.codec.encode(bytes(100), **{**good, argument: value})  # type: ignore[arg-type]
 
 
 class TestSeal:
@@ -277,7 +277,7 @@ class TestSeal:
     ) -> None:
         data = text(1, 3000)
         encoded = encode(data, u32(*[0] * len(lengths)), u32(*lengths), level)
-        fingerprints = [native.fingerprint(data[:length]) for length in lengths]
+        fingerprints = [native.hashing.fingerprint(data[:length]) for length in lengths]
         hints = [*lengths[1:], 0][: len(lengths)]
         expected, entries = bytearray(memoryview(encoded)), b""
         for at, (start, stored, codec, checksum) in enumerate(
@@ -306,7 +306,7 @@ class TestSeal:
                 facts[0], offset + start, 0, stored, *facts[1:], table.State.LIVE, codec
             )
             entries += table.encode_entry(entry, seed)
-        sealed = native.seal(
+        sealed = native.store.seal(
             encoded,
             b"".join(fingerprints),
             u32(*lengths),
@@ -321,7 +321,7 @@ class TestSeal:
     def test_columns_of_different_length_are_refused(self) -> None:
         encoded = encode(b"abc", u32(0), u32(3))
         with pytest.raises(ValueError, match="columns"):
-            native.seal(encoded, bytes(32), u32(3, 4), u32(0), seed=0, ordinal=0, offset=0)
+            native.store.seal(encoded, bytes(32), u32(3, 4), u32(0), seed=0, ordinal=0, offset=0)
 
 
 class TestDecode:
@@ -335,19 +335,19 @@ class TestDecode:
         )
         payload = bytearray(memoryview(encoded)[80 : 80 + stored])
         payload[at % stored] ^= 1 << bit
-        with pytest.raises(native.CorruptPayload):
-            native.decode(payload, encoded.codecs[0], len(data), checksum)
+        with pytest.raises(native.codec.CorruptPayload):
+            native.codec.decode(payload, encoded.codecs[0], len(data), checksum)
 
     @given(st.binary(max_size=300), st.integers(0, 400))
     def test_garbage_with_a_right_checksum_never_becomes_data(
         self, stored: bytes, raw_length: int
     ) -> None:
         checksum = xxhash.xxh3_64_intdigest(stored)
-        with pytest.raises(native.CorruptPayload):
-            native.decode(b"\x28" + stored, 1, raw_length, checksum)
+        with pytest.raises(native.codec.CorruptPayload):
+            native.codec.decode(b"\x28" + stored, 1, raw_length, checksum)
         try:
-            decoded = native.decode(stored, 1, raw_length, checksum)
-        except native.CorruptPayload:
+            decoded = native.codec.decode(stored, 1, raw_length, checksum)
+        except native.codec.CorruptPayload:
             return
         assert decoded == zstandard.decompress(stored)
 
@@ -358,8 +358,8 @@ class TestDecode:
     ) -> None:
         data = text(1, 3000)
         stored = zstandard.compress(data) if codec else data
-        with pytest.raises(native.CorruptPayload, match="3000"):
-            native.decode(stored, codec, claimed, xxhash.xxh3_64_intdigest(stored))
+        with pytest.raises(native.codec.CorruptPayload, match="3000"):
+            native.codec.decode(stored, codec, claimed, xxhash.xxh3_64_intdigest(stored))
 
     def test_a_frame_that_claims_too_little_is_reported(self) -> None:
         """The content size in a frame's header is checked against what it decodes to."""
@@ -367,13 +367,13 @@ class TestDecode:
         honest = zstandard.get_frame_parameters(bytes(frame)).content_size
         at = frame.index((honest - 256).to_bytes(2, "little"))
         frame[at : at + 2] = (honest - 256 - 1).to_bytes(2, "little")
-        with pytest.raises(native.CorruptPayload):
-            native.decode(frame, 1, honest - 1, xxhash.xxh3_64_intdigest(frame))
+        with pytest.raises(native.codec.CorruptPayload):
+            native.codec.decode(frame, 1, honest - 1, xxhash.xxh3_64_intdigest(frame))
 
     def test_an_unknown_codec_is_refused(self) -> None:
         for codec in (-1, 2, 256):
             with pytest.raises(ValueError, match="codec"):
-                native.decode(b"", codec, 0, 0)
+                native.codec.decode(b"", codec, 0, 0)
 
 
 def fingerprint_of(number: int) -> bytes:
@@ -386,7 +386,7 @@ class MapMachine(RuleBasedStateMachine):
 
     @initialize(capacity=st.sampled_from([0, 1, 1000]))
     def start(self, capacity: int) -> None:
-        self.map = native.FingerprintMap(capacity)
+        self.map = native.index.FingerprintMap(capacity)
         self.model: dict[int, int] = {}
 
     @rule(keys=keys, base=st.integers(1, 2**63))
@@ -420,19 +420,19 @@ TestFingerprintMap = MapMachine.TestCase
 class TestFingerprintMapArguments:
     def test_zero_is_no_id(self) -> None:
         with pytest.raises(ValueError, match="absent"):
-            native.FingerprintMap().insert(bytes(32), u64(0))
+            native.index.FingerprintMap().insert(bytes(32), u64(0))
 
     def test_a_refused_insert_changes_nothing(self) -> None:
-        index = native.FingerprintMap()
+        index = native.index.FingerprintMap()
         with pytest.raises(ValueError, match="absent"):
             index.insert(bytes(32) + b"1" * 32, u64(7, 0))
         assert len(index) == 0
 
     def test_columns_of_different_length_are_refused(self) -> None:
         with pytest.raises(ValueError, match="ids has 2 items, fingerprints has 1"):
-            native.FingerprintMap().insert(bytes(32), u64(1, 2))
+            native.index.FingerprintMap().insert(bytes(32), u64(1, 2))
         with pytest.raises(ValueError, match="multiple of 32"):
-            native.FingerprintMap().lookup(bytes(33))
+            native.index.FingerprintMap().lookup(bytes(33))
 
 
 def buffers(data: bytes) -> Iterator[tuple[str, Buffer]]:
@@ -455,12 +455,12 @@ class TestBuffers:
     )
     def test_any_contiguous_buffer_is_taken(self, buffer: Buffer) -> None:
         worker = _chunker("4k")
-        assert native.fingerprint(buffer) == native.fingerprint(self.data)
+        assert native.hashing.fingerprint(buffer) == native.hashing.fingerprint(self.data)
         assert worker.cut(buffer) == worker.cut(self.data)
         segments = [(0, len(self.data), True)]
         found, expected = worker.process(buffer, segments), worker.process(self.data, segments)
         assert (found.ends, found.fingerprints) == (expected.ends, expected.fingerprints)
-        assert native.xxh3_64(buffer) == native.xxh3_64(self.data)
+        assert native.hashing.xxh3_64(buffer) == native.hashing.xxh3_64(self.data)
         encoded = encode(buffer, u32(0), u32(len(self.data)))
         assert bytes(encoded) == bytes(encode(self.data, u32(0), u32(len(self.data))))
 
@@ -469,20 +469,20 @@ class TestBuffers:
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         with mmap.mmap(-1, 1024 * MIB, flags=private, prot=mmap.PROT_READ) as zeros:
             before = _resident_peak_bytes()
-            assert native.is_zero(zeros)
-            native.xxh3_64(zeros)
+            assert native.hashing.is_zero(zeros)
+            native.hashing.xxh3_64(zeros)
             assert _resident_peak_bytes() - before < 300 * MIB
 
     @pytest.mark.parametrize(
         "call",
         [
-            native.fingerprint,
-            native.is_zero,
+            native.hashing.fingerprint,
+            native.hashing.is_zero,
             lambda data: _chunker("4k").cut(data),
             lambda data: _chunker("4k").process(data, []),
-            lambda data: native.decode(data, 0, 10, 0),
+            lambda data: native.codec.decode(data, 0, 10, 0),
             lambda data: encode(data, b"", b""),
-            lambda data: native.FingerprintMap().lookup(data),
+            lambda data: native.index.FingerprintMap().lookup(data),
         ],
     )
     def test_what_is_no_contiguous_buffer_is_refused(
@@ -501,10 +501,10 @@ class TestBuffers:
 
     def test_a_buffer_is_let_go_after_the_call(self) -> None:
         data = bytearray(self.data)
-        native.fingerprint(data)
+        native.hashing.fingerprint(data)
         data += b"more"
         with mmap.mmap(-1, 4096) as mapped:
-            native.fingerprint(mapped)
+            native.hashing.fingerprint(mapped)
 
 
 def _resident_peak_bytes() -> int:
@@ -514,9 +514,9 @@ def _resident_peak_bytes() -> int:
     raise AssertionError("no RssAnon in /proc/self/status")
 
 
-def _chunker(preset: str) -> native.Chunker:
+def _chunker(preset: str) -> native.chunker.Chunker:
     c: Chunking = PRESETS[preset]
-    return native.Chunker(
+    return native.chunker.Chunker(
         polynomial=c.polynomial,
         bits=c.bits,
         pattern=c.pattern,
@@ -542,20 +542,20 @@ def _decoding() -> Callable[[], object]:
     data = random.Random(0).randbytes(32 * MIB).hex().encode()
     stored = zstandard.compress(data)
     checksum = xxhash.xxh3_64_intdigest(stored)
-    return lambda: native.decode(stored, 1, len(data), checksum)
+    return lambda: native.codec.decode(stored, 1, len(data), checksum)
 
 
 class TestTheGilIsReleased:
     @pytest.mark.parametrize(
         "prepare",
         [
-            lambda data: lambda: native.fingerprint(data[: 64 * MIB], "sha256"),
-            lambda data: lambda: native.fingerprints(data[: 64 * MIB], u32(64 * MIB), "sha256"),
+            lambda data: lambda: native.hashing.fingerprint(data[: 64 * MIB], "sha256"),
+            lambda data: lambda: native.hashing.fingerprints(data[: 64 * MIB], u32(64 * MIB), "sha256"),
             lambda data: lambda: _chunker("64k").cut(data),
             lambda data: lambda: _chunker("64k").candidates(data),
             lambda data: lambda: _chunker("64k").process(data, [(0, len(data), True)]),
-            lambda data: lambda: native.is_zero(data),
-            lambda data: lambda: native.xxh3_64(data),
+            lambda data: lambda: native.hashing.is_zero(data),
+            lambda data: lambda: native.hashing.xxh3_64(data),
             lambda data: lambda: encode(data, u32(0), u32(128 * MIB), 9),
             lambda data: _decoding(),
         ],
@@ -623,20 +623,20 @@ class TestSystemCalls:
         os.write(file_fd, b"x" * 64 * KIB)
         os.fsync(file_fd)
         before = os.fstat(file_fd)
-        native.punch_hole(file_fd, 8 * KIB, 16 * KIB)
+        native.system.punch_hole(file_fd, 8 * KIB, 16 * KIB)
         after = os.fstat(file_fd)
         assert os.pread(file_fd, 64 * KIB, 0) == b"x" * 8 * KIB + bytes(16 * KIB) + b"x" * 40 * KIB
         assert after.st_size == before.st_size
         assert before.st_blocks - after.st_blocks == 16 * KIB // 512
 
     def test_preallocated_blocks_leave_the_size_alone(self, file_fd: int) -> None:
-        native.fallocate_keep_size(file_fd, 0, 64 * KIB)
+        native.system.fallocate_keep_size(file_fd, 0, 64 * KIB)
         status = os.fstat(file_fd)
         assert status.st_size == 0
         assert status.st_blocks * 512 >= 64 * KIB
 
     def test_a_file_system_is_synced(self, file_fd: int) -> None:
-        native.syncfs(file_fd)
+        native.system.syncfs(file_fd)
 
     def test_rename_without_replacing(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("a")
@@ -644,8 +644,8 @@ class TestSystemCalls:
         fd = os.open(tmp_path, os.O_RDONLY)
         try:
             with pytest.raises(FileExistsError):
-                native.renameat2(fd, b"a", fd, b"b", 1)
-            native.renameat2(fd, b"a", fd, b"c\xff", 1)
+                native.system.renameat2(fd, b"a", fd, b"b", 1)
+            native.system.renameat2(fd, b"a", fd, b"c\xff", 1)
         finally:
             os.close(fd)
         assert sorted(os.listdir(os.fsencode(tmp_path))) == [b"b", b"c\xff"]
@@ -655,7 +655,7 @@ class TestSystemCalls:
         (tmp_path / "b").write_text("2")
         fd = os.open(tmp_path, os.O_RDONLY)
         try:
-            native.renameat2(fd, b"a", fd, b"b", 2)
+            native.system.renameat2(fd, b"a", fd, b"b", 2)
         finally:
             os.close(fd)
         assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == ("2", "1")
@@ -665,10 +665,10 @@ class TestSystemCalls:
         path = tmp_path / "file"
         path.write_text("content")
         fd, mount_fd = os.open(path, os.O_RDONLY), os.open(tmp_path, os.O_RDONLY)
-        handle = native.name_to_handle(fd)
+        handle = native.system.name_to_handle(fd)
         os.close(fd)
         path.rename(tmp_path / "elsewhere")
-        again = native.open_by_handle(mount_fd, handle, os.O_RDONLY)
+        again = native.system.open_by_handle(mount_fd, handle, os.O_RDONLY)
         try:
             assert os.read(again, 100) == b"content"
             assert not os.get_inheritable(again)
@@ -676,26 +676,26 @@ class TestSystemCalls:
             os.close(again)
         (tmp_path / "elsewhere").unlink()
         with pytest.raises(OSError) as stale:
-            native.open_by_handle(mount_fd, handle, os.O_RDONLY)
+            native.system.open_by_handle(mount_fd, handle, os.O_RDONLY)
         assert stale.value.errno == errno.ESTALE
         for nonsense in (b"", b"abc", handle[:4], bytes(200)):
             with pytest.raises(OSError):
-                native.open_by_handle(mount_fd, nonsense, os.O_RDONLY)
+                native.system.open_by_handle(mount_fd, nonsense, os.O_RDONLY)
         os.close(mount_fd)
 
     @pytest.mark.parametrize("size", [0, 1, 3000])
     def test_an_attribute_is_read_from_an_open_file(self, file_fd: int, size: int) -> None:
-        assert native.fgetxattr(file_fd, b"user.dedupd-test") is None
+        assert native.system.fgetxattr(file_fd, b"user.dedupd-test") is None
         os.setxattr(file_fd, b"user.dedupd-test", noise(1, size))
-        assert native.fgetxattr(file_fd, b"user.dedupd-test") == noise(1, size)
+        assert native.system.fgetxattr(file_fd, b"user.dedupd-test") == noise(1, size)
 
     def test_errors_carry_their_number(self, tmp_path: Path) -> None:
         calls: list[Callable[[], object]] = [
-            lambda: native.punch_hole(-1, 0, 1),
-            lambda: native.fallocate_keep_size(-1, 0, 1),
-            lambda: native.syncfs(-1),
-            lambda: native.name_to_handle(-1),
-            lambda: native.fgetxattr(-1, b"user.x"),
+            lambda: native.system.punch_hole(-1, 0, 1),
+            lambda: native.system.fallocate_keep_size(-1, 0, 1),
+            lambda: native.system.syncfs(-1),
+            lambda: native.system.name_to_handle(-1),
+            lambda: native.system.fgetxattr(-1, b"user.x"),
         ]
         for call in calls:
             with pytest.raises(OSError) as caught:
@@ -705,4 +705,4 @@ class TestSystemCalls:
 
     def test_a_name_with_a_nul_byte_is_refused(self) -> None:
         with pytest.raises(ValueError, match="NUL"):
-            native.fgetxattr(0, b"user.\0")
+            native.system.fgetxattr(0, b"user.\0")

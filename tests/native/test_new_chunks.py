@@ -36,7 +36,7 @@ def unpacked(column: bytes, item: str) -> list[int]:
     return memoryview(column).cast(item).tolist()
 
 
-def cut(files: list[bytes]) -> native.Chunks:
+def cut(files: list[bytes]) -> native.chunker.Chunks:
     ends = list(itertools.accumulate(map(len, files)))
     segments = [(end - len(file), end, True) for file, end in zip(files, ends, strict=True)]
     return CHUNKER.process(b"".join(files), segments)
@@ -89,12 +89,12 @@ def test_chunks_are_known_or_repeated_or_zeros_or_new(
 @given(contents)
 def test_a_file_that_is_one_chunk_is_named_by_it_and_others_have_rows(files: list[bytes]) -> None:
     found = cut(files)
-    several = native.FileList()
+    several = native.ingest.FileList()
     for number, file in enumerate(files):
         several.add(b"%d" % number, (number, len(file), -number, 5), as_is=False)
     numbers = [77 + n for n in range(len(found))]
     ids = packed(numbers)
-    single = native.PlainRequests()
+    single = native.commit.PlainRequests()
     others = several.single(found, ids, single)
     rows = [found.rows(number, ids) for number in range(len(files))]
     assert [row for one in rows for row in one] == [
@@ -121,7 +121,7 @@ def test_a_file_that_is_one_chunk_is_named_by_it_and_others_have_rows(files: lis
 def test_files_are_taken_up_to_the_first_that_does_not_fit(
     sizes: list[int], at: int, size_max: int, room: int, count_max: int
 ) -> None:
-    source, taken = native.FileList(), native.FileList()
+    source, taken = native.ingest.FileList(), native.ingest.FileList()
     for number, size in enumerate(sizes):
         source.add(b"%d" % number, (number, size, 0, 0), as_is=number % 3 == 0)
     count = 0
@@ -137,7 +137,7 @@ def test_files_are_taken_up_to_the_first_that_does_not_fit(
 
 def test_columns_of_another_length_are_refused() -> None:
     found = cut([noise(30 * KIB), b"x"])
-    ids, several = packed([1] * len(found)), native.FileList()
+    ids, several = packed([1] * len(found)), native.ingest.FileList()
     several.add(b"one", (1, 1, 1, 1), as_is=False)
     with pytest.raises(ValueError, match="known must have"):
         found.place(ids[8:], b"\0\0")
@@ -148,6 +148,6 @@ def test_columns_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="ids of all chunks"):
         found.rows(0, ids[8:])
     with pytest.raises(ValueError, match="not the chunks of these files"):
-        several.single(found, ids, native.PlainRequests())
+        several.single(found, ids, native.commit.PlainRequests())
     with pytest.raises(IndexError, match="no file 1"):
         several[1]

@@ -18,8 +18,8 @@ SEED = fmt.checksum_seed(VOLUME, 1, 1)
 START = fmt.FILE_HEADER_BYTES
 
 
-def check(data: bytes, offset: int = START, threads: int = 2) -> native.CheckedRecords:
-    return native.check_records(data, seed=SEED, offset=offset, algorithm="blake3", threads=threads)
+def check(data: bytes, offset: int = START, threads: int = 2) -> native.store.CheckedRecords:
+    return native.store.check_records(data, seed=SEED, offset=offset, algorithm="blake3", threads=threads)
 
 
 def container(directory: Path) -> bytes:
@@ -99,7 +99,7 @@ def test_bytes_that_are_others_with_all_their_checksums_are_told_by_their_finger
     data[fmt.RECORD_HEADER_BYTES : fmt.RECORD_HEADER_BYTES + len(payload)] = payload
     forged = fmt.Record(
         *(record.ordinal, record.kind, record.codec, record.raw_length, record.stored_length),
-        *(record.hint, record.fingerprint, record.target, native.xxh3_64(payload)),
+        *(record.hint, record.fingerprint, record.target, native.hashing.xxh3_64(payload)),
     )
     fmt.pack_record_into(memoryview(data), 0, forged, SEED)
     assert check(bytes(data)).statuses[:2] == bytes([2, 0])

@@ -48,7 +48,7 @@ def test_a_database_reads_what_was_written(
         (kind, kind, packed(kind, [row[at] for row in rows]))
         for at, kind in enumerate([*KINDS, "bytes", "text"])
     ]
-    native.write_parquet(str(path), columns, len(rows))
+    native.study.write_parquet(str(path), columns, len(rows))
     assert read(path) == rows
     [types] = read(path, "any_value(typeof(u16)), any_value(typeof(u64)), any_value(typeof(text))")
     assert types == (("USMALLINT", "UBIGINT", "VARCHAR") if rows else (None, None, None))
@@ -59,7 +59,7 @@ def test_tables_of_many_rows_are_divided_into_groups(tmp_path: Path) -> None:
     count = 300_001
     numbers = np.arange(count, dtype=np.uint32)
     texts = packed("text", [str(number) for number in range(count)])
-    native.write_parquet(
+    native.study.write_parquet(
         str(path), [("number", "u32", numbers.tobytes()), ("text", "text", texts)], count
     )
     found = read(path, "count(*), sum(number), count(DISTINCT text), count_if(text = number::TEXT)")
@@ -77,7 +77,7 @@ def test_columns_of_another_length_are_refused(
     tmp_path: Path, column: tuple[str, str, bytes]
 ) -> None:
     with pytest.raises(ValueError, match="has not 2 items"):
-        native.write_parquet(str(tmp_path / "table"), [column], 2)
+        native.study.write_parquet(str(tmp_path / "table"), [column], 2)
 
 
 def test_the_table_of_files_says_what_stat_says(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_table_of_files_says_what_stat_says(tmp_path: Path) -> None:
     (tree / "plain").write_bytes(b"")
     os.link(tree / "plain", tmp_path / "a name elsewhere")
     os.truncate(tree / "é/lib.so.1.2", 10_000_000)
-    walk = native.TreeWalk(os.fsencode(tree), NOWHERE, 10)
+    walk = native.study.TreeWalk(os.fsencode(tree), NOWHERE, 10)
     found = walk.next(1000)
     assert found is not None and walk.next(1) is None
     found.write(str(tmp_path / "part"), 7, 100)
@@ -112,7 +112,7 @@ def test_the_table_of_files_says_what_stat_says(tmp_path: Path) -> None:
 def test_what_has_content_is_what_there_is_to_read(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).write_bytes(b"" if name == "b" else name.encode() * 10)
-    found = native.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10).next(1000)
+    found = native.study.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10).next(1000)
     assert found is not None and len(found) == 3
     numbers, paths, ends, identities = found.with_content()
     assert sorted(paths.split(b"\0")) == [b"", b"a", b"c"]
@@ -126,7 +126,7 @@ def test_second_names_are_passed_over_as_far_as_memory_reaches(tmp_path: Path) -
         (tmp_path / f"{number}").write_bytes(b"x")
         os.link(tmp_path / f"{number}", tmp_path / f"{number} again")
     for names_max, expected in ((10, 10), (9, 11), (0, 20)):
-        walk = native.TreeWalk(os.fsencode(tmp_path), NOWHERE, names_max)
+        walk = native.study.TreeWalk(os.fsencode(tmp_path), NOWHERE, names_max)
         found = walk.next(1000)
         assert found is not None
         assert len(found) == expected
@@ -140,12 +140,12 @@ def test_a_walk_goes_on_where_another_one_was(tmp_path: Path) -> None:
         for number in range(600):
             (tmp_path / place / f"{'n' * 200}{number}").write_bytes(b"x")
     root = os.fsencode(tmp_path)
-    whole = native.TreeWalk(root, NOWHERE, 10).next(10_000)
+    whole = native.study.TreeWalk(root, NOWHERE, 10).next(10_000)
     assert whole is not None and len(whole) == 4 * 600
     paths, steps = b"", 0
-    state = native.TreeWalk(root, NOWHERE, 10).state()
+    state = native.study.TreeWalk(root, NOWHERE, 10).state()
     while True:
-        walk = native.TreeWalk(root, NOWHERE, 10)
+        walk = native.study.TreeWalk(root, NOWHERE, 10)
         walk.resume(state)
         if (found := walk.next(1)) is None:
             break
@@ -162,11 +162,11 @@ def test_a_walk_goes_on_without_a_directory_that_vanished(tmp_path: Path) -> Non
         (tmp_path / place / "file").write_bytes(b"x")
     for number in range(600):
         (tmp_path / "a" / f"{'n' * 200}{number}").write_bytes(b"x")
-    walk = native.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10)
+    walk = native.study.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10)
     assert walk.next(1) is not None
     state = walk.state()
     shutil.rmtree(tmp_path / "a")
-    again = native.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10)
+    again = native.study.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10)
     again.resume(state)
     found = again.next(1000)
     assert found is not None
@@ -176,4 +176,4 @@ def test_a_walk_goes_on_without_a_directory_that_vanished(tmp_path: Path) -> Non
 @pytest.mark.parametrize("state", [b"", bytes(11), b"\xff" * 12 + b"no end"])
 def test_what_is_not_the_state_of_a_walk_is_refused(tmp_path: Path, state: bytes) -> None:
     with pytest.raises(ValueError, match="not that of a walk"):
-        native.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10).resume(state)
+        native.study.TreeWalk(os.fsencode(tmp_path), NOWHERE, 10).resume(state)

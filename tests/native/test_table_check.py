@@ -85,7 +85,7 @@ def test_a_container_is_passed_without_threads_where_there_are_no_more(store: Re
 
     def check(fd: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
-        ordinal, _, records, _, _ = native.pass_records(
+        ordinal, _, records, _, _ = native.store.pass_records(
             fd,
             entries,
             seed=seed,
@@ -204,7 +204,7 @@ def test_headers_are_compared_with_the_table(store: Records) -> None:
 
     def agree() -> bool:
         with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-            return native.headers_agree(fd, packed(store).data, seed=seed)
+            return native.store.headers_agree(fd, packed(store).data, seed=seed)
 
     assert agree()
     flip_bit(store.data(), entries[8].offset + fmt.RECORD_HEADER_BYTES)

@@ -133,7 +133,7 @@ def test_the_saved_marks_header() -> None:
     data = saved_marks.encode_header(header)
     places = layout("Saved marks header (64 bytes)")
     values = {f.name: getattr(header, f.name) for f in fields(header)}
-    checksum = native.xxh3_64(data[:56])
+    checksum = native.hashing.xxh3_64(data[:56])
     expect(data, places, {**values, "magic": b"DEDUPGCM", "format": 1, "checksum": checksum})
     head = saved_marks.SectionHead(5, 6, 0x1122334455)
     section = layout("Saved marks section (16 bytes)")
@@ -151,10 +151,10 @@ def test_saved_marks(tmp_path: Path) -> None:
     header = saved_marks.decode_header(data, "")
     assert (header.chunk_containers, header.stream_containers) == (1, 1)
     body = data[64:]
-    assert (header.body_bytes, header.body_checksum) == (len(body), native.xxh3_64(body))
+    assert (header.body_bytes, header.body_checksum) == (len(body), native.hashing.xxh3_64(body))
     count = report.chunks
     bits = (2**count - 1).to_bytes(-(-count // 64) * 8, "little")
-    fingerprints = native.xxh3_64(table[64:96], 0)
+    fingerprints = native.hashing.xxh3_64(table[64:96], 0)
     assert stub is not None and stub.covered == 100_000
     assert body == (
         struct.pack("<IIQ", 1, count, 0)
@@ -212,7 +212,7 @@ def test_the_stub_attribute() -> None:
 def test_the_saved_table_header(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
-        index = native.TableIndex(fd, UUID, 1, capacity=0, page_entries=1, cache_entries=1)
+        index = native.index.TableIndex(fd, UUID, 1, capacity=0, page_entries=1, cache_entries=1)
         index.insert(HASH + DIGEST + DIGEST, array("Q", [1 << 32, 5 << 32]))
         index.begin_snapshot()
         parts = list(iter(partial(next, map(index.snapshot_part, count())), None))
@@ -233,11 +233,11 @@ def test_the_saved_table_header(tmp_path: Path) -> None:
         "planes": len(planes),
         "stashed": 0,
     }
-    expect(header, places, {**values, "checksum": native.xxh3_64(header[:56])})
+    expect(header, places, {**values, "checksum": native.hashing.xxh3_64(header[:56])})
     assert len(lists) == 2 * 24 + 2 * 8 + 4 * len(planes) + 8
     assert {len(plane) for plane in planes} == {64 * 48 + 8}
     for part in (lists, *planes):
-        assert part[-8:] == native.xxh3_64(part[:-8]).to_bytes(8, "little")
+        assert part[-8:] == native.hashing.xxh3_64(part[:-8]).to_bytes(8, "little")
 
 
 def test_the_saved_chains(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_the_saved_chains(tmp_path: Path) -> None:
     hashes = [n.to_bytes(8, "little") + bytes([5]) * 24 for n in range(0, 520 << 32, 1 << 32)]
     try:
         with path.open("r+b") as file:
-            index = native.BloomIndex(
+            index = native.index.BloomIndex(
                 fd, UUID, 1, file.fileno(), capacity=0, page_entries=1, cache_entries=1
             )
         assert not index.restore(0)
@@ -268,16 +268,16 @@ def test_the_saved_chains(tmp_path: Path) -> None:
         "blocks": 1,
         "chains": 1,
         "buffered": 9,
-        "checksum": native.xxh3_64(data[:56]),
+        "checksum": native.hashing.xxh3_64(data[:56]),
     }
     expect(data[:64], layout("Saved chains header (64 bytes)"), values)
     lists = data[161 * 4096 :]
     assert len(lists) == 24 + 8 + 8 + 9 * 12 + 8
     assert lists[32:40] == struct.pack("<II", 0, 1)
-    assert lists[-8:] == native.xxh3_64(lists[:-8]).to_bytes(8, "little")
+    assert lists[-8:] == native.hashing.xxh3_64(lists[:-8]).to_bytes(8, "little")
     page, unit = data[33 * 4096 : 34 * 4096], 33
     assert page[:-8] == b"".join(struct.pack("<II", n, n) for n in range(511))
-    assert page[-8:] == native.xxh3_64(page[:-8], unit).to_bytes(8, "little")
+    assert page[-8:] == native.hashing.xxh3_64(page[:-8], unit).to_bytes(8, "little")
     for signature in range(511):
         block, rows_ = place_of(signature)
         start = (1 + block) * 4096

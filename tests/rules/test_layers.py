@@ -264,7 +264,7 @@ def test_formats_do_no_input_or_output() -> None:
         "from dedupd.system import files",
         "def f():\n    import socket",
         "open('x')",
-        "from dedupd import native\nnative.syncfs(3)",
+        "from dedupd import native\nnative.system.syncfs(3)",
     ],
 )
 def test_input_or_output_in_a_format_is_found(source: str) -> None:
@@ -285,7 +285,7 @@ EFFECTS = {
         *("rmtree", "move", "copy", "copy2", "copyfile", "copyfileobj", "copymode", "copystat"),
         *("copytree", "chown"),
     },
-    "native": {"syncfs", "punch_hole", "copy_range"},
+    "system": {"syncfs", "punch_hole"},
 }
 METHODS = {"write_text", "write_bytes", "touch", "mkdir", "unlink", "rmdir", "rename", "replace"}
 """Of pathlib; ``replace`` and ``rename`` with one argument only, to tell them from str.replace."""
@@ -314,12 +314,15 @@ REPORTING = ("analysis", "dedupd.cli", "dedupd.service")
 
 
 def called(function: ast.expr) -> str:
-    """``os.rename`` or ``open``; the last name alone where the rest is not a plain name."""
+    """``os.rename`` or ``open``; the last name alone where the rest is not a plain name, or a
+    submodule of ``native``."""
     if isinstance(function, ast.Name):
         return function.id
     if isinstance(function, ast.Attribute):
         if isinstance(function.value, ast.Name):
             return f"{function.value.id}.{function.attr}"
+        if called(function.value).startswith("native."):
+            return f"{called(function.value)}.{function.attr}"
         return f".{function.attr}"
     return ""
 
@@ -401,8 +404,8 @@ def test_no_exception_is_kept_that_nobody_needs() -> None:
         "import os\nflags = os.O_RDWR | os.O_CREAT\nos.open(p, flags)",
         "import os\ndef f(fd):\n    return [os.pwrite(fd, b'', 0) for _ in range(2)]",
         "import shutil\nshutil.rmtree(p)",
-        "from dedupd import native\nnative.punch_hole(3, 0, 1)",
-        "from dedupd.native import syncfs\nsyncfs(3)",
+        "from dedupd import native\nnative.system.punch_hole(3, 0, 1)",
+        "from dedupd.native.system import syncfs\nsyncfs(3)",
         "open(p, 'w')",
         "open(p, mode='r+b')",
         "(base / 'x').write_text('')",

@@ -30,7 +30,7 @@ files = st.lists(chunk | hole, min_size=1, max_size=60)
 
 
 def fingerprint_of(chunk_id: int) -> bytes:
-    return HOLE_FINGERPRINT if chunk_id == HOLE else native.fingerprint(b"%d" % chunk_id)
+    return HOLE_FINGERPRINT if chunk_id == HOLE else native.hashing.fingerprint(b"%d" % chunk_id)
 
 
 class Streams:
@@ -148,7 +148,7 @@ def test_the_content_digest_does_not_depend_on_where_chunks_are(tmp_path: Path) 
     for base in (1, make_id(7, 3)):
         builder = RecipeBuilder(streams.recipes)
         for at in range(3):
-            builder.push(base + at, 100, native.fingerprint(b"%d" % at))
+            builder.push(base + at, 100, native.hashing.fingerprint(b"%d" % at))
         ref = builder.finish()
         streams.recipes.flush()
         digests.add(streams.open(ref).content)
@@ -157,7 +157,7 @@ def test_the_content_digest_does_not_depend_on_where_chunks_are(tmp_path: Path) 
 
 def test_a_file_of_one_chunk_names_the_chunk_itself(streams: Streams) -> None:
     (one,) = streams.chunks.append(noise(300))
-    fingerprint = native.fingerprint(noise(300))
+    fingerprint = native.hashing.fingerprint(noise(300))
     builder = RecipeBuilder(streams.recipes)
     builder.push(one, 300, fingerprint)
     ref = builder.finish()
@@ -182,7 +182,7 @@ def test_a_direct_recipe_survives_a_wrong_table(tmp_path: Path) -> None:
     with open(streams.chunks.table(), "r+b") as file:
         file.seek(tbl.HEADER_BYTES)
         file.write(tbl.encode_entry(wrong, fmt.checksum_seed(VOLUME, 1, 1)))
-    found = streams.open(RecipeRef(one, native.fingerprint(noise(300))[:16], direct=True))
+    found = streams.open(RecipeRef(one, native.hashing.fingerprint(noise(300))[:16], direct=True))
     assert found.length == 300
 
 
@@ -199,7 +199,7 @@ def test_a_node_in_the_wrong_place_of_a_tree_is_refused(tmp_path: Path) -> None:
     leaf = streams.store([(1, 400), (2, 300)])
     above = recipe.encode_node(1, bytes(16), [(leaf.recipe, 701, b"")])
     (root,) = streams.streams.append(above)
-    found = streams.open(RecipeRef(root, native.fingerprint(above)[:16]))
+    found = streams.open(RecipeRef(root, native.hashing.fingerprint(above)[:16]))
     with pytest.raises(DamagedRecipe, match="not the part that the recipe above it names"):
         list(found.spans(0, 701))
 
@@ -208,7 +208,7 @@ def test_a_tree_that_goes_in_a_circle_ends(tmp_path: Path) -> None:
     streams = Streams(tmp_path)
     itself = recipe.encode_node(1, bytes(16), [(make_id(1, 0), 100, b"")])
     (root,) = streams.streams.append(itself)
-    found = streams.open(RecipeRef(root, native.fingerprint(itself)[:16]))
+    found = streams.open(RecipeRef(root, native.hashing.fingerprint(itself)[:16]))
     with pytest.raises(DamagedRecipe):
         list(found.spans(0, 100))
 

@@ -20,7 +20,7 @@ from tests.support.lab import flip_bit, noise, stop_at
 from tests.support.stores import VOLUME, Records
 
 SEED = fmt.checksum_seed(VOLUME, 1, 1)
-EMPTY = native.xxh3_64(b"")
+EMPTY = native.hashing.xxh3_64(b"")
 
 
 def three(directory: Path) -> tuple[Records, list[int]]:
@@ -141,7 +141,7 @@ def _forge_payload(store: Records, found: Found) -> None:
             for name in found.record.__dataclass_fields__
             if name != "checksum"
         },
-        checksum=native.xxh3_64(payload),
+        checksum=native.hashing.xxh3_64(payload),
     )
     header = bytearray(fmt.RECORD_HEADER_BYTES)
     fmt.pack_record_into(memoryview(header), 0, record, SEED)

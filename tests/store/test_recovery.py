@@ -143,7 +143,9 @@ def test_a_record_found_damaged_is_never_taken_for_a_duplicate(tmp_path: Path) -
     index = MemoryIndex()
     for state in states:
         index.load(state)
-    fingerprints = b"".join(native.fingerprint(store.contents[one]) for one in (broken, whole))
+    fingerprints = b"".join(
+        native.hashing.fingerprint(store.contents[one]) for one in (broken, whole)
+    )
     assert list(index.lookup(fingerprints)) == [0, whole]
 
 
@@ -178,7 +180,7 @@ def test_a_forged_ordinal_costs_no_memory(tmp_path: Path) -> None:
     store.append(noise(100))
     store.writer.sync()
     forged = bytearray(fmt.record_size(0))
-    record = fmt.Record(0xFFFF_FFF0, 0, 0, 0, 0, 0, bytes(32), 0, native.xxh3_64(b""))
+    record = fmt.Record(0xFFFF_FFF0, 0, 0, 0, 0, 0, bytes(32), 0, native.hashing.xxh3_64(b""))
     fmt.pack_record_into(memoryview(forged), 0, record, SEED)
     with open(store.data(), "ab") as file:
         file.write(forged)

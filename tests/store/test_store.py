@@ -55,7 +55,7 @@ def sealed(store: Records, kind: fmt.RecordKind, target: int = 0) -> int:
     """A record without payload, as compaction will leave them; returns its id."""
     ordinal = len(store.contents)
     buffer = bytearray(fmt.record_size(0))
-    record = fmt.Record(ordinal, kind, 0, 0, 0, 0, bytes(32), target, native.xxh3_64(b""))
+    record = fmt.Record(ordinal, kind, 0, 0, 0, 0, bytes(32), target, native.hashing.xxh3_64(b""))
     fmt.pack_record_into(memoryview(buffer), 0, record, SEED)
     with open(store.data(), "ab") as file:
         file.write(buffer)
@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_the_container_as_it_was(tmp_path: Path, room: int) -
     before = store.data().read_bytes(), store.table().read_bytes()
     payload = noise(5000, 1)
     first = store.writer.reserve(1, len(payload))
-    encoded = native.encode(
+    encoded = native.codec.encode(
         payload,
         array("I", [0]),
         array("I", [len(payload)]),
@@ -208,7 +208,9 @@ def test_a_full_disk_leaves_the_container_as_it_was(tmp_path: Path, room: int) -
         header_bytes=fmt.RECORD_HEADER_BYTES,
         align_bytes=fmt.ALIGN_BYTES,
     )
-    rows = NewRecords(native.fingerprint(payload), array("I", [len(payload)]), array("I", [0]))
+    rows = NewRecords(
+        native.hashing.fingerprint(payload), array("I", [len(payload)]), array("I", [0])
+    )
     disk.room = room
     with pytest.raises(NoSpace):
         store.writer.append(first, rows, encoded)

@@ -211,7 +211,7 @@ def test_blocks_that_were_never_written_are_holes(lab: Lab) -> None:
     """What a power cut leaves between the allocation and the write of blocks."""
     make_stub(lab)
     with opened(os.open(lab.data / "f", os.O_RDWR)) as fd:
-        native.fallocate_keep_size(fd, 2 * BLOCK, 6 * BLOCK)
+        native.system.fallocate_keep_size(fd, 2 * BLOCK, 6 * BLOCK)
         os.pwrite(fd, b"n" * BLOCK, 4 * BLOCK)
         os.fsync(fd)
         assert has_unwritten(fd, SIZE)

@@ -118,7 +118,7 @@ class Drill:
             chunker = volume.parameters.chunker()
         twin = model.contents["twin.plain"]
         found = chunker.process(twin, [(0, len(twin), True)])
-        size = native.HASH_BYTES
+        size = native.hashing.HASH_BYTES
         model.in_files = {
             found.fingerprints[at : at + size] for at in range(0, len(found.fingerprints), size)
         }

@@ -52,7 +52,7 @@ class Indexed:
     def append(self, index: TableIndex | BloomIndex, content: bytes) -> int:
         """As ingest does: reserve, insert, append."""
         (chunk_id,) = self.store.append(content)
-        index.insert(native.fingerprint(content), [chunk_id])
+        index.insert(native.hashing.fingerprint(content), [chunk_id])
         return chunk_id
 
     def fill(self, count: int, first: int = 0) -> None:
@@ -62,9 +62,11 @@ class Indexed:
         self.store.writer.sync()
 
     def expect_all(self, index: TableIndex | BloomIndex) -> None:
-        asked = b"".join(native.fingerprint(one) for one in self.store.contents.values())
+        asked = b"".join(native.hashing.fingerprint(one) for one in self.store.contents.values())
         assert list(index.lookup(asked)) == list(self.store.contents)
-        assert not any(index.lookup(b"".join(native.fingerprint(b"not %d" % n) for n in range(99))))
+        assert not any(
+            index.lookup(b"".join(native.hashing.fingerprint(b"not %d" % n) for n in range(99)))
+        )
 
     def change(self, chunk_id: int, state: tbl.State) -> None:
         """What a job between two others does to a record."""
@@ -88,4 +90,4 @@ def indexed(kind: str = "table", container_bytes_max: int = 20_000) -> Iterator[
 
 
 def ask(index: TableIndex | BloomIndex, content: bytes) -> int:
-    return index.lookup(native.fingerprint(content))[0]
+    return index.lookup(native.hashing.fingerprint(content))[0]

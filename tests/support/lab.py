@@ -66,7 +66,7 @@ def descriptors_to_begin_with() -> int:
 def write_out(path: Path) -> None:
     """Have the file system of ``path`` write what it has to; those of other tests are at work."""
     with opened(os.open(path, os.O_RDONLY)) as fd:
-        native.syncfs(fd)
+        native.system.syncfs(fd)
 
 
 def flip_bit(path: Path, offset: int, bit: int = 0) -> None:

@@ -290,7 +290,7 @@ class RecordingDisk(Disk):
 
     def commits(
         self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
-    ) -> native.Commits | None:
+    ) -> native.commit.Commits | None:
         return None
 
     def punch_and_settle(
@@ -713,7 +713,7 @@ def _make(
                 os.pwrite(fd, data[: inode.size - block * BLOCK_BYTES], block * BLOCK_BYTES)
         os.ftruncate(fd, inode.size)
         for block in inode.unwritten:
-            native.fallocate_keep_size(fd, block * BLOCK_BYTES, BLOCK_BYTES)
+            native.system.fallocate_keep_size(fd, block * BLOCK_BYTES, BLOCK_BYTES)
     finally:
         os.close(fd)
     _set_metadata(path, inode)

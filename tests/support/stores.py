@@ -85,7 +85,7 @@ class Records:
         """Append records; returns their ids."""
         lengths = array("I", map(len, payloads))
         first = self.writer.reserve(len(payloads), sum(lengths))
-        encoded = native.encode(
+        encoded = native.codec.encode(
             b"".join(payloads),
             array("I", accumulate(lengths[:-1], initial=0)),
             lengths,
@@ -94,7 +94,7 @@ class Records:
             header_bytes=fmt.RECORD_HEADER_BYTES,
             align_bytes=fmt.ALIGN_BYTES,
         )
-        fingerprints = b"".join(map(native.fingerprint, payloads))
+        fingerprints = b"".join(map(native.hashing.fingerprint, payloads))
         rows = NewRecords(fingerprints, lengths, array("I", [0] * len(payloads)))
         self.writer.append(first, rows, encoded)
         ids = [first + at for at in range(len(payloads))]

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.collection.chunkings import ALL
-
 from analysis.collection.chunk_log import Dataset, Log, Spec
+from analysis.collection.chunkings import ALL
 from analysis.collection.collector import collect
 from analysis.study import Study, run_study
 

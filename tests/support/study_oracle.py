@@ -155,7 +155,7 @@ def cut(content: bytes, chunking: str) -> list[Chunk]:
         preset = PRESETS[chunking.removesuffix("-basic")]
         if chunking.endswith("-basic"):
             preset = replace(preset, regression=0)
-        found = native.Chunker(**asdict(preset)).cut(content)
+        found = native.chunker.Chunker(**asdict(preset)).cut(content)
         ends = memoryview(found).cast("I").tolist()
     chunks = []
     start = 0
@@ -173,7 +173,7 @@ def _chunk(data: bytes, offset: int) -> Chunk:
         return Chunk(None, offset, len(data), 0)
     content = hashlib.sha1(data).digest()
     if content not in _compressed:
-        encoded = native.encode(
+        encoded = native.codec.encode(
             data,
             (0).to_bytes(4, "little"),
             len(data).to_bytes(4, "little"),

@@ -44,7 +44,7 @@ class Steps(Disk):
 
     def commits(
         self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
-    ) -> native.Commits | None:
+    ) -> native.commit.Commits | None:
         commits = super().commits(data_fd, name, seed, block_bytes, threads)
         return commits if self.together else None
 

@@ -51,7 +51,7 @@ def test_a_request_survives_its_way_to_the_mount(request: Request) -> None:
 
 
 def test_what_is_no_request_is_refused() -> None:
-    plain = native.PlainRequests()
+    plain = native.commit.PlainRequests()
     with pytest.raises(ValueError, match="digest has not 16 bytes"):
         plain.add(b"path", (1, 2, 3, 4), (5, bytes(15), True))
     with pytest.raises(ValueError, match="path"):

@@ -35,16 +35,16 @@ def fill_tables(lab: Lab, chunks: int, partition: int) -> None:
     with lab.opened() as volume:
         uuid, directory = volume.space.volume, Path(volume.directory(Kind.CHUNKS))
     ones = array("I", [1]) * CONTAINER_CHUNKS
-    encoded = native.encode(
+    encoded = native.codec.encode(
         bytes(CONTAINER_CHUNKS), array("I", range(CONTAINER_CHUNKS)), ones, level=0,
         saving_min=0.05, header_bytes=fmt.RECORD_HEADER_BYTES, align_bytes=fmt.ALIGN_BYTES,
     )  # fmt: skip
     last = max((int(path.stem) for path in directory.glob("*.dat")), default=0)
     for number in range(last + 1, last + 1 + chunks // CONTAINER_CHUNKS):
         data = array("Q", range(number << 32, (number << 32) + CONTAINER_CHUNKS)).tobytes()
-        packed = native.fingerprints(data, array("I", range(8, len(data) + 1, 8)))
+        packed = native.hashing.fingerprints(data, array("I", range(8, len(data) + 1, 8)))
         seed = fmt.checksum_seed(uuid, number, 1)
-        entries = native.seal(encoded, packed, ones, ones, seed=seed, ordinal=0, offset=0)
+        entries = native.store.seal(encoded, packed, ones, ones, seed=seed, ordinal=0, offset=0)
         header = fmt.FileHeader(Kind.CHUNKS, number, 1, partition, uuid, 1)
         size = fmt.FILE_HEADER_BYTES
         mark = tbl.TableHeader(Kind.CHUNKS, number, 1, partition, uuid, size, CONTAINER_CHUNKS)

@@ -31,7 +31,7 @@ _SWITCHED = define("compact.switched", "the new container and its table have the
 _DATA_REMOVED = define("compact.data-removed", "a dead container is gone, its table is not")
 _REMOVED = define("compact.removed", "a dead container and its table are gone")
 
-_EMPTY_CHECKSUM = native.xxh3_64(b"")
+_EMPTY_CHECKSUM = native.hashing.xxh3_64(b"")
 _DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
 
 

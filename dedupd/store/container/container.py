@@ -108,7 +108,7 @@ def payload_is_intact(fd: int, found: Found) -> bool:
     """Whether the stored bytes of a record match its checksum."""
     record = found.record
     stored = read_readable(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
-    return len(stored) == record.stored_length and native.xxh3_64(stored) == record.checksum
+    return len(stored) == record.stored_length and native.hashing.xxh3_64(stored) == record.checksum
 
 
 _NOT_THERE = "there is no such record"
@@ -126,7 +126,9 @@ def _forward(ordinal: int, entry: tbl.Entry) -> fmt.Record:
 
 def _is_right(record: fmt.Record, raw: bytes) -> bool:
     """Whether bytes have the fingerprint that their record states, of whichever algorithm."""
-    return record.fingerprint in (native.fingerprint(raw, algorithm) for algorithm in FINGERPRINTS)
+    return record.fingerprint in (
+        native.hashing.fingerprint(raw, algorithm) for algorithm in FINGERPRINTS
+    )
 
 
 def _is_another(fd: int | None, dir_fd: int, name: bytes) -> bool:
@@ -258,11 +260,13 @@ class Container:
         """
         if self._table_fd is None:
             return [None] * len(wanted)
-        return native.read_chunks(self.fd, self._table_fd, self.seed, wanted, cached_only, threads)
+        return native.store.read_chunks(
+            self.fd, self._table_fd, self.seed, wanted, cached_only, threads
+        )
 
     def begin_window(
         self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
-    ) -> native.Window | None:
+    ) -> native.store.Window | None:
         """Begin to read chunks, given as in :meth:`read_chunks`, in ``helpers`` threads.
 
         None where there is no usable table, or no descriptor left.
@@ -270,7 +274,7 @@ class Container:
         if self._table_fd is None:
             return None
         try:
-            return native.Window(self.fd, self._table_fd, self.seed, wanted, head, helpers)
+            return native.store.Window(self.fd, self._table_fd, self.seed, wanted, head, helpers)
         except OSError:
             return None
 
@@ -333,10 +337,10 @@ class Container:
         if len(data) != fmt.RECORD_HEADER_BYTES + stored_length:
             return None
         try:
-            raw = native.decode(
+            raw = native.codec.decode(
                 data[fmt.RECORD_HEADER_BYTES :], record.codec, record.raw_length, record.checksum
             )
-        except native.CorruptPayload:
+        except native.codec.CorruptPayload:
             return None
         return record, raw
 
@@ -352,7 +356,7 @@ class Container:
             found = self._find(ordinal)
             offset = found.offset if found is not None else -1
         stored = read_at(self.fd, record.stored_length, offset + fmt.RECORD_HEADER_BYTES)
-        if record.kind in _WITHOUT_BYTES or native.xxh3_64(stored) != record.checksum:
+        if record.kind in _WITHOUT_BYTES or native.hashing.xxh3_64(stored) != record.checksum:
             raise self._damaged(ordinal, "its bytes are not there")
         return record, stored
 

@@ -52,7 +52,7 @@ def _is_all_collected(dir_fd: int, number: int) -> bool:
     except DamagedTable:
         return False
     seed = fmt.checksum_seed(table.volume, table.container, table.generation)
-    states = native.table_states(data[tbl.HEADER_BYTES :], seed)[: table.synced_count]
+    states = native.store.table_states(data[tbl.HEADER_BYTES :], seed)[: table.synced_count]
     return states == bytes([tbl.State.TOMBSTONE]) * table.synced_count
 
 

@@ -50,4 +50,4 @@ class SequentialReader:
         ):
             return None
         payload = self._view[at + fmt.RECORD_HEADER_BYTES : at + size]
-        return (record, payload) if native.xxh3_64(payload) == record.checksum else None
+        return (record, payload) if native.hashing.xxh3_64(payload) == record.checksum else None

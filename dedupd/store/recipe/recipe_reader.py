@@ -16,7 +16,7 @@ from dedupd.store.reader import RecordReader
 NODES_CACHED_MAX = 512
 """About 100 KB each when full of entries, as Python lists."""
 
-HOLE_FINGERPRINT = bytes(native.HASH_BYTES)
+HOLE_FINGERPRINT = bytes(native.hashing.HASH_BYTES)
 
 
 class Piece(NamedTuple):

@@ -60,7 +60,7 @@ class RecipeWriter:
         payload = recipe.encode_node(
             level, content, [(row.chunk, row.length, row.fingerprint) for row in rows]
         )
-        fingerprint = native.fingerprint(payload, self._algorithm)
+        fingerprint = native.hashing.fingerprint(payload, self._algorithm)
         node = self._pending.get(fingerprint) or self._index.lookup(fingerprint)[0]
         if node == 0:
             node = self._writer.reserve(1, len(payload))
@@ -81,7 +81,7 @@ class RecipeWriter:
     def _append(self, run: "_Run") -> None:
         lengths = array("I", (len(p) for p in run.payloads))
         starts = array("I", accumulate(lengths[:-1], initial=0))
-        encoded = native.encode(
+        encoded = native.codec.encode(
             b"".join(run.payloads),
             starts,
             lengths,
@@ -96,7 +96,7 @@ class RecipeWriter:
         self._index.insert(fingerprints, range(run.first_id, run.next_id))
         self._note_copies(run, encoded)
 
-    def _note_copies(self, run: "_Run", encoded: native.Encoded) -> None:
+    def _note_copies(self, run: "_Run", encoded: native.codec.Encoded) -> None:
         view = memoryview(encoded)
         columns = zip(
             run.fingerprints,

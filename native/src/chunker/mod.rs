@@ -4,6 +4,7 @@
 //! answer to is in `docs/chunking.md`.
 
 mod gf2;
+mod noise;
 mod path;
 mod scalar;
 mod select;

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use super::gf2::{Field, WINDOW};
-use super::select::noise;
+use super::noise::noise;
 use super::stage1::{Filter, Scan, Tables};
 use super::{scalar, simd};
 

@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn emulated_gfni_agrees_with_the_rolling_loop() {
-        let data = super::super::select::noise(40_000);
+        let data = super::super::noise::noise(40_000);
         for polynomial in [0x16d43, 0x1002d, 0x1172d] {
             let tables = Tables::new(Field::new(polynomial).unwrap());
             for (bits, pattern) in [(2, 3), (8, 0x6b), (12, 0xb6b)] {

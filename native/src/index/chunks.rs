@@ -7,7 +7,7 @@ use super::log::{self, Log, STATE_ORPHANED};
 use super::numbers::Numbers;
 use super::suggest::Suggest;
 use crate::fingerprint::Fingerprint;
-use crate::map::FingerprintMap;
+use crate::index::fingerprint_map::FingerprintMap;
 
 /// Keys whose memory is asked for before the first of them is looked at. With fewer, the last entries of
 /// each batch to find a slot have nothing to do while they wait for their buckets.

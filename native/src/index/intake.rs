@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::chunks::{AHEAD, ChunkIndex, Stamp, hash, too_many};
 use super::log;
 use super::suggest::Suggest;
-use crate::seal::ENTRY_BYTES;
+use crate::format::table_entry::ENTRY_BYTES;
 
 /// The digest of the entries of a container, and that of the first `count` of them.
 struct Digests {

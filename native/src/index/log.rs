@@ -10,7 +10,9 @@ use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fingerprint::{Fingerprint, HASH_BYTES};
-use crate::seal::{ENTRY_BYTES, STATE_AT, STATE_LIVE, TABLE_HEADER_BYTES, entry_body, entry_check};
+use crate::format::table_entry::{
+    ENTRY_BYTES, STATE_AT, STATE_LIVE, TABLE_HEADER_BYTES, entry_body, entry_check,
+};
 
 pub const STATE_NONE: u8 = 0;
 pub const STATE_ORPHANED: u8 = 2;

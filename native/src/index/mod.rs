@@ -6,7 +6,9 @@
 
 pub mod bloom;
 pub mod chunks;
+pub mod fingerprint_map;
 pub mod group;
+mod in_hand;
 mod intake;
 pub mod lists;
 pub mod log;

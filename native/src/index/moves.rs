@@ -6,6 +6,7 @@
 //! Entries on their way move in turns, and the memory that a move needs is asked for a turn before.
 
 use super::group::{SLOTS, Slot, bits};
+use super::in_hand::{Held, InHand, Room, Victim};
 use super::table::Table;
 
 /// Below this load a key without a free slot is one of many of the same buckets.
@@ -14,46 +15,6 @@ const LOAD_MIN_TO_GROW: f64 = 0.90;
 /// Moves of an entry, or of those that it displaced, before it is given up for the moment.
 const MOVES_MAX: usize = 400;
 const GROWTHS_MAX: usize = 4;
-
-/// Whether a signature may be among some, without a look at each of them.
-#[derive(Default)]
-pub struct Held([u64; 16]);
-
-impl Held {
-    #[inline]
-    fn insert(&mut self, signature: u16) {
-        self.0[usize::from(signature >> 6) % 16] |= 1 << (signature % 64);
-    }
-
-    #[inline]
-    pub fn may_have(&self, signature: u16) -> bool {
-        self.0[usize::from(signature >> 6) % 16] >> (signature % 64) & 1 != 0
-    }
-}
-
-/// An entry on its way to a bucket that was full, and the one whose place it is going to take.
-#[derive(Clone, Copy)]
-pub struct InHand {
-    pub signature: u16,
-    pub number: u32,
-    pub bucket: u64,
-    victim: Victim,
-}
-
-#[derive(Clone, Copy)]
-struct Victim {
-    slot: Slot,
-    signature: u16,
-    /// Its other bucket.
-    target: u64,
-}
-
-/// Buckets, one after the other and on from the first one, most of which have a free slot.
-#[derive(Clone, Copy, Default)]
-pub struct Room {
-    start: u64,
-    buckets: u64,
-}
 
 impl Table {
     /// Remember an entry both of whose buckets are full.

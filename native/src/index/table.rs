@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::io::Result;
 
 use super::group::{BUCKET_BYTES, Group, Quad, SLOTS, Slot, bits};
-use super::moves::{Held, InHand, Room};
+use super::in_hand::{Held, InHand, Room};
 use super::suggest::Suggest;
 
 /// Buckets of a group, at most: 6 MiB a plane, which is whole huge pages.

@@ -8,13 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{create_exception, ffi};
 
-use super::input::{Input, pack_u32, pack_u64};
-use super::output::uninitialised;
-use crate::encode as codec;
-use crate::encode::{Buffer, CODEC_ZSTD, Options};
+use super::support::input::{Input, pack_u32, pack_u64};
+use super::support::output::uninitialised;
+use crate::codec::encode as codec;
+use crate::codec::encode::{Buffer, CODEC_ZSTD, Options};
 
 create_exception!(
-    dedupd.native,
+    dedupd.native.codec,
     CorruptPayload,
     pyo3::exceptions::PyException,
     "Stored bytes do not match their checksum, or do not decode to the stated length."
@@ -23,7 +23,7 @@ create_exception!(
 #[pyfunction]
 pub fn incompressible(py: Python<'_>, data: Input) -> bool {
     let data = data.bytes();
-    py.detach(|| crate::incompressible(data))
+    py.detach(|| crate::codec::compressibility::incompressible(data))
 }
 
 /// Bytes that Python, and `seal` on its behalf, may write through a buffer view.
@@ -33,7 +33,7 @@ struct Exported(UnsafeCell<Buffer>);
 // the allocation never change.
 unsafe impl Sync for Exported {}
 
-#[pyclass(frozen, module = "dedupd.native")]
+#[pyclass(frozen, module = "dedupd.native.codec")]
 pub struct Encoded {
     buffer: Exported,
     length: usize,

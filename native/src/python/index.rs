@@ -1,23 +1,23 @@
-//! `TableIndex` and `BloomIndex`.
+//! `TableIndex`, `BloomIndex`, `FingerprintMap`.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::input::{Input, pack_u64, pairs};
-use super::sys::call;
+use super::support::calls::call;
+use super::support::input::{Input, pack_u64, pairs};
 use crate::index::bloom::Bloom;
 use crate::index::chunks::ChunkIndex;
 use crate::index::lists::Owner;
 use crate::index::log::Log;
-use crate::index::snapshot;
 use crate::index::suggest::Suggest;
 use crate::index::table::Table;
+use crate::index::{fingerprint_map, snapshot};
 
 /// What both have in common. The lock is only ever taken with the GIL released, and no Python code
 /// runs under it.
@@ -102,7 +102,7 @@ fn file_of(fd: RawFd) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(own) })
 }
 
-#[pyclass(frozen, module = "dedupd.native")]
+#[pyclass(frozen, module = "dedupd.native.index")]
 pub struct TableIndex(Shared<Table>);
 
 #[pymethods]
@@ -172,7 +172,7 @@ impl TableIndex {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native")]
+#[pyclass(frozen, module = "dedupd.native.index")]
 pub struct BloomIndex(Shared<Bloom>);
 
 #[pymethods]
@@ -243,5 +243,63 @@ impl BloomIndex {
 
     fn write_header(&self, py: Python<'_>) -> PyResult<()> {
         call(py, || self.0.lock().write_header(&self.0.owner))
+    }
+}
+
+/// What a look-up returns for a fingerprint that is not there; so it can't be an id.
+const ABSENT: u64 = 0;
+
+#[pyclass(frozen, module = "dedupd.native.index")]
+pub struct FingerprintMap(RwLock<fingerprint_map::FingerprintMap>);
+
+/// The lock is only ever taken with the GIL released, and no Python code runs under it.
+impl FingerprintMap {
+    fn read(&self) -> RwLockReadGuard<'_, fingerprint_map::FingerprintMap> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, fingerprint_map::FingerprintMap> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl FingerprintMap {
+    #[new]
+    #[pyo3(signature = (capacity = 0))]
+    fn new(capacity: usize) -> PyResult<FingerprintMap> {
+        if u32::try_from(capacity).is_err() {
+            return Err(PyValueError::new_err(format!("capacity is too large: {capacity}")));
+        }
+        Ok(FingerprintMap(RwLock::new(fingerprint_map::FingerprintMap::with_capacity(capacity))))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.read().len())
+    }
+
+    fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = fingerprints.fingerprints("fingerprints")?;
+        let ids: Vec<u64> = py.detach(|| {
+            let map = self.read();
+            keys.iter().map(|key| map.get(key).unwrap_or(ABSENT)).collect()
+        });
+        Ok(pack_u64(py, ids))
+    }
+
+    fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
+        let rows = pairs(&fingerprints, &ids)?;
+        Ok(py.detach(|| {
+            let mut map = self.write();
+            rows.into_iter().filter(|&(key, id)| map.insert(key, id)).count()
+        }))
+    }
+
+    fn remove(&self, py: Python<'_>, fingerprints: Input) -> PyResult<usize> {
+        let keys = fingerprints.fingerprints("fingerprints")?;
+        Ok(py.detach(|| {
+            let mut map = self.write();
+            keys.iter().filter(|key| map.remove(key)).count()
+        }))
     }
 }

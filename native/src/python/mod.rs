@@ -1,98 +1,116 @@
-//! The Python module `dedupd.native`; its contract is `dedupd/native.pyi`.
+//! The Python module `dedupd.native`; its contract is `dedupd/native/*.pyi`.
 
-mod check;
 mod chunker;
+mod chunks;
 mod codec;
-mod commits;
-mod entries;
-mod filelist;
-mod files;
+mod commit;
+mod hashing;
 mod index;
-mod input;
-mod join;
-mod known;
-mod map;
-mod marks;
-mod needs;
-mod output;
-mod parquet;
-mod pieces;
-mod place;
-mod records;
-mod seal;
-mod states;
-mod stub;
-mod stubs;
+mod ingest;
+mod store;
 mod study;
-mod sys;
+mod support;
+mod system;
 mod tree;
-mod window;
+mod upkeep;
 
-use pyo3::prelude::*;
+#[pyo3::pymodule(name = "native")]
+mod exported {
+    use pyo3::prelude::*;
 
-#[pymodule]
-fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("HASH_BYTES", crate::fingerprint::HASH_BYTES)?;
-    module.add("CorruptPayload", module.py().get_type::<codec::CorruptPayload>())?;
-    module.add_class::<check::CheckedRecords>()?;
-    module.add_class::<chunker::Chunker>()?;
-    module.add_class::<chunker::Chunks>()?;
-    module.add_class::<place::NewChunks>()?;
-    module.add_class::<place::Placed>()?;
-    module.add_class::<codec::Encoded>()?;
-    module.add_class::<commits::PlainRequests>()?;
-    module.add_class::<commits::Commits>()?;
-    module.add_class::<filelist::FileList>()?;
-    module.add_class::<map::FingerprintMap>()?;
-    module.add_class::<index::BloomIndex>()?;
-    module.add_class::<index::TableIndex>()?;
-    module.add_class::<join::Join>()?;
-    module.add_class::<known::KnownRecords>()?;
-    module.add_class::<stubs::StubCounter>()?;
-    module.add_class::<marks::MarkSet>()?;
-    module.add_class::<needs::NeedSet>()?;
-    module.add_class::<window::Window>()?;
-    module.add_function(wrap_pyfunction!(marks::misfits, module)?)?;
-    module.add_function(wrap_pyfunction!(marks::scan_stubs, module)?)?;
-    module.add_function(wrap_pyfunction!(needs::more_than, module)?)?;
-    module.add_function(wrap_pyfunction!(needs::longest, module)?)?;
-    module.add_function(wrap_pyfunction!(needs::digest_needed, module)?)?;
-    module.add_function(wrap_pyfunction!(chunker::simd_paths, module)?)?;
-    module.add_function(wrap_pyfunction!(chunker::fingerprint, module)?)?;
-    module.add_function(wrap_pyfunction!(chunker::fingerprints, module)?)?;
-    module.add_function(wrap_pyfunction!(chunker::xxh3_64, module)?)?;
-    module.add_function(wrap_pyfunction!(chunker::is_zero, module)?)?;
-    module.add_function(wrap_pyfunction!(codec::incompressible, module)?)?;
-    module.add_function(wrap_pyfunction!(codec::encode, module)?)?;
-    module.add_function(wrap_pyfunction!(codec::decode, module)?)?;
-    module.add_function(wrap_pyfunction!(records::read_chunks, module)?)?;
-    module.add_function(wrap_pyfunction!(seal::seal, module)?)?;
-    module.add_function(wrap_pyfunction!(states::table_states, module)?)?;
-    module.add_function(wrap_pyfunction!(states::weigh_table, module)?)?;
-    module.add_function(wrap_pyfunction!(check::check_records, module)?)?;
-    module.add_function(wrap_pyfunction!(pieces::pass_records, module)?)?;
-    module.add_function(wrap_pyfunction!(pieces::headers_agree, module)?)?;
-    module.add_function(wrap_pyfunction!(stub::exchange_attribute, module)?)?;
-    module.add_function(wrap_pyfunction!(stub::punch_and_settle, module)?)?;
-    module.add_function(wrap_pyfunction!(entries::look_up, module)?)?;
-    module.add_function(wrap_pyfunction!(entries::list_names, module)?)?;
-    module.add_function(wrap_pyfunction!(files::scan_directory, module)?)?;
-    module.add_function(wrap_pyfunction!(tree::find_candidates, module)?)?;
-    module.add_function(wrap_pyfunction!(tree::stub_sizes, module)?)?;
-    module.add_class::<study::TreeWalk>()?;
-    module.add_class::<study::FoundFiles>()?;
-    module.add_function(wrap_pyfunction!(study::read_packed, module)?)?;
-    module.add_function(wrap_pyfunction!(study::file_type, module)?)?;
-    module.add_function(wrap_pyfunction!(parquet::write_parquet, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::punch_hole, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::fallocate_keep_size, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::present_ranges, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::unwritten_ranges, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::syncfs, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::renameat2, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::name_to_handle, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::open_by_handle, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::fgetxattr, module)?)?;
-    module.add_function(wrap_pyfunction!(sys::interrupt_reads, module)?)?;
-    Ok(())
+    #[pymodule]
+    mod chunker {
+        #[pymodule_export]
+        use crate::python::chunker::{Chunker, simd_paths};
+        #[pymodule_export]
+        use crate::python::chunks::Chunks;
+    }
+
+    #[pymodule]
+    mod hashing {
+        #[pymodule_export]
+        use crate::python::hashing::{fingerprint, fingerprints, is_zero, xxh3_64};
+        #[pymodule_export]
+        const HASH_BYTES: usize = crate::fingerprint::HASH_BYTES;
+    }
+
+    #[pymodule]
+    mod codec {
+        #[pymodule_export]
+        use crate::python::codec::{CorruptPayload, Encoded, decode, encode, incompressible};
+    }
+
+    #[pymodule]
+    mod index {
+        #[pymodule_export]
+        use crate::python::index::{BloomIndex, FingerprintMap, TableIndex};
+    }
+
+    #[pymodule]
+    mod ingest {
+        #[pymodule_export]
+        use crate::python::chunks::{NewChunks, Placed};
+        #[pymodule_export]
+        use crate::python::ingest::FileList;
+    }
+
+    #[pymodule]
+    mod store {
+        #[pymodule_export]
+        use crate::python::store::{
+            CheckedRecords, Window, check_records, headers_agree, pass_records, read_chunks, seal,
+            table_states, weigh_table,
+        };
+    }
+
+    #[pymodule]
+    mod upkeep {
+        #[pymodule_export]
+        use crate::python::upkeep::{
+            Join, KnownRecords, MarkSet, NeedSet, digest_needed, longest, misfits, more_than,
+            scan_stubs,
+        };
+    }
+
+    #[pymodule]
+    mod tree {
+        #[pymodule_export]
+        use crate::python::tree::{StubCounter, find_candidates, scan_directory, stub_sizes};
+    }
+
+    #[pymodule]
+    mod commit {
+        #[pymodule_export]
+        use crate::python::commit::{Commits, PlainRequests, exchange_attribute, punch_and_settle};
+    }
+
+    #[pymodule]
+    mod study {
+        #[pymodule_export]
+        use crate::python::study::{FoundFiles, TreeWalk, file_type, read_packed, write_parquet};
+    }
+
+    #[pymodule]
+    mod system {
+        #[pymodule_export]
+        use crate::python::system::{
+            fallocate_keep_size, fgetxattr, interrupt_reads, list_names, look_up, name_to_handle,
+            open_by_handle, present_ranges, punch_hole, renameat2, syncfs, unwritten_ranges,
+        };
+    }
+
+    /// Makes `import dedupd.native.store` work although the module is no package: Python looks there
+    /// before it looks for files.
+    #[pymodule_init]
+    fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let modules = module.py().import("sys")?.getattr("modules")?;
+        for (name, value) in module.dict().iter() {
+            if let Ok(submodule) = value.cast::<PyModule>() {
+                let name = format!("dedupd.native.{name}");
+                submodule.setattr("__name__", &name)?;
+                modules.set_item(name, submodule)?;
+            }
+        }
+        Ok(())
+    }
 }

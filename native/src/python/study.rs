@@ -1,4 +1,4 @@
-//! `TreeWalk`, `FoundFiles`, `read_packed`, `file_type`.
+//! `TreeWalk`, `FoundFiles`, `read_packed`, `file_type`, `write_parquet`.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,13 +7,15 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use super::input::Input;
-use super::output::Output;
-use super::sys::os_error;
-use crate::files::Identity;
-use crate::study::{self, Content, Found, Walk, Wanted};
+use super::support::calls::os_error;
+use super::support::input::Input;
+use super::support::output::Output;
+use crate::study::parquet_writer::{self, Column, Kind};
+use crate::study::reads::{self, Wanted};
+use crate::study::walk::{Content, Found, Walk};
+use crate::system::files::Identity;
 
-#[pyclass(frozen, module = "dedupd.native")]
+#[pyclass(frozen, module = "dedupd.native.study")]
 pub struct TreeWalk(Mutex<Walk>);
 
 #[pymethods]
@@ -57,7 +59,7 @@ impl TreeWalk {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native")]
+#[pyclass(frozen, module = "dedupd.native.study")]
 pub struct FoundFiles(Found);
 
 #[pymethods]
@@ -127,12 +129,44 @@ pub fn read_packed(
     py.detach(|| {
         let out = out.bytes_mut();
         let out = total.and_then(|total| out.get_mut(offset..offset.checked_add(total)?))?;
-        Some(study::read_packed(root_fd, &files, out, threads))
+        Some(reads::read_packed(root_fd, &files, out, threads))
     })
     .ok_or_else(|| PyValueError::new_err(format!("out has no room for the files at {offset}")))
 }
 
 #[pyfunction]
 pub fn file_type(name: &[u8]) -> String {
-    crate::types::file_type(name)
+    crate::study::content_types::file_type(name)
+}
+
+fn kind_of(name: &str) -> PyResult<Kind> {
+    match name {
+        "u16" => Ok(Kind::U16),
+        "u32" => Ok(Kind::U32),
+        "u64" => Ok(Kind::U64),
+        "i64" => Ok(Kind::I64),
+        "bytes" => Ok(Kind::Bytes),
+        "text" => Ok(Kind::Text),
+        _ => Err(PyValueError::new_err(format!("there are no columns of {name:?}"))),
+    }
+}
+
+#[pyfunction]
+pub fn write_parquet(
+    py: Python<'_>,
+    path: PathBuf,
+    columns: Vec<(String, String, Input)>,
+    rows: usize,
+) -> PyResult<()> {
+    let kinds = columns.iter().map(|(_, kind, _)| kind_of(kind)).collect::<PyResult<Vec<_>>>()?;
+    let columns: Vec<Column> = columns
+        .iter()
+        .zip(kinds)
+        .map(|((name, _, items), kind)| Column { name, kind, items: items.bytes() })
+        .collect();
+    let written = py.detach(|| parquet_writer::write(&path, columns, rows));
+    written.map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidInput => PyValueError::new_err(error.to_string()),
+        _ => os_error(py, &error),
+    })
 }

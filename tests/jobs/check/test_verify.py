@@ -67,7 +67,7 @@ def other_fingerprint(lab: Lab) -> None:
         seed = fmt.checksum_seed(volume.space.volume, 1, 1)
     record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
     assert record is not None
-    forged = replace(record, fingerprint=native.fingerprint(b"other bytes"))
+    forged = replace(record, fingerprint=native.hashing.fingerprint(b"other bytes"))
     fmt.pack_record_into(memoryview(data), FIRST_RECORD, forged, seed)
     path.write_bytes(data)
 

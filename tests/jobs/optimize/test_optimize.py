@@ -293,7 +293,15 @@ def test_a_new_recipe_never_vouches_for_a_chunk_that_the_old_one_did_not_mean(
     begin = fmt.FILE_HEADER_BYTES + fmt.RECORD_HEADER_BYTES
     data[begin : begin + len(other)] = other
     forged = fmt.Record(
-        0, 0, 0, len(other), len(other), 0, native.fingerprint(other), 0, native.xxh3_64(other)
+        0,
+        0,
+        0,
+        len(other),
+        len(other),
+        0,
+        native.hashing.fingerprint(other),
+        0,
+        native.hashing.xxh3_64(other),
     )
     fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, forged, seed)
     path.write_bytes(data)

@@ -1,0 +1,20 @@
+"""Types of the Rust extension ``dedupd.native`` (source: ``native/``), a file for each submodule.
+
+Every function that works on bulk data takes any C-contiguous bytes-like object without
+copying it, releases the GIL while it works, and returns packed little-endian arrays as
+``bytes``; ``memoryview(x).cast("I")`` (or ``"Q"``) gives the typed view.
+
+The extension is one file, ``dedupd/native.abi3.so``: this folder holds types only.
+"""
+
+from . import chunker as chunker
+from . import codec as codec
+from . import commit as commit
+from . import hashing as hashing
+from . import index as index
+from . import ingest as ingest
+from . import store as store
+from . import study as study
+from . import system as system
+from . import tree as tree
+from . import upkeep as upkeep

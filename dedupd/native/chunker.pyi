@@ -1,0 +1,74 @@
+"""Cutting data into chunks, and their fingerprints."""
+
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+from .ingest import FileList, Placed
+
+def simd_paths() -> list[str]:
+    """Chunker code paths this CPU can run, slowest first: scalar, avx2, avx512, gfni.
+
+    A path is listed only after it reproduced the scalar path's answers in this process.
+    """
+
+class Chunks:
+    """Result of :meth:`Chunker.process`: parallel arrays, one element per chunk."""
+
+    @property
+    def ends(self) -> bytes:
+        """u32 end offset of each chunk, absolute in ``data``."""
+    @property
+    def fingerprints(self) -> bytes:
+        """32 bytes per chunk."""
+    @property
+    def zero(self) -> bytes:
+        """1 where every byte of the chunk is zero, else 0."""
+    @property
+    def counts(self) -> bytes:
+        """u32 number of chunks found in each segment."""
+    def __len__(self) -> int: ...
+    def place(self, known: Buffer, as_is: Buffer) -> Placed:
+        """Sort out what becomes of them. ``known`` has the u64 id of each chunk that the index
+        knows, 0 for others; ``as_is`` has 1 for each segment whose new chunks are not to be
+        compressed, else 0. Raises ValueError where these have another number of items."""
+    def rows(self, segment: int, ids: Buffer) -> list[tuple[int, int, bytes]]:
+        """Id, length and fingerprint of each chunk of a segment; ``ids`` are the u64 ids of all.
+
+        Raises ValueError.
+        """
+
+class Chunker:
+    """Two-stage regression Rabin chunker (seed 003, 4.3; staging from SS-CDC, seed 000)."""
+
+    def __new__(
+        cls,
+        *,
+        polynomial: int,
+        bits: int,
+        pattern: int,
+        regression: int,
+        min_bytes: int,
+        max_bytes: int,
+        fingerprint: str = "blake3",
+        path: str | None = None,
+    ) -> Chunker:
+        """Raises ValueError for parameters outside the limits, or an unavailable ``path``."""
+    @property
+    def path(self) -> str: ...
+    def cut(self, data: Buffer, final: bool = True) -> bytes:
+        """u32 ends of the chunks of ``data``, which begins at a chunk start.
+
+        With ``final`` the last chunk ends at the end of ``data``; without it only chunks whose
+        end cannot depend on later bytes are returned and the caller presents the rest again.
+        """
+    def candidates(self, data: Buffer) -> bytes:
+        """u32 pairs (end offset, matched low bits) of all stage 1 candidates of any size."""
+    def process(
+        self, data: Buffer, segments: Sequence[tuple[int, int, bool]], threads: int = 1
+    ) -> Chunks:
+        """Cut and fingerprint several independent segments ``(start, end, final)`` of ``data``."""
+    def process_files(self, data: Buffer, files: FileList, threads: int = 1) -> Chunks:
+        """:meth:`process` with a segment for each file that was read into ``data``."""
+    def process_packed(self, data: Buffer, starts: Buffer, ends: Buffer, finals: Buffer) -> Chunks:
+        """:meth:`process` with the segments as columns: u64 starts and ends, u8 finals."""

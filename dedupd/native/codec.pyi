@@ -1,0 +1,50 @@
+"""Payloads of records: compressed where it pays, and decompressed."""
+
+from typing_extensions import Buffer
+
+class CorruptPayload(Exception):
+    """Stored bytes do not match their checksum, or do not decode to the stated length."""
+
+def incompressible(data: Buffer) -> bool:
+    """A cheap test on samples: True where compression would almost surely not pay."""
+
+class Encoded:
+    """Payloads ready to be appended: gaps for record headers, then the stored bytes.
+
+    Supports the writable buffer protocol; the caller fills the header gaps in place.
+    """
+
+    @property
+    def starts(self) -> bytes:
+        """u32 offset of each record's header gap; payload follows the gap directly."""
+    @property
+    def stored_lengths(self) -> bytes:
+        """u32 stored payload bytes of each record."""
+    @property
+    def codecs(self) -> bytes:
+        """u8 codec of each record: 0 raw, 1 zstd."""
+    @property
+    def checksums(self) -> bytes:
+        """u64 XXH3-64 of each stored payload."""
+    def __len__(self) -> int:
+        """Total bytes of the buffer, padding included."""
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def encode(
+    data: Buffer,
+    starts: Buffer,
+    lengths: Buffer,
+    *,
+    level: int,
+    saving_min: float,
+    header_bytes: int,
+    align_bytes: int,
+) -> Encoded:
+    """Compress the selected ranges (u32 ``starts``, ``lengths``) of ``data`` where it pays.
+
+    A range is stored raw when :func:`incompressible` says so, when ``level`` is 0, or when zstd
+    saves less than ``saving_min`` (a fraction) of it. Zeros pad records to ``align_bytes``.
+    """
+
+def decode(stored: Buffer, codec: int, raw_length: int, checksum: int) -> bytes:
+    """Verify XXH3-64 of ``stored`` and decompress. Raises CorruptPayload."""

@@ -1,0 +1,77 @@
+"""The steps that make plain files stubs."""
+
+from collections.abc import Iterator
+
+class PlainRequests:
+    """Plain files to be committed: path, identity, and recipe (id, digest, direct) of each."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(
+        self, at: int, /
+    ) -> tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]:
+        """Raises IndexError."""
+    def __iter__(
+        self,
+    ) -> Iterator[tuple[bytes, tuple[int, int, int, int], tuple[int, bytes, bool]]]: ...
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together."""
+    @property
+    def paths(self) -> bytes:
+        """Each with a NUL byte behind it."""
+    def add(
+        self, path: bytes, identity: tuple[int, int, int, int], recipe: tuple[int, bytes, bool]
+    ) -> None:
+        """Raises ValueError where a path has a NUL byte in it, or a digest not 16 bytes."""
+    def take(self, source: PlainRequests) -> None:
+        """Add what ``source`` has, which has nothing afterwards."""
+    def part(self, start: int, stop: int) -> PlainRequests:
+        """A copy of those of these positions, as far as there are."""
+
+class Commits:
+    """Commits of many plain files; see ``dedupd/stub.py`` for what the steps mean.
+
+    Whatever is out of the ordinary is left, or put back, as it was, for the caller to take those
+    files through the same steps one by one, which say what is wrong.
+    """
+
+    def __new__(
+        cls, data_fd: int, attribute: bytes, seed: int, block_bytes: int, threads: int = 1
+    ) -> Commits:
+        """``seed`` is that of the attribute's checksum; each step takes up to ``threads``."""
+    def begin(self, requests: PlainRequests) -> bytes:
+        """Open each file and set its attribute.
+
+        Returns 1 where that was done, else 0. Files stay open, and leased, until they are finished.
+        """
+    def finish(self) -> bytes:
+        """Punch what has begun, not changed since, and nobody else has open, and settle the
+        attributes.
+
+        Returns 1 for each request of which all is done, else 0. What failed from its punch on has
+        not begun any more: it is not to be taken back, and whoever opens it settles it.
+        """
+    def begun(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
+        """Descriptor, and identity with the attribute set, of a file that has begun and is not
+        finished; None for others. The descriptor is good until :meth:`close`.
+        """
+    def close(self) -> None: ...
+
+def exchange_attribute(
+    fd: int,
+    identity: tuple[int, int, int, int],
+    name: bytes,
+    previous: bytes | None,
+    value: bytes,
+) -> tuple[int, int, int, int] | None:
+    """Set an extended attribute on a file that is ``identity`` and has ``previous`` (None: none).
+
+    Inode, size, mtime and ctime in ns; returns what they are then. None, and nothing done, where
+    the file is another one, or has changed, or has another attribute, or capabilities, which
+    would not outlive it that its blocks are punched. Raises OSError.
+    """
+
+def punch_and_settle(
+    fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
+) -> None:
+    """Punch the first ``length`` bytes, set the times, set an attribute. Raises OSError."""

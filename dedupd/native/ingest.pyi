@@ -1,0 +1,89 @@
+"""Files that are read and cut, and what of them is new."""
+
+from collections.abc import Iterator, Set
+
+from typing_extensions import Buffer
+
+from .chunker import Chunks
+from .commit import PlainRequests
+
+class NewChunks:
+    """Chunks to be stored alike: parallel arrays, one element per chunk."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Of all together."""
+    @property
+    def fingerprints(self) -> bytes:
+        """32 bytes per chunk."""
+    @property
+    def starts(self) -> bytes:
+        """u32 start offsets in the data that was cut."""
+    @property
+    def lengths(self) -> bytes:
+        """u32 lengths."""
+    @property
+    def hints(self) -> bytes:
+        """u32 length of the chunk that follows each in its segment, 0 where none does."""
+    def __len__(self) -> int: ...
+
+class Placed:
+    """What becomes of :class:`.chunker.Chunks`: zeros, known, met before in the data, or new."""
+
+    @property
+    def new(self) -> tuple[NewChunks, NewChunks]:
+        """Those to be compressed, and those to be stored as they are."""
+    @property
+    def duplicate_bytes(self) -> int:
+        """Of chunks that are neither new nor zeros."""
+    @property
+    def zero_bytes(self) -> int: ...
+    def ids(self, first: int, first_as_is: int) -> bytes:
+        """The u64 id of every chunk, 0 for zeros, where those of new chunks begin with these."""
+
+class FileList:
+    """Plain files on their way through an optimise job, without an object for each."""
+
+    def __new__(
+        cls,
+        directory: bytes = b"",
+        packed: bytes = b"",
+        suffixes: Set[bytes] | None = None,
+        as_is: Set[bytes] = frozenset(),
+    ) -> FileList:
+        """The plain files that :func:`.tree.find_candidates` has packed: paths are names behind
+        ``directory``. Of all, or of those whose names end in one of ``suffixes``; those whose names
+        end in one of ``as_is`` are not to be compressed. Raises ValueError where these are no such
+        files.
+        """
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int, /) -> tuple[bytes, tuple[int, int, int, int], bool]:
+        """Path, identity, and whether it is not to be compressed. Raises IndexError."""
+    def __iter__(self) -> Iterator[tuple[bytes, tuple[int, int, int, int], bool]]: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def as_is(self) -> bytes:
+        """1 for each file that is not to be compressed, else 0."""
+    def add(self, path: bytes, identity: tuple[int, int, int, int], as_is: bool) -> None: ...
+    def take(self, source: FileList, at: int, size_max: int, room: int, count_max: int) -> int:
+        """Add files of ``source`` from ``at`` on, up to the first of more than ``size_max`` bytes:
+        at most ``count_max`` files, of at most ``room`` bytes together. Returns how many."""
+    def read(
+        self, dir_fd: int, settle_ns: int, out: Buffer, offset: int, threads: int = 1
+    ) -> list[tuple[bytes, tuple[int, int, int, int], bool]]:
+        """Read each as a whole, one after the other, into ``out`` from ``offset`` on, bypassing the
+        page cache. They must have no holes.
+
+        Each takes as many bytes as it had, read or not. One is read only if its inode, size, mtime
+        and ctime are its identity before and after, the last change is more than ``settle_ns`` ago,
+        and nobody has it open for writing. The others are taken out of the list and returned, for
+        the caller to find out why; their room may hold anything. Raises ValueError where ``out`` is
+        short.
+        """
+    def single(self, found: Chunks, ids: Buffer, into: PlainRequests) -> list[int]:
+        """Add each file that is one chunk, and not zeros, to ``into``: that chunk is its recipe.
+        Returns the numbers of the other files.
+
+        ``found`` are the chunks of these files, ``ids`` the u64 ids of all. Raises ValueError.
+        """

@@ -1,0 +1,225 @@
+//! Payloads: selective compression into a buffer of records, and back.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+
+use xxhash_rust::xxh3::xxh3_64;
+use zstd_safe::{CCtx, CParameter, DCtx};
+
+use crate::codec::compressibility::incompressible;
+
+pub const CODEC_RAW: u8 = 0;
+pub const CODEC_ZSTD: u8 = 1;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub level: i32,
+    pub saving_min: f64,
+    pub header_bytes: usize,
+    pub align_bytes: usize,
+}
+
+impl Options {
+    /// The error names the parameter that is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        if !(0..=zstd_safe::max_c_level()).contains(&self.level) {
+            return Err(format!(
+                "level must be 0 to {}, not {}",
+                zstd_safe::max_c_level(),
+                self.level
+            ));
+        }
+        if !(0.0..1.0).contains(&self.saving_min) {
+            return Err(format!(
+                "saving_min must be at least 0 and below 1, not {}",
+                self.saving_min
+            ));
+        }
+        if self.header_bytes > 1 << 16 {
+            return Err(format!("header_bytes must be 65536 at most, not {}", self.header_bytes));
+        }
+        if !self.align_bytes.is_power_of_two() || self.align_bytes > 1 << 20 {
+            return Err(format!(
+                "align_bytes must be a power of two up to 1048576, not {}",
+                self.align_bytes
+            ));
+        }
+        Ok(())
+    }
+
+    /// Most stored bytes at which compression pays for `raw` bytes.
+    fn stored_max(&self, raw: usize) -> usize {
+        let allowed = (raw as f64 * (1.0 - self.saving_min)).floor() as usize;
+        allowed.min(raw.saturating_sub(1))
+    }
+}
+
+/// Memory for records that is used again: of what the system gives anew, each page costs a fault
+/// and is filled with zeros first.
+#[derive(Default)]
+pub struct Buffer(Vec<u8>);
+
+static IDLE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+const IDLE_MAX: usize = 4;
+/// Smaller ones are cheap to have.
+const IDLE_BYTES_MIN: usize = 1 << 20;
+
+impl Buffer {
+    /// At least `length` bytes, with anything in them.
+    pub fn of(length: usize) -> Buffer {
+        let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = if length < IDLE_BYTES_MIN { None } else { idle().pop() };
+        Buffer(used.filter(|buffer| buffer.len() >= length).unwrap_or_else(|| vec![0; length]))
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let buffer = std::mem::take(&mut self.0);
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffer.len() >= IDLE_BYTES_MIN && idle.len() < IDLE_MAX {
+            idle.push(buffer);
+        }
+    }
+}
+
+/// The first `length` bytes of `buffer` are the records.
+#[derive(Default)]
+pub struct Records {
+    pub buffer: Buffer,
+    pub length: usize,
+    pub starts: Vec<u32>,
+    pub stored_lengths: Vec<u32>,
+    pub codecs: Vec<u8>,
+    pub checksums: Vec<u64>,
+}
+
+/// One record per `(start, length)` of `data`; the ranges must lie in it.
+pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Result<Records, String> {
+    options.validate()?;
+    let room: usize = ranges
+        .iter()
+        .map(|(_, length)| (options.header_bytes + length).next_multiple_of(options.align_bytes))
+        .sum();
+    if u32::try_from(room).is_err() {
+        return Err(format!("lengths add up to {room} bytes of records: more than 4 GiB"));
+    }
+    let mut records = Records { buffer: Buffer::of(room), ..Records::default() };
+    let mut at = 0;
+    for &(start, length) in ranges {
+        let raw = &data[start..start + length];
+        let payload = at + options.header_bytes;
+        let (codec, stored) = store(raw, &mut records.buffer[payload..payload + length], options)?;
+        let end = (payload + stored).next_multiple_of(options.align_bytes);
+        // There may be anything, and zstd may scribble past what it returns.
+        records.buffer[at..payload].fill(0);
+        records.buffer[payload + stored..end].fill(0);
+        records.starts.push(at as u32);
+        records.stored_lengths.push(stored as u32);
+        records.codecs.push(codec);
+        records.checksums.push(xxh3_64(&records.buffer[payload..payload + stored]));
+        at = end;
+    }
+    records.length = at;
+    Ok(records)
+}
+
+/// Writes the payload of `raw` into `out`, which is as long; returns codec and stored length.
+fn store(raw: &[u8], out: &mut [u8], options: Options) -> Result<(u8, usize), String> {
+    let stored_max = options.stored_max(raw.len());
+    if options.level > 0 && stored_max > 0 && !incompressible(raw) {
+        if let Some(stored) = compress(raw, &mut out[..stored_max], options.level)? {
+            return Ok((CODEC_ZSTD, stored));
+        }
+    }
+    out.copy_from_slice(raw);
+    Ok((CODEC_RAW, raw.len()))
+}
+
+struct Compressor {
+    context: CCtx<'static>,
+    level: i32,
+}
+
+thread_local! {
+    // A context is about a MiB and dear to set up: one per thread.
+    static COMPRESSOR: RefCell<Compressor> =
+        RefCell::new(Compressor { context: CCtx::create(), level: 0 });
+    static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
+
+/// None if the result would not fit `out`.
+fn compress(raw: &[u8], out: &mut [u8], level: i32) -> Result<Option<usize>, String> {
+    COMPRESSOR.with_borrow_mut(|compressor| {
+        let Compressor { context, level: current } = compressor;
+        if *current != level {
+            context.set_parameter(CParameter::CompressionLevel(level)).map_err(describe)?;
+            *current = level;
+        }
+        match context.compress2(out, raw) {
+            Ok(stored) => Ok(Some(stored)),
+            Err(code) if code == DESTINATION_TOO_SMALL => Ok(None),
+            Err(code) => Err(describe(code)),
+        }
+    })
+}
+
+/// `-ZSTD_error_dstSize_tooSmall` (zstd_errors.h; stable since zstd 1.3.1).
+const DESTINATION_TOO_SMALL: usize = 0usize.wrapping_sub(70);
+
+fn describe(code: usize) -> String {
+    format!("zstd: {}", zstd_safe::get_error_name(code))
+}
+
+/// What is wrong with a payload.
+pub type Corruption = String;
+
+/// Everything that can be said without decompressing.
+pub fn check(stored: &[u8], codec: u8, raw_length: usize, checksum: u64) -> Result<(), Corruption> {
+    let found = xxh3_64(stored);
+    if found != checksum {
+        return Err(format!(
+            "checksum of stored bytes is {found:#018x}, should be {checksum:#018x}"
+        ));
+    }
+    let stated = match codec {
+        CODEC_RAW => Some(stored.len() as u64),
+        _ => zstd_safe::get_frame_content_size(stored).unwrap_or(None),
+    };
+    match stated {
+        Some(length) if length == raw_length as u64 => Ok(()),
+        Some(length) => Err(format!("payload holds {length} bytes, should be {raw_length}")),
+        None => Err("payload is not a zstd frame of known length".to_owned()),
+    }
+}
+
+/// Fills `out` from a payload that passed `check`.
+pub fn decode(stored: &[u8], codec: u8, out: &mut [u8]) -> Result<(), Corruption> {
+    if codec == CODEC_RAW {
+        out.copy_from_slice(stored);
+        return Ok(());
+    }
+    let length = DECOMPRESSOR
+        .with_borrow_mut(|context| context.decompress(out, stored))
+        .map_err(describe)?;
+    if length == out.len() {
+        Ok(())
+    } else {
+        Err(format!("payload decodes to {length} bytes, should be {}", out.len()))
+    }
+}

@@ -1,0 +1,4 @@
+//! Payloads of records: compression, and whether it would pay.
+
+pub mod compressibility;
+pub mod encode;

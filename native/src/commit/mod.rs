@@ -1,0 +1,4 @@
+//! Plain files made stubs.
+
+pub mod batch;
+pub mod steps;

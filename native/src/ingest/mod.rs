@@ -1,0 +1,6 @@
+//! Files on their way into the store: read, cut, told apart from what the store has.
+
+pub mod chunks;
+pub mod file_reader;
+pub mod new_chunks;
+pub mod small_files;

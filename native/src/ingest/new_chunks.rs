@@ -1,0 +1,92 @@
+//! What becomes of the chunks of a buffer: which of them are new, and the ids of all.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use crate::fingerprint::Fingerprint;
+use crate::ingest::chunks::Chunk;
+
+/// The id that stands for zeros.
+const HOLE: u64 = 0;
+
+/// New chunks that are stored alike: to be compressed, or as they are.
+#[derive(Default)]
+pub struct New {
+    pub chunks: Vec<Chunk>,
+    /// The length of the chunk that follows each in its file, 0 where none does.
+    pub hints: Vec<u32>,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Known(u64),
+    New { group: usize, at: u64 },
+}
+
+/// The chunks of a buffer, sorted out. `new` are those to be compressed, and those as they are.
+#[derive(Default)]
+pub struct Placed {
+    pub new: [New; 2],
+    /// Of chunks that the index knows, or that came before in the same buffer.
+    pub duplicate_bytes: usize,
+    pub zero_bytes: usize,
+    places: Vec<Place>,
+}
+
+/// Sorts out the chunks of each segment. `known` has the id of each chunk that the index knows, and
+/// 0 for others; `as_is` says of each segment whether its new chunks are not to be compressed.
+pub fn place(found: &[Vec<Chunk>], known: &[u64], as_is: &[bool]) -> Placed {
+    let mut placed = Placed::default();
+    let mut met: HashMap<Fingerprint, Place> = HashMap::new();
+    let mut known = known.iter();
+    for (chunks, &as_is) in found.iter().zip(as_is) {
+        for ((at, chunk), &id) in chunks.iter().enumerate().zip(&mut known) {
+            let hint = chunks.get(at + 1).map_or(0, |next| (next.end - next.start) as u32);
+            let place = placed.place_of(chunk, id, hint, as_is.into(), &mut met);
+            placed.places.push(place);
+        }
+    }
+    placed
+}
+
+impl Placed {
+    fn place_of(
+        &mut self,
+        chunk: &Chunk,
+        id: u64,
+        hint: u32,
+        group: usize,
+        met: &mut HashMap<Fingerprint, Place>,
+    ) -> Place {
+        let length = chunk.end - chunk.start;
+        if chunk.zero {
+            self.zero_bytes += length;
+            return Place::Known(HOLE);
+        }
+        if id != 0 {
+            self.duplicate_bytes += length;
+            return Place::Known(id);
+        }
+        match met.entry(chunk.fingerprint) {
+            Entry::Occupied(before) => {
+                self.duplicate_bytes += length;
+                *before.get()
+            }
+            Entry::Vacant(first) => {
+                let new = &mut self.new[group];
+                let at = new.chunks.len() as u64;
+                new.chunks.push(*chunk);
+                new.hints.push(hint);
+                *first.insert(Place::New { group, at })
+            }
+        }
+    }
+
+    /// The id of each chunk, where those of each kind of new ones begin with one of `firsts`.
+    pub fn ids(&self, firsts: [u64; 2]) -> impl Iterator<Item = u64> {
+        self.places.iter().map(move |place| match place {
+            Place::Known(id) => *id,
+            Place::New { group, at } => firsts[*group] + at,
+        })
+    }
+}

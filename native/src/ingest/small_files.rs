@@ -1,0 +1,59 @@
+//! Plain files on their way through an optimise job, without an object for each.
+
+use std::ffi::{CStr, CString};
+
+use crate::format::suffix::suffix;
+use crate::ingest::chunks::Segment;
+use crate::system::files::Identity;
+
+#[derive(Clone, Debug)]
+pub struct PlainFile {
+    pub path: CString,
+    pub identity: Identity,
+    /// Not to be compressed.
+    pub as_is: bool,
+    /// Where its content is in the buffer that it was read into.
+    pub start: usize,
+}
+
+impl PlainFile {
+    pub fn new(path: CString, identity: Identity, as_is: bool) -> PlainFile {
+        PlainFile { path, identity, as_is, start: 0 }
+    }
+
+    /// None where the name ends in nothing that is wanted.
+    pub fn named(
+        directory: &[u8],
+        name: &CStr,
+        identity: Identity,
+        is_wanted: impl Fn(&[u8]) -> bool,
+        is_as_is: impl Fn(&[u8]) -> bool,
+    ) -> Option<PlainFile> {
+        let suffix = suffix(name.to_bytes());
+        if !is_wanted(suffix) {
+            return None;
+        }
+        let path = CString::new([directory, name.to_bytes()].concat()).ok()?;
+        Some(PlainFile::new(path, identity, is_as_is(suffix)))
+    }
+
+    pub fn size(&self) -> usize {
+        usize::try_from(self.identity.size).unwrap_or(usize::MAX)
+    }
+
+    pub fn segment(&self) -> Segment {
+        Segment { start: self.start, end: self.start.saturating_add(self.size()), last: true }
+    }
+}
+
+/// How many files, from the first of `files` on, are of `size_max` bytes at most and fit into
+/// `room` bytes together, `count_max` of them at most.
+pub fn fitting(files: &[PlainFile], size_max: usize, mut room: usize, count_max: usize) -> usize {
+    let fits = |file: &&PlainFile| {
+        let size = file.size();
+        let fits = size <= size_max.min(room);
+        room -= if fits { size } else { 0 };
+        fits
+    };
+    files.iter().take(count_max).take_while(fits).count()
+}

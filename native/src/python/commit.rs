@@ -1,0 +1,170 @@
+//! `PlainRequests`, `Commits`, `exchange_attribute`, `punch_and_settle`.
+
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::support::calls::{c_string, call};
+use super::support::entries::{Fields, fields_of, identity_of};
+use super::support::threads::check_threads;
+use crate::commit::batch::{self, Begun, Commit, Request, Volume};
+use crate::commit::steps;
+use crate::format::stub::DIGEST_BYTES;
+
+#[pyclass(module = "dedupd.native.commit")]
+#[derive(Default)]
+pub struct PlainRequests(pub Vec<Request>);
+
+/// Path, identity and recipe of a file: id, digest, whether it names a chunk.
+type One<'py> = (Bound<'py, PyBytes>, Fields, (u64, Bound<'py, PyBytes>, bool));
+
+#[pymethods]
+impl PlainRequests {
+    #[new]
+    fn new() -> PlainRequests {
+        PlainRequests::default()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, at: usize) -> PyResult<One<'py>> {
+        let none = || PyIndexError::new_err(format!("there is no request {at}"));
+        let request = self.0.get(at).ok_or_else(none)?;
+        let (path, digest) = (request.path.to_bytes(), &request.digest);
+        let recipe = (request.recipe, PyBytes::new(py, digest), request.direct);
+        Ok((PyBytes::new(py, path), fields_of(request.expected), recipe))
+    }
+
+    #[getter]
+    fn size_bytes(&self) -> i64 {
+        self.0.iter().map(|request| request.expected.size).sum()
+    }
+
+    #[getter]
+    fn paths<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let paths = self.0.iter().map(|request| request.path.to_bytes_with_nul());
+        PyBytes::new(py, &paths.collect::<Vec<_>>().concat())
+    }
+
+    fn add(&mut self, path: &[u8], identity: Fields, recipe: (u64, &[u8], bool)) -> PyResult<()> {
+        let (recipe, digest, direct) = recipe;
+        let digest = <[u8; DIGEST_BYTES]>::try_from(digest)
+            .map_err(|_| PyValueError::new_err("a digest has not 16 bytes"))?;
+        let (path, expected) = (c_string("path", path)?, identity_of(identity));
+        self.0.push(Request { path, expected, recipe, digest, direct });
+        Ok(())
+    }
+
+    fn take(&mut self, mut source: PyRefMut<'_, PlainRequests>) {
+        self.0.append(&mut source.0);
+    }
+
+    fn part(&self, start: usize, stop: usize) -> PlainRequests {
+        let stop = stop.min(self.0.len());
+        PlainRequests(self.0[start.min(stop)..stop].to_vec())
+    }
+}
+
+#[pyclass(frozen, module = "dedupd.native.commit")]
+pub struct Commits {
+    volume: Volume,
+    threads: usize,
+    /// Only ever locked with the GIL released, or for a moment in which no Python code runs.
+    files: Mutex<Vec<Commit>>,
+}
+
+impl Commits {
+    fn files(&self) -> MutexGuard<'_, Vec<Commit>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Commits {
+    #[new]
+    #[pyo3(signature = (data_fd, attribute, seed, block_bytes, threads = 1))]
+    fn new(
+        data_fd: i32,
+        attribute: &[u8],
+        seed: u64,
+        block_bytes: i64,
+        threads: usize,
+    ) -> PyResult<Commits> {
+        if block_bytes < 1 {
+            return Err(PyValueError::new_err(format!("block_bytes must not be {block_bytes}")));
+        }
+        let attribute = c_string("attribute", attribute)?;
+        let volume = Volume { data: data_fd, attribute, seed, block_bytes };
+        let threads = check_threads(threads)?;
+        Ok(Commits { volume, threads, files: Mutex::default() })
+    }
+
+    fn begin<'py>(
+        &self,
+        py: Python<'py>,
+        requests: PyRef<'_, PlainRequests>,
+    ) -> Bound<'py, PyBytes> {
+        let requests = requests.0.clone();
+        let begun: Vec<u8> = py.detach(|| {
+            let mut files = self.files();
+            let first = files.len();
+            files.extend(requests.into_iter().map(|request| (request, None)));
+            batch::begin_all(&self.volume, &mut files[first..], self.threads);
+            files[first..].iter().map(|(_, begun)| begun.is_some().into()).collect()
+        });
+        PyBytes::new(py, &begun)
+    }
+
+    fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let done = py.detach(|| batch::finish_all(&self.volume, &mut self.files(), self.threads));
+        let done: Vec<u8> = done.into_iter().map(u8::from).collect();
+        PyBytes::new(py, &done)
+    }
+
+    fn begun(&self, at: usize) -> PyResult<Option<(i32, Fields)>> {
+        match self.files().get(at) {
+            Some((_, begun)) => Ok(begun
+                .as_ref()
+                .map(|Begun { file, identity }| (file.as_raw_fd(), fields_of(*identity)))),
+            None => Err(PyIndexError::new_err(format!("there is no request {at}"))),
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.files().clear());
+    }
+}
+
+#[pyfunction]
+pub fn exchange_attribute(
+    py: Python<'_>,
+    fd: i32,
+    identity: Fields,
+    name: &[u8],
+    previous: Option<&[u8]>,
+    value: &[u8],
+) -> PyResult<Option<Fields>> {
+    let name = c_string("name", name)?;
+    let expected = identity_of(identity);
+    let after = call(py, || steps::exchange_attribute(fd, expected, &name, previous, value))?;
+    Ok(after.map(fields_of))
+}
+
+#[pyfunction]
+pub fn punch_and_settle(
+    py: Python<'_>,
+    fd: i32,
+    length: i64,
+    atime_ns: i64,
+    mtime_ns: i64,
+    name: &[u8],
+    value: &[u8],
+) -> PyResult<()> {
+    let name = c_string("name", name)?;
+    call(py, || steps::punch_and_settle(fd, length, atime_ns, mtime_ns, &name, value))
+}

@@ -1,0 +1,160 @@
+//! `FileList`.
+
+use std::collections::HashSet;
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use super::chunks::Chunks;
+use super::commit::PlainRequests;
+use super::support::calls::c_string;
+use super::support::entries::{Fields, fields_of, identity_of};
+use super::support::input::Input;
+use super::support::output::Output;
+use super::support::threads::check_threads;
+use crate::commit::batch::Request;
+use crate::format::stub::DIGEST_BYTES;
+use crate::ingest::chunks::Segment;
+use crate::ingest::file_reader;
+use crate::ingest::small_files::{PlainFile, fitting};
+
+use crate::tree::candidates::unpacked;
+
+#[pyclass(module = "dedupd.native.ingest")]
+pub struct FileList(Vec<PlainFile>);
+
+/// Path, identity, and whether it is not to be compressed.
+type One<'py> = (Bound<'py, PyBytes>, Fields, bool);
+
+fn shown<'py>(py: Python<'py>, file: &PlainFile) -> One<'py> {
+    (PyBytes::new(py, file.path.to_bytes()), fields_of(file.identity), file.as_is)
+}
+
+impl FileList {
+    pub fn segments(&self) -> Vec<Segment> {
+        self.0.iter().map(PlainFile::segment).collect()
+    }
+}
+
+#[pymethods]
+impl FileList {
+    #[new]
+    #[pyo3(signature = (
+        directory = b"".as_slice(), packed = b"".as_slice(), suffixes = None, as_is = HashSet::new()
+    ))]
+    fn new(
+        directory: &[u8],
+        packed: &[u8],
+        suffixes: Option<HashSet<Vec<u8>>>,
+        as_is: HashSet<Vec<u8>>,
+    ) -> PyResult<FileList> {
+        let files = unpacked(packed)
+            .ok_or_else(|| PyValueError::new_err("these are no files that were packed"))?;
+        let is_wanted = |end: &[u8]| suffixes.as_ref().is_none_or(|wanted| wanted.contains(end));
+        let is_as_is = |end: &[u8]| as_is.contains(end);
+        let named =
+            |(identity, name)| PlainFile::named(directory, name, identity, is_wanted, is_as_is);
+        Ok(FileList(files.into_iter().filter_map(named).collect()))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, at: usize) -> PyResult<One<'py>> {
+        let none = || PyIndexError::new_err(format!("there is no file {at}"));
+        self.0.get(at).map(|file| shown(py, file)).ok_or_else(none)
+    }
+
+    #[getter]
+    fn size_bytes(&self) -> usize {
+        self.0.iter().map(PlainFile::size).sum()
+    }
+
+    #[getter]
+    fn as_is<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let flags: Vec<u8> = self.0.iter().map(|file| file.as_is.into()).collect();
+        PyBytes::new(py, &flags)
+    }
+
+    fn add(&mut self, path: &[u8], identity: Fields, as_is: bool) -> PyResult<()> {
+        self.0.push(PlainFile::new(c_string("path", path)?, identity_of(identity), as_is));
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        source: PyRef<'_, FileList>,
+        at: usize,
+        size_max: usize,
+        room: usize,
+        count_max: usize,
+    ) -> usize {
+        let rest = source.0.get(at..).unwrap_or_default();
+        let count = fitting(rest, size_max, room, count_max);
+        self.0.extend_from_slice(&rest[..count]);
+        count
+    }
+
+    #[pyo3(signature = (dir_fd, settle_ns, out, offset, threads = 1))]
+    fn read<'py>(
+        &mut self,
+        py: Python<'py>,
+        dir_fd: i32,
+        settle_ns: i64,
+        mut out: Output,
+        offset: usize,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let threads = check_threads(threads)?;
+        let list = &mut self.0;
+        let read = py.detach(|| {
+            let out = out.bytes_mut().get_mut(offset..)?;
+            let read = file_reader::read_files(dir_fd, list, settle_ns, out, threads)?;
+            let mut start = offset;
+            for file in list.iter_mut() {
+                file.start = start;
+                start += file.size();
+            }
+            Some(read)
+        });
+        let Some(read) = read else {
+            let size: i64 = list.iter().map(|file| file.identity.size).sum();
+            let message = format!("out is too short: it has no {size} bytes at {offset}");
+            return Err(PyValueError::new_err(message));
+        };
+        let left = PyList::empty(py);
+        for (file, _) in list.iter().zip(&read).filter(|(_, is_read)| !**is_read) {
+            left.append(shown(py, file))?;
+        }
+        let mut is_read = read.iter();
+        list.retain(|_| is_read.next() == Some(&true));
+        Ok(left)
+    }
+
+    fn single(
+        &self,
+        found: &Chunks,
+        ids: Input,
+        mut into: PyRefMut<'_, PlainRequests>,
+    ) -> PyResult<Vec<usize>> {
+        let ids = ids.u64s("ids")?;
+        if found.segments().len() != self.0.len() || found.count() != ids.len() {
+            return Err(PyValueError::new_err("these are not the chunks of these files, and ids"));
+        }
+        let mut others = Vec::new();
+        for (number, (file, chunks)) in self.0.iter().zip(found.segments()).enumerate() {
+            match (&chunks[..], found.ids_of(number, &ids)) {
+                ([chunk], &[recipe]) if !chunk.zero => {
+                    let mut digest = [0; DIGEST_BYTES];
+                    digest.copy_from_slice(&chunk.fingerprint[..DIGEST_BYTES]);
+                    let (path, expected) = (file.path.clone(), file.identity);
+                    into.0.push(Request { path, expected, recipe, digest, direct: true });
+                }
+                _ => others.push(number),
+            }
+        }
+        Ok(others)
+    }
+}

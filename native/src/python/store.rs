@@ -1,0 +1,213 @@
+//! Records of containers: sealed, read and checked; their tables.
+
+use std::ffi::c_int;
+
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::codec::Encoded;
+use super::support::input::{Input, pack_u32};
+use super::support::output::{Output, uninitialised};
+use crate::fingerprint::Algorithm;
+use crate::store::read_window;
+use crate::store::record_check::Place as CheckPlace;
+use crate::store::record_reader::{Files, Row, Wanted};
+use crate::store::record_writer::{Columns, Place};
+use crate::store::table_check::{Container, Position};
+
+#[pyfunction]
+pub fn read_chunks(
+    py: Python<'_>,
+    data_fd: i32,
+    table_fd: i32,
+    seed: u64,
+    wanted: Vec<Row>,
+    cached_only: bool,
+    threads: usize,
+) -> PyResult<Vec<Option<Py<PyBytes>>>> {
+    let files = Files { data: data_fd, table: table_fd, seed, cached_only };
+    let results = wanted
+        .iter()
+        .map(|&(_, length, _)| uninitialised(py, length))
+        .collect::<PyResult<Vec<_>>>()?;
+    let chunks: Vec<Wanted<'_>> = wanted
+        .iter()
+        .zip(&results)
+        .map(|(&(ordinal, length, check), result)| {
+            let start = result.bind(py).as_bytes().as_ptr().cast_mut();
+            // SAFETY: the object is new, and nobody else has it before this function returns.
+            Wanted { ordinal, check, out: unsafe { std::slice::from_raw_parts_mut(start, length) } }
+        })
+        .collect();
+    let found = py.detach(|| files.read_all(chunks, threads));
+    Ok(results.into_iter().zip(found).map(|(bytes, found)| found.then_some(bytes)).collect())
+}
+
+#[pyclass(frozen, module = "dedupd.native.store")]
+pub struct Window(read_window::Window);
+
+#[pymethods]
+impl Window {
+    #[new]
+    fn new(
+        data_fd: i32,
+        table_fd: i32,
+        seed: u64,
+        wanted: Vec<Row>,
+        head: Input,
+        helpers: usize,
+    ) -> PyResult<Window> {
+        let window =
+            read_window::Window::begin(data_fd, table_fd, seed, &wanted, head.bytes(), helpers)?;
+        Ok(Window(window))
+    }
+
+    fn finish(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.finish().is_some())
+    }
+
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let Some(bytes) = slf.get().0.finish() else {
+            return Err(PyBufferError::new_err("a record of the window is not as expected"));
+        };
+        // SAFETY: `view` comes from the interpreter; the view, which is for reading, keeps a
+        // reference to this object, whose bytes neither move nor change while it lives.
+        let result = unsafe {
+            let start = bytes.as_ptr().cast_mut().cast();
+            let length = bytes.len() as ffi::Py_ssize_t;
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 1, flags)
+        };
+        if result == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (encoded, fingerprints, raw_lengths, hints, *, seed, ordinal, offset))]
+#[allow(clippy::too_many_arguments)]
+pub fn seal<'py>(
+    py: Python<'py>,
+    encoded: &Bound<'py, Encoded>,
+    fingerprints: Input,
+    raw_lengths: Input,
+    hints: Input,
+    seed: u64,
+    ordinal: u32,
+    offset: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let mut buffer: Output = encoded.extract()?;
+    let fields = encoded.get();
+    let (starts, stored, checksums): (Input, Input, Input) = (
+        fields.starts.bind(py).extract()?,
+        fields.stored_lengths.bind(py).extract()?,
+        fields.checksums.bind(py).extract()?,
+    );
+    let columns = Columns {
+        starts: starts.u32s("starts")?,
+        stored_lengths: stored.u32s("stored_lengths")?,
+        codecs: fields.codecs.as_bytes(py),
+        checksums: checksums.u64s("checksums")?,
+        fingerprints: fingerprints.fingerprints("fingerprints")?,
+        raw_lengths: raw_lengths.u32s("raw_lengths")?,
+        hints: hints.u32s("hints")?,
+    };
+    let place = Place { seed, ordinal, offset };
+    let buffer = buffer.bytes_mut();
+    let entries = py
+        .detach(|| crate::store::record_writer::seal(buffer, &columns, &place))
+        .map_err(PyValueError::new_err)?;
+    Ok(PyBytes::new(py, &entries))
+}
+
+#[pyclass(frozen, get_all, module = "dedupd.native.store")]
+pub struct CheckedRecords {
+    consumed: usize,
+    is_lost: bool,
+    ordinals: Py<PyBytes>,
+    next_ordinals: Py<PyBytes>,
+    kinds: Py<PyBytes>,
+    statuses: Py<PyBytes>,
+    entries: Py<PyBytes>,
+    raw_bytes: u64,
+}
+
+#[pyfunction]
+#[pyo3(signature = (data, *, seed, offset, algorithm, threads))]
+pub fn check_records(
+    py: Python<'_>,
+    data: Input,
+    seed: u64,
+    offset: u64,
+    algorithm: &str,
+    threads: usize,
+) -> PyResult<CheckedRecords> {
+    let algorithm = Algorithm::from_name(algorithm).ok_or_else(|| {
+        PyValueError::new_err(format!("algorithm must be blake3 or sha256, not {algorithm:?}"))
+    })?;
+    let data = data.bytes();
+    let place = CheckPlace { seed, offset, algorithm, threads };
+    let found = py.detach(|| crate::store::record_check::check(data, &place));
+    Ok(CheckedRecords {
+        consumed: found.consumed,
+        is_lost: found.is_lost,
+        ordinals: pack_u32(py, found.ordinals).unbind(),
+        next_ordinals: pack_u32(py, found.next_ordinals).unbind(),
+        kinds: PyBytes::new(py, &found.kinds).unbind(),
+        statuses: PyBytes::new(py, &found.statuses).unbind(),
+        entries: PyBytes::new(py, &found.entries).unbind(),
+        raw_bytes: found.raw_bytes,
+    })
+}
+
+type Passed = (usize, u64, u64, u64, u64);
+
+#[pyfunction]
+#[pyo3(signature = (fd, table, *, seed, ordinal, offset, end, bytes_max, algorithm, threads))]
+#[expect(clippy::too_many_arguments, reason = "all but two by name")]
+pub fn pass_records(
+    py: Python<'_>,
+    fd: i32,
+    table: Input,
+    seed: u64,
+    ordinal: usize,
+    offset: u64,
+    end: u64,
+    bytes_max: u64,
+    algorithm: &str,
+    threads: usize,
+) -> PyResult<Passed> {
+    let algorithm = Algorithm::from_name(algorithm).ok_or_else(|| {
+        PyValueError::new_err(format!("algorithm must be blake3 or sha256, not {algorithm:?}"))
+    })?;
+    let container = Container { data: fd, entries: &table.entries("table")?, seed };
+    let from = Position { ordinal, offset };
+    let passed = py.detach(|| container.pass(from, end, bytes_max, algorithm, threads));
+    let to = passed.to;
+    Ok((to.ordinal, to.offset, passed.records, passed.raw_bytes, passed.read_bytes))
+}
+
+#[pyfunction]
+#[pyo3(signature = (fd, table, *, seed))]
+pub fn headers_agree(py: Python<'_>, fd: i32, table: Input, seed: u64) -> PyResult<bool> {
+    let container = Container { data: fd, entries: &table.entries("table")?, seed };
+    Ok(py.detach(|| container.headers_agree()))
+}
+
+#[pyfunction]
+pub fn table_states(py: Python<'_>, entries: Input, seed: u64) -> Bound<'_, PyBytes> {
+    let entries = entries.bytes();
+    PyBytes::new(py, &py.detach(|| crate::store::table_states::states(entries, seed)))
+}
+
+#[pyfunction]
+pub fn weigh_table(py: Python<'_>, entries: Input, seed: u64) -> (u64, u64, u64, u64, u64) {
+    let entries = entries.bytes();
+    let weight = py.detach(|| crate::store::table_states::weigh(entries, seed));
+    let (orphaned, quarantined) = (weight.orphaned, weight.quarantined);
+    (weight.kept, weight.kept_bytes, orphaned, weight.orphaned_bytes, quarantined)
+}

@@ -1,0 +1,427 @@
+//! `MarkSet`, `misfits`, `scan_stubs`, `NeedSet`, `more_than`, `longest`, `digest_needed`, `Join`,
+//! `KnownRecords`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use super::support::calls::c_string;
+use super::support::entries::{found, scan};
+use super::support::input::{Input, pack_u32, pack_u64};
+use crate::format::stub::{DIRECT, stub_head};
+use crate::system::files::Entry;
+use crate::upkeep::file_needs::{self, Needs};
+use crate::upkeep::join;
+use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
+use crate::upkeep::record_census::{Known, word};
+
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct MarkSet(RwLock<Marks>);
+
+/// Nobody waits for the GIL while holding the lock.
+impl MarkSet {
+    fn read(&self) -> RwLockReadGuard<'_, Marks> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Marks> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Followed<'py> = (bool, u64, Bound<'py, PyBytes>);
+
+type Named<'py> = (u64, u64, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+#[pymethods]
+impl MarkSet {
+    #[new]
+    fn new() -> MarkSet {
+        MarkSet(RwLock::default())
+    }
+
+    fn add_container(&self, number: u32, count: usize) {
+        self.write().add_container(number, count);
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.read().numbers()
+    }
+
+    fn knows(&self, record_id: u64) -> bool {
+        self.read().knows(record_id)
+    }
+
+    fn __contains__(&self, record_id: u64) -> bool {
+        self.read().contains(record_id)
+    }
+
+    fn add<'py>(&self, py: Python<'py>, ids: Input) -> PyResult<Bound<'py, PyBytes>> {
+        let ids = ids.u64s("ids")?;
+        let strays: Vec<u64> = py.detach(|| {
+            let mut marks = self.write();
+            ids.into_iter().filter(|&id| id != 0 && !marks.set(id, true)).collect()
+        });
+        Ok(pack_u64(py, strays))
+    }
+
+    fn merge(&self, number: u32, bits: Input) -> bool {
+        self.write().merge(number, bits.bytes())
+    }
+
+    fn discard(&self, ids: Input) -> PyResult<()> {
+        let mut marks = self.write();
+        for id in ids.u64s("ids")? {
+            marks.set(id, false);
+        }
+        Ok(())
+    }
+
+    fn bits<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.read().bits(number))
+    }
+
+    fn count(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.read().count())
+    }
+
+    fn follow<'py>(&self, py: Python<'py>, first_id: u64, table: Input) -> PyResult<Followed<'py>> {
+        let entries = table.entries("table")?;
+        let found = py.detach(|| self.write().follow(first_id, &entries));
+        Ok((found.any, found.epoch, pack_u64(py, found.strays)))
+    }
+
+    fn add_copies(
+        &self,
+        py: Python<'_>,
+        first_id: u64,
+        table: Input,
+        of: &Bound<'_, MarkSet>,
+    ) -> PyResult<u64> {
+        let (entries, of) = (table.entries("table")?, of.get());
+        if std::ptr::eq(self, of) {
+            return Err(PyValueError::new_err("records are no copies of one another"));
+        }
+        Ok(py.detach(|| self.write().add_copies(first_id, &entries, &of.read())))
+    }
+
+    #[pyo3(signature = (data_fd, table, *, seed, first, ordinals, ends))]
+    #[expect(clippy::too_many_arguments, reason = "all but two by name")]
+    fn add_named<'py>(
+        &self,
+        py: Python<'py>,
+        data_fd: i32,
+        table: Input,
+        seed: u64,
+        first: u32,
+        ordinals: Input,
+        ends: Input,
+    ) -> PyResult<Named<'py>> {
+        let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
+        if ordinals.len() != ends.len() || ordinals.iter().any(|&ordinal| ordinal < first) {
+            return Err(PyValueError::new_err("ordinals begin with first, and have an end each"));
+        }
+        let needed: Vec<Needed> =
+            ordinals.into_iter().zip(ends).map(|(ordinal, end)| Needed { ordinal, end }).collect();
+        let entries = table.entries("table")?;
+        let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
+        let marked = py.detach(|| mark_named(&recipes, &needed, &mut self.write()));
+        let (left, strays) = (pack_u32(py, marked.left), pack_u64(py, marked.strays));
+        Ok((marked.recipes, marked.rows, left, strays))
+    }
+}
+
+#[pyfunction]
+pub fn misfits<'py>(
+    py: Python<'py>,
+    table: Input,
+    needed: Input,
+) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+    let (entries, needed) = (table.entries("table")?, needed.bytes());
+    let (places, orphans) = py.detach(|| crate::upkeep::follow_merges::misfits(&entries, needed));
+    Ok((pack_u32(py, places), orphans))
+}
+
+type Stubs<'py> = (
+    Bound<'py, PyList>,
+    Bound<'py, PyList>,
+    u64,
+    u64,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
+);
+
+#[pyfunction]
+#[pyo3(signature = (fd, attribute, seed, check = None))]
+pub fn scan_stubs<'py>(
+    py: Python<'py>,
+    fd: i32,
+    attribute: &[u8],
+    seed: u64,
+    check: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Stubs<'py>> {
+    let attribute = c_string("attribute", attribute)?;
+    let (mut files, mut stubs) = (0u64, Vec::new());
+    let left = scan(py, fd, &attribute, check, |entries| {
+        entries.retain(|entry| match entry {
+            Entry::Directory { .. } => true,
+            Entry::File { attribute: None, .. } => {
+                files += 1;
+                false
+            }
+            Entry::File { attribute: Some(value), .. } => {
+                files += 1;
+                let stub = stub_head(value, seed);
+                let is_known = stub.is_some();
+                stubs.extend(stub);
+                !is_known
+            }
+        });
+    })?;
+    let count = stubs.len() as u64;
+    let (direct, others): (Vec<_>, Vec<_>) =
+        stubs.into_iter().partition(|stub| stub.flags & DIRECT != 0);
+    let chunks = pack_u64(py, direct.into_iter().map(|stub| stub.recipe));
+    let recipes = pack_u64(py, others.iter().map(|stub| stub.recipe));
+    let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
+    let (directories, damaged) = found(py, left, check)?;
+    Ok((directories, damaged, files, count, chunks, recipes, covered))
+}
+
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct NeedSet(RwLock<Needs>);
+
+/// Nobody waits for the GIL while holding the lock.
+impl NeedSet {
+    fn read(&self) -> RwLockReadGuard<'_, Needs> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Needs> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Taken<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+#[pymethods]
+impl NeedSet {
+    #[new]
+    fn new() -> NeedSet {
+        NeedSet(RwLock::default())
+    }
+
+    fn add_container(&self, number: u32, count: usize) {
+        self.write().add_container(number, count);
+    }
+
+    fn need(&self, ids: Input, lengths: Input) -> PyResult<()> {
+        let (ids, lengths) = (ids.u64s("ids")?, lengths.u64s("lengths")?);
+        if ids.len() != lengths.len() {
+            return Err(PyValueError::new_err("each id has a length"));
+        }
+        let mut needs = self.write();
+        ids.into_iter().zip(lengths).for_each(|(id, length)| needs.need(id, length));
+        Ok(())
+    }
+
+    fn needed(&self, record_id: u64) -> u64 {
+        self.read().needed(record_id)
+    }
+
+    fn lengths<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
+        pack_u64(py, self.read().lengths(number).iter().copied())
+    }
+
+    fn fresh<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.read().fresh(number))
+    }
+
+    fn put(&self, number: u32, lengths: Input, fresh: Input) {
+        self.write().put(number, lengths.bytes(), fresh.bytes());
+    }
+
+    fn take_fresh<'py>(
+        &self,
+        py: Python<'py>,
+        number: u32,
+        first: usize,
+        end: usize,
+    ) -> PyResult<Taken<'py>> {
+        if first % 8 != 0 {
+            return Err(PyValueError::new_err("first is a multiple of 8"));
+        }
+        let taken = self.write().take_fresh(number, first, end);
+        let ordinals = pack_u32(py, taken.iter().map(|&(ordinal, _)| ordinal));
+        Ok((ordinals, pack_u64(py, taken.iter().map(|&(_, length)| length))))
+    }
+}
+
+#[pyfunction]
+pub fn more_than<'py>(py: Python<'py>, now: Input, before: Input) -> Bound<'py, PyBytes> {
+    let (now, before) = (now.bytes(), before.bytes());
+    PyBytes::new(py, &py.detach(|| file_needs::more_than(now, before)))
+}
+
+#[pyfunction]
+pub fn longest<'py>(py: Python<'py>, one: Input, other: Input) -> Bound<'py, PyBytes> {
+    let (one, other) = (one.bytes(), other.bytes());
+    PyBytes::new(py, &py.detach(|| file_needs::longest(one, other)))
+}
+
+#[pyfunction]
+pub fn digest_needed(py: Python<'_>, entries: Input, lengths: Input, seed: u64) -> u64 {
+    let (entries, lengths) = (entries.bytes(), lengths.bytes());
+    py.detach(|| file_needs::digest_needed(entries, lengths, seed))
+}
+
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct Join(Mutex<join::Join>);
+
+/// The lock is only ever taken with the GIL released, and no Python code runs under it.
+impl Join {
+    fn lock(&self) -> MutexGuard<'_, join::Join> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn packed(py: Python<'_>, pairs: join::Pairs) -> Bound<'_, PyBytes> {
+    pack_u64(py, pairs.into_iter().flat_map(|(merged, into)| [merged, into]))
+}
+
+#[pymethods]
+impl Join {
+    #[new]
+    #[pyo3(signature = (capacity, sample_bits = 0, seed = 0))]
+    fn new(capacity: usize, sample_bits: u32, seed: u64) -> PyResult<Join> {
+        if capacity >= 1 << 31 {
+            return Err(PyValueError::new_err(format!("capacity is too large: {capacity}")));
+        }
+        Ok(Join(Mutex::new(join::Join::new(capacity, sample_bits, seed))))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.lock().len())
+    }
+
+    #[getter]
+    fn memory_bytes(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.lock().bytes())
+    }
+
+    fn add(&self, py: Python<'_>, entries: Input, seed: u64, first_id: u64) -> bool {
+        let entries = entries.bytes();
+        py.detach(|| self.lock().add(entries, seed, first_id))
+    }
+
+    fn probe<'py>(
+        &self,
+        py: Python<'py>,
+        entries: Input,
+        seed: u64,
+        first_id: u64,
+    ) -> Bound<'py, PyBytes> {
+        let entries = entries.bytes();
+        packed(py, py.detach(|| self.lock().probe(entries, seed, first_id)))
+    }
+
+    fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        packed(py, py.detach(|| self.lock().finish()))
+    }
+}
+
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct KnownRecords(RwLock<Known>);
+
+/// Nobody waits for the GIL while holding the lock.
+impl KnownRecords {
+    pub fn read(&self) -> RwLockReadGuard<'_, Known> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl KnownRecords {
+    #[new]
+    fn new() -> KnownRecords {
+        KnownRecords(RwLock::default())
+    }
+
+    fn add_table<'py>(
+        &self,
+        py: Python<'py>,
+        number: u32,
+        table: Input,
+        seed: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let entries = table.entries("table")?;
+        let others = py.detach(|| self.write().add_table(number, &entries, seed));
+        Ok(pack_u32(py, others))
+    }
+
+    #[pyo3(signature = (record_id, length, check, target = None))]
+    fn set(&self, record_id: u64, length: u32, check: u32, target: Option<u64>) {
+        self.write().set(record_id, word(length, check), target);
+    }
+
+    fn set_second(&self, record_id: u64, length: u32, check: u32) {
+        self.write().set_second(record_id, word(length, check));
+    }
+
+    fn count(&self, number: u32) -> usize {
+        self.read().count(number)
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.read().numbers()
+    }
+
+    fn resolve(&self, record_id: u64) -> u64 {
+        self.read().resolve(record_id)
+    }
+
+    fn holds(&self, record_id: u64, length: u32, check: u32) -> bool {
+        self.read().holds(record_id, word(length, check))
+    }
+
+    fn known(&self, record_id: u64) -> (u32, u32) {
+        let known = self.read();
+        let word = known.word(known.resolve(record_id));
+        ((word >> 32) as u32, word as u32)
+    }
+
+    fn is_primary(&self, record_id: u64) -> bool {
+        self.read().own_word(record_id) != 0
+    }
+
+    fn relied_on(&self) -> Vec<u64> {
+        self.read().relied_on()
+    }
+
+    fn refer(&self, record_id: u64) {
+        self.read().refer(record_id);
+    }
+
+    fn add_references(&self, record_id: u64, count: u8) {
+        self.read().add_references(record_id, count);
+    }
+
+    fn references(&self, record_id: u64) -> u8 {
+        self.read().references(record_id)
+    }
+
+    fn referred_at_least<'py>(&self, py: Python<'py>, count: u8) -> Bound<'py, PyBytes> {
+        pack_u64(py, py.detach(|| self.read().with_references(|found| found >= count)))
+    }
+
+    fn unreferenced(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.read().with_references(|found| found == 0).len())
+    }
+}

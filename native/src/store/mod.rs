@@ -1,0 +1,8 @@
+//! Containers and their tables: records written, read and checked.
+
+pub mod read_window;
+pub mod record_check;
+pub mod record_reader;
+pub mod record_writer;
+pub mod table_check;
+pub mod table_states;

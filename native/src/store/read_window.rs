@@ -1,0 +1,110 @@
+//! Records that lie one after the other in somebody's file, decoded side by side into one piece of
+//! memory, ahead of who wants them.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::codec::encode::Buffer;
+use crate::store::record_reader::{Files, Row, Wanted, with_scratch};
+use crate::threads::pool::{self, Begun};
+
+/// Memory is taken in multiples of this, so that it fits the next window too.
+const ROOM_BYTES: usize = 512 << 10;
+
+pub struct Window {
+    // Dropped before what the tasks work on.
+    begun: Begun,
+    parts: Arc<Parts>,
+}
+
+impl Window {
+    /// Begins to decode records behind `head`, with `helpers` threads.
+    ///
+    /// Gives up where the page cache does not have it all. The descriptors stay the caller's.
+    pub fn begin(
+        data: RawFd,
+        table: RawFd,
+        seed: u64,
+        rows: &[Row],
+        head: &[u8],
+        helpers: usize,
+    ) -> io::Result<Window> {
+        let parts = Arc::new(Parts::new([owned(data)?, owned(table)?], seed, rows, head));
+        let own = Arc::clone(&parts);
+        let begun = pool::begin(rows.len(), helpers, move |at| own.read(at));
+        Ok(Window { begun, parts })
+    }
+
+    /// All bytes, head and records, when they are there; None where a record is not as expected.
+    pub fn finish(&self) -> Option<&[u8]> {
+        self.begun.finish();
+        // SAFETY: every task has ended, so nobody writes any more.
+        let buffer = unsafe { &*self.parts.buffer.get() };
+        let is_sound = self.parts.sound.load(Ordering::Acquire) == self.parts.places.len();
+        is_sound.then(|| &buffer[..self.parts.length])
+    }
+}
+
+struct Place {
+    ordinal: u32,
+    check: u32,
+    range: Range<usize>,
+}
+
+/// What the tasks work on, each on its own part of the buffer.
+struct Parts {
+    files: [OwnedFd; 2],
+    seed: u64,
+    places: Vec<Place>,
+    buffer: UnsafeCell<Buffer>,
+    start: *mut u8,
+    length: usize,
+    /// How many were read, and as expected.
+    sound: AtomicUsize,
+}
+
+// SAFETY: ranges of the buffer are disjoint, each is written by one task, and none is read before
+// all tasks have ended.
+unsafe impl Send for Parts {}
+unsafe impl Sync for Parts {}
+
+impl Parts {
+    fn new(files: [OwnedFd; 2], seed: u64, rows: &[Row], head: &[u8]) -> Parts {
+        let mut length = head.len();
+        let places = rows
+            .iter()
+            .map(|&(ordinal, raw_length, check)| {
+                let range = length..length + raw_length;
+                length = range.end;
+                Place { ordinal, check, range }
+            })
+            .collect();
+        let mut buffer = Buffer::of(length.next_multiple_of(ROOM_BYTES));
+        buffer[..head.len()].copy_from_slice(head);
+        let start = buffer.as_mut_ptr();
+        let sound = AtomicUsize::new(0);
+        Parts { files, seed, places, buffer: UnsafeCell::new(buffer), start, length, sound }
+    }
+
+    fn read(&self, at: usize) {
+        let Place { ordinal, check, range } = &self.places[at];
+        let [data, table] = self.files.each_ref().map(AsRawFd::as_raw_fd);
+        let files = Files { data, table, seed: self.seed, cached_only: true };
+        // SAFETY: the range lies in the buffer, and is this task's alone.
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) };
+        let mut wanted = Wanted { ordinal: *ordinal, check: *check, out };
+        if with_scratch(|scratch| files.read(&mut wanted, scratch)) {
+            self.sound.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the caller has it open.
+    unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
+}

@@ -1,0 +1,393 @@
+//! What a study does to many files at once: finding them in a tree, and reading small ones.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, CString, OsStr, c_int};
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::study::content_types::{file_type, shown};
+use crate::study::parquet_writer::{self, Column, Kind};
+use crate::system::files::{
+    DIRENT_BYTES, Identity, next_names, open_beneath, owned, status_at, status_of,
+};
+
+/// Regular files as a walk came upon them: parallel columns.
+#[derive(Default)]
+pub struct Found {
+    /// Relative to the root, each with a NUL behind it.
+    pub paths: Vec<u8>,
+    /// Of each file: inode, size, mtime and ctime in ns, links, allocated bytes.
+    pub statuses: Vec<[i64; 6]>,
+    /// What could not be listed, and the error's number.
+    pub failures: Vec<(Vec<u8>, c_int)>,
+}
+
+/// Files that have something to read: parallel columns, little-endian.
+#[derive(Default)]
+pub struct Content {
+    /// u32, from 0 on; files without content are counted.
+    pub numbers: Vec<u8>,
+    /// Each with a NUL behind it.
+    pub paths: Vec<u8>,
+    /// u64, behind the NUL.
+    pub path_ends: Vec<u8>,
+    /// u64 inode, size, mtime and ctime in ns.
+    pub identities: Vec<u8>,
+}
+
+/// A walk over a tree, depth first, without links and other file systems.
+pub struct Walk {
+    root: OwnedFd,
+    device: libc::dev_t,
+    left_out: (libc::dev_t, libc::ino64_t),
+    /// A root that is no directory, but a file: its name.
+    single: Option<CString>,
+    /// The next one is at the end.
+    pending: Vec<Vec<u8>>,
+    open: Option<Directory>,
+    /// What could not be gone on with.
+    failures: Vec<(Vec<u8>, Error)>,
+    buffer: Vec<u8>,
+    names: Names,
+}
+
+/// Tells second names of a file from the first, as far as the memory that they are given reaches.
+struct Names {
+    /// Inodes of files with several names that were found.
+    inodes: HashSet<i64>,
+    max: usize,
+    beyond: bool,
+}
+
+impl Names {
+    fn is_first(&mut self, [inode, .., links, _]: [i64; 6]) -> bool {
+        if links == 1 {
+            return true;
+        }
+        if self.inodes.len() >= self.max {
+            let is_new = !self.inodes.contains(&inode);
+            self.beyond |= is_new;
+            return is_new;
+        }
+        self.inodes.insert(inode)
+    }
+}
+
+/// One whose entries are being read. The study's memory has a bound, and that of a directory's
+/// entries has none: so they are taken a buffer full at a time.
+struct Directory {
+    fd: OwnedFd,
+    path: Vec<u8>,
+    below: Vec<Vec<u8>>,
+}
+
+pub fn open_at(dir: RawFd, path: &[u8], flags: c_int) -> Result<OwnedFd> {
+    let path = CString::new(path)?;
+    // SAFETY: `path` is NUL-terminated.
+    owned(unsafe { libc::openat(dir, path.as_ptr(), flags | libc::O_CLOEXEC) })
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
+        b"" => name.to_vec(),
+        _ => [directory, b"/", name].concat(),
+    }
+}
+
+impl Walk {
+    /// Of a directory, or a single file. `left_out` is a directory to pass over: device and inode.
+    /// Second names of up to `names_max` files with hard links are passed over.
+    pub fn new(root: &[u8], left_out: (u64, u64), names_max: usize) -> Result<Walk> {
+        let path = Path::new(OsStr::from_bytes(root));
+        let is_file = status_at(libc::AT_FDCWD, &CString::new(root)?)?.st_mode & libc::S_IFMT
+            == libc::S_IFREG;
+        let (root, single) = match (is_file, path.parent(), path.file_name()) {
+            (true, Some(parent), Some(name)) => (parent, Some(CString::new(name.as_bytes())?)),
+            _ => (path, None),
+        };
+        let root = root.as_os_str().as_bytes();
+        let root = open_at(libc::AT_FDCWD, root, libc::O_PATH | libc::O_DIRECTORY)?;
+        let device = status_of(root.as_raw_fd())?.st_dev;
+        let pending = if single.is_some() { Vec::new() } else { vec![Vec::new()] };
+        let buffer = vec![0; DIRENT_BYTES];
+        let names = Names { inodes: HashSet::new(), max: names_max, beyond: false };
+        let (open, failures) = (None, Vec::new());
+        Ok(Walk { root, device, left_out, single, pending, open, failures, buffer, names })
+    }
+
+    /// Where the walk is, for [`Walk::resume`]: the position in the directory that is open (i64, -1
+    /// where none is) and the number of those found in it (u32), its path, these, and all others
+    /// that are left, each with a NUL behind it.
+    pub fn state(&self) -> Result<Vec<u8>> {
+        let (position, path, below) = match &self.open {
+            None => (-1, &b""[..], &[][..]),
+            Some(directory) => (directory.position()?, &directory.path[..], &directory.below[..]),
+        };
+        let mut state = position.to_le_bytes().to_vec();
+        state.extend((below.len() as u32).to_le_bytes());
+        for path in [path].into_iter().chain(below.iter().chain(&self.pending).map(Vec::as_slice)) {
+            state.extend_from_slice(path);
+            state.push(0);
+        }
+        Ok(state)
+    }
+
+    /// Goes on where another walk of the tree was. None where `state` is not of one. Second names of
+    /// what that one has found are not known for such.
+    pub fn resume(&mut self, state: &[u8]) -> Option<()> {
+        let (position, rest) = state.split_first_chunk::<8>()?;
+        let (below, rest) = rest.split_first_chunk::<4>()?;
+        let position = i64::from_le_bytes(*position);
+        let mut paths = rest
+            .split_inclusive(|&byte| byte == 0)
+            .map(|path| path.strip_suffix(b"\0").map(<[u8]>::to_vec));
+        let path = paths.next()??;
+        let mut below =
+            paths.by_ref().take(u32::from_le_bytes(*below) as usize).collect::<Option<Vec<_>>>()?;
+        let pending = paths.collect::<Option<Vec<_>>>()?;
+        (self.single, self.pending, self.open) = (None, pending, None);
+        if position >= 0 {
+            match self.enter(&path).and_then(|fd| fd.map(|fd| seek(fd, position)).transpose()) {
+                Ok(Some(fd)) => {
+                    self.open = Some(Directory { fd, path, below });
+                    return Some(());
+                }
+                Ok(None) => {}
+                Err(error) => self.failures.push((path, error)),
+            }
+        }
+        self.pending.append(&mut below);
+        Some(())
+    }
+
+    /// Whether there were more files with several names than could be told apart: then some were
+    /// found twice.
+    pub fn beyond_names(&self) -> bool {
+        self.names.beyond
+    }
+
+    /// At least `files` of the files that are left, unless these are all; none at the end.
+    pub fn next(&mut self, files: usize) -> Option<Found> {
+        let mut found = Found::default();
+        for (path, error) in self.failures.drain(..) {
+            found.failed(path, &error);
+        }
+        if let Some(name) = self.single.take() {
+            match status_at(self.root.as_raw_fd(), &name) {
+                Ok(status) => found.add(b"", &name, columns(&status)),
+                Err(error) => found.failed(Vec::new(), &error),
+            }
+        }
+        while found.statuses.len() < files {
+            let directory = match self.open.take() {
+                Some(directory) => directory,
+                None => match self.pending.pop() {
+                    None => break,
+                    Some(path) => match self.enter(&path) {
+                        Ok(None) => continue,
+                        Ok(Some(fd)) => Directory { fd, path, below: Vec::new() },
+                        Err(error) => {
+                            found.failed(path, &error);
+                            continue;
+                        }
+                    },
+                },
+            };
+            self.list(directory, &mut found);
+        }
+        let nothing = found.statuses.is_empty() && found.failures.is_empty();
+        (!nothing).then_some(found)
+    }
+
+    /// None where the directory is not part of the study, or vanished.
+    fn enter(&self, path: &[u8]) -> Result<Option<OwnedFd>> {
+        let (root, flags) = (self.root.as_raw_fd(), libc::O_RDONLY | libc::O_DIRECTORY);
+        let name = if path.is_empty() { b"." } else { path };
+        let fd = match open_beneath(root, &CString::new(name)?, flags) {
+            // An older kernel, or the filter of a container: then the device has to tell, which is the
+            // same where a part of the file system is mounted once more.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+                open_at(root, name, flags | libc::O_NOFOLLOW)
+            }
+            result => result,
+        };
+        let fd = match fd {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EXDEV)) => {
+                return Ok(None);
+            }
+            result => result?,
+        };
+        let status = status_of(fd.as_raw_fd())?;
+        let ours = status.st_dev == self.device;
+        Ok((ours && (status.st_dev, status.st_ino) != self.left_out).then_some(fd))
+    }
+
+    /// Takes in the next entries of a directory, in the order of their inodes: that of the disk,
+    /// mostly. At its end, the directories in it are the next ones.
+    fn list(&mut self, mut directory: Directory, found: &mut Found) {
+        let mut files = Vec::new();
+        let more = match directory.read(self.device, &mut self.buffer, &mut files) {
+            Ok(more) => more,
+            Err(error) => {
+                found.failed(directory.path.clone(), &error);
+                false
+            }
+        };
+        files.sort_unstable_by_key(|(_, status): &(CString, [i64; 6])| status[0]);
+        for (name, status) in files {
+            if self.names.is_first(status) {
+                found.add(&directory.path, &name, status);
+            }
+        }
+        if more {
+            self.open = Some(directory);
+        } else {
+            directory.below.sort_unstable_by(|one, other| other.cmp(one));
+            self.pending.append(&mut directory.below);
+        }
+    }
+}
+
+impl Found {
+    fn add(&mut self, directory: &[u8], name: &CStr, status: [i64; 6]) {
+        if !directory.is_empty() {
+            self.paths.extend_from_slice(directory);
+            self.paths.push(b'/');
+        }
+        self.paths.extend_from_slice(name.to_bytes_with_nul());
+        self.statuses.push(status);
+    }
+
+    pub fn with_content(&self) -> Content {
+        let mut content =
+            Content { paths: Vec::with_capacity(self.paths.len()), ..Content::default() };
+        let paths = self.paths.split_inclusive(|&byte| byte == 0);
+        for (number, (path, status)) in paths.zip(&self.statuses).enumerate() {
+            if status[1] == 0 {
+                continue;
+            }
+            content.numbers.extend_from_slice(&(number as u32).to_le_bytes());
+            content.paths.extend_from_slice(path);
+            content.path_ends.extend_from_slice(&(content.paths.len() as u64).to_le_bytes());
+            for word in &status[..4] {
+                content.identities.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        content
+    }
+
+    /// Writes a part of the table of files, numbered from `first` on.
+    pub fn write(&self, path: &Path, dataset: u16, first: u32) -> Result<()> {
+        let rows = self.statuses.len();
+        const LENGTH_BYTES: usize = 4;
+        let mut paths = Vec::with_capacity(self.paths.len() + LENGTH_BYTES * rows);
+        let mut directories = Vec::with_capacity(paths.capacity());
+        let mut types = Vec::with_capacity(2 * LENGTH_BYTES * rows);
+        let mut last: (&[u8], Vec<u8>) = (b"", Vec::new());
+        push_item(&mut last.1, b"");
+        for path in self.paths.split_inclusive(|&byte| byte == 0) {
+            let path = &path[..path.len() - 1];
+            let slash = path.iter().rposition(|&byte| byte == b'/');
+            let (directory, name) = match slash {
+                Some(slash) => (&path[..slash], &path[slash + 1..]),
+                None => (&b""[..], path),
+            };
+            if directory != last.0 {
+                last = (directory, Vec::new());
+                push_item(&mut last.1, shown(directory).as_bytes());
+            }
+            push_item(&mut paths, path);
+            directories.extend_from_slice(&last.1);
+            push_item(&mut types, file_type(name).as_bytes());
+        }
+        let datasets: Vec<u8> = (0..rows).flat_map(|_| dataset.to_le_bytes()).collect();
+        let numbers: Vec<u8> = (first..).take(rows).flat_map(u32::to_le_bytes).collect();
+        let words = |at: usize| -> Vec<u8> {
+            self.statuses.iter().flat_map(|status| status[at].to_le_bytes()).collect()
+        };
+        let links: Vec<u8> =
+            self.statuses.iter().flat_map(|status| (status[4] as u32).to_le_bytes()).collect();
+        let columns: [(&str, Kind, &[u8]); 11] = [
+            ("dataset", Kind::U16, &datasets),
+            ("file", Kind::U32, &numbers),
+            ("path", Kind::Bytes, &paths),
+            ("directory", Kind::Text, &directories),
+            ("type", Kind::Text, &types),
+            ("inode", Kind::U64, &words(0)),
+            ("size_bytes", Kind::U64, &words(1)),
+            ("modified_ns", Kind::I64, &words(2)),
+            ("changed_ns", Kind::I64, &words(3)),
+            ("links", Kind::U32, &links),
+            ("allocated_bytes", Kind::U64, &words(5)),
+        ];
+        let columns = columns.map(|(name, kind, items)| Column { name, kind, items });
+        parquet_writer::write(path, columns.into(), rows)
+    }
+
+    fn failed(&mut self, path: Vec<u8>, error: &Error) {
+        self.failures.push((path, error.raw_os_error().unwrap_or(libc::EIO)));
+    }
+}
+
+fn push_item(items: &mut Vec<u8>, item: &[u8]) {
+    items.extend_from_slice(&(item.len() as u32).to_le_bytes());
+    items.extend_from_slice(item);
+}
+
+fn seek(directory: OwnedFd, position: i64) -> Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    match unsafe { libc::lseek64(directory.as_raw_fd(), position, libc::SEEK_SET) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(directory),
+    }
+}
+
+impl Directory {
+    /// Behind the entries that were read.
+    fn position(&self) -> Result<i64> {
+        // SAFETY: takes no pointers.
+        match unsafe { libc::lseek64(self.fd.as_raw_fd(), 0, libc::SEEK_CUR) } {
+            -1 => Err(Error::last_os_error()),
+            position => Ok(position),
+        }
+    }
+
+    /// The next entries; false at the end. What vanishes meanwhile is passed over.
+    fn read(
+        &mut self,
+        device: libc::dev_t,
+        buffer: &mut [u8],
+        files: &mut Vec<(CString, [i64; 6])>,
+    ) -> Result<bool> {
+        let fd = self.fd.as_raw_fd();
+        let names = next_names(fd, buffer)?;
+        let more = !names.is_empty();
+        for (name, kind) in names {
+            match kind {
+                libc::DT_DIR => self.below.push(join(&self.path, name.to_bytes())),
+                libc::DT_REG | libc::DT_UNKNOWN => {
+                    let status = match status_at(fd, &name) {
+                        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
+                        result => result?,
+                    };
+                    match status.st_mode & libc::S_IFMT {
+                        libc::S_IFDIR => self.below.push(join(&self.path, name.to_bytes())),
+                        libc::S_IFREG if status.st_dev == device => {
+                            files.push((name, columns(&status)));
+                        }
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(more)
+    }
+}
+
+fn columns(status: &libc::stat64) -> [i64; 6] {
+    let Identity { inode, size, mtime_ns, ctime_ns } = Identity::of(status);
+    [inode as i64, size, mtime_ns, ctime_ns, status.st_nlink as i64, status.st_blocks * 512]
+}

@@ -1,0 +1,312 @@
+//! Looking at many files, and reading small ones, with few crossings of the language border.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString, c_int};
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::format::bytes::u64_at;
+
+/// What makes a file the one that was found. Times are nanoseconds since the epoch, and the first
+/// or the last one that there is for those that are farther away (before 1677, after 2262).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub inode: u64,
+    pub size: i64,
+    pub mtime_ns: i64,
+    pub ctime_ns: i64,
+}
+
+impl Identity {
+    pub fn of(status: &libc::stat64) -> Identity {
+        Identity {
+            inode: status.st_ino,
+            size: status.st_size,
+            mtime_ns: ns_of(status.st_mtime, status.st_mtime_nsec),
+            ctime_ns: ns_of(status.st_ctime, status.st_ctime_nsec),
+        }
+    }
+
+    /// When the tick of the last change ended: what was changed again before has the same time. A
+    /// change time of no fraction is most likely one of a file system that keeps whole seconds.
+    pub fn ctime_end_ns(&self) -> i64 {
+        let is_whole = self.ctime_ns % SECOND_NS == 0;
+        self.ctime_ns.saturating_add(if is_whole { SECOND_NS } else { 0 })
+    }
+
+    /// Whether `mtime_ns` is the file's own: what else could not be given back to it.
+    pub fn has_mtime(&self) -> bool {
+        !matches!(self.mtime_ns, i64::MIN | i64::MAX)
+    }
+}
+
+pub const SECOND_NS: i64 = 1_000_000_000;
+
+fn ns_of(seconds: i64, nanoseconds: i64) -> i64 {
+    let exactly = seconds.checked_mul(SECOND_NS).and_then(|ns| ns.checked_add(nanoseconds));
+    exactly.unwrap_or(if seconds < 0 { i64::MIN } else { i64::MAX })
+}
+
+pub enum Entry {
+    Directory {
+        name: CString,
+    },
+    File {
+        name: CString,
+        identity: Identity,
+        links: u64,
+        allocated: i64,
+        attribute: Option<Vec<u8>>,
+        /// Whether a plain program has capabilities.
+        is_capable: bool,
+    },
+}
+
+/// Opens a file below the directory `dir`, over no link and into no other file system. Needs Linux
+/// 5.6; `EPERM` also where a container's filter does not know the call.
+pub fn open_beneath(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
+    let flags = flags | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: `open_how` is plain data, and zero bytes are a valid value of it.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = flags as u64;
+    how.resolve = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_SYMLINKS | libc::RESOLVE_NO_XDEV;
+    // SAFETY: `path` is NUL-terminated, `how` readable for the size given.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_openat2,
+            dir,
+            path.as_ptr(),
+            &raw const how,
+            size_of::<libc::open_how>(),
+        )
+    };
+    owned(fd as c_int)
+}
+
+pub fn owned(fd: c_int) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: a call that gave out a new descriptor; nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub fn status_of(fd: RawFd) -> Result<libc::stat64> {
+    // SAFETY: `stat64` is plain data, and zero bytes are a valid value of it.
+    let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
+    // SAFETY: `status` is writable for the call.
+    match unsafe { libc::fstat64(fd, &raw mut status) } {
+        0 => Ok(status),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+pub fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
+    // SAFETY: as above.
+    let mut status: libc::stat64 = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: `name` is NUL-terminated, `status` writable for the call.
+    match unsafe { libc::fstatat64(dir, name.as_ptr(), &raw mut status, flags) } {
+        0 => Ok(status),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+/// Directories and regular files in the directory `fd` that lie on its file system; what vanishes
+/// meanwhile is passed over. `attribute` is the extended attribute to bring along.
+pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    Scan::new(fd, attribute)?.next(usize::MAX, &mut entries)?;
+    Ok(entries)
+}
+
+/// [`scan_directory`] in pieces, for whoever has something else to do in between.
+pub struct Scan<'a> {
+    directory: OwnedFd,
+    attribute: &'a CStr,
+    device: libc::dev_t,
+    buffer: Vec<u8>,
+    names: VecDeque<(CString, u8)>,
+    pub is_over: bool,
+}
+
+impl<'a> Scan<'a> {
+    pub fn new(fd: RawFd, attribute: &'a CStr) -> Result<Scan<'a>> {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        // SAFETY: the name is NUL-terminated.
+        let directory = owned(unsafe { libc::openat(fd, c".".as_ptr(), flags) })?;
+        let device = status_of(directory.as_raw_fd())?.st_dev;
+        let (buffer, names) = (vec![0; DIRENT_BYTES], VecDeque::new());
+        Ok(Scan { directory, attribute, device, buffer, names, is_over: false })
+    }
+
+    /// Adds entries until there are `count`, or no more. Called again after an error, it goes on
+    /// where it was.
+    pub fn next(&mut self, count: usize, entries: &mut Vec<Entry>) -> Result<()> {
+        while !self.is_over && entries.len() < count {
+            let Some((name, kind)) = self.names.front() else {
+                self.names = next_names(self.directory.as_raw_fd(), &mut self.buffer)?.into();
+                self.is_over = self.names.is_empty();
+                continue;
+            };
+            entries.extend(self.entry(name.clone(), *kind)?);
+            self.names.pop_front();
+        }
+        Ok(())
+    }
+
+    fn entry(&self, name: CString, kind: u8) -> Result<Option<Entry>> {
+        match kind {
+            libc::DT_DIR => return Ok(Some(Entry::Directory { name })),
+            libc::DT_REG | libc::DT_UNKNOWN => {}
+            _ => return Ok(None),
+        }
+        let fd = self.directory.as_raw_fd();
+        let status = match status_at(fd, &name) {
+            Ok(status) => status,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(match status.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => Some(Entry::Directory { name }),
+            libc::S_IFREG if status.st_dev == self.device => {
+                let attribute = attribute_of(fd, &name, self.attribute);
+                let is_program = status.st_mode & 0o111 != 0 && attribute.is_none();
+                Some(Entry::File {
+                    identity: Identity::of(&status),
+                    links: status.st_nlink as u64,
+                    allocated: status.st_blocks * 512,
+                    attribute,
+                    is_capable: is_program && attribute_of(fd, &name, CAPABILITY).is_some(),
+                    name,
+                })
+            }
+            _ => None,
+        })
+    }
+}
+
+/// Whatever changes a file's blocks takes this away.
+pub const CAPABILITY: &CStr = c"security.capability";
+
+pub const DIRENT_BYTES: usize = 64 << 10;
+/// Of `struct linux_dirent64`: inode, offset, record length, type, name.
+const NEXT_AT: usize = 8;
+const RECORD_LENGTH_AT: usize = 16;
+const KIND_AT: usize = 18;
+const NAME_AT: usize = 19;
+
+/// An entry of a directory as the kernel tells of it. `kind` is one of `DT_*`, `next` where in the
+/// directory the entry behind this one is.
+pub struct Dirent {
+    pub name: CString,
+    pub kind: u8,
+    pub next: i64,
+}
+
+/// The next entries of a directory, as many as `buffer` holds records of; none at its end.
+pub fn next_entries(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<Dirent>> {
+    // SAFETY: the kernel writes at most the buffer's length.
+    let count =
+        unsafe { libc::syscall(libc::SYS_getdents64, fd, buffer.as_mut_ptr(), buffer.len()) };
+    if count < 0 {
+        return Err(Error::last_os_error());
+    }
+    let mut rest = &buffer[..count as usize];
+    let mut found = Vec::new();
+    while rest.len() > NAME_AT {
+        let length = u16::from_le_bytes([rest[RECORD_LENGTH_AT], rest[RECORD_LENGTH_AT + 1]]);
+        let (record, after) = rest.split_at(usize::from(length));
+        rest = after;
+        let Ok(name) = CStr::from_bytes_until_nul(&record[NAME_AT..]) else { continue };
+        let next = u64_at(record, NEXT_AT) as i64;
+        found.push(Dirent { name: name.to_owned(), kind: record[KIND_AT], next });
+    }
+    Ok(found)
+}
+
+/// Names and kinds (`DT_*`) of the next entries of a directory, as many as `buffer` holds records
+/// of; none at its end.
+pub fn next_names(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<(CString, u8)>> {
+    loop {
+        let entries = next_entries(fd, buffer)?;
+        let is_over = entries.is_empty();
+        let is_other = |entry: &Dirent| !matches!(entry.name.to_bytes(), b"." | b"..");
+        let found: Vec<_> =
+            entries.into_iter().filter(is_other).map(|entry| (entry.name, entry.kind)).collect();
+        if is_over || !found.is_empty() {
+            return Ok(found);
+        }
+    }
+}
+
+/// None where there is none. Empty where it cannot be read, so that no file passes for plain that
+/// may not be.
+fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
+    const USUAL: usize = 256;
+    let mut value = vec![0u8; USUAL];
+    let mut length = getxattr_at(dir, name, attribute, &mut value);
+    if length < 0 && Error::last_os_error().raw_os_error() == Some(libc::ERANGE) {
+        value = vec![0u8; 64 << 10];
+        length = getxattr_at(dir, name, attribute, &mut value);
+    }
+    if length < 0 {
+        return match Error::last_os_error().raw_os_error() {
+            Some(libc::ENODATA | libc::ENOENT | libc::EOPNOTSUPP) => None,
+            _ => Some(Vec::new()),
+        };
+    }
+    value.truncate(length.unsigned_abs());
+    Some(value)
+}
+
+/// The kernel's `struct xattr_args`.
+#[repr(C)]
+struct XattrArgs {
+    value: u64,
+    size: u32,
+    flags: u32,
+}
+
+/// Since Linux 6.13; the same number on every architecture.
+const SYS_GETXATTRAT: libc::c_long = 464;
+/// Cleared by a kernel that does not know the call, and by a filter that does not.
+static GETXATTRAT: AtomicBool = AtomicBool::new(true);
+
+/// Negative where it fails, with the reason in errno. Follows no link.
+fn getxattr_at(dir: RawFd, name: &CStr, attribute: &CStr, value: &mut [u8]) -> isize {
+    if GETXATTRAT.load(Ordering::Relaxed) {
+        let size = u32::try_from(value.len()).unwrap_or(u32::MAX);
+        let args = XattrArgs { value: value.as_mut_ptr() as u64, size, flags: 0 };
+        // SAFETY: both strings are NUL-terminated; `args` names a buffer writable for its size.
+        let length = unsafe {
+            libc::syscall(
+                SYS_GETXATTRAT,
+                dir,
+                name.as_ptr(),
+                libc::AT_SYMLINK_NOFOLLOW,
+                attribute.as_ptr(),
+                &raw const args,
+                size_of::<XattrArgs>(),
+            )
+        };
+        match Error::last_os_error().raw_os_error() {
+            Some(libc::ENOSYS | libc::EPERM) if length < 0 => {
+                GETXATTRAT.store(false, Ordering::Relaxed);
+            }
+            _ => return length as isize,
+        }
+    }
+    let mut path = format!("/proc/self/fd/{dir}/").into_bytes();
+    path.extend_from_slice(name.to_bytes_with_nul());
+    // SAFETY: both strings are NUL-terminated, `value` is writable for its length.
+    unsafe {
+        libc::lgetxattr(
+            path.as_ptr().cast(),
+            attribute.as_ptr(),
+            value.as_mut_ptr().cast(),
+            value.len(),
+        )
+    }
+}

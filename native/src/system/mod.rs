@@ -1,0 +1,9 @@
+//! One machine: system calls, files, directories, leases.
+
+pub mod calls;
+pub mod directory_entries;
+pub mod extents;
+pub mod files;
+pub mod leases;
+pub mod reads;
+pub mod watchdog;

@@ -1,0 +1,47 @@
+//! Reads past the page cache.
+
+use std::ffi::c_int;
+use std::io::Error;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Cleared by the first kernel or file system that does not know `RWF_DONTCACHE`.
+static DONT_CACHE: AtomicBool = AtomicBool::new(true);
+const RWF_DONTCACHE: c_int = 0x80;
+
+/// Reads from the start of a file, past the page cache where the kernel can do that; false where it
+/// has less, or cannot be read.
+pub fn fill(fd: RawFd, out: &mut [u8]) -> bool {
+    fill_at(fd, 0, out)
+}
+
+/// As [`fill`], from `offset` on.
+pub fn fill_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
+    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
+    let mut have = 0;
+    while have < out.len() {
+        let rest = &mut out[have..];
+        let vector = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let flags = if DONT_CACHE.load(Ordering::Relaxed) { RWF_DONTCACHE } else { 0 };
+        let at = offset + have as libc::off_t;
+        // SAFETY: the vector names a buffer that is writable for the call.
+        let count = unsafe { libc::preadv2(fd, &raw const vector, 1, at, flags) };
+        match usize::try_from(count) {
+            Ok(0) => return false,
+            Ok(count) => have += count,
+            Err(_) => match Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::EINVAL) if flags != 0 => {
+                    DONT_CACHE.store(false, Ordering::Relaxed);
+                }
+                _ => return false,
+            },
+        }
+    }
+    if !DONT_CACHE.load(Ordering::Relaxed) {
+        let length = have as libc::off_t;
+        // SAFETY: takes no pointers.
+        unsafe { libc::posix_fadvise(fd, offset, length, libc::POSIX_FADV_DONTNEED) };
+    }
+    true
+}

@@ -1,0 +1,5 @@
+//! Work shared among threads.
+
+pub mod pool;
+pub mod read_ahead;
+pub mod scoped;

@@ -1,0 +1,146 @@
+//! The stubs of many directories at once: what they name, and whether it is there.
+//!
+//! Only what is as it should be is counted here; whatever is out of the ordinary is left to the
+//! caller, with nothing of it counted.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use crate::format::stub::{DIRECT, StubHead, stub_head};
+use crate::store::record_reader::{self, Files};
+use crate::system::files::{Entry, open_beneath};
+use crate::upkeep::record_census::{self, Known, sound_leaf};
+
+/// What a directory holds. `left` are files that the caller has to look at, and directories.
+#[derive(Default)]
+pub struct Listed {
+    pub left: Vec<Entry>,
+    pub stubs: u64,
+    pub plain: u64,
+    /// Of the stubs that were counted.
+    pub logical_bytes: i64,
+}
+
+/// What the stubs of a tree are held against.
+pub struct Store<'a> {
+    pub chunks: &'a Known,
+    pub nodes: &'a Known,
+    /// Containers of recipes, by number.
+    pub streams: &'a HashMap<u32, Files>,
+    /// Of the attribute's checksum.
+    pub seed: u64,
+    /// Hold stubs that name a chunk against its entry as well: what is known of chunks is less than
+    /// what these say.
+    pub tables: Option<&'a Tables>,
+}
+
+/// Tables of the containers of chunks: name and seed, by number.
+pub struct Tables {
+    pub directory: RawFd,
+    pub names: HashMap<u32, (CString, u64)>,
+}
+
+/// Tables that are kept open: the small files of a directory mostly lie together.
+const TABLES_OPEN_MAX: usize = 8;
+
+impl Store<'_> {
+    /// Counts what `entries` refer to, where all of it is there; the others are left.
+    pub fn sort_out(&self, entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch) {
+        for entry in entries.drain(..) {
+            match &entry {
+                Entry::File { links: 1, attribute: None, .. } => {
+                    listed.plain += 1;
+                    continue;
+                }
+                Entry::File { links: 1, attribute: Some(value), identity, .. } => {
+                    let stub = stub_head(value, self.seed);
+                    if stub.is_some_and(|stub| self.count(&stub, scratch)) {
+                        listed.stubs += 1;
+                        listed.logical_bytes += identity.size;
+                        continue;
+                    }
+                }
+                _ => {}
+            }
+            listed.left.push(entry);
+        }
+    }
+
+    /// Counts what a stub refers to, where all of it is there; else false, and nothing is counted.
+    fn count(&self, stub: &StubHead, scratch: &mut Scratch) -> bool {
+        if stub.flags & !DIRECT != 0 {
+            return false;
+        }
+        if stub.flags == DIRECT {
+            return match self.tables {
+                None => self.count_chunk(stub),
+                Some(tables) => self.count_chunk_exactly(stub, tables, scratch),
+            };
+        }
+        self.count_recipe(stub, scratch).is_some()
+    }
+
+    fn count_chunk(&self, stub: &StubHead) -> bool {
+        let word = self.chunks.word(self.chunks.resolve(stub.recipe));
+        let is_same = word & 0xFFFF_FFFF == u64::from(stub.check());
+        let is_there = word != 0 && is_same && word >> 32 >= stub.covered;
+        if is_there {
+            self.chunks.refer(stub.recipe);
+        }
+        is_there
+    }
+
+    fn count_chunk_exactly(&self, stub: &StubHead, tables: &Tables, scratch: &mut Scratch) -> bool {
+        let Some(entry) = scratch.entry(tables, stub.recipe) else { return false };
+        let word = record_census::word(entry.raw_length, entry.check());
+        let is_there = self.chunks.resolve(stub.recipe) == stub.recipe
+            && self.chunks.own_word(stub.recipe) == word
+            && entry.fingerprint[..stub.digest.len()] == stub.digest
+            && u64::from(entry.raw_length) >= stub.covered;
+        if is_there {
+            self.chunks.refer(stub.recipe);
+        }
+        is_there
+    }
+
+    fn count_recipe(&self, stub: &StubHead, scratch: &mut Scratch) -> Option<()> {
+        let files = self.streams.get(&((stub.recipe >> 32) as u32))?;
+        let word = self.nodes.own_word(stub.recipe);
+        let entry = files.entry(stub.recipe as u32)?;
+        let is_known = word == record_census::word(entry.raw_length, entry.check());
+        if !is_known || entry.fingerprint[..stub.digest.len()] != stub.digest {
+            return None;
+        }
+        scratch.payload.resize(entry.raw_length as usize, 0);
+        files.read_entry(&entry, stub.recipe as u32, &mut scratch.payload, &mut scratch.stored)?;
+        let ids = sound_leaf(&scratch.payload, stub.covered, self.chunks)?;
+        self.nodes.refer(stub.recipe);
+        ids.into_iter().for_each(|id| self.chunks.refer(id));
+        Some(())
+    }
+}
+
+/// Kept from one recipe to the next.
+#[derive(Default)]
+pub struct Scratch {
+    payload: Vec<u8>,
+    stored: Vec<u8>,
+    open: HashMap<u32, OwnedFd>,
+}
+
+impl Scratch {
+    /// What the table says of a live chunk.
+    fn entry(&mut self, tables: &Tables, id: u64) -> Option<record_reader::Entry> {
+        let number = (id >> 32) as u32;
+        let (name, seed) = tables.names.get(&number)?;
+        if !self.open.contains_key(&number) {
+            if self.open.len() == TABLES_OPEN_MAX {
+                self.open.clear();
+            }
+            self.open.insert(number, open_beneath(tables.directory, name, libc::O_RDONLY).ok()?);
+        }
+        let table = self.open.get(&number)?.as_raw_fd();
+        Files { data: table, table, seed: *seed, cached_only: false }.entry(id as u32)
+    }
+}

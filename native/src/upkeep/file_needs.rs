@@ -1,0 +1,116 @@
+//! How many bytes of each node of a recipe are needed: columns of little-endian u64, as they lie in
+//! memory and in a file. Behind the end of a column are zeros.
+
+use std::collections::BTreeMap;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::format::ids::split;
+use crate::format::table_entry::ENTRY_BYTES;
+
+const FINGERPRINT_BYTES: usize = 32;
+
+fn items(column: &[u8]) -> impl Iterator<Item = u64> {
+    column
+        .chunks_exact(8)
+        .filter_map(|item| item.first_chunk())
+        .map(|item| u64::from_le_bytes(*item))
+}
+
+/// A bit for each item of `now`, set where it is more than that of `before`, the first in the
+/// lowest bit.
+pub fn more_than(now: &[u8], before: &[u8]) -> Vec<u8> {
+    let mut bits = vec![0u8; (now.len() / 8).div_ceil(8)];
+    let before = items(before).chain(std::iter::repeat(0));
+    for (at, (now, before)) in items(now).zip(before).enumerate() {
+        bits[at / 8] |= u8::from(now > before) << (at % 8);
+    }
+    bits
+}
+
+/// For each item of `one` the larger of it and that of `other`.
+pub fn longest(one: &[u8], other: &[u8]) -> Vec<u8> {
+    let other = items(other).chain(std::iter::repeat(0));
+    items(one).zip(other).flat_map(|(one, other)| one.max(other).to_le_bytes()).collect()
+}
+
+/// A digest of the fingerprints of those entries of a redirection table of which any is needed.
+pub fn digest_needed(entries: &[u8], lengths: &[u8], seed: u64) -> u64 {
+    let mut digest = Xxh3::with_seed(seed);
+    for (entry, length) in entries.chunks_exact(ENTRY_BYTES).zip(items(lengths)) {
+        if length > 0 {
+            digest.update(&entry[..FINGERPRINT_BYTES]);
+        }
+    }
+    digest.digest()
+}
+
+#[derive(Default)]
+struct Column {
+    lengths: Vec<u64>,
+    fresh: Vec<u8>,
+}
+
+/// How many bytes of each node are needed, and a bit for those of which more is needed than when
+/// they were taken.
+#[derive(Default)]
+pub struct Needs(BTreeMap<u32, Column>);
+
+impl Needs {
+    /// Know a container with so many nodes, none of them needed.
+    pub fn add_container(&mut self, number: u32, count: usize) {
+        let fresh = vec![0; count.div_ceil(8)];
+        self.0.insert(number, Column { lengths: vec![0; count], fresh });
+    }
+
+    /// The first `length` bytes of a node, at least, are needed. What there is not is passed over.
+    pub fn need(&mut self, id: u64, length: u64) {
+        let (number, ordinal) = split(id);
+        let Some(own) = self.0.get_mut(&number) else {
+            return;
+        };
+        if let Some(known) = own.lengths.get_mut(ordinal).filter(|known| length > **known) {
+            *known = length;
+            own.fresh[ordinal / 8] |= 1 << (ordinal % 8);
+        }
+    }
+
+    pub fn needed(&self, id: u64) -> u64 {
+        let (number, ordinal) = split(id);
+        self.0.get(&number).and_then(|own| own.lengths.get(ordinal)).copied().unwrap_or(0)
+    }
+
+    pub fn lengths(&self, number: u32) -> &[u64] {
+        self.0.get(&number).map_or(&[], |own| &own.lengths)
+    }
+
+    pub fn fresh(&self, number: u32) -> &[u8] {
+        self.0.get(&number).map_or(&[], |own| &own.fresh)
+    }
+
+    /// Put lengths and fresh nodes in place of a container's; what either lacks is zeros.
+    pub fn put(&mut self, number: u32, lengths: &[u8], fresh: &[u8]) {
+        if let Some(own) = self.0.get_mut(&number) {
+            let given = items(lengths).chain(std::iter::repeat(0));
+            own.lengths.iter_mut().zip(given).for_each(|(own, given)| *own = given);
+            let given = fresh.iter().copied().chain(std::iter::repeat(0));
+            own.fresh.iter_mut().zip(given).for_each(|(own, given)| *own = given);
+        }
+    }
+
+    /// Those of the nodes from `first` on, a multiple of 8, up to `end`, that are fresh, each with
+    /// how much of it is needed. They are no longer, until more of them is.
+    pub fn take_fresh(&mut self, number: u32, first: usize, end: usize) -> Vec<(u32, u64)> {
+        let Some(own) = self.0.get_mut(&number) else {
+            return Vec::new();
+        };
+        let (first, end) = (first / 8, end.div_ceil(8).min(own.fresh.len()));
+        let mut taken = Vec::new();
+        for (at, byte) in own.fresh.iter_mut().enumerate().take(end).skip(first) {
+            let fresh = std::mem::take(byte);
+            let places = (0..8).filter(|bit| fresh >> bit & 1 == 1).map(|bit| at * 8 + bit);
+            taken.extend(places.map(|place| (place as u32, own.lengths[place])));
+        }
+        taken
+    }
+}

@@ -1,0 +1,193 @@
+//! The hash join of reconciliation (seed 003, 4.5): which chunks of two sets have one fingerprint.
+//!
+//! One set is added, the other one streams by. An entry keeps 8 bytes of hash of a fingerprint and 4
+//! bytes for its number, at up to seven eighths of the slots: 14 bytes a chunk. What equal hashes
+//! suggest is compared as a whole by whoever acts upon it.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::fingerprint::HASH_BYTES;
+use crate::format::table_entry::{ENTRY_BYTES, STATE_AT, STATE_LIVE, entry_body};
+
+/// Chunks to be merged, each with the one that stays.
+pub type Pairs = Vec<(u64, u64)>;
+
+/// A slot without an entry.
+const EMPTY: u32 = u32::MAX;
+/// Set in the number of an entry that has found the one that it is merged into.
+const TAKEN: u32 = 1 << 31;
+
+/// Keys whose memory is asked for before the first of them is looked at.
+const AHEAD: usize = 32;
+
+/// Entries of one container that lie next to each other: the number and the id of the first.
+struct Run {
+    number: u32,
+    id: u64,
+}
+
+pub struct Join {
+    keys: Vec<u64>,
+    numbers: Vec<u32>,
+    runs: Vec<Run>,
+    next_number: u32,
+    len: usize,
+    capacity: usize,
+    /// A key counts where these bits are zero: all of them, or a sample.
+    sample: u64,
+    /// Of the hash that makes keys of fingerprints.
+    key_seed: u64,
+}
+
+impl Join {
+    /// For up to `capacity` chunks; of all keys one in 2^`sample_bits` counts.
+    /// Who doesn't know `key_seed` can't make chunks whose keys are equal.
+    pub fn new(capacity: usize, sample_bits: u32, key_seed: u64) -> Join {
+        let slots = (capacity + capacity / 7 + 8).next_multiple_of(8);
+        Join {
+            keys: vec![0; slots],
+            numbers: vec![EMPTY; slots],
+            runs: Vec::new(),
+            next_number: 0,
+            len: 0,
+            capacity,
+            sample: (1 << sample_bits.min(32)) - 1,
+            key_seed,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.keys.len() * 12 + self.runs.len() * size_of::<Run>()
+    }
+
+    /// Add the live entries of a piece of a table, whose first has `id`. False, and nothing done,
+    /// where they may be too many.
+    pub fn add(&mut self, table: &[u8], seed: u64, id: u64) -> bool {
+        let keys = self.keys(table, seed, id);
+        let Some(end) = self.next_number.checked_add((table.len() / ENTRY_BYTES) as u32) else {
+            return false;
+        };
+        if self.len + keys.len() > self.capacity || end >= TAKEN {
+            return false;
+        }
+        let first = self.next_number;
+        self.runs.push(Run { number: first, id });
+        self.next_number = end;
+        for batch in keys.chunks(AHEAD) {
+            batch.iter().for_each(|&(key, _)| self.prefetch(key));
+            for &(key, own) in batch {
+                let mut slot = self.slot(key);
+                while self.numbers[slot] != EMPTY {
+                    slot = self.after(slot);
+                }
+                self.keys[slot] = key;
+                self.numbers[slot] = first + (own - id) as u32;
+            }
+        }
+        self.len += keys.len();
+        true
+    }
+
+    /// Whether what was added has chunks of the other set, the live entries of a piece of a table:
+    /// those are to be merged. Each is found once.
+    pub fn probe(&mut self, table: &[u8], seed: u64, id: u64) -> Pairs {
+        let mut pairs = Pairs::new();
+        for batch in self.keys(table, seed, id).chunks(AHEAD) {
+            batch.iter().for_each(|&(key, _)| self.prefetch(key));
+            for &(key, other) in batch {
+                let mut slot = self.slot(key);
+                while self.numbers[slot] != EMPTY {
+                    if self.keys[slot] == key && self.numbers[slot] & TAKEN == 0 {
+                        let own = self.id(self.numbers[slot]);
+                        if own != other {
+                            self.numbers[slot] |= TAKEN;
+                            pairs.push((own, other));
+                        }
+                    }
+                    slot = self.after(slot);
+                }
+            }
+        }
+        pairs
+    }
+
+    /// What was added more than once, and not found in the other set: the first added stays.
+    pub fn finish(&mut self) -> Pairs {
+        let mut pairs = Pairs::new();
+        // From an empty slot on, so that no row of taken ones is begun in its middle.
+        let begin = self.numbers.iter().position(|&number| number == EMPTY).unwrap_or(0);
+        for at in (begin..self.keys.len()).chain(0..begin) {
+            if self.numbers[at] & TAKEN != 0 {
+                continue; // also where the slot is empty
+            }
+            // The first added of equal keys comes first from their slot on.
+            let key = self.keys[at];
+            let winner = self.id(self.numbers[at]);
+            let mut slot = self.after(at);
+            while self.numbers[slot] != EMPTY {
+                if self.keys[slot] == key && self.numbers[slot] & TAKEN == 0 {
+                    pairs.push((self.id(self.numbers[slot]), winner));
+                    self.numbers[slot] |= TAKEN;
+                }
+                slot = self.after(slot);
+            }
+        }
+        pairs
+    }
+
+    /// Keys and ids of the live entries that count.
+    fn keys(&self, table: &[u8], seed: u64, id: u64) -> Vec<(u64, u64)> {
+        let entries = table.chunks_exact(ENTRY_BYTES).filter_map(|entry| entry.first_chunk());
+        entries
+            .enumerate()
+            .filter_map(|(at, entry): (usize, &[u8; ENTRY_BYTES])| {
+                if entry[STATE_AT] != STATE_LIVE {
+                    return None;
+                }
+                let key = xxh3_64_with_seed(&entry[..HASH_BYTES], self.key_seed);
+                let counts = key & self.sample == 0 && entry_body(entry, seed).is_some();
+                counts.then_some((key, id + at as u64))
+            })
+            .collect()
+    }
+
+    #[inline]
+    fn slot(&self, key: u64) -> usize {
+        ((u128::from(key) * self.keys.len() as u128) >> 64) as usize
+    }
+
+    #[inline]
+    fn after(&self, slot: usize) -> usize {
+        if slot + 1 == self.keys.len() { 0 } else { slot + 1 }
+    }
+
+    fn id(&self, number: u32) -> u64 {
+        let number = number & !TAKEN;
+        let run = &self.runs[self.runs.partition_point(|run| run.number <= number) - 1];
+        run.id + u64::from(number - run.number)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    fn prefetch(&self, key: u64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let slot = self.slot(key);
+        // SAFETY: hints; the addresses are those of elements.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>((&raw const self.keys[slot]).cast());
+            _mm_prefetch::<_MM_HINT_T0>((&raw const self.numbers[slot]).cast());
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    #[inline]
+    fn prefetch(&self, _: u64) {}
+}

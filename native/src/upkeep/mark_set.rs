@@ -1,0 +1,234 @@
+//! Sets of records, a bit for each that there is, and the marking of what recipes name.
+
+use std::collections::BTreeMap;
+
+use crate::codec::encode::{CODEC_ZSTD, check, decode};
+use crate::format::bytes::{u32_at, u64_at};
+use crate::format::ids::split;
+use crate::format::recipe::Leaf;
+use crate::format::record_header::{RECORD_HEADER_BYTES, RECORD_MAGIC};
+use crate::format::table_entry::{ENTRY_BYTES, STATE_AT, STATE_LIVE, STATE_ORPHANED, entry_body};
+use crate::system::reads::fill_at;
+use std::os::fd::RawFd;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Read at once: recipes lie one behind the other.
+const WINDOW_BYTES: u64 = 4 << 20;
+
+#[derive(Default)]
+struct Bits {
+    count: usize,
+    bits: Vec<u8>,
+}
+
+#[derive(Default)]
+pub struct Marks(BTreeMap<u32, Bits>);
+
+impl Marks {
+    /// Know a container with so many records, none of them marked.
+    pub fn add_container(&mut self, number: u32, count: usize) {
+        self.0.insert(number, Bits { count, bits: vec![0; count.div_ceil(8)] });
+    }
+
+    pub fn numbers(&self) -> Vec<u32> {
+        self.0.keys().copied().collect()
+    }
+
+    pub fn knows(&self, id: u64) -> bool {
+        let (number, ordinal) = split(id);
+        self.0.get(&number).is_some_and(|own| ordinal < own.count)
+    }
+
+    pub fn contains(&self, id: u64) -> bool {
+        let (number, ordinal) = split(id);
+        let own = self.0.get(&number).filter(|own| ordinal < own.count);
+        own.is_some_and(|own| own.bits[ordinal / 8] >> (ordinal % 8) & 1 == 1)
+    }
+
+    /// False, and nothing marked, where there is no such record.
+    pub fn set(&mut self, id: u64, marked: bool) -> bool {
+        let (number, ordinal) = split(id);
+        let Some(own) = self.0.get_mut(&number).filter(|own| ordinal < own.count) else {
+            return false;
+        };
+        let (byte, bit) = (&mut own.bits[ordinal / 8], 1 << (ordinal % 8));
+        if marked {
+            *byte |= bit;
+        } else {
+            *byte &= !bit;
+        }
+        true
+    }
+
+    /// Mark what `bits` has marked, as [`Marks::bits`] gives them. False, and nothing marked, where
+    /// that is any record that there is not.
+    pub fn merge(&mut self, number: u32, bits: &[u8]) -> bool {
+        let Some(own) = self.0.get_mut(&number) else {
+            return bits.iter().all(|&byte| byte == 0);
+        };
+        let (whole, rest) = (own.count / 8, own.count % 8);
+        let behind = bits.get(whole).map_or(0, |&byte| byte >> rest);
+        if behind != 0 || bits.iter().skip(whole + 1).any(|&byte| byte != 0) {
+            return false;
+        }
+        for (own, &byte) in own.bits.iter_mut().zip(bits) {
+            *own |= byte;
+        }
+        true
+    }
+
+    /// The lowest ordinal in the lowest bit.
+    pub fn bits(&self, number: u32) -> &[u8] {
+        self.0.get(&number).map_or(&[], |own| &own.bits)
+    }
+
+    pub fn count(&self) -> u64 {
+        let ones =
+            |own: &Bits| own.bits.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
+        self.0.values().map(ones).sum::<u64>()
+    }
+}
+
+/// A node of a recipe that is needed: its ordinal, and how many bytes of what it stands for.
+#[derive(Clone, Copy)]
+pub struct Needed {
+    pub ordinal: u32,
+    pub end: u64,
+}
+
+/// What [`mark_named`] did.
+#[derive(Default)]
+pub struct Marked {
+    pub recipes: u64,
+    pub rows: u64,
+    /// Nodes that nothing was marked of: the caller has to look into them.
+    pub left: Vec<u32>,
+    /// Ids that leaves name and that are of no record.
+    pub strays: Vec<u64>,
+}
+
+/// A container of recipes, and a part of its table, which begins with the ordinal `first`.
+pub struct Recipes<'a> {
+    pub data: RawFd,
+    pub entries: &'a [&'a [u8; ENTRY_BYTES]],
+    pub first: u32,
+    pub seed: u64,
+}
+
+impl Recipes<'_> {
+    fn entry(&self, node: Needed) -> Option<&[u8; ENTRY_BYTES]> {
+        self.entries.get((node.ordinal - self.first) as usize).copied()
+    }
+}
+
+/// Reads nodes, in the order of their ordinals, and marks the chunks that the needed part of each
+/// names. All of a leaf is marked, or nothing, and then it is left to the caller; so are nodes
+/// that name other nodes.
+pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) -> Marked {
+    let mut marked = Marked::default();
+    let last = needed.last().and_then(|node| recipes.entry(*node));
+    let end = last.map_or(0, |said| {
+        u64_at(said, 32).saturating_add(RECORD_HEADER_BYTES as u64 + u64::from(u32_at(said, 48)))
+    });
+    let mut reader = Reader { data: recipes.data, end, base: 0, buffer: Vec::new() };
+    let mut payload = Vec::new();
+    for node in needed {
+        let rows = recipes
+            .entry(*node)
+            .and_then(|entry| reader.read(entry, node.ordinal, recipes.seed, &mut payload))
+            .and_then(|()| named_by_leaf(&payload, node.end));
+        let Some(rows) = rows else {
+            marked.left.push(node.ordinal);
+            continue;
+        };
+        marked.recipes += 1;
+        marked.rows += rows.len() as u64;
+        for id in rows {
+            if id != 0 && !chunks.set(id, true) {
+                marked.strays.push(id);
+            }
+        }
+    }
+    marked
+}
+
+/// The ids, holes included, of the first `end` bytes of a leaf; None where it is no sound leaf.
+fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<u64>> {
+    let leaf = Leaf::of(payload)?;
+    let whole = end >= leaf.length;
+    let rows = leaf.rows();
+    let (mut ids, mut begin) = (Vec::with_capacity(rows.len()), 0u64);
+    for row in rows {
+        ids.push(row.id);
+        begin = begin.checked_add(row.length)?;
+        if !whole && begin >= end {
+            return Some(ids);
+        }
+    }
+    whole.then_some(ids)
+}
+
+struct Reader {
+    data: RawFd,
+    /// Nothing behind it is wanted, as far as the table says.
+    end: u64,
+    base: u64,
+    buffer: Vec<u8>,
+}
+
+impl Reader {
+    /// Fills `out` with the raw bytes of a record, verified; None where anything is unexpected.
+    fn read(
+        &mut self,
+        entry: &[u8; ENTRY_BYTES],
+        ordinal: u32,
+        seed: u64,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        let said = entry_body(entry, seed)?;
+        let (offset, stored) = (u64_at(said, 32), u32_at(said, 48) as usize);
+        let (raw, codec) = (u32_at(said, 52), said[61]);
+        if !matches!(said[STATE_AT], STATE_LIVE | STATE_ORPHANED) || codec > CODEC_ZSTD {
+            return None;
+        }
+        let record = self.bytes(offset, RECORD_HEADER_BYTES + stored)?;
+        let (header, payload) = record.split_at(RECORD_HEADER_BYTES);
+        let (body, expected) = header.split_at(RECORD_HEADER_BYTES - 8);
+        let is_expected = xxh3_64_with_seed(body, seed) == u64_at(expected, 0)
+            && u32_at(body, 0) == RECORD_MAGIC
+            && (u32_at(body, 4), body[9]) == (ordinal, codec)
+            && (u32_at(body, 12), u32_at(body, 16) as usize) == (raw, stored)
+            && body[24..56] == said[..32];
+        if !is_expected {
+            return None;
+        }
+        check(payload, codec, raw as usize, u64_at(body, 64)).ok()?;
+        out.resize(raw as usize, 0);
+        decode(payload, codec, out).ok()
+    }
+
+    fn bytes(&mut self, offset: u64, length: usize) -> Option<&[u8]> {
+        let is_there =
+            offset >= self.base && offset + length as u64 <= self.base + self.buffer.len() as u64;
+        if !is_there {
+            let size = file_size(self.data)?;
+            let wanted = WINDOW_BYTES.min(self.end.saturating_sub(offset)).max(length as u64);
+            let window = wanted.min(size.checked_sub(offset)?);
+            if window < length as u64 {
+                return None;
+            }
+            self.buffer.resize(usize::try_from(window).ok()?, 0);
+            self.base = offset;
+            if !fill_at(self.data, offset, &mut self.buffer) {
+                self.buffer.clear();
+                return None;
+            }
+        }
+        let at = usize::try_from(offset - self.base).ok()?;
+        self.buffer.get(at..at + length)
+    }
+}
+
+fn file_size(fd: RawFd) -> Option<u64> {
+    u64::try_from(crate::system::files::status_of(fd).ok()?.st_size).ok()
+}
