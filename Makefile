@@ -24,7 +24,7 @@ setup:
 setup-develop:
 	@scripts/setup.sh develop
 
-build: setup ## set up: system packages (asks first), .venv, native module
+build: setup ## set up: system packages (named first), .venv, native module
 
 demo: setup ## deduplicate real files in a temporary volume, and compare every byte
 	$(BIN)/dedupd demo

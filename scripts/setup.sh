@@ -7,8 +7,10 @@
 #   scripts/setup.sh benchmark   and the programs that the benchmarks compare with
 #   scripts/setup.sh package     what building a Debian package needs, and no .venv
 #
-# It asks before it uses root. DEDUPD_SETUP_YES=1 is a yes in advance; so is CI=… without a
-# terminal. PYTHON=… chooses the interpreter (3.11 or later).
+# It says which system packages are missing, and what for, before it installs any. At a terminal it
+# then asks. Without one, root installs them, and anybody else is told the line to run.
+# DEDUPD_SETUP_YES=1 is a yes in advance, also to sudo. PYTHON=… chooses the interpreter (3.11 or
+# later).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -169,12 +171,15 @@ look_for_tools() {
 
 # --- system packages --------------------------------------------------------------------------
 
-answer_is_yes() {
-    [ "${DEDUPD_SETUP_YES:-}" = 1 ] && return 0
+is_root() { [ "$(id -u)" = 0 ]; }
+
+# Without a terminal there is nobody to ask. Root then installs: in a container or a script, that is
+# the purpose of the call. The sudo of a user would ask for a password.
+may_install() {
+    [ "${DEDUPD_SETUP_YES:-}" != 1 ] || return 0
     if [ ! -t 0 ]; then
-        [ -n "${CI:-}" ] && return 0
-        say "There is no terminal to ask on; DEDUPD_SETUP_YES=1 in the environment is a yes."
-        return 1
+        is_root
+        return
     fi
     local answer
     read -r -p "Go on? [y/N] " answer
@@ -182,26 +187,25 @@ answer_is_yes() {
 }
 
 install_packages() {
-    local packages=("${needed[@]}" "${optional[@]}") as_root=()
+    local packages=("${needed[@]}" "${optional[@]}") sudo=
     [ ${#packages[@]} -gt 0 ] || return 0
-    [ "$(id -u)" = 0 ] || as_root=(sudo)
     say "Missing on this machine:"
     printf '%s\n' "${reasons[@]}"
     if ! has apt-get; then
         [ ${#needed[@]} -eq 0 ] || fail "no apt-get here; install these (Debian's names) first"
         return 0
     fi
-    say "To install them, this would run as root:"
-    say "  ${as_root[*]:+${as_root[*]} }apt-get update"
-    say "  ${as_root[*]:+${as_root[*]} }apt-get install --no-install-recommends ${packages[*]}"
-    if ! answer_is_yes; then
-        [ ${#needed[@]} -eq 0 ] || fail "nothing was installed"
+    is_root || sudo="sudo "
+    say "They are installed by this line:"
+    say "  ${sudo}apt-get update && ${sudo}apt-get install -y --no-install-recommends ${packages[*]}"
+    if ! may_install; then
+        [ ${#needed[@]} -eq 0 ] || fail "nothing was installed; run that line first"
         say "Going on without them: what needs them is skipped."
         return 0
     fi
-    [ "$(id -u)" = 0 ] || has sudo || fail "there is no sudo; run the two lines as root"
-    "${as_root[@]}" apt-get update -q || say "Going on with the lists of packages as they are."
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    is_root || has sudo || fail "there is no sudo here; run that line as root, without sudo"
+    $sudo apt-get update -q || say "Going on with the lists of packages as they are."
+    $sudo env DEBIAN_FRONTEND=noninteractive \
         apt-get install -q -y --no-install-recommends "${packages[@]}"
     hash -r
     look
