@@ -9,11 +9,12 @@ SUITE ?= bookworm
 SIZE ?= 6G
 RUNS ?= 3
 DIR ?= build/bench/data
+TREES ?= /usr/lib /usr/share
 BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-develop build demo test test-native test-slow lint types format wheel \
-	deb test-deb lock bench bench-dataset clean distclean
+	deb test-deb docs lock bench bench-dataset clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +65,11 @@ deb: ## a Debian package for this release of Debian, in dist/
 
 test-deb: ## build the package in a clean Debian, install it in another, reboot that [SUITE=bookworm]
 	scripts/test_deb.sh $(SUITE)
+
+docs: setup ## manual pages, and the report of a study of TREES, in build/docs [TREES="/usr/lib /usr/share"]
+	$(BIN)/python scripts/man_pages.py build/docs/man
+	@# 1 says that some files could not be read: the report names them.
+	$(BIN)/dedupd analyze --sample 1% --out build/docs/study $(TREES) || [ $$? = 1 ]
 
 lock: setup ## choose versions anew, within the bounds of pyproject.toml
 	python3 -m venv build/lock && build/lock/bin/pip install -q uv
