@@ -14,7 +14,7 @@ BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-develop build demo test test-native test-slow lint types format wheel \
-	deb test-deb docs lock bench bench-dataset clean distclean
+	deb test-deb docs changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ docs: setup ## manual pages, and the report of a study of TREES, in build/docs [
 	$(BIN)/python scripts/man_pages.py build/docs/man
 	@# 1 says that some files could not be read: the report names them.
 	$(BIN)/dedupd analyze --sample 1% --out build/docs/study $(TREES) || [ $$? = 1 ]
+
+changelog: ## show the changes since the last version (changelog/README.md)
+	@cat changelog/unreleased/*.md 2>/dev/null || echo "None."
 
 lock: setup ## choose versions anew, within the bounds of pyproject.toml
 	python3 -m venv build/lock && build/lock/bin/pip install -q uv
