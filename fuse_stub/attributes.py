@@ -1,4 +1,4 @@
-"""What users see of an inode's attributes."""
+"""The attributes of an inode as users see them."""
 
 import os
 import stat
@@ -7,8 +7,8 @@ from contextlib import suppress
 import pyfuse3
 
 TIMEOUT_S = 3600.0
-"""How long the kernel may believe names and attributes. Everything that changes them comes through
-the mount, or is told to the kernel (commits and restores), so this could be for ever."""
+"""How long the kernel may keep names and attributes. All changes come through the mount, or are
+reported to the kernel (commits and restores), so it could keep them for ever."""
 
 _TRUSTED = b"trusted."
 POSIX_ACL_DEFAULT = b"system.posix_acl_default"
@@ -16,11 +16,11 @@ POSIX_ACL_ACCESS = b"system.posix_acl_access"
 
 
 def shown_blocks(mode: int, size: int, blocks: int) -> int:
-    """The blocks that users see. A file that has a length has one at least.
+    """The number of blocks that users see: at least one where the file has a length.
 
-    Where there is none, programs take a file for nothing but a hole, and do not read it: ``tar
-    --sparse`` would archive zeros in place of a stub. ext4 tells of files within their inode, which
-    have no block either, in the same way.
+    Programs take a file without blocks for one hole, and do not read it: ``tar --sparse`` would
+    archive zeros in place of a stub. ext4 reports files that lie within their inode in the same
+    way.
     """
     return 1 if blocks == 0 and size > 0 and stat.S_ISREG(mode) else blocks
 
@@ -52,11 +52,11 @@ Looked = tuple[
     tuple[int, int, int],
     tuple[int, int, int],
 ]
-"""What :func:`dedupd.native.system.look_up` tells of a name."""
+"""A result of :func:`dedupd.native.system.look_up`."""
 
 
 def looked(found: Looked, generation: int) -> pyfuse3.EntryAttributes:
-    """The kernel's form of what was looked up."""
+    """The kernel's form of a result of ``look_up``."""
     attributes = pyfuse3.EntryAttributes()
     attributes.st_ino = found[0][0]
     attributes.generation = generation
@@ -76,7 +76,7 @@ def looked(found: Looked, generation: int) -> pyfuse3.EntryAttributes:
 
 
 def absent() -> pyfuse3.EntryAttributes:
-    """The answer that there is no such name, which the kernel may remember."""
+    """The answer "no such name", which the kernel may keep."""
     attributes = pyfuse3.EntryAttributes()
     attributes.st_ino = 0
     attributes.entry_timeout = TIMEOUT_S
@@ -85,13 +85,13 @@ def absent() -> pyfuse3.EntryAttributes:
 
 def forget_attributes(ino: int) -> None:
     """Have the kernel ask again for an inode's attributes."""
-    # Where it does not know the inode (ENOENT), it has nothing to forget.
+    # ENOENT: the kernel does not know the inode, and has nothing to forget.
     with suppress(OSError):
         pyfuse3.invalidate_inode(pyfuse3.InodeT(ino), attr_only=True)
 
 
 def visible(names: list[bytes], reserved: bytes, uid: int) -> list[bytes]:
-    """The extended attributes that a user may know of."""
+    """The names of extended attributes that a user may see."""
     return [
         name for name in names if name != reserved and (uid == 0 or not name.startswith(_TRUSTED))
     ]

@@ -1,4 +1,4 @@
-"""What the kernel does not tell of the program that makes a call."""
+"""Rights of a calling program that the kernel does not pass with a request."""
 
 from pyfuse3 import RequestContext
 
@@ -7,10 +7,10 @@ _EFFECTIVE = b"\nCapEff:\t"
 
 
 def keeps_set_ids(ctx: RequestContext) -> bool:
-    """Whether set-user-id and set-group-id outlive what the caller changes (``CAP_FSETID``).
+    """Whether a change by the caller leaves set-user-id and set-group-id alone (``CAP_FSETID``).
 
-    The superuser's do, unless he is one without that right, as in a container. Others who have it
-    are taken for those who have not.
+    True of root with that right, which root in a container may lack. Other users count as without
+    it, even where they have it.
     """
     if ctx.uid != 0:
         return False
@@ -20,4 +20,4 @@ def keeps_set_ids(ctx: RequestContext) -> bool:
         start = status.index(_EFFECTIVE) + len(_EFFECTIVE)
         return bool(int(status[start : start + 16], 16) & _CAP_FSETID)
     except (OSError, ValueError):
-        return False  # the call was somebody's who has been killed, or is out of our sight
+        return False  # the caller was killed, or is in a namespace that is not visible here

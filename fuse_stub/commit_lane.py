@@ -52,8 +52,12 @@ class _Pending:
         self.changes = file.changes
 
 
-class Commits:
-    """The commits that have begun and not finished. None begins while they ``are_refused``."""
+class CommitLane:
+    """The commits that have begun and not finished. None begins while they ``are_refused``.
+
+    Used by the thread of the event loop; its fields change between two awaits. Before it touches a
+    file it takes the file's lock alone (docs/mount-locks.md).
+    """
 
     def __init__(self, volume: Volume, transitions: Transitions, files: OpenFiles) -> None:
         self._volume = volume

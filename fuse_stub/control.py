@@ -1,4 +1,4 @@
-"""The control socket of a mount's process (docs/control.md)."""
+"""The control socket of a mount process (docs/control.md)."""
 
 import array
 import json
@@ -19,7 +19,7 @@ from dedupd.volume.commit import result_to_json
 from dedupd.volume.commit_requests import request_from_json
 from fuse_stub.errors import load
 from fuse_stub.gc_names import MarkLog
-from fuse_stub.mounted_volume import Served
+from fuse_stub.mounted_volume import MountedVolume
 
 log = logging.getLogger("dedupd.mount")
 
@@ -27,19 +27,19 @@ LINE_BYTES_MAX = 16 << 20
 """A request to commit 512 files with the longest paths stays below 4 MiB."""
 
 ACCEPT_AGAIN_S = 1.0
-"""Who connects waits so long for the next attempt to answer him, where one has failed."""
+"""Delay before accept() is tried again after a failure."""
 
 
 class ControlServer:
-    """Answers the programs that are allowed to open the socket."""
+    """Answers the programs that may open the socket."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._path = socket_path(served.volume.parameters.uuid)
+    def __init__(self, mount: MountedVolume) -> None:
+        self._mount = mount
+        self._path = socket_path(mount.volume.parameters.uuid)
         self._started = time.time()
 
     async def serve(self, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled. The volume's mount lock is held, so the name is ours to take."""
+        """Listen until cancelled. The process has the volume's mount lock, and so the name."""
         directory = os.path.dirname(self._path)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         if os.stat(directory).st_uid != os.geteuid():
@@ -59,7 +59,7 @@ class ControlServer:
                     try:
                         connection, _ = await listener.accept()
                     except OSError as error:
-                        # No descriptor is left, say. That must not end the mount.
+                        # For example, no descriptor is left. That must not end the mount.
                         log.error("nobody can be answered on the control socket: %s", error)
                         await trio.sleep(ACCEPT_AGAIN_S)
                         continue
@@ -72,7 +72,7 @@ class ControlServer:
                 pass
 
     async def _converse(self, connection: trio.socket.SocketType) -> None:
-        """Answer one client until it hangs up; commits that it leaves open are taken back."""
+        """Answer one client until it hangs up; then take back the commits that it left open."""
         talk = _Conversation()
         try:
             buffer = bytearray()
@@ -94,21 +94,21 @@ class ControlServer:
                         os.close(fd)
                     talk.sending.clear()
         except OSError:
-            # The client has gone; what it began is taken back below.
+            # The client has gone; its commits are taken back below.
             pass
         finally:
             connection.close()
             if talk.marks is not None:
-                self._served.marking.end(talk.marks)
+                self._mount.marking_sessions.end(talk.marks)
             with trio.CancelScope(shield=True):
-                await self._served.commits.abandon(list(talk.begun))
+                await self._mount.commit_lane.abandon(list(talk.begun))
 
     async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
         try:
             request = json.loads(line)
             operation = request["op"]
             if operation == "volume":
-                return {}, [self._served.volume.base_fd]
+                return {}, [self._mount.volume.base_fd]
             if operation == "commit_begin":
                 return await self._commit_begin(request, talk.begun), []
             if operation == "commit_finish":
@@ -130,12 +130,12 @@ class ControlServer:
 
     async def _mark_begin(self, talk: "_Conversation") -> dict[str, Any]:
         if talk.marks is not None:
-            self._served.marking.end(talk.marks)
-        talk.marks = await self._served.marking.begin()
+            self._mount.marking_sessions.end(talk.marks)
+        talk.marks = await self._mount.marking_sessions.begin()
         return {}
 
     def _mark_drain(self, talk: "_Conversation") -> dict[str, Any]:
-        """What was noted since the last time; directories as descriptors."""
+        """The notes since the last drain; directories as descriptors."""
         log = talk.marks
         if log is None:
             return {"error": "no session of marking is open", "kind": "UsageError"}
@@ -154,16 +154,16 @@ class ControlServer:
         }
 
     def _reopen(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Let go of containers that a compaction has replaced."""
-        volume = self._served.volume
+        """Close containers that a compaction has replaced."""
+        volume = self._mount.volume
         readers = {Kind.CHUNKS: volume.chunk_records, Kind.STREAMS: volume.stream_records}
         readers[Kind(request["kind"])].drop(request["containers"])
-        self._served.streams.forget_all()
+        self._mount.stub_reader.forget_all()
         return {}
 
     async def _commit_begin(self, request: dict[str, Any], begun: set[int]) -> dict[str, Any]:
         requests = [request_from_json(row) for row in request["files"]]
-        results = await self._served.commits.begin(requests)
+        results = await self._mount.commit_lane.begin(requests)
         begun |= {
             one.identity.inode
             for one, result in zip(requests, results, strict=True)
@@ -173,13 +173,13 @@ class ControlServer:
 
     async def _commit_finish(self, request: dict[str, Any], begun: set[int]) -> dict[str, Any]:
         inodes = request["inodes"]
-        results = await self._served.commits.finish(inodes)
+        results = await self._mount.commit_lane.finish(inodes)
         begun -= set(inodes)
         return {"results": [result_to_json(result) for result in results]}
 
     async def _restore(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"restored": await self._served.commits.restore(os.fsencode(request["path"]))}
+            return {"restored": await self._mount.commit_lane.restore(os.fsencode(request["path"]))}
         except NoSpace as error:
             return {"error": str(error), "kind": "NoSpace"}
         except (Damaged, DedupdError) as error:
@@ -188,18 +188,18 @@ class ControlServer:
             return {"error": f"{request['path']}: {error.strerror}", "kind": "OSError"}
 
     def _status(self) -> dict[str, Any]:
-        served = self._served
+        mount = self._mount
         return {
             "pid": os.getpid(),
-            "volume": served.volume.parameters.uuid,
-            "root": served.volume.root,
-            "mountpoint": served.mountpoint,
+            "volume": mount.volume.parameters.uuid,
+            "root": mount.volume.root,
+            "mountpoint": mount.mountpoint,
             "uptime_s": round(time.time() - self._started, 1),
-            "inodes_known": len(served.inodes),
-            "files_open": len(served.files),
-            "chunk_hits": served.cache.hits,
-            "chunk_misses": served.cache.misses,
-            "chunk_cache_bytes": served.cache.used_bytes,
+            "inodes_known": len(mount.inodes),
+            "files_open": len(mount.files),
+            "chunk_hits": mount.cache.hits,
+            "chunk_misses": mount.cache.misses,
+            "chunk_cache_bytes": mount.cache.used_bytes,
             "requests": load.requests,
             "busy_s": load.busy_s,
         }
@@ -207,9 +207,9 @@ class ControlServer:
 
 @dataclass(slots=True)
 class _Conversation:
-    """What a client has left open here: it ends when the client hangs up.
+    """The commits and the marking session of one client: they end when it hangs up.
 
-    ``sending`` are descriptors to be closed once they are sent.
+    ``sending``: descriptors to be closed once they are sent. Used by the client's task alone.
     """
 
     begun: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Turning what goes wrong below into what a system call returns."""
+"""Errors below the mount, turned into error numbers of system calls."""
 
 import errno
 import functools
@@ -18,13 +18,13 @@ R = TypeVar("R")
 
 
 class Load:
-    """What users have asked of this process: one mount, and all of its life."""
+    """Requests of users to this process since the mount began."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.busy_s = 0.0
-        """The times that all requests took, added up: in a second this grows by the number of
-        requests that were being served on average."""
+        """Sum of the times of all requests: it grows in each second by the average number of
+        requests being served."""
 
 
 load = Load()
@@ -33,7 +33,7 @@ load = Load()
 def answers(
     operation: Callable[P, Coroutine[Any, Any, R]],
 ) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Let an operation raise what it likes: the kernel gets an error number, the log the rest."""
+    """Turn exceptions of an operation into error numbers for the kernel; details go to the log."""
 
     @functools.wraps(operation)
     async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

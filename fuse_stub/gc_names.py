@@ -1,10 +1,9 @@
-"""What the collection of garbage must know of a tree that changes while it is walked.
+"""Names that move while garbage collection walks the tree.
 
 A walk misses a file that is moved from a directory that it has yet to see into one that it has
-seen. It cannot see at all a file that has no name any more and is still open. So while a session
-of marking is open, every move, link and removal through the mount is noted: of a file the record
-that its stub names, of a directory the directory itself, to be walked once more. Users wait for
-nothing.
+seen. It cannot see at all a file that has no name any more and is still open. So while a marking
+session is open, the mount notes every move, link and removal: of a file the record that its stub
+names, of a directory the directory itself, which is then walked once more. Users wait for nothing.
 """
 
 import errno
@@ -16,14 +15,14 @@ import trio
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.volume.volume import Volume
-from fuse_stub.commit_lane import Commits
+from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.inodes import PATH_FLAGS, Inodes
 from fuse_stub.files.open_files import OpenFiles, where
 
 REFERENCES_MAX = 1 << 20
 DIRECTORIES_MAX = 512
-"""What a log keeps between two drains, a descriptor for each directory; a walk drains it every
-few directories. Beyond that it only says that it overflowed, and the walk begins again."""
+"""Most entries of a log between two drains; each directory holds a descriptor. A walk drains the
+log every few directories. A log that has more overflows, and the walk begins again."""
 
 DIRECTORIES_PER_DRAIN = 32
 """Descriptors that go with one reply."""
@@ -32,7 +31,7 @@ _INODES_PER_TURN = 256
 
 
 class MarkLog:
-    """What one session has noted and not yet handed over."""
+    """The notes of one session that were not handed over yet."""
 
     def __init__(self) -> None:
         self.chunks: set[int] = set()
@@ -42,7 +41,7 @@ class MarkLog:
         self._directories: dict[int, int] = {}
 
     def add(self, stub: StubAttribute) -> None:
-        """Note what a stub names."""
+        """Note the record that a stub names."""
         (self.chunks if stub.flags & Flag.DIRECT else self.recipes).add(stub.recipe)
         if len(self.chunks) + len(self.recipes) > REFERENCES_MAX:
             self._overflow()
@@ -77,14 +76,19 @@ class MarkLog:
         self.recipes.clear()
 
 
-class Marking:
-    """The sessions of marking that are open: one, or one more whose job was just killed."""
+class MarkingSessions:
+    """The open marking sessions: one, or two for a moment after a job was killed.
 
-    def __init__(self, volume: Volume, inodes: Inodes, files: OpenFiles, commits: Commits) -> None:
+    Used by the thread of the event loop. All methods but :meth:`begin` run between two awaits.
+    """
+
+    def __init__(
+        self, volume: Volume, inodes: Inodes, files: OpenFiles, commit_lane: CommitLane
+    ) -> None:
         self._volume = volume
         self._inodes = inodes
         self._files = files
-        self._commits = commits
+        self._commit_lane = commit_lane
         self._logs: set[MarkLog] = set()
 
     @property
@@ -93,20 +97,20 @@ class Marking:
         return bool(self._logs)
 
     async def begin(self) -> MarkLog:
-        """Open a session: from now on changes are noted, and what is open counts as named.
+        """Open a session: from now on changes are noted, and open files count as named.
 
-        No commit begins before it ends. The job that collects garbage holds the job lock, so one
-        that does was sent by a job that is dead; taken back, it would put a recipe back into the
-        tree behind the walk.
+        No commit begins before it ends. The garbage collection holds the job lock, so such a
+        commit comes from a dead job; when it is taken back, a recipe would return to a directory
+        that the walk has left.
         """
         log = MarkLog()
         self._logs.add(log)
-        self._commits.are_refused = True
+        self._commit_lane.are_refused = True
         try:
-            for stub in [*self._commits.attributes(), *self._files.stubs()]:
+            for stub in [*self._commit_lane.attributes(), *self._files.stubs()]:
                 log.add(stub)
             for at, ino in enumerate(self._inodes.pinned()):
-                if self._inodes.knows(ino):  # the kernel may have forgotten it meanwhile
+                if self._inodes.knows(ino):  # unless the kernel has forgotten it meanwhile
                     self._note_pinned(log, ino)
                 if at % _INODES_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
@@ -118,7 +122,7 @@ class Marking:
     def end(self, log: MarkLog) -> None:
         self._logs.discard(log)
         log.close()
-        self._commits.are_refused = bool(self._logs)
+        self._commit_lane.are_refused = bool(self._logs)
 
     def _note_pinned(self, log: MarkLog, ino: int) -> None:
         """Note a file that may have no name, and that the kernel still knows."""
@@ -151,7 +155,8 @@ class Marking:
                 self._note_file(log, fd)
 
     def _note_file(self, log: MarkLog, fd: int) -> None:
-        """Note what a file names, if it is a stub; where that can't be told, the job must know."""
+        """Note the record that a file names, if it is a stub; an attribute that cannot be read is
+        noted as damaged."""
         path, space = b"/proc/self/fd/%d" % fd, self._volume.space
         try:
             log.add(decode_stub(os.getxattr(path, space.name), space.volume, where(fd)))

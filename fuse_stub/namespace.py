@@ -34,34 +34,34 @@ from fuse_stub.attributes import (
 )
 from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
-from fuse_stub.files.directory_stream import DirectoryStream
+from fuse_stub.files.directory_listing import DirectoryListing
 from fuse_stub.files.inodes import PATH_FLAGS
-from fuse_stub.mounted_volume import Served
+from fuse_stub.mounted_volume import MountedVolume
 
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 _RENAME_FLAGS = pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE
 
 
 class NamespaceOperations(pyfuse3.Operations):
-    """Thin: each carries out one system call below, and tells the kernel what came of it."""
+    """Each operation makes one system call below, and gives the kernel its result."""
 
     supports_dot_lookup = True
     enable_acl = True
-    # The writeback cache stays off: a write must fail with ENOSPC itself, not the close after it,
-    # and times must be those of the write (docs/mount.md, "What the kernel caches").
+    # The writeback cache stays off: on a full disk the write must fail, not the close after it, and
+    # times must be those of the write (docs/mount.md, "What the kernel caches").
     enable_writeback_cache = False
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, mount: MountedVolume) -> None:
         super().__init__()
-        self._served = served
-        self._inodes = served.inodes
-        self._files = served.files
-        self._commits = served.commits
-        self._marking = served.marking
-        self._reserved = served.volume.space.name
+        self._mount = mount
+        self._inodes = mount.inodes
+        self._files = mount.files
+        self._commit_lane = mount.commit_lane
+        self._marking_sessions = mount.marking_sessions
+        self._reserved = mount.volume.space.name
         self._is_root = os.geteuid() == 0
-        self._streams: dict[int, DirectoryStream] = {}
-        self._next_stream = 1
+        self._listings: dict[int, DirectoryListing] = {}
+        self._next_listing = 1
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class NamespaceOperations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
         if name == b"." or (name == b".." and parent_inode == pyfuse3.ROOT_INODE):
-            # Asked on behalf of NFS, of inodes that the kernel has forgotten.
+            # The kernel asks so for NFS, about inodes that it has forgotten.
             return self._known(self._inodes.find(parent_inode))
         parent_fd = self._inodes.fd(parent_inode)
         try:
@@ -148,7 +148,7 @@ class NamespaceOperations(pyfuse3.Operations):
     def _made(
         self, parent_fd: int, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Give what was just made its owner, and the kernel its attributes."""
+        """Give a new inode its owner, and the kernel its attributes."""
         fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
         try:
             self._give(fd, parent_fd, mode, ctx)
@@ -158,10 +158,10 @@ class NamespaceOperations(pyfuse3.Operations):
         return self._known(fd)
 
     def _give(self, fd: int, parent_fd: int, mode: ModeT, ctx: RequestContext) -> None:
-        """Make the caller the owner of what this process has made as root.
+        """Make the caller the owner of an inode that this process has made as root.
 
-        The group is the directory's where that has the set-group-id bit, as the file system below
-        has seen to. Changing the owner clears the special bits of a file: they are put back.
+        Where the directory has the set-group-id bit, the file system below has set the group
+        already. Changing the owner clears the special bits of a file: they are put back.
         """
         if not self._is_root:
             return
@@ -175,11 +175,11 @@ class NamespaceOperations(pyfuse3.Operations):
             os.chmod(path, stat.S_IMODE(os.fstat(fd).st_mode) | (mode & _SPECIAL_BITS))
 
     def _inherited_mode(self, parent_fd: int, mode: ModeT, ctx: RequestContext) -> ModeT:
-        """The mode to create with: without what the umask takes, unless a default ACL stands in
-        for that, which the file system below applies.
+        """The mode of a new inode: the umask applies unless the directory has a default ACL, which
+        the file system below applies.
 
-        The kernel leaves both to us (handshake.py). One that did not know how to has applied the
-        umask already, and nothing more is taken here.
+        The kernel leaves both to the mount (handshake.py). An older kernel has applied the umask
+        already; then this changes nothing.
         """
         if not mode & ctx.umask & 0o777:
             return mode
@@ -203,7 +203,7 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @contextmanager
     def _kept_open(self, parent_fd: int, name: FileNameT) -> Iterator[None]:
-        """Around what takes a name away: users may hold on to its inode, which then lives on."""
+        """For a block that removes a name: the inode lives on as long as the kernel knows it."""
         fd = self._open_last(parent_fd, name)
         try:
             yield
@@ -215,7 +215,7 @@ class NamespaceOperations(pyfuse3.Operations):
             self._inodes.keep_open(os.fstat(fd).st_ino, fd)
 
     def _open_last(self, parent_fd: int, name: FileNameT) -> int | None:
-        """Open an inode that the kernel knows by its last name; None of any other."""
+        """Open an inode by its last name, if the kernel knows the inode; else None."""
         try:
             status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -224,8 +224,8 @@ class NamespaceOperations(pyfuse3.Operations):
         if not is_last or not self._inodes.knows(status.st_ino):
             return None
         fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
-        if self._marking.is_open and stat.S_ISREG(status.st_mode):
-            self._marking.changed(fd)
+        if self._marking_sessions.is_open and stat.S_ISREG(status.st_mode):
+            self._marking_sessions.changed(fd)
         return fd
 
     @answers
@@ -243,10 +243,10 @@ class NamespaceOperations(pyfuse3.Operations):
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
         with nullcontext() if flags else self._kept_open(new_fd, name_new):
             native.system.renameat2(old_fd, name_old, new_fd, name_new, flags)
-        if self._marking.is_open:
-            self._marking.moved(new_fd, name_new)
+        if self._marking_sessions.is_open:
+            self._marking_sessions.moved(new_fd, name_new)
             if flags & pyfuse3.RENAME_EXCHANGE:
-                self._marking.moved(old_fd, name_old)
+                self._marking_sessions.moved(old_fd, name_old)
 
     @answers
     async def link(
@@ -255,42 +255,42 @@ class NamespaceOperations(pyfuse3.Operations):
         parent_fd = self._inodes.fd(new_parent_inode)
         os.link(self._inodes.path(inode), new_name, dst_dir_fd=parent_fd, follow_symlinks=True)
         fd = os.open(new_name, PATH_FLAGS, dir_fd=parent_fd)
-        if self._marking.is_open:
-            self._marking.changed(fd)
+        if self._marking_sessions.is_open:
+            self._marking_sessions.changed(fd)
         return self._known(fd)
 
     # --- directories --------------------------------------------------------------------------
 
     @answers
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        stream = DirectoryStream(os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC))
-        handle = self._next_stream
-        self._next_stream += 1
-        self._streams[handle] = stream
+        listing = DirectoryListing(os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC))
+        handle = self._next_listing
+        self._next_listing += 1
+        self._listings[handle] = listing
         return handle
 
     @answers
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        stream = self._streams[fh]
+        listing = self._listings[fh]
         is_begun = False
         try:
-            for names, ends in stream.names(start_id):
-                found = native.system.look_up(stream.fd, names)
+            for names, ends in listing.names(start_id):
+                found = native.system.look_up(listing.fd, names)
                 for name, one, next_id in zip(names, found, ends, strict=True):
                     if one is not None:
-                        if not self._list(token, stream, name, one, next_id):
+                        if not self._list(token, listing, name, one, next_id):
                             return
                         is_begun = True
         except OSError:
-            # With an error the kernel would never hear of, and so never forget, what is in the
-            # listing already. It gets that first, and the error when it asks for the rest.
+            # With an error the kernel would not get the entries that are in the reply already,
+            # and never forget them. It gets these first, and the error for the next request.
             if not is_begun:
                 raise
 
     def _list(
         self,
         token: ReaddirToken,
-        stream: DirectoryStream,
+        listing: DirectoryListing,
         name: FileNameT,
         found: Looked,
         next_id: int,
@@ -300,13 +300,13 @@ class NamespaceOperations(pyfuse3.Operations):
         if name in (b".", b".."):
             return pyfuse3.readdir_reply(token, name, looked(found, 0), next_id)
         if device != self._inodes.device:
-            # Another file system is mounted here, or a subvolume: not a part of the volume.
+            # A mounted file system, or a subvolume: not part of the volume.
             return True
         if self._inodes.by_handle:
             generation = self._inodes.remember_handle(ino, handle)
         else:
             try:
-                generation = self._remember_open(stream.fd, name, ino)
+                generation = self._remember_open(listing.fd, name, ino)
             except FileNotFoundError:
                 return True
         if pyfuse3.readdir_reply(token, name, looked(found, generation), next_id):
@@ -315,7 +315,7 @@ class NamespaceOperations(pyfuse3.Operations):
         return False
 
     def _remember_open(self, dir_fd: int, name: FileNameT, ino: int) -> int:
-        """Remember an inode that can only be reached again by a descriptor."""
+        """Remember an inode by an open descriptor, where handles cannot be opened."""
         fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
         status = os.fstat(fd)
         if status.st_ino != ino:
@@ -325,11 +325,11 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @answers
     async def releasedir(self, fh: FileHandleT) -> None:
-        self._streams.pop(fh).close()
+        self._listings.pop(fh).close()
 
     @answers
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._served.in_thread(os.fsync, self._streams[fh].fd)
+        await self._mount.in_thread(os.fsync, self._listings[fh].fd)
 
     # --- extended attributes ------------------------------------------------------------------
 
@@ -350,9 +350,9 @@ class NamespaceOperations(pyfuse3.Operations):
     ) -> None:
         if name == self._reserved:
             raise FUSEError(errno.EPERM)
-        await self._commits.touch(inode)
+        await self._commit_lane.touch(inode)
         if name == CAPABILITY:
-            await self._commits.wait_for_restore(inode)
+            await self._commit_lane.wait_for_restore(inode)
         path = self._inodes.path(inode)
         os.setxattr(path, name, value)
         if name == POSIX_ACL_ACCESS and not keeps_set_ids(ctx):
@@ -362,13 +362,13 @@ class NamespaceOperations(pyfuse3.Operations):
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         if name == self._reserved:
             raise FUSEError(errno.EPERM)
-        await self._commits.touch(inode)
+        await self._commit_lane.touch(inode)
         if name == CAPABILITY:
-            await self._commits.wait_for_restore(inode)
+            await self._commit_lane.wait_for_restore(inode)
         os.removexattr(self._inodes.path(inode), name)
 
     def _drop_set_group(self, path: bytes, ctx: RequestContext) -> None:
-        """Changing the ACL clears set-group-id for who isn't in the group, as chmod does."""
+        """Clear set-group-id after a change of the ACL by a caller outside of the group."""
         status = os.stat(path)
         if not status.st_mode & stat.S_ISGID or stat.S_ISDIR(status.st_mode):
             return

@@ -17,31 +17,26 @@ from pyfuse3 import (
     SetattrFields,
 )
 
-from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
 from fuse_stub.files.inodes import PATH_FLAGS
-from fuse_stub.files.open_files import READ_AHEAD_BYTES, Handle, OpenFile
-from fuse_stub.files.read_ahead import REQUEST_BYTES_MIN
-from fuse_stub.mounted_volume import Served
+from fuse_stub.files.open_files import Handle, OpenFile
+from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.namespace import NamespaceOperations
 
-WAITS_MIN = 3
-"""Reading ahead begins with this wait of a sequential reader: the kernel sends two requests at
-once, and the first ones may wait for the recipe and the container to be opened."""
-
 BUFFER_BYTES = 1 * MIB
-"""The largest read that the kernel asks for (256 pages), where its pages have 4 KiB and nobody has
-raised ``fs.fuse.max_pages_limit``."""
+"""The largest read that the kernel asks for (256 pages), with pages of 4 KiB and the default of
+``fs.fuse.max_pages_limit``."""
 
 
 class StubOperations(NamespaceOperations):
     """All operations of a mount."""
 
-    def __init__(self, served: Served) -> None:
-        super().__init__(served)
+    def __init__(self, mount: MountedVolume) -> None:
+        super().__init__(mount)
+        self._stub_reader = mount.stub_reader
         self._handles: dict[int, Handle] = {}
         self._next_handle = 1
         # A reply is copied to the kernel before any other task runs, so one buffer serves all.
@@ -54,7 +49,7 @@ class StubOperations(NamespaceOperations):
         write = flags & os.O_ACCMODE != os.O_RDONLY
         trunc = bool(flags & os.O_TRUNC)
         if write or trunc:
-            await self._commits.touch(inode)
+            await self._commit_lane.touch(inode)
         if trunc:
             emptied = await self._files.acquire(inode, write=True, trunc=True)
             with self._files.using(emptied):
@@ -68,7 +63,7 @@ class StubOperations(NamespaceOperations):
             file.changes += 1
         number = self._next_handle
         self._next_handle += 1
-        # The caller's capabilities take a while to look up: only where they matter already.
+        # Looking up the caller's capabilities takes a while: only where they matter now.
         keeps = keeps_set_ids(ctx) if file.privileged and write else ctx.uid == 0
         self._handles[number] = Handle(file, write, keeps)
         return FileInfo(fh=number, keep_cache=True)
@@ -93,8 +88,8 @@ class StubOperations(NamespaceOperations):
         except FileExistsError:
             if flags & os.O_EXCL:
                 raise
-            # Made behind our back since the kernel looked, who so has not asked whether the caller
-            # may open it. At this it looks anew.
+            # Created after the kernel's lookup, so its permission check did not cover it. ESTALE
+            # makes the kernel look again.
             raise FUSEError(errno.ESTALE) from None
         try:
             self._give(fd, parent_fd, mode, ctx)
@@ -111,18 +106,18 @@ class StubOperations(NamespaceOperations):
         handle = self._handles.pop(fh)
         if handle.writes:
             handle.file.writers -= 1
-        self._served.streams.forget(handle)
+        self._stub_reader.forget(handle)
         self._files.release(handle.file, write=handle.writes)
 
     @answers
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         handle = self._handles[fh]
         file = handle.file
-        # A descriptor of its own: no write has to wait for a sync, and no sync for a lock.
+        # With a descriptor of its own, a sync takes no lock, and no write waits for it.
         fd = os.dup(file.fd)
         try:
             with file.noting_losses():
-                await self._served.in_thread(os.fdatasync if datasync else os.fsync, fd)
+                await self._mount.in_thread(os.fdatasync if datasync else os.fsync, fd)
         finally:
             os.close(fd)
             told, handle.losses = handle.losses, file.losses
@@ -140,7 +135,7 @@ class StubOperations(NamespaceOperations):
                 pass
         try:
             if file.stub is not None:
-                return await self._read_stub(handle, off, size)
+                return await self._stub_reader.read(handle, off, size)
             if size <= BUFFER_BYTES:
                 try:
                     have = os.preadv(file.fd, [self._buffer[:size]], off, os.RWF_NOWAIT)
@@ -151,75 +146,9 @@ class StubOperations(NamespaceOperations):
                         return self._buffer[:have]
                 except BlockingIOError:
                     pass
-            return await self._served.in_thread(os.pread, file.fd, size, off)
+            return await self._mount.in_thread(os.pread, file.fd, size, off)
         finally:
             file.lock.unshare()
-
-    async def _read_stub(
-        self, handle: Handle, off: int, size: int
-    ) -> "bytes | bytearray | memoryview":
-        file = handle.file
-        stub = file.stub
-        assert stub is not None
-        if not handle.touched:
-            # Moves the access time as the file system below is mounted to do, and reads nothing.
-            os.pread(file.fd, 1, os.fstat(file.fd).st_size)
-            handle.touched = True
-        handle.follow(off, size)
-        data: bytes | bytearray | memoryview | None = None
-        if stub.is_loaded:
-            data = self._read_in_sequence(handle, stub, off, size)
-            if data is None:
-                data = self._read_at_once(stub, off, size)
-        if data is None:
-            handle.waits += 1
-            data = await self._served.in_thread(self._load_and_read, stub, off, size)
-        self._read_ahead(handle)
-        return data
-
-    def _read_in_sequence(
-        self, handle: Handle, stub: SparseStub, off: int, size: int
-    ) -> memoryview | None:
-        """What was begun when the reader asked for the part before; None where that cannot be."""
-        in_sequence = handle.run > size >= REQUEST_BYTES_MIN
-        if not in_sequence or handle.waits >= WAITS_MIN:
-            return None
-        end = min(off + size, os.fstat(handle.file.fd).st_size)
-        keep = handle.run <= self._served.cache.bytes_max // 2
-        return self._served.streams.read(handle, stub, off, end, keep=keep)
-
-    def _read_at_once(self, stub: SparseStub, off: int, size: int) -> "bytes | bytearray | None":
-        """What is in memory, or nearly; None where a thread has to see to it."""
-        cache = self._served.cache
-        span = stub.chunk_of(off, off + size)
-        if span is None:
-            spans = stub.chunks(off, off + size)
-            return stub.read(off, size) if cache.load_at_once(spans) else None
-        raw = cache.find(span)
-        if raw is None and cache.load_at_once((span,)):
-            raw = cache.find(span)
-        return None if raw is None else raw[off - span.offset : off - span.offset + size]
-
-    def _load_and_read(self, stub: SparseStub, off: int, size: int) -> "bytes | bytearray":
-        self._served.cache.load(stub.chunks(off, off + size))
-        return stub.read(off, size)
-
-    def _read_ahead(self, handle: Handle) -> None:
-        """Begin to load what a sequential reader asks for next, if the disk keeps him waiting."""
-        if handle.run == 0:
-            handle.waits = 0
-            return
-        stub = handle.file.stub
-        if (
-            handle.waits < WAITS_MIN
-            or stub is None
-            or not stub.is_loaded
-            or handle.ahead - handle.next > READ_AHEAD_BYTES // 2
-        ):
-            return
-        start = max(handle.ahead, handle.next)
-        handle.ahead = handle.next + READ_AHEAD_BYTES
-        self._served.cache.read_ahead(stub.chunks(start, handle.ahead))
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -236,7 +165,7 @@ class StubOperations(NamespaceOperations):
                     continue
             try:
                 if file.stub is None:
-                    return await self._served.write(os.pwrite, file.fd, buf, off)
+                    return await self._mount.write(os.pwrite, file.fd, buf, off)
             finally:
                 file.lock.unshare()
         async with file.lock.alone():
@@ -245,11 +174,11 @@ class StubOperations(NamespaceOperations):
     async def _write_stub(self, file: OpenFile, off: int, buf: bytes) -> int:
         stub = file.stub
         if stub is None:
-            # It was made plain, or emptied, while this waited.
+            # It was made plain, or emptied, while this write waited for the lock.
             return os.pwrite(file.fd, buf, off)
         if stub.needs_chunks(off, off + len(buf)):
-            return await self._served.in_thread(stub.write, off, buf)
-        return await self._served.write(stub.write, off, buf)
+            return await self._mount.in_thread(stub.write, off, buf)
+        return await self._mount.write(stub.write, off, buf)
 
     def _drop_privileges(self, file: OpenFile) -> None:
         """A write clears set-user-id, and set-group-id where the group may execute."""
@@ -259,7 +188,7 @@ class StubOperations(NamespaceOperations):
             kept &= ~stat.S_ISGID
         if kept != mode:
             os.fchmod(file.fd, kept)
-            # The kernel leaves this to us (handshake.py), and would believe what it knew.
+            # The kernel leaves this to the mount (handshake.py), and has the old mode in its cache.
             forget_attributes(file.ino)
         file.privileged = False
 
@@ -268,7 +197,7 @@ class StubOperations(NamespaceOperations):
     async def _truncate(self, file: OpenFile, size: int, ctx: RequestContext) -> None:
         if file.privileged and not keeps_set_ids(ctx):
             self._drop_privileges(file)
-        await self._commits.truncate(file, size)
+        await self._commit_lane.truncate(file, size)
 
     @answers
     async def setattr(
@@ -279,15 +208,15 @@ class StubOperations(NamespaceOperations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        await self._commits.touch(inode)
+        await self._commit_lane.touch(inode)
         if fields.update_size:
             file = await self._files.acquire(inode, write=True, trunc=attr.st_size == 0)
             with self._files.using(file):
                 await self._truncate(file, attr.st_size, ctx)
         changes_times = fields.update_atime or fields.update_mtime
         if changes_times or fields.update_uid or fields.update_gid:
-            # Which puts back times, and capabilities, that a new owner must not get.
-            await self._commits.wait_for_restore(inode)
+            # A restore puts back times, and capabilities that a new owner must not get.
+            await self._commit_lane.wait_for_restore(inode)
         path = self._inodes.path(inode)
         if fields.update_uid or fields.update_gid:
             os.chown(

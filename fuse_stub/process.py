@@ -30,7 +30,7 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.control import ControlServer
 from fuse_stub.kernel.request_pump import Pump
-from fuse_stub.mounted_volume import Served
+from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount
 from fuse_stub.operations import StubOperations
@@ -40,8 +40,8 @@ log = logging.getLogger("dedupd.mount")
 
 CACHE_BYTES = 64 * MIB
 READ_AHEAD_KIB = 1024
-"""The kernel reads ahead this much, in requests of this size; its default is 128 KiB, and a
-request costs some 30 µs whatever its size."""
+"""Read-ahead of the kernel, and size of its requests. Its default is 128 KiB, and a request costs
+some 30 µs, however long it is."""
 
 _MALLOC_OPTIONS = {
     -8: 1,  # M_ARENA_MAX
@@ -53,7 +53,7 @@ LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
 
 EXIT_WAIT_MS = 60_000
-"""How long an unmount may take to sync what was written."""
+"""How long an unmount may take to sync written data."""
 
 
 def serve(
@@ -72,7 +72,7 @@ def serve(
     _allow_descriptors()
     _keep_memory()
     os.umask(0)
-    # Once it is covered by its own mount, the volume is reachable through this descriptor only.
+    # Its own mount will cover the volume: then this descriptor is the only way to it.
     base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with (
         Volume.at(volume.root, base_fd, volume.disk) as own,
@@ -81,12 +81,12 @@ def serve(
         _refuse_copy(own)
         settle_noted(own, transitions)
         threads = cores()
-        served = Served(own, transitions, mountpoint, cache_bytes, threads)
+        mount = MountedVolume(own, transitions, mountpoint, cache_bytes, threads)
         try:
-            with session(StubOperations(served), mountpoint, options_for(own, debug)):
-                trio.run(_run, served, ready)
+            with session(StubOperations(mount), mountpoint, options_for(own, debug)):
+                trio.run(_run, mount, ready)
         finally:
-            served.close()
+            mount.close()
             native.system.syncfs(own.data_fd)
 
 
@@ -94,7 +94,7 @@ def serve(
 def _mount_lock(volume: Volume) -> Iterator[Transitions]:
     """Hold the volume for this mount. Raises Busy where another mount serves it.
 
-    A job that found no mount holds the lock while it commits a batch: that is waited for.
+    A job that commits without a mount holds the lock for a batch: this waits for it.
     """
     end = time.monotonic() + LOCK_WAIT_S
     with ExitStack() as stack:
@@ -114,11 +114,11 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
 
 
 def _refuse_copy(volume: Volume) -> None:
-    """Leave the socket to a copy of this volume that is being served, as from a snapshot.
+    """Raise Busy where a copy of this volume (a snapshot, say) is mounted already.
 
-    Jobs find the process by the volume's uuid. They would have files committed in the one whose
-    chunks are in the store of the other. This volume's own process would hold its lock.
-    Raises Busy.
+    Jobs find a mount process by the volume's uuid, so they would commit files of one copy by the
+    process of the other, whose store lacks their chunks. A process of this very volume would hold
+    its lock.
     """
     client = volume.mount_client()  # raises Busy where a copy answers
     if client is not None:
@@ -127,16 +127,16 @@ def _refuse_copy(volume: Volume) -> None:
 
 
 def _allow_descriptors() -> None:
-    """Open files cost a descriptor here too, so the limit is raised as far as it may be."""
+    """Raise the limit of descriptors as far as possible: each open file takes one here too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _keep_memory() -> None:
-    """Have chunks take the memory that chunks left, in all threads.
+    """Let new chunks use the memory of old ones, in all threads.
 
-    glibc would give it back to the kernel, and fault it in again page by page: reading a chunk of
-    88 KiB from the page cache took 61 µs then, and 30 without.
+    By default glibc gives memory back to the kernel, which faults it in again page by page: then a
+    read of a chunk of 88 KiB from the page cache takes 61 µs, and 30 otherwise.
     """
     libc = ctypes.CDLL(None)
     with suppress(AttributeError):  # another C library
@@ -144,22 +144,22 @@ def _keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-async def _run(served: Served, ready: Callable[[], None] | None) -> None:
+async def _run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
     pump = Pump()
     async with trio.open_nursery() as nursery:
-        await nursery.start(ControlServer(served).serve)
+        await nursery.start(ControlServer(mount).serve)
         await nursery.start(_stop_on_signal, pump)
-        nursery.start_soon(_announce, served, ready)
+        nursery.start_soon(_announce, mount, ready)
         await pump.run()
-        await served.commits.abandon_all()
+        await mount.commit_lane.abandon_all()
         nursery.cancel_scope.cancel()
 
 
-async def _announce(served: Served, ready: Callable[[], None] | None) -> None:
-    """Say that the mount answers, once it does."""
-    await trio.to_thread.run_sync(os.statvfs, served.mountpoint)
-    await trio.to_thread.run_sync(_read_ahead_more, served.mountpoint)
-    log.info("%s is mounted at %s", served.volume.root, served.mountpoint)
+async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
+    """Call ``ready`` as soon as the mount answers."""
+    await trio.to_thread.run_sync(os.statvfs, mount.mountpoint)
+    await trio.to_thread.run_sync(_read_ahead_more, mount.mountpoint)
+    log.info("%s is mounted at %s", mount.volume.root, mount.mountpoint)
     if ready is not None:
         ready()
 
@@ -184,8 +184,8 @@ async def _stop_on_signal(
 def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES) -> int:
     """Mount the volume at ``path`` in a process of its own; returns its pid once it answers.
 
-    It takes the place of what a killed predecessor left. Raises what kept it from mounting:
-    NotAVolume, Busy, Damaged and so on, as in :func:`serve`.
+    It replaces the dead mount of a killed process. Raises the errors of that process: NotAVolume,
+    Busy, Damaged and so on, as in :func:`serve`.
     """
     with open_volume(path) as volume:
         return mount_again_in_background(
@@ -233,7 +233,7 @@ def mount_again_in_background(
     if "error" in reply:
         process.wait()
         raise error_named(reply["kind"], reply["error"])
-    # It is not ours to wait for from here on.
+    # From here on nobody waits for the process.
     process.returncode = 0
     return process.pid
 
@@ -282,9 +282,10 @@ def _log_to_system() -> None:
 
 
 def open_volume(path: str) -> Volume:
-    """The volume at ``path``, also where its own mount covers it that is dead; that stays.
+    """The volume at ``path``, also below a dead mount of its own.
 
-    Only root can look below a mount: for others it goes. Raises as ``Volume.open``, and OSError.
+    Root looks below the dead mount, which stays; for other users it is taken away. Raises as
+    ``Volume.open``, and OSError.
     """
     if not is_dead_mount(path):
         return Volume.open(path)
@@ -304,7 +305,7 @@ def open_volume(path: str) -> Volume:
 
 
 def unmount(mountpoint: str) -> None:
-    """Unmount a volume and wait until what was written is synced. Raises Busy, UsageError."""
+    """Unmount a volume and wait until all data is synced. Raises Busy, UsageError."""
     found = [mount for mount in mount_table.volumes() if mount.point == mountpoint]
     if not found:
         raise UsageError(f"{mountpoint}: no volume is mounted there")
@@ -315,7 +316,7 @@ def unmount(mountpoint: str) -> None:
     detach(mountpoint, lazily=False)
     clear_dead_mount(mountpoint)
     if pid_fd is not None and not _exits(pid_fd, EXIT_WAIT_MS):
-        raise Busy(f"{mountpoint}: unmounted, but still writing what was not synced")
+        raise Busy(f"{mountpoint}: unmounted, but its data is still being synced")
 
 
 def _exits(pid_fd: int, wait_ms: int) -> bool:

@@ -17,7 +17,7 @@ from fuse_stub.operations import StubOperations
 
 
 def options_for(volume: Volume, debug: bool) -> set[str]:
-    """Mount options: those of the file system below, as far as they concern users."""
+    """Mount options; those that concern users are taken from the file system below."""
     below = os.fstatvfs(volume.data_fd).f_flag
     options = {
         f"fsname={mount_table.SOURCE_PREFIX}{volume.parameters.uuid}",
@@ -39,7 +39,7 @@ def options_for(volume: Volume, debug: bool) -> set[str]:
 
 @contextmanager
 def session(operations: StubOperations, mountpoint: str, options: set[str]) -> Iterator[None]:
-    """The mount. It takes a dead one's place: users see errors until then, and then their files."""
+    """The mount. It replaces a dead one: users see errors until then, and then their files."""
     takes_over = is_dead_mount(mountpoint) and os.geteuid() == 0
     try:
         if takes_over:
@@ -57,7 +57,7 @@ def session(operations: StubOperations, mountpoint: str, options: set[str]) -> I
     finally:
         pyfuse3.close(unmount=True)
         if takes_over:
-            # libfuse did not mount it, and leaves it.
+            # libfuse did not mount it, and does not unmount it.
             clear_dead_mount(mountpoint)
 
 
@@ -69,13 +69,13 @@ def _take_over(operations: StubOperations, mountpoint: str, options: set[str]) -
             pyfuse3.init(operations, f"/dev/fd/{device_fd}", options)
             over_mount.replace(mount_fd, mountpoint)
     except BaseException:
-        with suppress(OSError):  # libfuse closes the one that it got
+        with suppress(OSError):  # unless libfuse has closed it
             os.close(device_fd)
         raise
 
 
 def _of_the_kernel(options: set[str]) -> dict[str, str]:
-    """What libfuse would make of ``options`` for the kernel."""
+    """The options that libfuse would pass to the kernel for ``options``."""
     own = {"rootmode": f"{stat.S_IFDIR:o}", "user_id": "0", "group_id": "0"}
     for option in options - {"suid", "dev", "debug"}:
         name, _, value = option.partition("=")

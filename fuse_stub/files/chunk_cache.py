@@ -1,4 +1,4 @@
-"""Chunks in memory, decompressed, and the threads that get them there ahead of their readers."""
+"""Decompressed chunks in memory, and the threads that load them ahead of their readers."""
 
 import threading
 from collections import OrderedDict
@@ -10,41 +10,42 @@ from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.content import read_chunk
 
 INLINE_BYTES_MAX = 1280 << 10
-"""Chunks of this much, the largest read, are loaded from the page cache by who wants them: that
-takes 0.5 ms/MiB. Handing them to threads, and contending with these for the interpreter, takes
-longer than the other core gains: a sequential reader gets 700 MB/s, and 390 with threads."""
+"""Up to this length (the largest read), chunks that the page cache has are loaded by the calling
+thread, at 0.5 ms/MiB. Handing them to other threads takes longer than the other core gains: a
+sequential reader gets 390 MB/s then, and 700 without."""
 
 TASK_BYTES = 512 << 10
-"""What one task of the read-ahead loads: each costs some 50 µs, whatever it loads."""
+"""Length of chunks that one task loads ahead: a task costs some 50 µs, however long they are."""
 
 _Key = tuple[int, int, int]
 
 
 def _key(span: Span) -> _Key:
-    """What a chunk is known by: its id, and what the recipe expects of it."""
+    """The key of a chunk: its id, and the length and fingerprint check that the recipe expects."""
     return span.chunk, span.length, span.check
 
 
 class ChunkCache:
     """An LRU cache of verified chunks up to a number of bytes. Safe to use from several threads.
 
-    A chunk that several readers want at once is read once.
+    A chunk that several readers want at once is read once. ``_lock`` is held for memory operations
+    only, never for I/O. Looking into ``_chunks`` without it is safe: a single look-up is atomic.
     """
 
     def __init__(self, records: RecordReader, bytes_max: int, threads: int) -> None:
         self._records = records
         self._bytes_max = bytes_max
         self._threads = threads
-        self._bytes = 0
-        self._chunks: OrderedDict[_Key, bytes] = OrderedDict()
-        self._loading: dict[_Key, threading.Event] = {}
         self._lock = threading.Lock()
+        self._bytes = 0  # _lock
+        self._chunks: OrderedDict[_Key, bytes] = OrderedDict()  # _lock
+        self._loading: dict[_Key, threading.Event] = {}  # _lock: chunks that a thread is reading
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
-        self.hits = 0
-        self.misses = 0
+        self.hits = 0  # _lock
+        self.misses = 0  # _lock
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop loading ahead."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     @property
@@ -71,7 +72,7 @@ class ChunkCache:
         return all(_key(span) in chunks for span in spans)
 
     def keep(self, chunks: Iterable[tuple[Span, memoryview]]) -> None:
-        """Have chunks in memory, of which somebody else has the verified bytes."""
+        """Put chunks into the cache, verified by the caller."""
         with self._lock:
             for span, raw in chunks:
                 if (key := _key(span)) not in self._chunks:
@@ -92,7 +93,7 @@ class ChunkCache:
         return raw
 
     def load_at_once(self, spans: Iterable[Span]) -> bool:
-        """Have chunks in memory without waiting for anything; False where that cannot be."""
+        """Load chunks without waiting for the disk; False where not all of them are in memory."""
         absent = self._absent(spans)
         if not absent:
             return True
@@ -106,14 +107,14 @@ class ChunkCache:
         return None not in found
 
     def load(self, spans: Iterable[Span]) -> None:
-        """Have chunks in memory that are read next, as far as there is room.
+        """Load the chunks of the next read, as far as there is room.
 
-        An error is for the one who reads.
+        Errors are left to :meth:`read`.
         """
         self._load(self._absent(spans))
 
     def read_ahead(self, spans: Iterable[Span]) -> None:
-        """Begin to load chunks that will be wanted soon."""
+        """Begin to load chunks of reads that are expected soon."""
         part: list[_Key] = []
         part_bytes = 0
         for key in self._absent(spans):
@@ -130,7 +131,7 @@ class ChunkCache:
         return [key for span in spans if (key := _key(span)) not in chunks]
 
     def _load(self, keys: Sequence[_Key]) -> None:
-        """Load what nobody has loaded or is loading; wait for what others are."""
+        """Load the chunks that no thread has loaded or is loading, and wait for the latter."""
         mine: list[_Key] = []
         loaded = threading.Event()
         others = set()

@@ -1,9 +1,9 @@
 """Finding an inode by its number alone.
 
-NFS clients come back with a handle that holds an inode's number and generation, long after the
-kernel has forgotten the inode, or to a new process. The kernel then asks for "." in that inode and
-compares the generation of what it gets. The file system below opens inodes by a handle of its own,
-which can be put together from the number: ext4 and btrfs take generation 0 for any, XFS tells it.
+NFS clients use a handle of an inode's number and generation, also long after the kernel has
+forgotten the inode, or with a new mount process. The kernel then asks for "." in that inode and
+compares the generation of the answer. The file system below opens inodes by a handle of its own,
+which can be made from the number: ext4 and btrfs take generation 0 for any, XFS reports it.
 """
 
 import errno

@@ -1,9 +1,11 @@
 """The inodes that the kernel knows, and descriptors to reach them by.
 
-Inodes have the numbers of the file system below. Nothing is known by its path: a name is only
-looked at while an operation on its directory runs. With the right to open by handle (root), an
-inode costs a few hundred bytes and the ``O_PATH`` descriptors are an LRU cache; without it, every
-known inode holds one.
+Inodes have the numbers of the file system below. Paths are not kept: a name is used only while an
+operation on its directory runs. A process that may open inodes by handle (root) needs a few hundred
+bytes for each, and keeps ``O_PATH`` descriptors in an LRU cache; without that right, every known
+inode holds a descriptor.
+
+Used by the thread of the event loop, between awaits.
 """
 
 import errno
@@ -21,8 +23,7 @@ DESCRIPTORS_MAX = 4096
 """Cached ``O_PATH`` descriptors: a few times what a busy directory listing touches at once."""
 
 DESCRIPTORS_SHARE = 4
-"""Of the descriptors that the process may have, one in so many at most: users' open files need the
-others."""
+"""At most one in so many descriptors of the process: open files of users need the others."""
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -40,9 +41,9 @@ class _Node:
 
 
 class Inodes:
-    """What the kernel may ask for by number. ``root_fd`` stays the caller's.
+    """The inodes that the kernel may ask for by number. ``root_fd`` stays the caller's.
 
-    ``by_handle``: inodes open by their handles, so that none has to be held open.
+    ``by_handle``: inodes can be opened by their handles, so that none has to stay open.
     """
 
     def __init__(self, root_fd: int) -> None:
@@ -102,7 +103,7 @@ class Inodes:
         return open_number(self.root_fd, ino, PATH_FLAGS)
 
     def path(self, ino: int) -> bytes:
-        """A path that means the inode itself, for calls that take no descriptor."""
+        """A path to the inode itself, for calls that take no descriptor."""
         return b"/proc/self/fd/%d" % self.fd(ino)
 
     def remember(self, fd: int, status: os.stat_result) -> int:

@@ -15,7 +15,6 @@ from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import needs_settling, settle
 from dedupd.system.files import opened
 from dedupd.system.paths import show_path
-from dedupd.units import MIB
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
@@ -24,17 +23,12 @@ from fuse_stub.files.shared_lock import SharedLock
 
 log = logging.getLogger("dedupd.mount")
 
-READ_AHEAD_BYTES = 2 * MIB
-"""Read ahead of a sequential reader whom the disk keeps waiting: some 25 chunks."""
-
 
 class OpenFile:
     """A regular file that is open, by one handle or more, or by a commit.
 
-    ``lock`` is shared by whoever reads or writes the descriptor, and held alone by whoever moves
-    the boundary between the file's own blocks and the store. ``users`` keep it open,
-    ``write_users`` keep it open for writing too; ``writers`` are those who are handles of users.
-    ``losses`` counts how often a sync has failed.
+    Used by the thread of the event loop. A field marked "lock" changes only while a task has
+    ``lock`` alone; the others change between two awaits (docs/mount-locks.md).
     """
 
     __slots__ = (
@@ -54,22 +48,22 @@ class OpenFile:
 
     def __init__(self, ino: int, fd: int, writable: bool, privileged: bool) -> None:
         self.ino = ino
-        self.fd = fd
-        self.writable = writable
-        self.stub: SparseStub | None = None
-        self.settled: trio.Event | None = None
-        self.lock = SharedLock()
-        self.users = 0
-        self.write_users = 0
-        self.writers = 0
-        self.changes = 0
-        self.losses = 0
-        self.privileged = privileged
+        self.fd = fd  # lock
+        self.writable = writable  # lock: whether ``fd`` is open for writing too
+        self.stub: SparseStub | None = None  # lock: None of a plain file
+        self.settled: trio.Event | None = None  # while the file is settled: nobody uses it yet
+        self.lock = SharedLock()  # shared: use of ``fd``; alone: what the bytes lie in changes
+        self.users = 0  # handles and commits that keep the file open
+        self.write_users = 0  # those that keep it open for writing
+        self.writers = 0  # handles of users among these: a commit keeps out of their way
+        self.changes = 0  # counts attempts to change the file: a commit compares it
+        self.losses = 0  # counts syncs that failed
+        self.privileged = privileged  # whether a write has set-user-id or set-group-id to clear
 
     @contextmanager
     def noting_losses(self) -> Iterator[None]:
-        """Around what syncs ``fd``: the file system below tells once that writes were lost, and
-        means all who have the file open."""
+        """For a block that syncs ``fd``: the file system below reports lost writes once, and the
+        report concerns all handles."""
         try:
             yield
         except OSError:
@@ -83,8 +77,7 @@ class OpenFile:
 
 
 class Handle:
-    """What an ``open`` of a user got: the file, how far it was read in sequence, and of which of
-    the file's losses its user was told."""
+    """One opening of a file by a user. Used by the thread of the event loop, between awaits."""
 
     __slots__ = (
         "ahead",
@@ -102,15 +95,15 @@ class Handle:
         self.file = file
         self.writes = writes
         self.keeps_privileges = keeps_privileges
-        self.losses = file.losses
-        self.next = 0
-        self.run = 0
-        self.ahead = 0
-        self.waits = 0
-        self.touched = False
+        self.losses = file.losses  # of the file, those that were reported to this user
+        self.next = 0  # where a sequential reader goes on
+        self.run = 0  # bytes that were read in sequence
+        self.ahead = 0  # how far chunks were loaded ahead
+        self.waits = 0  # reads in sequence that had to wait for the disk
+        self.touched = False  # whether the access time was moved
 
     def follow(self, start: int, length: int) -> None:
-        """Note that [start, start + length) is read: ``run`` bytes have been in sequence then."""
+        """Note a read of [start, start + length)."""
         end = start + length
         if self.next - length <= start <= self.next + length:
             self.run += length
@@ -126,7 +119,7 @@ def path_of(fd: int) -> bytes:
 
 
 def where(fd: int) -> str:
-    """The same for messages."""
+    """The path that a descriptor has now, for messages."""
     return show_path(path_of(fd))
 
 
@@ -149,13 +142,13 @@ class OpenFiles:
         return self._files.get(ino)
 
     def stubs(self) -> list[StubAttribute]:
-        """What the open stubs name."""
+        """The attributes of all open stubs."""
         return [file.stub.attribute for file in self._files.values() if file.stub is not None]
 
     async def acquire(self, ino: int, *, write: bool, trunc: bool = False) -> OpenFile:
         """The open file of an inode, with one user more. Raises OSError, Damaged.
 
-        ``trunc``: the content is about to go, so damage to the attribute does not matter.
+        ``trunc``: the caller empties the file, so damage to the attribute does not matter.
         """
         return await self._acquire(ino, lambda: self._inodes.path(ino), write, trunc)
 
@@ -177,7 +170,7 @@ class OpenFiles:
             if file.settled is None:
                 break
             await self._wait_until_settled(file)
-        # Counted before anything is waited for: the file must not be closed meanwhile.
+        # Counted before the first await: another task must not close the file meanwhile.
         file.users += 1
         file.write_users += write
         try:
@@ -189,22 +182,22 @@ class OpenFiles:
         return file
 
     def adopt(self, ino: int, fd: int, *, write: bool) -> OpenFile:
-        """The open file of a file that was just made as ``fd`` (taken over), with one user."""
+        """The open file of a new file, open as ``fd`` (taken over), with one user."""
         file = OpenFile(ino, fd, True, bool(os.fstat(fd).st_mode & 0o6000))
         file.users, file.write_users = 1, int(write)
         self._files[ino] = file
         return file
 
     def release(self, file: OpenFile, *, write: bool) -> None:
-        """One user less, who had it for writing too or not; the last one closes it."""
+        """One user less; ``write`` as in :meth:`acquire`. The last one closes the file."""
         file.users -= 1
         file.write_users -= write
         if file.users == 0:
             del self._files[file.ino]
             os.close(file.fd)
         elif file.writable and not file.write_users and file.lock.try_alone():
-            # Jobs leave alone what anybody, so also this process, has open for writing. Where it
-            # can't be opened anew, for want of descriptors say, they do so until it is closed.
+            # Jobs leave files alone that any process, this one too, has open for writing. Where
+            # the file cannot be opened again (no descriptors), it stays so until it is closed.
             try:
                 with suppress(OSError):
                     self._reopen(file, False)
@@ -241,7 +234,7 @@ class OpenFiles:
         return file
 
     async def _wait_until_settled(self, file: OpenFile) -> None:
-        """Settle a stub, or wait until somebody else has; nobody uses the file before that."""
+        """Settle a stub, or wait until another task has; the file has no users before that."""
         event = file.settled
         if event is None:
             return
@@ -276,7 +269,7 @@ class OpenFiles:
             raise DamagedStub(f"{where(fd)}{error}") from error
 
     def _settle(self, fd: int, stub: StubAttribute) -> StubAttribute:
-        """Settle a stub that ``fd`` is open on, if only for reading."""
+        """Settle a stub; ``fd`` may be open for reading only."""
         volume = self._volume
         load = partial(self._load, fd, stub)
         with opened(_open_for(b"/proc/self/fd/%d" % fd, True)) as own:
@@ -298,7 +291,7 @@ class OpenFiles:
         return open_content(stub, self._volume.recipes, self._cache.read, where(fd))
 
     async def _upgrade(self, file: OpenFile) -> None:
-        """Open a file for writing too that was open for reading only."""
+        """Open a file again, for writing too."""
         async with file.lock.alone():
             if not file.writable:
                 self._reopen(file, True)
@@ -313,7 +306,7 @@ class OpenFiles:
     def truncate(self, file: OpenFile, size: int) -> None:
         """Set the length of a file that is open for writing, and whose lock the caller has alone.
 
-        No commit of it may be under way: see :meth:`fuse_stub.commit_lane.Commits.truncate`.
+        No commit of it may be under way: see :meth:`fuse_stub.commit_lane.CommitLane.truncate`.
         """
         if file.stub is None:
             os.ftruncate(file.fd, size)
@@ -329,5 +322,5 @@ def _open_for(path: bytes, write: bool) -> int:
     try:
         return os.open(path, os.O_RDWR | flags)
     except PermissionError:
-        # Without root: the owner may write it, and not read it.
+        # Without root: the owner may write the file and not read it.
         return os.open(path, os.O_WRONLY | flags)

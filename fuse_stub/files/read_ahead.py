@@ -1,8 +1,9 @@
-"""Readers in sequence: what they ask for next is decompressed while they take what they have got.
+"""Sequential readers: the next request is decompressed while the reader takes the last one.
 
-A window is the chunks of one request, decompressed into one piece of memory, which the kernel then
-copies from: nothing has to be put together first. Chunks are kept where the cache has room for all
-that was read so far; a reader of more would only push out what others need, and the kernel has it.
+A read-ahead is the chunks of one request, decompressed into one piece of memory that the kernel
+then copies from: nothing has to be joined first. The chunks are kept in the cache as long as the
+cache has room for all that the reader has read so far; beyond that they would only push out chunks
+of others, and the kernel has them anyway.
 """
 
 import time
@@ -21,18 +22,19 @@ from dedupd.units import KIB
 from fuse_stub.files.chunk_cache import ChunkCache
 
 REQUEST_BYTES_MIN = 128 * KIB
-"""What the kernel asks for at least when it reads ahead; less than a chunk makes no window."""
+"""The kernel's requests are at least this long when it reads ahead; a shorter one, less than a
+chunk, gets no read-ahead."""
 
 READERS_MAX = 8
-"""Readers for whom something is decompressed ahead, up to a request (1 MiB) and two chunks each."""
+"""Readers that have a read-ahead, each up to a request (1 MiB) and two chunks."""
 
 IDLE_S = 1.0
-"""Who hasn't come for it after so long may lose his place to another one."""
+"""An idle read-ahead may be dropped for another reader after this long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Chunks that lie one after the other in a file: those of [start, end)."""
+class ReadAhead:
+    """Chunks that lie one after the other in a file, and hold its bytes [start, end)."""
 
     start: int
     end: int
@@ -42,7 +44,7 @@ class Window:
     begun_s: float
 
     def is_for(self, stub: SparseStub, start: int, end: int) -> bool:
-        """Whether it is what the file has there now: it may have changed since this was begun."""
+        """Whether these are the file's bytes [start, end): it may have changed meanwhile."""
         return (
             (self.start, self.end) == (start, end)
             and self.attribute is stub.attribute
@@ -62,45 +64,45 @@ class Window:
         return ((span, self.chunk(span)) for span in self.spans)
 
 
-class Streams:
-    """The windows of all readers in sequence. Used by one thread."""
+class SequentialReads:
+    """The read-aheads of all readers. Used by one thread."""
 
     def __init__(self, records: RecordReader, cache: ChunkCache, threads: int) -> None:
         self._records = records
         self._cache = cache
         self._helpers = threads - 1
-        self._begun: OrderedDict[object, Window] = OrderedDict()
+        self._begun: OrderedDict[object, ReadAhead] = OrderedDict()
 
     def read(
         self, reader: object, stub: SparseStub, start: int, end: int, *, keep: bool
     ) -> memoryview | None:
-        """Bytes [start, end) of a stub, which has them, and begin with as many behind them.
+        """Bytes [start, end) of a stub that has them; a read-ahead of as many more is begun.
 
-        ``keep``: the chunks go to the cache too. None where anything is out of the ordinary, or
-        the disk would have to be waited for, or the cache has it all. Raises Damaged, where the
-        recipe is.
+        ``keep``: the chunks go to the cache too. None where anything is out of the ordinary, where
+        the disk would have to be waited for, or where the cache has all chunks. Raises Damaged
+        where the recipe is damaged.
         """
-        window = self._begun.pop(reader, None)
-        if window is None or not window.is_for(stub, start, end):
-            window = self._begin(stub, start, end, None)
-        if window is None or not window.content.finish():
+        here = self._begun.pop(reader, None)
+        if here is None or not here.is_for(stub, start, end):
+            here = self._begin(stub, start, end, None)
+        if here is None or not here.content.finish():
             return None
         if self._has_room():
             more = min(2 * end - start, stub.attribute.covered)
-            with suppress(Damaged):  # that is for who asks for it
-                ahead = self._begin(stub, end, more, window)
-                if ahead is not None:
-                    self._begun[reader] = ahead
+            with suppress(Damaged):  # the read of those bytes will report it
+                following = self._begin(stub, end, more, here)
+                if following is not None:
+                    self._begun[reader] = following
         if keep:
-            self._cache.keep(window.chunks())
-        return window.part(start, end)
+            self._cache.keep(here.chunks())
+        return here.part(start, end)
 
     def forget(self, reader: object) -> None:
-        """Stop what was begun for a reader."""
+        """Drop the read-ahead of a reader."""
         self._begun.pop(reader, None)
 
     def forget_all(self) -> None:
-        """Stop what was begun for all, and let go of the containers."""
+        """Drop all read-aheads, and with them their containers."""
         self._begun.clear()
 
     def _has_room(self) -> bool:
@@ -113,11 +115,12 @@ class Streams:
         return True
 
     def _begin(
-        self, stub: SparseStub, start: int, end: int, before: Window | None
-    ) -> Window | None:
-        """Begin to decompress the chunks of [start, end), the first one perhaps ``before``'s last.
+        self, stub: SparseStub, start: int, end: int, before: ReadAhead | None
+    ) -> ReadAhead | None:
+        """Begin to decompress the chunks of [start, end); the last chunk of ``before`` is used
+        again where it is the first one.
 
-        None where not all of it is the store's, or it is in the cache.
+        None where not all of it is the store's, or where the cache has it.
         """
         spans = stub.chunks_alone(start, end)
         if spans is None or self._cache.has(spans):
@@ -128,4 +131,4 @@ class Streams:
         content = self._records.begin_window(wanted, head, self._helpers)
         if content is None:
             return None
-        return Window(start, end, stub.attribute, spans, content, time.monotonic())
+        return ReadAhead(start, end, stub.attribute, spans, content, time.monotonic())

@@ -1,4 +1,4 @@
-"""A lock that many may share or one may have alone, for trio tasks."""
+"""A lock that many trio tasks may share, or one may have alone."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,22 +7,24 @@ import trio
 
 
 class SharedLock:
-    """Shared by reads, held alone by what changes where a file's bytes are.
+    """Shared by reads; held alone by a task that changes where a file's bytes lie.
 
-    The common case, shared with nobody holding it alone, costs two integer operations and does
-    not go through the scheduler: :meth:`try_share` and :meth:`unshare`.
+    All fields belong to the thread of the event loop and change between two awaits. The common
+    case, shared while no task has it alone, costs two integer operations and does not go through
+    the scheduler: :meth:`try_share` and :meth:`unshare`. A task that waits to have it alone keeps
+    new sharers out, so readers in turns cannot hold it up for ever.
     """
 
     __slots__ = ("_alone", "_changed", "_shared", "_wanting")
 
     def __init__(self) -> None:
-        self._shared = 0
+        self._shared = 0  # tasks that share it
         self._alone = False
-        self._wanting = 0
-        self._changed: trio.Event | None = None
+        self._wanting = 0  # tasks that wait to have it alone
+        self._changed: trio.Event | None = None  # set, and dropped, when the state changes
 
     def try_share(self) -> bool:
-        """Share it, unless somebody has it alone or waits for that."""
+        """Share it, unless a task has it alone or waits for that."""
         if self._alone or self._wanting:
             return False
         self._shared += 1
@@ -34,7 +36,7 @@ class SharedLock:
             self._wake()
 
     def try_alone(self) -> bool:
-        """Take it alone, if nobody has it in any way."""
+        """Take it alone, unless a task has it, shared or alone, or waits for it."""
         if self._alone or self._wanting or self._shared:
             return False
         self._alone = True

@@ -1,16 +1,16 @@
-"""What the kernel and libfuse agree on when a session begins, with two things more.
+"""The handshake of kernel and libfuse when a session begins, with two promises added.
 
 Before every write the kernel makes sure that the file has no privileges that a write takes away
 (set-user-id, set-group-id, ``security.capability``), and asks the file system for the last of them:
 a request for every write. It stops once it knows that a file has none, on file systems that promise
-to take them away by themselves (``FUSE_HANDLE_KILLPRIV_V2``, Linux 5.12), which
+to take them away by themselves (``FUSE_HANDLE_KILLPRIV_V2``, Linux 5.12), as
 :class:`~fuse_stub.operations.StubOperations` does.
 
-The kernel also takes the umask from the mode of whatever is made, though where the directory has a
-default ACL there is no umask: what was asked for is lost then. It leaves that to file systems that
-ask for it (``FUSE_DONT_MASK``), which get the umask with the request.
+The kernel also applies the umask to the mode of new files, though the umask has no say where the
+directory has a default ACL. It leaves that to file systems that ask for it (``FUSE_DONT_MASK``),
+which get the umask with the request.
 
-pyfuse3 has no way to either, so both are put into libfuse's answer here.
+pyfuse3 supports neither, so both are put into libfuse's answer here.
 """
 
 import os
@@ -22,18 +22,18 @@ HANDLE_KILLPRIV_V2 = 1 << 28
 
 _INIT = 26
 _MESSAGE_BYTES_MAX = 1 << 20
-"""The kernel wants room for 8 KiB at least; its request and the answer have about 100 bytes."""
+"""The kernel requires room for 8 KiB; its request and the answer have about 100 bytes."""
 
 _OPCODE = struct.Struct("<4xI")
 _OFFERED = struct.Struct("<52xI")
-"""Flags of ``fuse_init_in``, behind a header of 40 bytes and three numbers."""
+"""Flags of ``fuse_init_in``, after a header of 40 bytes and three numbers."""
 _ACCEPTED = struct.Struct("<4xi20xI")
-"""Error of the header of 16 bytes, and the flags of ``fuse_init_out``, behind three numbers."""
+"""Error of the header of 16 bytes, and the flags of ``fuse_init_out``, after three numbers."""
 _ACCEPTED_AT = 28
 
 
 class Handshake:
-    """Puts a channel of its own in the session's place, for as long as its first request takes."""
+    """Replaces the session's descriptor by a channel of its own until libfuse has answered."""
 
     def __init__(self, session_fd: int) -> None:
         """Take the first request from the kernel, which must be there, and pass it to libfuse.
@@ -59,7 +59,7 @@ class Handshake:
 
 
 def offered(request: bytes) -> int:
-    """Which of both the kernel knows: ``request`` is what a session begins with."""
+    """Which of the two promises the kernel knows, by the first ``request`` of a session."""
     (opcode,) = _OPCODE.unpack_from(request)
     if opcode != _INIT or len(request) < _OFFERED.size:
         return 0

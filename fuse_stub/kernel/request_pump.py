@@ -3,8 +3,8 @@
 pyfuse3 goes through trio's scheduler twice for every request: once for a lock, once for the
 descriptor. That is most of what a small request costs (profiled: two thirds of the processor time
 of an ``open``). A program that makes one call after the other has the next request ready a few
-microseconds after the reply, so it pays to look for it, and to wait for it for an instant, before
-anything is handed to the scheduler. Everybody else gets a turn after a few requests.
+microseconds after the reply, so it pays to look for it, and to wait for an instant, before the
+scheduler is asked. Other tasks get a turn after a few requests.
 """
 
 import errno
@@ -29,11 +29,15 @@ TASKS = 64
 
 
 _UNMOUNTED = (errno.ENODEV, errno.ENOENT, errno.ECONNABORTED)
-"""Of the session's descriptor, where its mount has gone."""
+"""Errors of the session's descriptor once the mount has gone."""
 
 
 class Pump:
-    """Stands in for pyfuse3's own waiting. There is one FUSE session in a process."""
+    """Replaces pyfuse3's own waiting. There is one FUSE session in a process.
+
+    All fields belong to the thread of the event loop and change between two awaits. One of the
+    64 tasks watches the descriptor, the others are parked or serve requests.
+    """
 
     def __init__(self) -> None:
         self._fd = _fuse_descriptor()
@@ -41,17 +45,17 @@ class Pump:
         self._poll.register(self._fd, select.POLLIN)
         # select() takes descriptors below 1,024 only; there is no other wait of microseconds.
         self._descriptors = [self._fd] if self._fd < 1024 else []
-        self._left = REQUESTS_PER_TURN
-        self._is_watched = False
-        self._parked: list[trio.Event] = []
+        self._left = REQUESTS_PER_TURN  # requests until other tasks get a turn
+        self._is_watched = False  # whether a task watches the descriptor
+        self._parked: list[trio.Event] = []  # tasks that wait to watch it; the last goes first
         self._stopping = False
-        self._handshake: Handshake | None = None
+        self._handshake: Handshake | None = None  # from the first request to its answer
 
     async def run(self) -> None:
         """Serve requests until the file system is unmounted, or :meth:`stop`."""
         # The session's loops look this function up in their module each time.
         pyfuse3._wait_fuse_readable = self._wait_for_first  # type: ignore[attr-defined]
-        # A request can go away between our looking and pyfuse3's reading, when the program that
+        # A request can go away between poll() here and the read of pyfuse3, when the program that
         # made it is killed. The read would wait for the next one, and hold the interpreter.
         native.system.interrupt_reads(self._fd, threading.get_native_id())
         await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
@@ -62,7 +66,7 @@ class Pump:
         pyfuse3.terminate()
 
     async def _wait_for_first(self) -> bool:
-        """Wait for the request that a session begins with, then for what comes after its answer."""
+        """Wait for the first request of a session, then for the one after its answer."""
         try:
             if self._handshake is None:
                 if await self._wait():
@@ -78,7 +82,7 @@ class Pump:
         return await self._wait()
 
     async def _wait(self) -> bool:
-        """Wait for a request; False where there are to be no more."""
+        """Wait for a request; False once the pump stops."""
         if self._left > 0 and not self._stopping:
             self._left -= 1
             if self._poll.poll(0):
@@ -89,7 +93,7 @@ class Pump:
         try:
             while not self._stopping:
                 await trio.lowlevel.wait_readable(self._fd)
-                # Another task may have taken it since; reading would block us all.
+                # Another task may have taken it since; then a read would block all of them.
                 if self._poll.poll(0):
                     self._left = REQUESTS_PER_TURN
                     return True
@@ -100,10 +104,10 @@ class Pump:
             self._pass_watch_on()
 
     async def _watch_next(self) -> None:
-        """Wait until nobody else watches the descriptor.
+        """Wait until no other task watches the descriptor.
 
-        Who came last is the next one: each task has a buffer of its own of 1 MiB, and a few that
-        are in the processor's caches serve faster than 64 in turn.
+        The task that was parked last is the next one: each task has a buffer of 1 MiB, and a few
+        that are in the processor's caches serve faster than 64 in turn.
         """
         if not self._is_watched:
             self._is_watched = True
@@ -127,7 +131,7 @@ class Pump:
 
 
 def _fuse_descriptor() -> int:
-    """The session's descriptor, which pyfuse3 keeps to itself."""
+    """The session's descriptor, which pyfuse3 does not give out."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":

@@ -1,4 +1,4 @@
-"""Mount points: whether the process that serves one is alive, and taking it away."""
+"""Mount points: whether the mount process is alive, and how one is taken away."""
 
 import errno
 import os
@@ -10,13 +10,13 @@ from dedupd.system.paths import show_text
 from dedupd.volume.volume import BASE_NAME
 
 COVERED_SHOWN = 5
-"""So many names are enough to recognise what it is."""
+"""Names in a message: enough to recognise the files."""
 
 
 def is_dead(point: str) -> bool:
     """Whether the process that served a mount is gone."""
     try:
-        # The kernel would answer a stat from what it remembers.
+        # The kernel would answer a stat from its cache.
         os.statvfs(point)
     except OSError as error:
         return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
@@ -30,13 +30,13 @@ def is_dead_mount(path: str) -> bool:
 
 
 def clear_dead_mount(path: str) -> None:
-    """Take away what killed processes left mounted at ``path``: users see what is below then."""
+    """Unmount all mounts of killed processes at ``path``; then users see the directory below."""
     while is_dead_mount(path):
         detach(os.path.abspath(path), lazily=True)
 
 
 def detach(point: str, *, lazily: bool) -> None:
-    """Unmount what is at ``point``; lazily, also while it is in use. Raises Busy, UsageError."""
+    """Unmount ``point``; ``lazily`` also while it is in use. Raises Busy, UsageError."""
     command = ["umount", *(["-l"] if lazily else []), "--", point]
     if os.geteuid() != 0:
         command = ["fusermount3", "-u", *(["-z"] if lazily else []), "--", point]
@@ -50,12 +50,12 @@ def detach(point: str, *, lazily: bool) -> None:
 
 
 def covered(point: str) -> str:
-    """What people are to hear of entries that a mount over the volume itself hides; empty where
-    there are none. They came to be while it was not mounted."""
+    """A message about files that were made beside ``.dedupd`` while the volume was not mounted,
+    and that a mount over it hides; empty where there are none."""
     try:
         names = sorted(set(os.listdir(point)) - {BASE_NAME})
     except OSError:
-        return ""  # a dead mount, which hides them already
+        return ""  # a dead mount hides them already
     if not names:
         return ""
     more = ", …" if len(names) > COVERED_SHOWN else ""

@@ -1,10 +1,9 @@
-"""Letting a mount take the place of a dead one, with nothing to be seen in between.
+"""Replacing a dead mount by a new one without a gap between them.
 
-Where a mount is taken away before the next one is there, users see the directory below for a
-moment: empty, and open to their writes. A mirror that runs then deletes its copy of everything.
-The kernel's newer calls can do better: a file system is mounted where nobody sees it (fsopen,
-fsconfig, fsmount), goes beneath the dead mount (move_mount, Linux 6.5), and comes to light when
-that is detached. For root only.
+Where the dead mount goes first, users see the directory below for a moment: empty, and open to
+their writes. A mirror that runs then deletes its copy of everything. The kernel's newer calls do
+better: a file system is mounted detached (fsopen, fsconfig, fsmount), goes beneath the dead mount
+(move_mount, Linux 6.5), and shows when that is detached. For root only.
 """
 
 import ctypes
@@ -13,12 +12,12 @@ import os
 from collections.abc import Mapping
 
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
-"""System calls, of the same numbers on all architectures that have Python 3.11 but Alpha."""
+"""System calls; the numbers are the same on all architectures of Python 3.11 but Alpha."""
 
 _AT_FDCWD = -100
 _OPEN_TREE_CLONE = 1
 _CLOEXEC = 1
-"""Of fsopen and fsmount alike."""
+"""The flag of both fsopen and fsmount."""
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
 _FROM_EMPTY_PATH, BENEATH = 0x4, 0x200
 _DETACH, _NO_FOLLOW = 2, 8
@@ -66,7 +65,7 @@ def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
 
 
 def replace(mount_fd: int, point: str) -> None:
-    """Put a mount in the place of the uppermost one at ``point``, which goes. Raises OSError.
+    """Put a mount in the place of the uppermost one at ``point``. Raises OSError.
 
     Before Linux 6.5 the directory below shows for some microseconds.
     """
@@ -83,7 +82,7 @@ def replace(mount_fd: int, point: str) -> None:
 
 
 def detach(point: str) -> None:
-    """Take the uppermost mount at ``point`` away; who has files open there keeps them."""
+    """Take the uppermost mount at ``point`` away; files that are open there stay open."""
     if _libc.umount2(os.fsencode(point), _DETACH | _NO_FOLLOW) < 0:
         raise _error(point)
 

@@ -27,7 +27,7 @@ from dedupd.volume.commit_requests import Request
 from dedupd.volume.transition_log import Transitions
 from fuse_stub import commit_lane
 from fuse_stub.files import open_files
-from fuse_stub.mounted_volume import Served
+from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.operations import StubOperations
 from tests.support.lab import Lab, lab_in, noise
 
@@ -47,7 +47,7 @@ class Operations(StubOperations):
         volume = stack.enter_context(lab.opened())
         note = os.open(lab.root.parent / "note", os.O_RDWR | os.O_CREAT)
         stack.callback(os.close, note)
-        self.own = Served(volume, Transitions(note), "nowhere", 64 * MIB, threads=2)
+        self.own = MountedVolume(volume, Transitions(note), "nowhere", 64 * MIB, threads=2)
         stack.callback(self.own.close)
         super().__init__(self.own)
 
@@ -218,7 +218,7 @@ def test_a_collection_takes_no_inode_for_damaged_that_is_forgotten(
             await operations.forget([(inode, 1) for inode in inodes])
 
         monkeypatch.setattr(trio.lowlevel, "checkpoint", forget_all)
-        assert (await operations.own.marking.begin()).damaged == []
+        assert (await operations.own.marking_sessions.begin()).damaged == []
         assert operations.own.inodes.pinned() == []
 
     trio.run(scenario)
@@ -275,7 +275,7 @@ def test_a_mount_may_end_while_a_commit_is_being_finished(
     monkeypatch.setattr(commit_lane, "finish_commit", wait_and_finish)
 
     async def scenario() -> None:
-        own = operations.own.commits
+        own = operations.own.commit_lane
         (begun,) = await own.begin([request_of_f])
         assert begun.outcome is Outcome.DONE
 
@@ -302,8 +302,8 @@ def test_a_mount_goes_on_where_a_commit_can_not_be_taken_back(
     monkeypatch.setattr(commit_lane, "revert_commit", refuse_to_revert)
 
     async def scenario() -> None:
-        await operations.own.commits.begin([request_of_f])
-        await operations.own.commits.abandon([request_of_f.identity.inode])
+        await operations.own.commit_lane.begin([request_of_f])
+        await operations.own.commit_lane.abandon([request_of_f.identity.inode])
         assert len(operations.own.files) == 0
         handle = await operations.opened(b"f", os.O_RDONLY)
         assert bytes(await operations.read(handle, 0, MIB)) == CONTENT
@@ -328,7 +328,7 @@ def test_a_file_whose_commit_can_not_be_taken_back_is_cut_and_grows_with_zeros(
         await operations.setattr(inode, attributes, cast(pyfuse3.SetattrFields, named), None, ROOT)
 
     async def scenario() -> None:
-        own = operations.own.commits
+        own = operations.own.commit_lane
         reader = await operations.opened(b"f", os.O_RDONLY)
         await own.begin([request_of_f])
         with monkeypatch.context() as patch:
@@ -363,7 +363,7 @@ def test_who_syncs_hears_that_writes_were_lost_while_somebody_else_synced(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     async def scenario() -> None:
-        own = operations.own.commits
+        own = operations.own.commit_lane
         name = b"stub" if by_restore else b"f"
         handle = await operations.opened(name, os.O_RDONLY)
         await own.begin([request_of_f])
@@ -402,7 +402,7 @@ def test_times_that_are_set_while_a_file_is_made_plain_stay(
     async def scenario() -> None:
         await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"stub"), ROOT)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(operations.own.commits.restore, b"stub")
+            nursery.start_soon(operations.own.commit_lane.restore, b"stub")
             await trio.to_thread.run_sync(is_there.wait)
             nursery.start_soon(set_times)
             await wait_all_tasks_blocked()
@@ -428,7 +428,7 @@ def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
         handle = await operations.opened(b"stub", os.O_RDWR)
         await operations.write(handle, 0, b"new")
         with pytest.raises(NoSpace):
-            await operations.own.commits.restore(b"stub")
+            await operations.own.commit_lane.restore(b"stub")
         (lab.data / "stub").read_bytes()  # as the kernel reads ahead
         assert bytes(await operations.read(handle, 0, MIB)) == b"new" + CONTENT[3:]
 
@@ -457,7 +457,7 @@ def test_blocks_that_were_only_allocated_are_known_when_a_commit_stops_half_way(
     monkeypatch.setattr(commit_lane, "finish_commit", fail)
 
     async def scenario() -> None:
-        own = operations.own.commits
+        own = operations.own.commit_lane
         reader = await operations.opened(b"stub", os.O_RDONLY)
         writer = await operations.opened(b"stub", os.O_RDWR)
         await operations.write(writer, 0, b"new")

@@ -14,7 +14,7 @@ from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag
 from dedupd.stub.transition import FileIdentity
 from dedupd.volume.commit_requests import Request
-from fuse_stub.mounted_volume import Served
+from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.operations import StubOperations
 from tests.support.lab import Lab, new_lab, noise
 
@@ -26,10 +26,10 @@ CUT = 3 * BLOCK
 
 
 @contextmanager
-def served(lab: Lab) -> Iterator[Served]:
+def served(lab: Lab) -> Iterator[MountedVolume]:
     """What a mount consists of, but for the kernel."""
     with lab.opened() as volume, volume.mount_lock() as transitions:
-        one = Served(volume, transitions, "/nowhere", 1 << 20, 1)
+        one = MountedVolume(volume, transitions, "/nowhere", 1 << 20, 1)
         try:
             yield one
         finally:
@@ -90,21 +90,21 @@ def test_a_cut_that_waits_while_a_commit_begins_is_a_cut(
     lab = new_lab(tmp_path / "volume", "4k")
     content, request = written_stub(lab)
 
-    async def run(one: Served) -> None:
+    async def run(one: MountedVolume) -> None:
         operations = StubOperations(one)
         ino = request.identity.inode
         operations._known(os.open(lab.data / "f", os.O_PATH))
         file = await one.files.acquire(ino, write=False)
         assert file.lock.try_share()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(one.commits.begin, [request])
+            nursery.start_soon(one.commit_lane.begin, [request])
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(cut, operations, ino, Root)
             await trio.testing.wait_all_tasks_blocked()
             file.lock.unshare()
-        await one.commits.finish([ino])
+        await one.commit_lane.finish([ino])
         again = await one.files.acquire(ino, write=True)
-        await one.commits.truncate(again, SIZE)
+        await one.commit_lane.truncate(again, SIZE)
 
     with served(lab) as one:
         trio.run(run, one)

@@ -17,7 +17,7 @@ from dedupd.units import KIB
 from dedupd.volume.volume import Volume
 from fuse_stub.files import read_ahead
 from fuse_stub.files.chunk_cache import ChunkCache
-from fuse_stub.files.read_ahead import Streams
+from fuse_stub.files.read_ahead import SequentialReads
 from tests.support.lab import (
     Lab,
     descriptors,
@@ -67,15 +67,15 @@ class Reading:
         for span in self.stub.chunks(0, len(CONTENT)):
             self.records.describe(span.chunk)
         self.cache = ChunkCache(self.records, cache_bytes, threads=2)
-        self.streams = Streams(self.records, self.cache, threads=2)
+        self.reads = SequentialReads(self.records, self.cache, threads=2)
 
     def get(self, start: int, reader: object = "somebody", *, keep: bool = False) -> bytes | None:
         end = min(start + STEP, len(CONTENT))
-        part = self.streams.read(reader, self.stub, start, end, keep=keep)
+        part = self.reads.read(reader, self.stub, start, end, keep=keep)
         return None if part is None else bytes(part)
 
     def close(self) -> None:
-        self.streams.forget_all()
+        self.reads.forget_all()
         self.cache.close()
         self.records.close()
         os.close(self.fd)
@@ -134,7 +134,7 @@ def test_no_more_is_begun_than_there_is_room_for(
     monkeypatch.setattr(read_ahead, "IDLE_S", 1e9)
     for reader in range(read_ahead.READERS_MAX + 3):
         reading.get(0, reader)
-    assert set(reading.streams._begun) == set(range(read_ahead.READERS_MAX))
+    assert set(reading.reads._begun) == set(range(read_ahead.READERS_MAX))
 
 
 def test_who_has_not_come_for_it_makes_room(
@@ -143,7 +143,7 @@ def test_who_has_not_come_for_it_makes_room(
     monkeypatch.setattr(read_ahead, "IDLE_S", 0.0)
     for reader in range(read_ahead.READERS_MAX + 3):
         reading.get(0, reader)
-    assert set(reading.streams._begun) == set(range(3, read_ahead.READERS_MAX + 3))
+    assert set(reading.reads._begun) == set(range(3, read_ahead.READERS_MAX + 3))
 
 
 def test_what_is_kept_is_in_the_cache_and_not_read_again(lab: Lab) -> None:
@@ -180,8 +180,8 @@ def test_nothing_is_held_once_all_is_forgotten(reading: Reading) -> None:
     own = descriptors_to_begin_with()
     for reader in range(4):
         reading.get(0, reader)
-    assert reading.streams._begun
-    reading.streams.forget_all()
+    assert reading.reads._begun
+    reading.reads.forget_all()
     while descriptors() > own:
         os.sched_yield()  # a helper has seen that there is nothing left to do
 

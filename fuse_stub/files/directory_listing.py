@@ -1,4 +1,4 @@
-"""Directory streams that survive changes."""
+"""Listings of directories that survive changes."""
 
 import os
 import sys
@@ -9,27 +9,25 @@ from contextlib import suppress
 from dedupd import native
 
 PART_NAMES = 32
-"""Names that are looked up at a time. The kernel takes some 200 in one go, and what it has no room
-for was looked up in vain."""
+"""Names that are looked up per native call. The kernel takes some 200 in one reply; names that do
+not fit were looked up in vain."""
 
 REST_NAMES = 1024
-"""Names that are read at a time where a listing is gone on with that somebody else began: he may
-take a part of them only, and begin with the next part anew."""
+"""Names read per call when a handle continues a listing at an offset of another handle."""
 
 
-class DirectoryStream:
-    """A listing as it was when it began, or was last rewound.
+class DirectoryListing:
+    """The names of a directory as they were when the listing began, or was last rewound.
 
-    So a name is never reported twice nor passed over, whatever is made or removed meanwhile; what
-    is new shows after a rewind, as POSIX has it. An offset is the one that the file system below
-    has for that place: an NFS server opens a directory anew for each part of a listing, and goes
-    on from the offset that it has got before.
+    So no name is reported twice or passed over, whatever is made or removed meanwhile; new names
+    show after a rewind, as POSIX has it. Offsets are those of the file system below: an NFS server
+    opens a directory again for each part of a listing, and goes on from the last offset.
     """
 
     __slots__ = ("_ends", "_is_whole", "_names", "_place", "fd")
 
     def __init__(self, fd: int) -> None:
-        """``fd`` is a directory open for reading; it is the stream's from now on."""
+        """``fd`` (taken over) is a directory open for reading."""
         self.fd = fd
         self._names: list[bytes] = []
         self._ends = array("q")
@@ -37,7 +35,7 @@ class DirectoryStream:
         self._place = 0
 
     def names(self, start: int) -> Iterator[tuple[list[bytes], "array[int]"]]:
-        """Names from the offset ``start`` on, in parts, and the offset behind each.
+        """Names from the offset ``start`` on, in parts, with the offset that follows each.
 
         Raises OSError.
         """
@@ -46,9 +44,9 @@ class DirectoryStream:
             yield self._names[at : at + PART_NAMES], self._ends[at : at + PART_NAMES]
 
     def _find(self, start: int) -> int:
-        """The place of an offset in the listing, which is made anew where nothing is behind it."""
+        """The place of an offset in the listing, which is read again where it ends there."""
         if start != 0:
-            # Mostly it is one of those that were told last.
+            # Mostly it is one of those that were reported last.
             for place in (self._place, 0):
                 with suppress(ValueError):
                     found = self._ends.index(start, place) + 1

@@ -1,0 +1,119 @@
+"""Reads of stubs: where the bytes come from.
+
+A read takes the first of four lanes that has all of it:
+
+1. **Ahead** (:meth:`StubReader._from_read_ahead`): the chunks were decompressed while the reader
+   took the request before (``read_ahead.py``). For sequential readers with no wait for the disk.
+2. **One chunk** (:meth:`StubReader._from_memory`): most small reads lie in one chunk, which is in
+   the cache, or in the page cache and decompressed at once.
+3. **Several parts** (:meth:`StubReader._from_memory`): the chunks are in memory, as before, and
+   :meth:`SparseStub.read` joins them with the blocks that the stub has of its own.
+4. **The disk** (:meth:`StubReader._from_disk`): the same in a thread, which waits for the disk. A
+   sequential reader that has waited a few times gets the chunks ahead loaded by threads.
+
+Lanes 1 to 3 never wait. Chunks come from :class:`ChunkCache`, which reads them by
+:class:`dedupd.store.reader.RecordReader`: many at once in native code, and one by one in Python
+where anything is out of the ordinary.
+"""
+
+import os
+
+import trio
+
+from dedupd.store.reader import RecordReader
+from dedupd.stub.stub_file import SparseStub
+from dedupd.units import MIB
+from fuse_stub.files.chunk_cache import ChunkCache
+from fuse_stub.files.open_files import Handle
+from fuse_stub.files.read_ahead import REQUEST_BYTES_MIN, SequentialReads
+
+WAITS_MIN = 3
+"""Loading ahead begins when a sequential reader waits for the third time: the kernel sends two
+requests at once, and the first ones may wait for the recipe and the container to be opened."""
+
+AHEAD_BYTES = 2 * MIB
+"""Loaded ahead of a sequential reader that waits for the disk: some 25 chunks."""
+
+
+class StubReader:
+    """Reads stubs for all handles of a mount. Used by the thread of the event loop."""
+
+    def __init__(self, records: RecordReader, cache: ChunkCache, threads: int) -> None:
+        self._cache = cache
+        self._sequential = SequentialReads(records, cache, threads)
+
+    async def read(self, handle: Handle, start: int, length: int) -> bytes | bytearray | memoryview:
+        """Up to ``length`` bytes at ``start`` of a stub; shorter only at the end.
+
+        The caller shares the lock of the file. Raises Damaged, OSError.
+        """
+        file = handle.file
+        stub = file.stub
+        assert stub is not None
+        if not handle.touched:
+            # Moves the access time as the file system below is mounted to do, and reads nothing.
+            os.pread(file.fd, 1, os.fstat(file.fd).st_size)
+            handle.touched = True
+        handle.follow(start, length)
+        data: bytes | bytearray | memoryview | None = None
+        if stub.is_loaded:
+            data = self._from_read_ahead(handle, stub, start, length)
+            if data is None:
+                data = self._from_memory(stub, start, length)
+        if data is None:
+            handle.waits += 1
+            data = await trio.to_thread.run_sync(self._from_disk, stub, start, length)
+        self._load_ahead(handle)
+        return data
+
+    def forget(self, handle: Handle) -> None:
+        """Drop what was decompressed ahead for a handle."""
+        self._sequential.forget(handle)
+
+    def forget_all(self) -> None:
+        """Drop what was decompressed ahead for all handles, and with it their containers."""
+        self._sequential.forget_all()
+
+    def _from_read_ahead(
+        self, handle: Handle, stub: SparseStub, start: int, length: int
+    ) -> memoryview | None:
+        """Bytes that were decompressed ahead; None where there are none."""
+        in_sequence = handle.run > length >= REQUEST_BYTES_MIN
+        if not in_sequence or handle.waits >= WAITS_MIN:
+            return None
+        end = min(start + length, os.fstat(handle.file.fd).st_size)
+        keep = handle.run <= self._cache.bytes_max // 2
+        return self._sequential.read(handle, stub, start, end, keep=keep)
+
+    def _from_memory(self, stub: SparseStub, start: int, length: int) -> bytes | bytearray | None:
+        """Bytes that cost no wait for the disk; None where they do."""
+        cache = self._cache
+        span = stub.chunk_of(start, start + length)
+        if span is None:
+            spans = stub.chunks(start, start + length)
+            return stub.read(start, length) if cache.load_at_once(spans) else None
+        raw = cache.find(span)
+        if raw is None and cache.load_at_once((span,)):
+            raw = cache.find(span)
+        return None if raw is None else raw[start - span.offset : start - span.offset + length]
+
+    def _from_disk(self, stub: SparseStub, start: int, length: int) -> bytes | bytearray:
+        self._cache.load(stub.chunks(start, start + length))
+        return stub.read(start, length)
+
+    def _load_ahead(self, handle: Handle) -> None:
+        """Begin to load the next chunks for a sequential reader that waits for the disk."""
+        if handle.run == 0:
+            handle.waits = 0
+            return
+        stub = handle.file.stub
+        if (
+            handle.waits < WAITS_MIN
+            or stub is None
+            or not stub.is_loaded
+            or handle.ahead - handle.next > AHEAD_BYTES // 2
+        ):
+            return
+        start = max(handle.ahead, handle.next)
+        handle.ahead = handle.next + AHEAD_BYTES
+        self._cache.read_ahead(stub.chunks(start, handle.ahead))
