@@ -1,4 +1,4 @@
-"""Ranges of a file, as pure values: (start, end) pairs, the end not included."""
+"""Ranges of bytes as values: (start, end) pairs, half open."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 def missing_ranges(
     present: Iterable[tuple[int, int]], start: int, end: int
 ) -> Iterator[tuple[int, int]]:
-    """The parts of [start, end) that none of ``present`` holds, which ascend by their starts."""
-    for begin, stop in present:
-        if stop <= start:
+    """The parts of [start, end) that are in none of ``present``, which ascend by their starts."""
+    for present_start, present_end in present:
+        if present_end <= start:
             continue
-        if begin >= end:
+        if present_start >= end:
             break
-        if start < begin:
-            yield start, begin
-        start = stop
+        if start < present_start:
+            yield start, present_start
+        start = present_end
     if start < end:
         yield start, end

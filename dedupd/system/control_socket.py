@@ -1,7 +1,7 @@
-"""Talking to the process that serves a mount, over its Unix socket.
+"""Requests to a mount process over its Unix socket.
 
 One JSON object per line each way; paths travel with ``surrogateescape``. The socket's directory
-has mode 0700: who may open it may act. See docs/control.md.
+has mode 0700: a process that can open the socket may do everything. See docs/control.md.
 """
 
 import json
@@ -17,10 +17,10 @@ TIMEOUT_S = 120.0
 """A commit waits for a sync of the file system; longer than this means a hung disk."""
 
 POLL_S = 0.5
-"""How often who waits for what may take long looks whether he still wants to."""
+"""How often a waiting client reaches its safe point."""
 
 FDS_MAX = 64
-"""Descriptors that one reply may bring."""
+"""Most descriptors of one reply."""
 
 
 def runtime_dir() -> str:
@@ -36,18 +36,18 @@ def runtime_dir() -> str:
 
 
 def socket_path(volume: str) -> str:
-    """The socket of the process that serves ``volume`` (a uuid)."""
+    """The socket of the mount process of ``volume`` (a uuid)."""
     return os.path.join(runtime_dir(), f"{volume}.sock")
 
 
 def connected(path: str, timeout_s: float) -> socket.socket:
-    """A connection to a Unix socket, which waits for its turn where many come at once.
+    """A connection to a Unix socket; waits for its turn where many clients connect at once.
 
     Raises OSError.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # With a timeout of Python's it would not wait: the kernel takes that for O_NONBLOCK.
+        # With a timeout of Python's it would not wait: that makes the socket non-blocking.
         wait = struct.pack("ll", int(timeout_s), 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         connection.connect(path)
@@ -59,10 +59,10 @@ def connected(path: str, timeout_s: float) -> socket.socket:
 
 
 class ControlClient:
-    """A connection to a mount's process."""
+    """A connection to a mount process."""
 
     def __init__(self, path: str, timeout_s: float | None = None) -> None:
-        """``timeout_s`` is how long to wait for an answer, where it is not ``TIMEOUT_S``.
+        """``timeout_s``: how long to wait for an answer, ``TIMEOUT_S`` by default.
 
         Raises ServiceUnreachable.
         """
@@ -91,45 +91,45 @@ class ControlClient:
         return reply
 
     def call_patiently(
-        self, operation: str, check: Callable[[], None], **arguments: Any
+        self, operation: str, safe_point: Callable[[], None], **arguments: Any
     ) -> dict[str, Any]:
-        """As :meth:`call`, for what takes as long as it takes: until the process is gone.
+        """As :meth:`call`, without a limit of time: for as long as the mount process lives.
 
-        ``check`` is called while it waits; what it raises ends the wait, and nothing else.
+        ``safe_point`` is called during the wait; an exception of it ends the wait only.
         """
-        reply, _ = self._call(operation, arguments, check)
+        reply, _ = self._call(operation, arguments, safe_point)
         return reply
 
     def call_for_fd(
-        self, operation: str, check: Callable[[], None] | None = None
+        self, operation: str, safe_point: Callable[[], None] | None = None
     ) -> tuple[dict[str, Any], int]:
-        """The reply to a request that is answered with a descriptor; ``check`` is as above."""
-        reply, fds = self._call(operation, {}, check)
+        """The reply to a request, and its one descriptor; ``safe_point`` is as above."""
+        reply, fds = self._call(operation, {}, safe_point)
         if len(fds) != 1:
             raise ServiceUnreachable(f"{self._path}: no descriptor came with the reply")
         return reply, fds[0]
 
     def call_for_fds(self, operation: str, **arguments: Any) -> tuple[dict[str, Any], list[int]]:
-        """The reply to a request, and the descriptors that came with it, any number."""
+        """The reply to a request, and its descriptors."""
         return self._call(operation, arguments)
 
     def _call(
         self,
         operation: str,
         arguments: dict[str, Any],
-        check: Callable[[], None] | None = None,
+        safe_point: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Any], list[int]]:
         fds: list[int] = []
         try:
             self._socket.sendall(json.dumps({"op": operation, **arguments}).encode() + b"\n")
-            self._socket.settimeout(self._timeout_s if check is None else POLL_S)
+            self._socket.settimeout(self._timeout_s if safe_point is None else POLL_S)
             while b"\n" not in self._buffer:
                 try:
                     data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, FDS_MAX)
                 except TimeoutError:
-                    if check is None:
+                    if safe_point is None:
                         raise
-                    check()
+                    safe_point()
                     continue
                 fds += new
                 if not data:

@@ -1,9 +1,11 @@
 """Extents that are allocated but were never written (``FS_IOC_FIEMAP``).
 
-They read as zeros, and ``SEEK_DATA`` calls them holes, until somebody reads them, or the kernel
+They read as zeros, and ``SEEK_DATA`` calls them holes until a program reads them, or the kernel
 reads ahead into them: then their pages are in the cache and ``SEEK_DATA`` calls them data (seen on
-ext4 and XFS). ext4 and XFS leave such extents behind when the machine stops between the allocation
-and the write of a block, and ``fallocate`` makes them. In a stub they have to be holes.
+ext4 and XFS). ext4 and XFS leave such extents when the machine stops between the allocation and the
+write of a block, and ``fallocate`` makes them. In a stub they have to be holes.
+
+The extent map itself is read by native code (``native/src/system/extents.rs``).
 """
 
 import errno
@@ -26,26 +28,25 @@ def has_unwritten(fd: int, end: int) -> bool:
 
 
 def written_ranges(fd: int, end: int) -> list[tuple[int, int]]:
-    """(start, end) ranges below ``end`` that somebody wrote, whatever was only allocated or read.
+    """(start, end) ranges below ``end`` that were written, and not just allocated.
 
-    For those who may not, or need not, :func:`drop_unwritten`.
+    For readers; a caller that may change the file uses :func:`drop_unwritten`.
     """
     if os.fstat(fd).st_blocks == 0 or not has_unwritten(fd, end):
         return native.system.present_ranges(fd, 0, end)
-    # What is only in memory yet counts as written, so it has to be on disk to tell.
+    # Dirty pages count as written, and show as such only once they are on the disk.
     unwritten = native.system.unwritten_ranges(fd, end, sync=True)
     return [
         part
-        for start, stop in native.system.present_ranges(fd, 0, end)
-        for part in missing_ranges(unwritten, start, stop)
+        for present in native.system.present_ranges(fd, 0, end)
+        for part in missing_ranges(unwritten, *present)
     ]
 
 
 def drop_unwritten(fd: int, size: int, disk: Disk) -> None:
-    """Turn what was allocated but never written into holes.
+    """Turn extents that were allocated but never written into holes.
 
-    What is only in memory yet is written first, by the very call that then tells, and stays. Nobody
-    else may write meanwhile.
+    The call that lists them writes dirty pages first, so these stay. No other writer may be active.
     """
     if not has_unwritten(fd, size):
         return
@@ -54,10 +55,10 @@ def drop_unwritten(fd: int, size: int, disk: Disk) -> None:
 
 
 def extent_size_hint(fd: int) -> int:
-    """The pieces in which a file is to get its blocks, in bytes; 0 where it gets what it needs.
+    """The size of the extents that a file is to get, in bytes; 0 where it has no such hint.
 
-    XFS has such hints, and ``qemu-img`` sets one of 1 MiB for each image that it makes: a block
-    written into a hole brings the blocks around it along, allocated and unwritten.
+    XFS has these hints, and ``qemu-img`` sets one of 1 MiB for each image that it makes: with a
+    block that is written into a hole, XFS allocates the blocks around it, unwritten.
     """
     buffer = bytearray(_FSXATTR.size)
     try:

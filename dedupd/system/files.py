@@ -13,10 +13,10 @@ _READ_BYTES_MAX = 0x7FFF_F000
 _READ_BYTES = 1 << 20
 
 BLOCK_BYTES = 4096
-"""What is lost with a block that the disk cannot give, at least."""
+"""The least that is lost with a block that the disk cannot read."""
 
 UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO, errno.EUCLEAN))
-"""What a disk, or a file system that keeps checksums (btrfs), says of a block that is damaged."""
+"""Errors for a damaged block, from a disk or from a file system with checksums (btrfs)."""
 
 
 def read_at(fd: int, length: int, offset: int) -> bytes:
@@ -36,8 +36,8 @@ def read_at(fd: int, length: int, offset: int) -> bytes:
 
 
 def read_readable(fd: int, length: int, offset: int) -> bytes:
-    """As :func:`read_at`, with zeros for each block that cannot be read: for what has a checksum,
-    which zeros do not pass."""
+    """As :func:`read_at`, with zeros for each block that cannot be read: for data with a checksum,
+    which zeros fail."""
     try:
         return read_at(fd, length, offset)
     except OSError as error:
@@ -61,10 +61,10 @@ def _readable(fd: int, count: int, offset: int) -> bytes:
 
 
 def is_readable(fd: int, start: int, end: int) -> bool:
-    """Whether the disk gives every block of [start, end)."""
+    """Whether the disk can read every block of [start, end)."""
     try:
         for offset in range(start, end, _READ_BYTES):
-            read_at(fd, min(_READ_BYTES, end - offset), offset)  # also behind what one call gives
+            read_at(fd, min(_READ_BYTES, end - offset), offset)
     except OSError as error:
         if error.errno not in UNREADABLE:
             raise
@@ -88,16 +88,16 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     position = start
     while position < end:
         try:
-            begin = os.lseek(fd, position, os.SEEK_DATA)
-            if begin >= end:
+            data_start = os.lseek(fd, position, os.SEEK_DATA)
+            if data_start >= end:
                 return
-            stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+            data_end = min(os.lseek(fd, data_start, os.SEEK_HOLE), end)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return  # no more data, or the file was cut meanwhile
             raise
-        yield begin, stop
-        position = stop
+        yield data_start, data_end
+        position = data_end
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def opened(fd: int) -> Iterator[int]:
 
 @contextmanager
 def locked(fd: int, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the exclusive ``flock`` of ``fd``. Raises Busy where somebody else has it."""
+    """Hold the exclusive ``flock`` of ``fd``. Raises Busy, with ``what``, where it is taken."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

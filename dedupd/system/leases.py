@@ -1,4 +1,7 @@
-"""Leases: whether other processes have a file open."""
+"""Leases: whether other processes have a file open.
+
+Native calls take them for many files at once (``native/src/system/leases.rs``).
+"""
 
 import errno
 import fcntl
@@ -6,9 +9,10 @@ import signal
 
 
 def has_writers(fd: int) -> bool:
-    """Whether anybody has the file of ``fd``, open for reading only, open or mapped for writing.
+    """Whether any process has the file of ``fd`` open or mapped for writing.
 
-    Asked by taking a read lease for an instant. Where leases cannot be had, False.
+    ``fd`` is open for reading only. Takes a read lease for an instant. False on file systems
+    without leases.
     """
     if not _lease(fd, fcntl.F_RDLCK):
         return True
@@ -17,17 +21,17 @@ def has_writers(fd: int) -> bool:
 
 
 def lease_exclusively(fd: int) -> bool:
-    """Take the write lease of ``fd``, open for writing; False where anybody else has it open.
+    """Take the write lease of ``fd``, open for writing; False where another process has it open.
 
-    Until ``fd`` is closed, whoever opens the file waits (up to ``/proc/sys/fs/lease-break-time``
-    seconds). Where leases cannot be had, True.
+    Until ``fd`` is closed, other processes wait when they open the file (at most
+    ``/proc/sys/fs/lease-break-time`` seconds). True on file systems without leases.
     """
     return _lease(fd, fcntl.F_WRLCK)
 
 
 def _lease(fd: int, kind: int) -> bool:
     try:
-        # Who breaks a lease makes the kernel send SIGIO, which kills; SIGURG is ignored.
+        # When a lease is broken the kernel sends SIGIO by default, which kills; SIGURG is ignored.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
     except OSError as error:

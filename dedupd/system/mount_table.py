@@ -1,4 +1,4 @@
-"""Which mounts of volumes there are, from ``/proc/self/mountinfo``."""
+"""The mounts of volumes, from ``/proc/self/mountinfo``."""
 
 import os
 from collections.abc import Iterator
@@ -41,9 +41,9 @@ def all_mounts() -> list[tuple[str, str, str]]:
 
 
 def inside(directory: str) -> list[str]:
-    """The mount points below a directory (absolute, no links), itself not among them.
+    """The mount points below a directory (absolute, no links), without the directory itself.
 
-    What lies beneath one of them cannot be seen, whatever is mounted there.
+    A mount hides the files beneath it.
     """
     return [point for point, _, _ in all_mounts() if point.startswith(directory + "/")]
 
@@ -96,7 +96,7 @@ def place_of(path: str) -> tuple[str, str]:
 
 
 def parts_shown(place: tuple[str, str], process: str) -> list[str]:
-    """Where a process sees mounts of parts of a directory; those of all of it do not count."""
+    """The points where a process has parts of a directory mounted, but not the whole directory."""
     device, directory = place
     return [
         point
@@ -109,7 +109,7 @@ def parts_shown(place: tuple[str, str], process: str) -> list[str]:
 
 
 def options_of(path: str) -> set[str]:
-    """The options of the file system that ``path`` lies on; empty where they cannot be told."""
+    """The options of the file system that ``path`` lies on; empty where they are not known."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:

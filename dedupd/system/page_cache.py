@@ -1,4 +1,8 @@
-"""Reading files once without filling the page cache with them, into buffers used again."""
+"""Reading files once without filling the page cache, into buffers that are used again.
+
+Native calls have two ways of their own: ``native/src/system/reads.rs`` for files, and ``O_DIRECT``
+(``native/src/threads/read_ahead.rs``) for containers.
+"""
 
 import errno
 import mmap
@@ -12,13 +16,13 @@ from dedupd.system.files import UNREADABLE, read_readable
 from dedupd.units import MIB
 
 DONT_CACHE = getattr(os, "RWF_DONTCACHE", 0x80)
-"""Linux 6.14: pages that a read or write brings in are dropped again; those of others stay."""
+"""Linux 6.14: pages that a read or write brings in are dropped again; other pages stay."""
 
 _WRITES_SINCE = (6, 16)
-"""The first releases dropped pages without regard to what had become of them meanwhile."""
+"""Earlier releases dropped pages without regard to changes made meanwhile."""
 
 _READ_BYTES = 1 * MIB
-"""In one call: fits into the processor's cache, which made it 5 % faster than all at once."""
+"""Read by one call: fits into the processor's cache, 5 % faster than all in one call."""
 
 _kernel = {"knows_dont_cache": True}
 
@@ -41,7 +45,7 @@ def new_buffer(length: int) -> mmap.mmap:
 
 
 def read_uncached(fd: int, view: memoryview, offset: int) -> int:
-    """Fill ``view``; leaves no new pages in the page cache where the kernel can do that.
+    """Fill ``view``; leaves no new pages in the page cache.
 
     Returns the bytes read, short only at the end of the file. Raises OSError.
     """
@@ -64,8 +68,8 @@ def read_uncached(fd: int, view: memoryview, offset: int) -> int:
 
 
 def read_uncached_readable(fd: int, view: memoryview, offset: int) -> int:
-    """As :func:`read_uncached`, with zeros for each block that cannot be read: for what has
-    checksums, which zeros do not pass."""
+    """As :func:`read_uncached`, with zeros for each block that cannot be read: for data with
+    checksums, which zeros fail."""
     try:
         return read_uncached(fd, view, offset)
     except OSError as error:
@@ -79,7 +83,7 @@ def read_uncached_readable(fd: int, view: memoryview, offset: int) -> int:
 class BufferPool:
     """A fixed number of buffers: the bound on a pipeline's memory, and the brake on its reader.
 
-    The one given back last is taken first: the processor's cache still has it.
+    The buffer that was given back last is taken first: the processor's cache still has it.
     """
 
     def __init__(self, buffers: Iterable[mmap.mmap]) -> None:
@@ -98,7 +102,7 @@ class BufferPool:
         self._free.put(None)
 
     def reopen(self) -> None:
-        """Be of use to the next reader; nobody may be waiting."""
+        """Serve the next reader; no thread may be waiting."""
         buffers = [self._free.get() for _ in range(self._free.qsize())]
         for buffer in buffers:
             if buffer is not None:

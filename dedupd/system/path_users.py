@@ -1,7 +1,7 @@
-"""Who would go on reaching the files of a directory that a mount comes to lie over.
+"""Processes and mounts that would go on using the files of a directory below a mount over it.
 
-Whoever has a directory in it open, or mounted elsewhere, sees what lies below the mount: stubs as
-zeros. The links of ``/proc`` tell; what this process may not ask about, it does not know.
+A process that has a directory in it open, or a mount of it elsewhere, shows the files below the
+mount: stubs as zeros. The links of ``/proc`` name them; those of other users may not be visible.
 """
 
 import os
@@ -16,9 +16,9 @@ _REMOVED = " (deleted)"
 
 
 def occupants(directory: str) -> Iterator[str]:
-    """What processes and mounts have of what lies below ``directory`` (absolute, no links).
+    """Messages about uses of files below ``directory`` (absolute, no links).
 
-    The directory itself may be open, or mounted elsewhere: what is moved out of it is gone there.
+    The directory itself may be open, or mounted elsewhere: ``enable`` moves all entries out of it.
     """
     place = mount_table.place_of(directory)
     namespaces: set[str] = set()

@@ -1,4 +1,7 @@
-"""Paths below a directory: opened without following links, and shown to people."""
+"""Paths below a directory: opened without following links, and shown in messages.
+
+Native calls open many files at once with the same rules (``native/src/system/files.rs``).
+"""
 
 import os
 from collections.abc import Iterator
@@ -32,7 +35,7 @@ def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
 
 
 class DirectoryOpener:
-    """Opens directories below one, and keeps the last: files come directory by directory."""
+    """Opens directories below one, and keeps the last one open: files come by directory."""
 
     def __init__(self, dir_fd: int) -> None:
         self._root = dir_fd
@@ -40,7 +43,7 @@ class DirectoryOpener:
         self._fd = dir_fd
 
     def open(self, path: bytes) -> int:
-        """A descriptor to open names in, which lives until the next call. Follows no link."""
+        """A descriptor of a directory, valid until the next call. Follows no link."""
         if path != self._path:
             self.close()
             self._fd = open_beneath(self._root, path, os.O_PATH | os.O_DIRECTORY)
@@ -55,20 +58,20 @@ class DirectoryOpener:
         )
 
     def close(self) -> None:
-        """Let go of the last directory."""
+        """Close the last directory."""
         if self._fd != self._root:
             os.close(self._fd)
         self._path, self._fd = b"", self._root
 
 
 def show_path(path: bytes) -> str:
-    """A path as text for people; bytes that are not UTF-8 are shown escaped, and so is whatever
-    would do something to a terminal or to the lines of a log."""
+    """A path as text for messages. Bytes that are not UTF-8 are escaped, and so are characters that
+    would act on a terminal or break a line of a log."""
     return show_text(path.decode("utf-8", "surrogateescape"))
 
 
 def show_text(text: str) -> str:
-    """The same for text in which names occur."""
+    """Text that contains names, escaped as by :func:`show_path`."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
@@ -82,8 +85,8 @@ def _escaped(character: str) -> str:
 
 
 def resolved(path: str) -> str:
-    """An absolute path with links followed, but for a last name that leads to no directory: a link
-    may itself be what is meant, as one of the files of a volume."""
+    """An absolute path with links followed, but for a last name that leads to no directory: such a
+    link may itself be a file of a volume."""
     whole = os.path.abspath(path)
     if os.path.isdir(whole):
         return os.path.realpath(whole)
@@ -92,7 +95,7 @@ def resolved(path: str) -> str:
 
 @contextmanager
 def named(path: str) -> Iterator[None]:
-    """Have errors of the system name ``path``, and not what was opened below a descriptor."""
+    """Make errors of the system name ``path`` instead of a name below a descriptor."""
     try:
         yield
     except OSError as error:
@@ -100,6 +103,6 @@ def named(path: str) -> Iterator[None]:
 
 
 def explain(error: OSError) -> str:
-    """An error of the system as people read it: the name, and what is wrong with it."""
+    """An error of the system for a message: file and reason."""
     where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     return f"{where}{error.strerror or error}"

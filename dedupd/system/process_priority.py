@@ -1,4 +1,4 @@
-"""The priority of work that nobody waits for, and the cores that it may use."""
+"""The priority of background work, and the cores that it may use."""
 
 import os
 from enum import StrEnum
@@ -7,7 +7,7 @@ import psutil
 
 
 class IoPriority(StrEnum):
-    """What the disk does for a job: only what nobody else wants, little, or its fair share."""
+    """A job's part of the disk: idle time only, little, or a fair share."""
 
     IDLE = "idle"
     LOW = "low"
@@ -22,13 +22,13 @@ _IO_CLASSES = {
 
 
 def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
-    """Let everybody else go first, at the CPU and at the disk, for the rest of this process."""
+    """Give processor and disk to all other processes first, for the rest of this process."""
     process = psutil.Process()
     process.nice(19)
     try:
         process.ionice(*_IO_CLASSES[io_priority])
     except (OSError, psutil.Error):
-        pass  # a kernel without I/O classes schedules all alike
+        pass  # a kernel without I/O classes
 
 
 def cores() -> int:
