@@ -14,20 +14,20 @@ from dedupd.store.container.files import container_numbers
 from dedupd.volume.catalog import Catalog
 from dedupd.volume.volume import Volume
 from jobs.check.losses import Loss
+from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.scrub.job import Depth, Scrub
 
 
 @dataclass(slots=True)
-class RebuildReport:
-    """What a run did; the JSON form of the report.
+class RebuildReport(Report):
+    """What a run did.
 
     ``orphans_released``: garbage that no table calls so any more. ``not_rebuilt`` says what the
     truth does not tell, or what of the truth itself is gone.
     """
 
     job: str = "rebuild"
-    outcome: str = "done"
     tables: int = 0
     tables_rebuilt: int = 0
     orphans_released: int = 0
@@ -37,20 +37,16 @@ class RebuildReport:
     repaired: dict[str, int] = field(default_factory=dict)
     not_rebuilt: list[str] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
-class Rebuild:
+class Rebuild(Job[RebuildReport]):
     """One run over one volume. Needs the volume's job lock; the volume may be mounted.
 
     The index needs no step of its own: every job loads it from the tables.
     """
 
     def __init__(self, volume: Volume, run: JobRun) -> None:
-        self._volume = volume
-        self._run = run
-        self._report = RebuildReport(started_s=run.started_s)
+        super().__init__(volume, run, RebuildReport())
 
     def run(self) -> RebuildReport:
         """Make catalogue and tables anew where they are not whole. Raises Cancelled, NoSpace."""
@@ -74,12 +70,6 @@ class Rebuild:
         if scrub.losses:
             report.outcome = "done as far as the containers are there"
         return self.report()
-
-    def report(self) -> RebuildReport:
-        """The report, as far as the run got."""
-        report = self._report
-        report.resources = self._run.resources()
-        return report
 
     def _rebuild_catalogue(self) -> None:
         """A catalogue that is damaged is begun anew when it is opened."""

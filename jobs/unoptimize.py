@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from dedupd import native
@@ -15,6 +15,7 @@ from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import MIB, align_down, align_up, format_size
 from dedupd.volume.commit import settle_noted
 from dedupd.volume.volume import Volume
+from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.tree.walk import walk
 
@@ -24,27 +25,20 @@ smaller file system."""
 
 
 @dataclass(slots=True)
-class UnoptimizeReport:
-    """What a run did; the JSON form of the report."""
+class UnoptimizeReport(FileReport):
+    """What a run did."""
 
     job: str = "unoptimize"
-    outcome: str = "done"
     files_restored: int = 0
     logical_bytes: int = 0
-    errors: int = 0
-    messages: list[str] = field(default_factory=list)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
-class Unoptimize:
+class Unoptimize(Job[UnoptimizeReport]):
     """Makes every stub below a path of the tree plain. Needs the job lock; may be repeated."""
 
     def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
-        self._volume = volume
-        self._run = run
+        super().__init__(volume, run, UnoptimizeReport())
         self._below = below
-        self._report = UnoptimizeReport(started_s=run.started_s)
 
     def run(self) -> UnoptimizeReport:
         """A stub whose content is damaged stays one, and is reported.
@@ -71,13 +65,6 @@ class Unoptimize:
         for message in unreadable:
             run.findings.add(message)
         return self.report()
-
-    def report(self) -> UnoptimizeReport:
-        """The report, as far as the run got."""
-        report = self._report
-        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
-        report.resources = self._run.resources()
-        return report
 
     def _require_space(self) -> int:
         """How many bytes are to be restored. Raises NoSpace, with how many are missing."""

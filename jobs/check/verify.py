@@ -25,6 +25,7 @@ from jobs.check.record_census import KnownRecords
 from jobs.check.record_check import Problem, RecordCheck, check_all, rows
 from jobs.check.record_windows import Window, WindowReader
 from jobs.check.references import ReferenceWalk
+from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 
 PORTION_BYTES = 128 * MIB
@@ -32,8 +33,8 @@ PORTION_BYTES = 128 * MIB
 
 
 @dataclass(slots=True)
-class VerifyReport:
-    """What a run found; the JSON form of the report.
+class VerifyReport(Report):
+    """What a run found.
 
     ``unsettled`` are stubs in the middle of a transition, and ``unsynced_bytes`` the ends of
     containers that never became durable: what an interrupted job leaves, and the next one clears.
@@ -56,8 +57,6 @@ class VerifyReport:
     files_hit: int = 0
     findings: list[Finding] = field(default_factory=list)
     by_invariant: dict[str, int] = field(default_factory=dict)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -81,13 +80,11 @@ class _Checked:
                 yield entry
 
 
-class Verify:
+class Verify(Job[VerifyReport]):
     """One offline check of a volume. Changes nothing. Needs the job lock, and no mount."""
 
     def __init__(self, volume: Volume, run: JobRun) -> None:
-        self._volume = volume
-        self._run = run
-        self._report = VerifyReport(started_s=run.started_s)
+        super().__init__(volume, run, VerifyReport())
         self._known = {kind: KnownRecords() for kind in fmt.COPIES_OF}
         self._copied: dict[fmt.Kind, dict[int, dict[int, set[bytes]]]] = {
             kind: {} for kind in fmt.COPIES_OF
@@ -117,15 +114,13 @@ class Verify:
         return self.report()
 
     def report(self) -> VerifyReport:
-        """The report, as far as the run got."""
         report = self._report
         report.quarantined = sum(len(known.lost) for known in self._known.values())
         report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced
         report.by_invariant = dict(Counter(f.invariant for f in report.findings))
         report.files_hit = len({f.where for f in report.findings if f.invariant in OF_FILES})
         report.outcome = "damaged" if report.findings else "clean"
-        report.resources = self._run.resources()
-        return report
+        return super().report()
 
     def _find(self, invariant: Invariant, where: str, detail: str) -> None:
         self._report.findings.append(Finding(invariant, where, detail))

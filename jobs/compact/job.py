@@ -2,7 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace, ServiceUnreachable
@@ -18,6 +18,7 @@ from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
 from dedupd.system.files import opened
 from dedupd.units import MIB, format_size
 from dedupd.volume.volume import Volume
+from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
 
@@ -26,11 +27,10 @@ FREE_BYTES_MARGIN = 64 * MIB
 
 
 @dataclass(slots=True)
-class CompactReport:
-    """What a run did; the JSON form of the report. Bytes are those of container files."""
+class CompactReport(FileReport):
+    """What a run did. Bytes are those of container files."""
 
     job: str = "compact"
-    outcome: str = "done"
     containers: int = 0
     stored_bytes: int = 0
     dead_bytes: int = 0
@@ -40,10 +40,6 @@ class CompactReport:
     freed_bytes: int = 0
     below_threshold: int = 0
     left_for_lack_of_space: int = 0
-    errors: int = 0
-    messages: list[str] = field(default_factory=list)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
 class _Candidate(NamedTuple):
@@ -59,15 +55,13 @@ class _Candidate(NamedTuple):
         return 0.0 if self.weight.is_dead else self.weight.needed_bytes / self.weight.gain_bytes
 
 
-class Compact:
+class Compact(Job[CompactReport]):
     """One compaction of one volume. Needs the volume's job lock; the volume may be mounted."""
 
     def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool = False) -> None:
-        self._volume = volume
-        self._run = run
+        super().__init__(volume, run, CompactReport())
         self._dry_run = dry_run
         self._dead_min = volume.policy().compaction_dead_min
-        self._report = CompactReport(started_s=run.started_s)
 
     def run(self) -> CompactReport:
         """Rewrite what the policy's threshold asks for, the cheapest first. Raises Cancelled.
@@ -87,13 +81,6 @@ class Compact:
             candidates.remove(chosen)
             self._compact(chosen)
         return self.report()
-
-    def report(self) -> CompactReport:
-        """The report, as far as the run got."""
-        report = self._report
-        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
-        report.resources = self._run.resources()
-        return report
 
     def _directory(self, kind: Kind) -> AbstractContextManager[int]:
         return opened(self._volume.open_directory(kind))

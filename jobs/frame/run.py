@@ -1,6 +1,5 @@
-"""What every job has: a run record, progress, a way to stop it, a report."""
+"""One run of a job: progress, errors, a way to stop it, and its record in the history."""
 
-import json
 import logging
 import resource
 import signal
@@ -162,7 +161,3 @@ def history(volume: Volume, count: int) -> list[dict[str, Any]]:
     """The last runs, newest first."""
     with Catalog(volume.catalogue) as catalog:
         return catalog.latest("run/", count)
-
-
-def as_json(report: dict[str, Any]) -> str:
-    return json.dumps(report, indent=2, ensure_ascii=True)

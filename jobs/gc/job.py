@@ -6,7 +6,7 @@ recipes that these name. What a run tells the next is what recipes name, which n
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dedupd import native
 from dedupd.failpoint import define, reach
@@ -20,6 +20,7 @@ from dedupd.store.container.table_file import LOST
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
+from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.gc import last_run, mark_phases
 from jobs.gc.mark_phases import RecipeMarks
@@ -35,15 +36,14 @@ NOTHING_NEW = "nothing has changed since the last run"
 
 
 @dataclass(slots=True)
-class GcReport:
-    """What a run found and did; the JSON form of the report. Bytes are those of payloads.
+class GcReport(FileReport):
+    """What a run found and did. Bytes are those of payloads.
 
     ``resumed``: it has built upon what an earlier run had found; ``recipes`` are those that it read
     itself, and ``recipe_entries`` what these name.
     """
 
     job: str = "gc"
-    outcome: str = "done"
     resumed: bool = False
     files: int = 0
     stubs: int = 0
@@ -58,24 +58,18 @@ class GcReport:
     orphans_before: int = 0
     revived: int = 0
     epoch: int = 0
-    errors: int = 0
-    messages: list[str] = field(default_factory=list)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
-class Gc:
+class Gc(Job[GcReport]):
     """One collection over one volume. Needs the volume's job lock; the volume may be mounted."""
 
     def __init__(
         self, volume: Volume, run: JobRun, *, full: bool = False, dry_run: bool = False
     ) -> None:
         """``full``: build upon nothing that an earlier run has found."""
-        self._volume = volume
-        self._run = run
+        super().__init__(volume, run, GcReport())
         self._full = full
         self._dry_run = dry_run
-        self._report = GcReport(started_s=run.started_s)
         self._epoch = 1
 
     def run(self) -> GcReport:
@@ -124,13 +118,6 @@ class Gc:
 
     def _state(self, named: dict[Kind, bytes]) -> str:
         return last_run.digest(named, {kind: self._tables.live(kind) for kind in Kind})
-
-    def report(self) -> GcReport:
-        """The report, as far as the run got."""
-        report = self._report
-        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
-        report.resources = self._run.resources()
-        return report
 
     # --- marking ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from dedupd.volume.commit_requests import Request, Requests
 from dedupd.volume.partition_map import type_of
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
+from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.buffers import FileTask, Ready
 from jobs.optimize.file_reader import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader, Work
@@ -58,11 +59,10 @@ MEMORY_FIXED_BYTES = 48 * MIB
 
 
 @dataclass(slots=True)
-class OptimizeReport:
-    """What a run did; the JSON form of the report."""
+class OptimizeReport(FileReport):
+    """What a run did."""
 
     job: str = "optimize"
-    outcome: str = "done"
     files_optimised: int = 0
     files_spliced: int = 0
     files_made_plain: int = 0
@@ -76,21 +76,15 @@ class OptimizeReport:
     index_entries: int = 0
     index: IndexCounters = field(default_factory=IndexCounters)
     code_path: str = ""
-    errors: int = 0
-    messages: list[str] = field(default_factory=list)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
-class Optimize:
+class Optimize(Job[OptimizeReport]):
     """One run over one volume. Needs the volume's job lock."""
 
     def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
-        self._volume = volume
-        self._run = run
+        super().__init__(volume, run, OptimizeReport())
         self._below = below
         self._policy: Policy = volume.policy()
-        self._report = OptimizeReport(started_s=run.started_s)
         self._skipped = Skipped()
         self._threads = min(self._policy.cores_max or cores(), 64)
         self._committer = VolumeCommitter(volume, self._threads)
@@ -104,10 +98,7 @@ class Optimize:
         self._partitioning = Partitioning(volume, self._policy)
 
     def run(self) -> OptimizeReport:
-        """Optimise everything the policy asks for. Raises NoSpace, Cancelled, Damaged.
-
-        The report is also valid, as far as it got, when an error is raised: see ``report``.
-        """
+        """Optimize everything the policy asks for. Raises NoSpace, Cancelled, Damaged."""
         has_work = self._count_candidates()
         # Few of the objects that stream through here are in cycles; looking for them all the time
         # took 3 % of a run.
@@ -132,10 +123,7 @@ class Optimize:
         report = self._report
         report.files_skipped = self._skipped.files
         report.bytes_skipped = self._skipped.size_bytes
-        report.errors = self._run.findings.count
-        report.messages = self._run.findings.messages
-        report.resources = self._run.resources()
-        return report
+        return super().report()
 
     def _count_candidates(self) -> bool:
         """Whether there is anything to do; a quiet volume needs neither store nor index."""

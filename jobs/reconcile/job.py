@@ -21,6 +21,7 @@ from dedupd.units import MIB
 from dedupd.volume.partition_map import PartitionMap, load_map
 from dedupd.volume.volume import Volume
 from jobs.frame.pressure import busy_with
+from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.reconcile.join import ENTRY_BYTES, ChunkTables, Range, join, rounds, unreconciled
 from jobs.reconcile.merge import Merged, Merging
@@ -72,15 +73,14 @@ class PartitionReport:
 
 
 @dataclass(slots=True)
-class ReconcileReport:
-    """What a run found and did; the JSON form of the report.
+class ReconcileReport(FileReport):
+    """What a run found and did.
 
     Savings are fractions of ``logical_bytes``, without compression, as in table 3 of seed 003:
     ``savings_partitioned`` when the run began, ``savings_global`` with nothing kept twice.
     """
 
     job: str = "reconcile"
-    outcome: str = "done"
     strategy: str = Strategy.ALL.value
     dry_run: bool = False
     partitions: list[PartitionReport] = field(default_factory=list)
@@ -95,13 +95,9 @@ class ReconcileReport:
     compared_records: int = 0
     scanned_records: int = 0
     merged: Merged = field(default_factory=Merged)
-    errors: int = 0
-    messages: list[str] = field(default_factory=list)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
-class Reconcile:
+class Reconcile(Job[ReconcileReport]):
     """One run over one volume. Needs the volume's job lock; the volume may be mounted."""
 
     def __init__(
@@ -113,8 +109,7 @@ class Reconcile:
         dry_run: bool = False,
     ) -> None:
         """``dry_run``: find everything, and merge nothing."""
-        self._volume = volume
-        self._run = run
+        super().__init__(volume, run, ReconcileReport(strategy=strategy.value, dry_run=dry_run))
         self._strategy = strategy
         self._dry_run = dry_run
         policy = volume.policy()
@@ -123,9 +118,6 @@ class Reconcile:
         self._threads = policy.cores_max
         self._map: PartitionMap = load_map(volume)
         self._rows: dict[int, PartitionReport] = {}
-        self._report = ReconcileReport(
-            strategy=strategy.value, dry_run=dry_run, started_s=run.started_s
-        )
 
     def run(self) -> ReconcileReport:
         """Reconcile. Raises Cancelled, NoSpace; the next run goes on where this one stopped."""
@@ -149,12 +141,8 @@ class Reconcile:
         return self.report()
 
     def report(self) -> ReconcileReport:
-        """The report, as far as the run got."""
-        report = self._report
-        report.errors, report.messages = self._run.findings.count, self._run.findings.messages
-        report.resources = self._run.resources()
         self._sum_up()
-        return report
+        return super().report()
 
     # --- rounds -------------------------------------------------------------------------------
 

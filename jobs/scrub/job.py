@@ -29,6 +29,7 @@ from jobs.check.losses import Loss, losses
 from jobs.check.record_census import KnownRecords
 from jobs.check.references import References, ReferenceWalk
 from jobs.frame.rate_limit import Throttle
+from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch
 from jobs.repair.repairer import Repair, Repaired
@@ -50,8 +51,8 @@ class Depth(enum.StrEnum):
 
 
 @dataclass(slots=True)
-class ScrubReport:
-    """What a run did; the JSON form of the report.
+class ScrubReport(Report):
+    """What a run did.
 
     ``findings`` are what was wrong when it began, ``repaired`` how many lost records got their
     bytes back, ``quarantined`` how many are still lost, and ``losses`` what that costs users.
@@ -81,11 +82,9 @@ class ScrubReport:
     lost_bytes: int = 0
     files_hit: int = 0
     messages: list[str] = field(default_factory=list)
-    resources: dict[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
 
 
-class Scrub:
+class Scrub(Job[ScrubReport]):
     """One run over one volume. Needs the volume's job lock; the volume may be mounted."""
 
     def __init__(
@@ -96,13 +95,11 @@ class Scrub:
         bytes_per_s: float | None = None,
     ) -> None:
         """``bytes_per_s`` takes the place of the policy's ``scrub_rate``."""
-        self._volume = volume
-        self._run = run
+        super().__init__(volume, run, ScrubReport(depth=depth.value))
         self._depth = depth
         self._policy = volume.policy()
         rate = self._policy.scrub_bytes_per_s if bytes_per_s is None else bytes_per_s
         self._throttle = Throttle(rate, run.wait)
-        self._report = ScrubReport(depth=depth.value, started_s=run.started_s)
         self._counts: Counter[str] = Counter()
         self._checked: RecordScrub | None = None
         self._noted: list[Note] = []
@@ -140,8 +137,7 @@ class Scrub:
             report.outcome = "damaged"
         elif self._counts:
             report.outcome = "repaired" if report.quarantined == 0 else "damaged, no file hit"
-        report.resources = self._run.resources()
-        return report
+        return super().report()
 
     def _find(self, invariant: Invariant, where: str, detail: str) -> None:
         self._counts[invariant.value] += 1

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from dedupd import __version__
 from dedupd.cli.main import COMMANDS, main
 from dedupd.cli.run import JOBS
-from dedupd.cli.run.report import recorded
 from dedupd.format.container import Kind
 from dedupd.system.files import opened
 from dedupd.units import KIB
@@ -493,7 +492,7 @@ def test_a_run_that_stops_half_way_is_in_the_history(lab: Lab, job: str) -> None
             "verify": Verify(volume, run),
         }
         with pytest.raises(Cancelled):
-            recorded(volume, run, works[job])
+            works[job].recorded()
     (last,) = reported("jobs", lab.root)["history"]
     assert last["job"] == job
     assert last["outcome"] == "stopped"

@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import through_service
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
@@ -22,7 +22,7 @@ def command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:
         job = Gc(volume, run, full=full, dry_run=dry_run)
-        report = job.run() if dry_run else recorded(volume, run, job)
+        report = job.run() if dry_run else job.recorded()
     finish(report, as_json, _show, findings=report.errors)
 
 

@@ -6,7 +6,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import through_service
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
@@ -29,7 +29,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
             return
         with working(volume, "optimize") as run:
             job = Optimize(volume, run, below)
-            report = recorded(volume, run, job)
+            report = job.recorded()
     finish(report, as_json, _show, findings=report.errors)
 
 

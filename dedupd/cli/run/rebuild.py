@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, recorded
+from dedupd.cli.run.report import finish
 from dedupd.cli.via_service import through_service
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
@@ -19,7 +19,7 @@ from jobs.rebuild import Rebuild, RebuildReport
 def command(path: str, as_json: bool) -> None:
     """Make catalogue and tables anew, from containers and stubs."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "rebuild") as run:
-        report = recorded(volume, run, Rebuild(volume, run))
+        report = Rebuild(volume, run).recorded()
     finish(report, as_json, _show, damage=report.losses)
 
 

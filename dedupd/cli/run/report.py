@@ -1,62 +1,29 @@
-"""The report of a job: kept in the history, and shown."""
+"""The report of a job, shown."""
 
 import sys
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import Field, asdict
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import NoReturn
 
 import click
 
 from dedupd.cli.common import print_json
-from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError
-from dedupd.volume.volume import Volume
+from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
 from jobs.check.invariants import Finding
-from jobs.frame.run import Cancelled, JobRun, record_run
-
-
-class _AnyReport(Protocol):
-    """A dataclass that says, among other things, how the job ended."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    outcome: str
-
-
-_Report = TypeVar("_Report", bound=_AnyReport)
-_Said_co = TypeVar("_Said_co", covariant=True)
-
-
-class _Job(Protocol[_Said_co]):
-    """What every job is: something to run, that can say at any time how far it got."""
-
-    def run(self) -> _Said_co: ...
-    def report(self) -> _Said_co: ...
-
-
-def recorded(volume: Volume, run: JobRun, job: _Job[_Report]) -> _Report:
-    """Run a job and keep its report in the history, also where it stops half way."""
-    try:
-        report = job.run()
-    except DedupdError as error:
-        report = job.report()
-        report.outcome = "stopped" if isinstance(error, Cancelled) else str(error)
-        record_run(volume, run, asdict(report))
-        raise
-    record_run(volume, run, asdict(report))
-    return report
+from jobs.frame.report import ReportT
 
 
 def finish(
-    report: _Report,
+    report: ReportT,
     as_json: bool,
-    show: Callable[[_Report], None],
+    show: Callable[[ReportT], None],
     *,
     findings: Sized | int = 0,
     damage: Sized | int = 0,
 ) -> NoReturn:
-    """Print a report, in JSON or as ``show`` does, and leave: there was nothing to be told, there
-    are findings, or something is lost."""
+    """Print a report, in JSON or as ``show`` does, and leave. The exit status says whether
+    there are findings, or something is lost."""
     if as_json:
-        print_json(asdict(report))
+        print_json(report.to_json())
     else:
         show(report)
     sys.exit(EXIT_DAMAGED if damage else EXIT_FINDINGS if findings else EXIT_DONE)

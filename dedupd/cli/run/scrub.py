@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, recorded, show_findings, show_messages
+from dedupd.cli.run.report import finish, show_findings, show_messages
 from dedupd.cli.via_service import through_service
 from dedupd.units import counted, format_size, parse_size
 from dedupd.volume.volume import Volume
@@ -24,7 +24,7 @@ def command(path: str, full: bool, rate: str | None, as_json: bool) -> None:
     bytes_per_s = None if rate is None else parse_size(rate)
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "scrub") as run:
         job = Scrub(volume, run, depth, bytes_per_s)
-        report = recorded(volume, run, job)
+        report = job.recorded()
     finish(report, as_json, _show, findings=report.findings, damage=report.losses)
 
 

@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, recorded, show_messages
+from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import through_service
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
@@ -20,7 +20,7 @@ def command(path: str, as_json: bool) -> None:
     """Make files plain again, in a volume or below PATH in it."""
     volume, below = Volume.locate_existing(path)
     with volume, volume.job_lock(), working(volume, "unoptimize") as run:
-        report = recorded(volume, run, Unoptimize(volume, run, below))
+        report = Unoptimize(volume, run, below).recorded()
     finish(report, as_json, _show, findings=report.errors)
 
 

@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, recorded, show_findings
+from dedupd.cli.run.report import finish, show_findings
 from dedupd.errors import Busy
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
@@ -23,7 +23,7 @@ def command(path: str, as_json: bool) -> None:
                 f"{path}: verify works offline; unmount the volume first: `dedupd umount {path}`"
             )
         with volume.job_lock(), volume.mount_lock(), working(volume, "verify", unit="files") as run:
-            report = recorded(volume, run, Verify(volume, run))
+            report = Verify(volume, run).recorded()
     finish(report, as_json, _show, findings=report.findings, damage=report.files_hit)
 
 

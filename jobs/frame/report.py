@@ -1,0 +1,78 @@
+"""What every job is, and the report that it makes."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
+
+from dedupd.errors import DedupdError
+from dedupd.volume.volume import Volume
+from jobs.frame.run import Cancelled, JobRun, record_run
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run did or found. Each job adds fields of its own."""
+
+    job: str = ""
+    outcome: str = "done"
+    resources: dict[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+
+    def complete(self, run: JobRun) -> None:
+        """Take over what the run itself has counted."""
+        self.resources = run.resources()
+
+    def to_json(self) -> dict[str, Any]:
+        """Job and outcome first, then the fields of the job, and what all reports end with."""
+        values = asdict(self)
+        return values | {name: values.pop(name) for name in _LAST if name in values}
+
+
+_LAST = "errors", "messages", "resources", "started_s"
+
+
+@dataclass(slots=True)
+class FileReport(Report):
+    """The report of a job that goes on where something is wrong with a single file."""
+
+    errors: int = 0
+    messages: list[str] = field(default_factory=list)
+
+    def complete(self, run: JobRun) -> None:
+        Report.complete(self, run)
+        self.errors, self.messages = run.findings.count, run.findings.messages
+
+
+ReportT = TypeVar("ReportT", bound=Report)
+
+
+class Job(ABC, Generic[ReportT]):
+    """One run of a job over one volume. Needs the volume's job lock."""
+
+    def __init__(self, volume: Volume, run: JobRun, report: ReportT) -> None:
+        self._volume = volume
+        self._run = run
+        self._report = report
+        report.started_s = run.started_s
+
+    @abstractmethod
+    def run(self) -> ReportT:
+        """Do the work. Raises Cancelled."""
+
+    def report(self) -> ReportT:
+        """The report, as far as the run got: also valid when ``run`` has raised an error."""
+        self._report.complete(self._run)
+        return self._report
+
+    def recorded(self) -> ReportT:
+        """Run, and keep the report in the history of the volume, also where the job stops half
+        way."""
+        try:
+            report = self.run()
+        except DedupdError as error:
+            report = self.report()
+            report.outcome = "stopped" if isinstance(error, Cancelled) else str(error)
+            record_run(self._volume, self._run, report.to_json())
+            raise
+        record_run(self._volume, self._run, report.to_json())
+        return report
