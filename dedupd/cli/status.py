@@ -13,13 +13,13 @@ from dedupd.cli.service_status import show_service
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, CatalogUnusable, DedupdError
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.service.history import History
 from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.system import mount_table
 from dedupd.system.paths import show_text
 from dedupd.system.process_priority import give_way
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
-from jobs.frame.run import history
 from jobs.tree.walk import walk
 
 
@@ -91,7 +91,7 @@ def measure(volume: Volume) -> dict[str, Any]:
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
     try:
-        last = history(volume, 1)
+        last = History(volume.base).runs(1)
     except CatalogUnusable as error:
         last = []
         errors.append(f"the last run is not known: {error}")

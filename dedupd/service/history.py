@@ -1,9 +1,6 @@
-"""What the service remembers of a volume, in its catalogue: derived, and lost without harm.
+"""What the service remembers of a volume: hints of its catalogue (``dedupd/volume/hints.py``).
 
-run/<start, ns>       the report of a run; foreground runs are there too
-task/<name>           the last run of a task of the schedule: TaskHistory
-savings/<time, ns>    what the volume saved then: Savings
-paused                whether somebody has paused the volume's jobs
+Unlike jobs, the service says so where the catalogue cannot be used.
 """
 
 from collections.abc import Mapping
@@ -11,7 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, TypeVar, get_args
 
 from dedupd.service.scheduler import TaskHistory, TaskName
-from dedupd.volume.catalog import Catalog, catalogue_of, time_key
+from dedupd.volume.catalog import Catalog, catalogue_of
+from dedupd.volume.hints import Key
 
 RUNS_KEPT = 2000
 SAVINGS_KEPT = 5000
@@ -66,40 +64,40 @@ class History:
             tasks = {
                 name: history
                 for name in TASK_NAMES
-                if (history := _decoded(TaskHistory, catalog.get(f"task/{name}"))) is not None
+                if (history := _decoded(TaskHistory, catalog.get(Key.TASKS.of(name)))) is not None
             }
-            latest = catalog.latest("savings/", 1)
+            latest = catalog.latest(Key.SAVINGS, 1)
             savings = _decoded(Savings, latest[0]) if latest else None
-            return Memory(tasks, catalog.get("paused") is True, savings)
+            return Memory(tasks, catalog.get(Key.PAUSED) is True, savings)
 
     def note_task(self, name: TaskName, history: TaskHistory) -> None:
         with Catalog(self._directory) as catalog:
-            catalog.put(f"task/{name}", asdict(history))
+            catalog.put(Key.TASKS.of(name), asdict(history))
 
     def note_paused(self, paused: bool) -> None:
         with Catalog(self._directory) as catalog:
-            catalog.put("paused", paused)
+            catalog.put(Key.PAUSED, paused)
 
     def note_run(self, started_s: float, report: Mapping[str, Any]) -> None:
         """Keep a run that could not keep itself, because it failed."""
         with Catalog(self._directory) as catalog:
-            catalog.put(time_key("run/", started_s), dict(report))
+            catalog.put(Key.RUNS.at(started_s), dict(report))
 
     def note_savings(self, savings: Savings) -> None:
         with Catalog(self._directory) as catalog:
-            catalog.put(time_key("savings/", savings.time_s), asdict(savings))
-            catalog.keep_latest("savings/", SAVINGS_KEPT)
-            catalog.keep_latest("run/", RUNS_KEPT)
+            catalog.put(Key.SAVINGS.at(savings.time_s), asdict(savings))
+            catalog.keep_latest(Key.SAVINGS, SAVINGS_KEPT)
+            catalog.keep_latest(Key.RUNS, RUNS_KEPT)
 
     def runs(self, count: int) -> list[dict[str, Any]]:
         """The last runs, newest first."""
         with Catalog(self._directory) as catalog:
-            return catalog.latest("run/", count)
+            return catalog.latest(Key.RUNS, count)
 
     def savings(self, count: int) -> list[Savings]:
         """The last samples, oldest first."""
         with Catalog(self._directory) as catalog:
-            found = catalog.latest("savings/", count)
+            found = catalog.latest(Key.SAVINGS, count)
         return [one for raw in reversed(found) if (one := _decoded(Savings, raw)) is not None]
 
 

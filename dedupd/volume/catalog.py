@@ -26,11 +26,6 @@ def catalogue_of(base: str) -> str:
     return os.path.join(base, "catalog")
 
 
-def time_key(prefix: str, time_s: float) -> str:
-    """The key of what happened then; such keys sort by time."""
-    return f"{prefix}{int(time_s * 1e9):020d}"
-
-
 class Catalog:
     """Job history, totals and checkpoints of one volume. All errors are CatalogUnusable."""
 

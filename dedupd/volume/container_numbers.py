@@ -1,20 +1,17 @@
 """The numbers that containers have had, in the catalogue.
 
 A container tells that its number was given out, and so does its table. Where both are lost, its ids
-would come to name other records: second copies of the lost ones could not be found any more, nor a
-place made for what repairs them. Like all of the catalogue this is a hint; without it, ids are told
-apart by what recipes keep of fingerprints.
+would come to name other records: second copies of the lost ones could not be found any more, and
+there would be no place for repaired ones. Without this hint, ids are told apart by the parts of
+fingerprints that recipes keep.
 """
 
 from collections.abc import Mapping
 
-from dedupd.errors import CatalogUnusable
 from dedupd.format.container import Kind
 from dedupd.store.writer import ContainerWriter
-from dedupd.volume.catalog import Catalog
+from dedupd.volume.hints import Key
 from dedupd.volume.volume import Volume
-
-_KEY = "containers"
 
 NUMBER_BELIEVED_MAX = 1 << 31
 """Half of what an id has room for: LMDB keeps no checksums, and tables short ones."""
@@ -52,18 +49,11 @@ class Numbers:
         }
         if any(known[kind] > self.last(kind) for kind in Kind):
             self._known = known
-            try:
-                with Catalog(self._volume.catalogue) as catalog:
-                    catalog.put(_KEY, {kind.name.lower(): known[kind] for kind in Kind})
-            except CatalogUnusable:
-                pass
+            value = {kind.name.lower(): known[kind] for kind in Kind}
+            self._volume.hints.put(Key.CONTAINER_NUMBERS, value)
 
     def _load(self) -> dict[Kind, int]:
-        try:
-            with Catalog(self._volume.catalogue) as catalog:
-                value = catalog.get(_KEY)
-        except CatalogUnusable:
-            return {}
+        value = self._volume.hints.get(Key.CONTAINER_NUMBERS)
         if not isinstance(value, dict):
             return {}
         found = {kind: value.get(kind.name.lower()) for kind in Kind}

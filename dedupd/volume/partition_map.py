@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dedupd.config.file_types import extension_of
-from dedupd.errors import CatalogUnusable
-from dedupd.volume.catalog import Catalog
+from dedupd.volume.hints import Key
 from dedupd.volume.volume import Volume
 
 TYPES_MAX = 1000
@@ -165,22 +164,11 @@ def _types_of_the_rest(current: PartitionMap, work: Mapping[str, int]) -> dict[s
     return {t: chunks for chunks, t in sorted(free, key=lambda row: (-row[0], row[1]))}
 
 
-_KEY = "partitions"
-
-
 def load_map(volume: Volume) -> PartitionMap:
     """Where files went last; without a catalogue, what a new volume has."""
-    try:
-        with Catalog(volume.catalogue) as catalog:
-            return PartitionMap.from_json(catalog.get(_KEY))
-    except CatalogUnusable:
-        return PartitionMap()
+    return PartitionMap.from_json(volume.hints.get(Key.PARTITIONS))
 
 
 def save_map(volume: Volume, partitions: PartitionMap) -> None:
-    """Remember where files go. Losing it costs duplicates until the next reconciliation."""
-    try:
-        with Catalog(volume.catalogue) as catalog:
-            catalog.put(_KEY, partitions.to_json())
-    except CatalogUnusable:
-        pass
+    """Remember where files go."""
+    volume.hints.put(Key.PARTITIONS, partitions.to_json())

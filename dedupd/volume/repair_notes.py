@@ -1,21 +1,12 @@
-"""Notes of damage that a reader has met, for the next scrub to see to first.
+"""Notes of damage that a reader has met, for the next scrub to see to first."""
 
-They are derived state: a note that is lost costs a little time, because scrub finds the damage
-again by itself.
-"""
-
-import logging
 import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dedupd.errors import CatalogUnusable
 from dedupd.format.container import Kind
-from dedupd.volume.catalog import Catalog
+from dedupd.volume.hints import Hints, Key
 
-_log = logging.getLogger("dedupd")
-
-PREFIX = "repair/"
 NOTES_MAX = 10_000
 """In one process: a store that is damaged all over is a case for a full scrub."""
 
@@ -30,9 +21,8 @@ class Note(NamedTuple):
 class RepairNotes:
     """Takes notes in the catalogue, each once. Safe to use from several threads."""
 
-    def __init__(self, directory: str) -> None:
-        """``directory`` is the catalogue's."""
-        self._directory = directory
+    def __init__(self, hints: Hints) -> None:
+        self._hints = hints
         self._noted: set[Note] = set()
         self._lock = threading.Lock()
 
@@ -43,21 +33,14 @@ class RepairNotes:
             if note in self._noted or len(self._noted) >= NOTES_MAX:
                 return
             self._noted.add(note)
-        try:
-            with Catalog(self._directory) as catalog:
-                catalog.put(_key(note), list(note))
-        except CatalogUnusable as error:
-            _log.warning("damage to record %d is not noted for repair: %s", record, error)
+        warning = f"damage to record {record} is not noted for repair"
+        if not self._hints.put(_key(note), list(note), warning):
             with self._lock:
                 self._noted.discard(note)
 
     def pending(self) -> list[Note]:
         """All notes that nobody has cleared."""
-        try:
-            with Catalog(self._directory) as catalog:
-                values = catalog.latest(PREFIX, NOTES_MAX)
-        except CatalogUnusable:
-            return []
+        values = self._hints.latest(Key.REPAIRS, NOTES_MAX)
         return sorted(note for note in map(_decode, values) if note is not None)
 
     def clear(self, notes: Iterable[Note]) -> None:
@@ -65,16 +48,11 @@ class RepairNotes:
         with self._lock:
             done = {*notes, *self._noted}
             self._noted.clear()
-        try:
-            with Catalog(self._directory) as catalog:
-                for note in done:
-                    catalog.delete(_key(note))
-        except CatalogUnusable:
-            pass  # the next scrub looks at them again
+        self._hints.delete(map(_key, done))
 
 
 def _key(note: Note) -> str:
-    return f"{PREFIX}{note.kind.name.lower()}/{note.record:020d}"
+    return Key.REPAIRS.of(f"{note.kind.name.lower()}/{note.record:020d}")
 
 
 def _decode(value: object) -> Note | None:

@@ -1,9 +1,8 @@
 """Progress of very large files: an interrupted run goes on inside the file where it was.
 
-A checkpoint is what the recipe had grown to when everything in it had become durable. It is a
-hint: kept in the catalogue, checked when it is used, and lost without harm. It counts for exactly
-the file that it was made of, as its size, times and inode say. Chunks that only a checkpoint names
-are unreferenced, so whoever collects garbage clears the checkpoints first
+A checkpoint is the recipe of the first part of a file, all of it durable. It is a hint, and counts
+for exactly the file that it was made of, as size, times and inode say. Chunks that only a
+checkpoint names are unreferenced, so a collection of garbage clears the checkpoints first
 (:meth:`Checkpoints.clear`).
 """
 
@@ -11,19 +10,17 @@ import json
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.errors import CatalogUnusable, Damaged
+from dedupd.errors import Damaged
 from dedupd.format.ids import HOLE
 from dedupd.store.recipe.recipe_reader import Piece
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.transition import FileIdentity
 from dedupd.units import GIB
-from dedupd.volume.catalog import Catalog
+from dedupd.volume.hints import Key
 from dedupd.volume.volume import Volume
 
 FILE_BYTES_MIN = 4 * GIB
 """Smaller files are read again in seconds; what was stored of them is found by its fingerprint."""
-
-_PREFIX = "resume/"
 
 
 class Checkpoint(NamedTuple):
@@ -38,19 +35,12 @@ class Checkpoints:
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self._directory = volume.catalogue
         self._found: dict[int, Checkpoint] = {}
 
     def load(self) -> None:
         """Read all of them; those that are damaged are passed over."""
-        try:
-            with Catalog(self._directory) as catalog:
-                for value in catalog.latest(_PREFIX, 1 << 20):
-                    checkpoint = _decode(value)
-                    if checkpoint is not None:
-                        self._found[checkpoint.identity.inode] = checkpoint
-        except CatalogUnusable:
-            self._found = {}
+        checkpoints = map(_decode, self._volume.hints.latest(Key.UNFINISHED_FILES))
+        self._found = {one.identity.inode: one for one in checkpoints if one is not None}
 
     def of(self, identity: FileIdentity) -> Growth | None:
         """How far exactly this file is, if its chunks and the nodes of its recipe are there."""
@@ -83,23 +73,15 @@ class Checkpoints:
         )
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint in place of the one before. A catalogue that can't is no reason to
-        stop."""
+        """Keep a checkpoint in place of the one before."""
         body = json.dumps([list(checkpoint.identity), checkpoint.growth.to_json()])
         value = {"body": body, "digest": native.hashing.fingerprint(body.encode()).hex()}
-        try:
-            with Catalog(self._directory) as catalog:
-                catalog.put(f"{_PREFIX}{checkpoint.identity.inode:020d}", value)
-        except CatalogUnusable:
-            pass
+        key = Key.UNFINISHED_FILES.of(f"{checkpoint.identity.inode:020d}")
+        self._volume.hints.put(key, value)
 
     def clear(self) -> None:
         """Forget all of them."""
-        try:
-            with Catalog(self._directory) as catalog:
-                catalog.delete_all(_PREFIX)
-        except CatalogUnusable:
-            pass
+        self._volume.hints.delete_all(Key.UNFINISHED_FILES)
 
 
 def _decode(value: dict[str, str]) -> Checkpoint | None:

@@ -24,6 +24,7 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened, read_at
 from dedupd.system.paths import named, open_beneath, resolved
 from dedupd.volume.catalog import catalogue_of
+from dedupd.volume.hints import Hints
 from dedupd.volume.repair_notes import RepairNotes
 from dedupd.volume.transition_log import Transitions
 
@@ -196,9 +197,14 @@ class Volume:
         return catalogue_of(self.base)
 
     @cached_property
+    def hints(self) -> Hints:
+        """What may be lost."""
+        return Hints(self.catalogue)
+
+    @cached_property
     def repairs(self) -> RepairNotes:
         """Notes of damage that readers met."""
-        return RepairNotes(self.catalogue)
+        return RepairNotes(self.hints)
 
     @cached_property
     def chunk_records(self) -> RecordReader:

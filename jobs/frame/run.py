@@ -1,6 +1,5 @@
 """One run of a job: progress, errors, a way to stop it, and its record in the history."""
 
-import logging
 import resource
 import signal
 import threading
@@ -10,14 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dedupd.errors import CatalogUnusable, DedupdError
-from dedupd.volume.catalog import Catalog, time_key
+from dedupd.errors import DedupdError
+from dedupd.volume.hints import Key
 from dedupd.volume.volume import Volume
 from jobs.frame.pace import Pace
 
 T = TypeVar("T")
-
-_log = logging.getLogger("dedupd")
 
 ITEMS_BETWEEN_CHECKS = 1024
 """Looked at in a few milliseconds."""
@@ -150,14 +147,4 @@ def _memory_bytes_peak() -> int:
 def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
     """Keep a run in the volume's history; where that is not possible, say so and go on."""
     run.report = report
-    try:
-        with Catalog(volume.catalogue) as catalog:
-            catalog.put(time_key("run/", run.started_s), report)
-    except CatalogUnusable as error:
-        _log.warning("the run is not in the history: %s", error)
-
-
-def history(volume: Volume, count: int) -> list[dict[str, Any]]:
-    """The last runs, newest first."""
-    with Catalog(volume.catalogue) as catalog:
-        return catalog.latest("run/", count)
+    volume.hints.put(Key.RUNS.at(run.started_s), report, "the run is not in the history")

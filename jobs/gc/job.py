@@ -18,11 +18,12 @@ from dedupd.store import saved_marks
 from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST
 from dedupd.store.mark_set import Marks, Needs
+from dedupd.volume.hints import Key
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
-from jobs.gc import last_run, mark_phases
+from jobs.gc import mark_phases
 from jobs.gc.mark_phases import RecipeMarks
 from jobs.gc.recipe_marker import RecipeReading
 from jobs.gc.tables import Shape, Tables, fingerprint_of, states_of
@@ -92,7 +93,7 @@ class Gc(Job[GcReport]):
         for problem in roots.problems:
             run.findings.add(problem)
         named = {Kind.CHUNKS: chunks.digest(), Kind.STREAMS: wanted.digest()}
-        if not self._full and last_run.is_as_left(volume, self._state(named)):
+        if not self._full and volume.hints.get(Key.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW
             return self.report()
         recipes = self._read_recipes(wanted)
@@ -113,11 +114,20 @@ class Gc(Job[GcReport]):
         else:
             self._sweep(marks)
             if not self._dry_run:
-                last_run.remember(volume, self._state(named))
+                volume.hints.put(Key.LAST_COLLECTION, self._state(named))
         return self.report()
 
     def _state(self, named: dict[Kind, bytes]) -> str:
-        return last_run.digest(named, {kind: self._tables.live(kind) for kind in Kind})
+        """A digest of what the tree names, given as digests of marks, and of which records are
+        live.
+
+        If neither has changed since a collection that went through, there is no new garbage. A
+        record shows that has become live since without being needed, because a table was lost or
+        a job died. A wrong hint is only ever a reason to do nothing, and leaves garbage where it
+        is.
+        """
+        live = [(int(kind), sorted(self._tables.live(kind).items())) for kind in Kind]
+        return native.hashing.fingerprint(b"".join(named.values()) + repr(live).encode()).hex()
 
     # --- marking ------------------------------------------------------------------------------
 

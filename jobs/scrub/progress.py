@@ -1,14 +1,11 @@
-"""How far a full scrub is, kept in the catalogue: an interrupted one goes on where it stopped."""
+"""How far a full scrub is: an interrupted one goes on where it stopped."""
 
 import time
-from typing import Any
 
-from dedupd.errors import CatalogUnusable
 from dedupd.format import container as fmt
-from dedupd.volume.catalog import Catalog
+from dedupd.volume.hints import Key
 from dedupd.volume.volume import Volume
 
-_KEY = "scrub/progress"
 SAVE_EVERY_S = 5.0
 """What is read again after a kill; a catalogue's sync takes milliseconds."""
 
@@ -21,7 +18,7 @@ class ScrubProgress:
     """
 
     def __init__(self, volume: Volume, is_kept: bool) -> None:
-        self._directory = volume.catalogue
+        self._hints = volume.hints
         self._is_kept = is_kept
         self._saved_s = time.monotonic()
         self._begun: tuple[int, int, int, int, int] | None = self._load() if is_kept else None
@@ -54,26 +51,15 @@ class ScrubProgress:
     def clear(self) -> None:
         """The run is over: the next one begins at the beginning."""
         if self._is_kept:
-            self._change(lambda catalog: catalog.delete(_KEY))
+            self._hints.delete([Key.SCRUB_PROGRESS])
 
     def _save(self, place: list[int]) -> None:
         self._saved_s = time.monotonic()
         if self._is_kept:
-            self._change(lambda catalog: catalog.put(_KEY, place))
-
-    def _change(self, change: Any) -> None:
-        try:
-            with Catalog(self._directory) as catalog:
-                change(catalog)
-        except CatalogUnusable:
-            pass  # then the next run begins at the beginning
+            self._hints.put(Key.SCRUB_PROGRESS, place)
 
     def _load(self) -> tuple[int, int, int, int, int] | None:
-        try:
-            with Catalog(self._directory) as catalog:
-                value = catalog.get(_KEY)
-        except CatalogUnusable:
-            return None
+        value = self._hints.get(Key.SCRUB_PROGRESS)
         if not isinstance(value, list) or [type(part) for part in value] != [int] * 5:
             return None
         kind, number, generation, offset, ordinal = value
