@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from dedupd.config.memory_budget import OptimizeShares, optimize_shares
 from dedupd.config.policy import Policy
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.store.chunk_index import IndexCounters
@@ -50,13 +51,6 @@ give it up at every system call. Python's own 5 ms made a run of small files 6 %
 BUFFERS_MIN = 4
 """One that is read into, one that is cut, and two whose chunks are compressed."""
 
-FOUND_SHARE = 1 / 32
-"""Of the memory that the policy gives, for the candidates that a walk has found: about 200,000 by
-default. Where there are more, each partition walks the tree again."""
-
-MEMORY_FIXED_BYTES = 48 * MIB
-"""What the interpreter, the threads and the encoded output of batches in flight take."""
-
 
 @dataclass(slots=True)
 class OptimizeReport(FileReport):
@@ -90,7 +84,7 @@ class Optimize(Job[OptimizeReport]):
         self._committer = VolumeCommitter(volume, self._threads)
         self._unsettled: list[bytes] = []
         self._mostly_local: list[bytes] = []
-        self._found = FoundFiles(int(self._policy.memory_bytes_max * FOUND_SHARE))
+        self._found = FoundFiles(self._shares(0).candidates_bytes)
         self._checkpoints = Checkpoints(volume)
         self._ready = Ready()
         self._grouped_bytes = 0
@@ -124,6 +118,9 @@ class Optimize(Job[OptimizeReport]):
         report.files_skipped = self._skipped.files
         report.bytes_skipped = self._skipped.size_bytes
         return super().report()
+
+    def _shares(self, index_bytes: int) -> OptimizeShares:
+        return optimize_shares(self._policy.memory_bytes_max, index_bytes)
 
     def _count_candidates(self) -> bool:
         """Whether there is anything to do; a quiet volume needs neither store nor index."""
@@ -196,10 +193,10 @@ class Optimize(Job[OptimizeReport]):
     def _optimise(self, store: Store, partitions: list[int]) -> None:
         threads = self._threads
         headroom = self._volume.parameters.chunking.max_bytes
-        room = self._policy.memory_bytes_max - MEMORY_FIXED_BYTES - self._partitioning.index_bytes
-        share = room // (2 * BUFFERS_MIN) // MIB * MIB
+        room = self._shares(self._partitioning.index_bytes).buffers_bytes
+        share = room // BUFFERS_MIN // MIB * MIB
         batch_bytes = min(max(BATCH_BYTES_MIN, share), BATCH_BYTES)
-        buffers = min(max(BUFFERS_MIN, room // (2 * batch_bytes)), 6 + 2 * threads)
+        buffers = min(max(BUFFERS_MIN, room // batch_bytes), 6 + 2 * threads)
         pool = BufferPool(new_buffer(headroom + batch_bytes) for _ in range(buffers))
         self._checkpoints.load()
         ingest = Ingest(

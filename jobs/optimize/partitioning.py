@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
+from dedupd.config.memory_budget import capacity, index_bytes
 from dedupd.config.policy import Policy
 from dedupd.format.container import Kind
-from dedupd.index.budget import capacity, index_bytes
 from dedupd.store.chunk_index import IndexCounters
 from dedupd.store.container.table_totals import entries_by_partition
 from dedupd.system.files import opened

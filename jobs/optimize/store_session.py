@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from dedupd.config.index_choice import IndexChoice
+from dedupd.config.memory_budget import fitting
 from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import container_of
 from dedupd.format.table import ENTRY_BYTES, Entry
-from dedupd.index.budget import fitting
 from dedupd.index.choice import make_index
 from dedupd.index.memory import MemoryIndex
 from dedupd.store.chunk_index import IndexCounters, StoreIndex

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 
+from dedupd.config.memory_budget import reconcile_shares
 from dedupd.errors import DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind
@@ -17,7 +18,6 @@ from dedupd.store import merge_log
 from dedupd.store.container.recovery import recover_sound
 from dedupd.store.merge_log import MergeLog, MergeLogWriter
 from dedupd.system.files import opened
-from dedupd.units import MIB
 from dedupd.volume.partition_map import PartitionMap, load_map
 from dedupd.volume.volume import Volume
 from jobs.frame.pressure import busy_with
@@ -29,11 +29,6 @@ from jobs.tree.stub_sizes import stub_bytes_by_type
 
 _LOGGED = define("reconcile.logged", "the merge log is durable, nothing is merged")
 _FINISHED = define("reconcile.finished", "all of the merge log is done, and it is gone")
-
-MEMORY_FIXED_BYTES = 64 * MIB
-"""What the interpreter, the tables as they are read, and the pairs of a log take."""
-
-JOIN_BYTES_MIN = 8 * MIB
 
 SAMPLES_MAX = 1 << 18
 """Chunks that the strategy ``selective`` judges by: 4 MiB."""
@@ -113,8 +108,8 @@ class Reconcile(Job[ReconcileReport]):
         self._strategy = strategy
         self._dry_run = dry_run
         policy = volume.policy()
-        room = max(JOIN_BYTES_MIN, (policy.memory_bytes_max - MEMORY_FIXED_BYTES) // 2)
-        self._capacity = min(room // ENTRY_BYTES, 1 << 30)
+        shares = reconcile_shares(policy.memory_bytes_max)
+        self._capacity = min(shares.join_bytes // ENTRY_BYTES, 1 << 30)
         self._threads = policy.cores_max
         self._map: PartitionMap = load_map(volume)
         self._rows: dict[int, PartitionReport] = {}

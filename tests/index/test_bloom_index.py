@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from dedupd import native
 from dedupd.config.index_choice import IndexChoice
+from dedupd.config.memory_budget import capacity, fitting
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
 from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.budget import capacity, fitting
 from dedupd.index.choice import make_index
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened

@@ -170,7 +170,7 @@ def test_what_is_new_is_compared_with_all_that_was_there(tmp_path: Path) -> None
 def test_however_little_memory_there_is_the_result_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int
 ) -> None:
-    monkeypatch.setattr("jobs.reconcile.job.JOIN_BYTES_MIN", 14 * capacity)
+    monkeypatch.setattr("dedupd.config.memory_budget.JOIN_BYTES_MIN", 14 * capacity)
     with lab_in(tmp_path) as lab:
         contents = partitioned(lab, 4, 'memory = "64 MiB"\n')
         count = len(states(lab))
@@ -538,7 +538,7 @@ def test_whatever_files_share_the_store_is_what_a_dictionary_holds(
     tmp_path_factory: pytest.TempPathFactory, files: list[tuple[int, list[int]]], capacity: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, lab_in(tmp_path_factory.mktemp("r"), "4k") as lab:
-        patch.setattr("jobs.reconcile.job.JOIN_BYTES_MIN", 14 * capacity)
+        patch.setattr("dedupd.config.memory_budget.JOIN_BYTES_MIN", 14 * capacity)
         lab.set_policy(PLAIN + 'partitions = 4\nmemory = "64 MiB"\n')
         contents = {}
         for at, (kind, parts) in enumerate(files):

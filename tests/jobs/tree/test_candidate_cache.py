@@ -112,7 +112,7 @@ def test_a_run_does_the_same_whether_candidates_are_kept_or_not(
 ) -> None:
     labs = filled(tmp_path / "kept"), filled(tmp_path / "walked")
     kept = labs[0].optimise()
-    monkeypatch.setattr(jobs.optimize.job, "FOUND_SHARE", 0)
+    monkeypatch.setattr("dedupd.config.memory_budget.CANDIDATES_SHARE", 0)
     monkeypatch.setattr(jobs.tree.candidate_cache, "_PER_BLOCK", 1)
     walked = labs[1].optimise()
     assert (kept.partitions, kept.files_skipped) == (3, {"below the minimum size": 1})

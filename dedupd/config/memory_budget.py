@@ -1,0 +1,91 @@
+"""How a job divides the memory that the policy gives it (``memory``). Every share is here.
+
+Of 256 MiB, the default, `optimize` takes at most
+
+    fixed         48 MiB
+    index         64 MiB    a quarter
+    candidates     8 MiB    a thirty-second
+    buffers       72 MiB    half of the memory without `fixed` and the index
+
+and `reconcile`
+
+    fixed         64 MiB
+    join          96 MiB    half of the rest
+
+The remainder is for whatever the allocator keeps. Below 72 MiB the least that each part needs adds
+up to more than ``memory``. The other jobs take memory by what they find: a bit or more for each
+record of the store (docs/partitions.md). The mount has no part in this; its cache is
+``fuse_stub.process.CACHE_BYTES``.
+"""
+
+from typing import NamedTuple
+
+from dedupd.config.index_choice import IndexChoice
+from dedupd.units import MIB
+
+CANDIDATES_SHARE = 1 / 32
+JOIN_BYTES_MIN = 8 * MIB
+
+
+class OptimizeShares(NamedTuple):
+    """What the parts of an optimize run may take, in bytes."""
+
+    fixed_bytes: int
+    """The interpreter, the threads and the encoded output of batches in flight."""
+    index_bytes: int
+    candidates_bytes: int
+    """Candidates of a walk, about 200,000 by default. Where there are more, each partition walks
+    the tree again."""
+    buffers_bytes: int
+    """File contents, while they are read, cut and compressed."""
+
+
+def optimize_shares(memory_bytes: int, index_bytes: int) -> OptimizeShares:
+    """The shares of a run whose largest index takes ``index_bytes``."""
+    fixed = 48 * MIB
+    buffers = (memory_bytes - fixed - index_bytes) // 2
+    return OptimizeShares(fixed, index_bytes, int(memory_bytes * CANDIDATES_SHARE), buffers)
+
+
+class ReconcileShares(NamedTuple):
+    """What the parts of a reconcile run may take, in bytes."""
+
+    fixed_bytes: int
+    """The interpreter, the tables as they are read, and the pairs of a log."""
+    join_bytes: int
+    """Chunks of a round, indexed."""
+
+
+def reconcile_shares(memory_bytes: int) -> ReconcileShares:
+    fixed = 64 * MIB
+    return ReconcileShares(fixed, max(JOIN_BYTES_MIN, (memory_bytes - fixed) // 2))
+
+
+# --- the index --------------------------------------------------------------------------------
+
+_INDEX_FIXED_BYTES = 4 * MIB
+"""Cache and write buffer."""
+
+_INDEX_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.BLOOM: 2.0, IndexChoice.MEMORY: 60.0}
+
+
+def index_share(memory_bytes: int) -> int:
+    """What the index of one partition may take, in bytes."""
+    return max(8 * MIB, memory_bytes // 4)
+
+
+def index_bytes(choice: IndexChoice, entries: int) -> int:
+    """What an index of so many chunks takes, about."""
+    return _INDEX_FIXED_BYTES + int(entries * _INDEX_ENTRY_BYTES[choice])
+
+
+def capacity(choice: IndexChoice, memory_bytes: int) -> int:
+    """How many chunks an index may hold in a job that may take so much memory."""
+    return int((index_share(memory_bytes) - _INDEX_FIXED_BYTES) / _INDEX_ENTRY_BYTES[choice])
+
+
+def fitting(choice: IndexChoice, entries: int, memory_bytes: int) -> IndexChoice:
+    """What to use where ``choice`` was asked for: filters where a table would not fit."""
+    if choice is IndexChoice.TABLE and entries > capacity(choice, memory_bytes):
+        return IndexChoice.BLOOM
+    return choice

@@ -1,0 +1,45 @@
+"""The shares of a job's memory add up to no more than the policy gives it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedupd.config.memory_budget import (
+    capacity,
+    index_bytes,
+    index_share,
+    optimize_shares,
+    reconcile_shares,
+)
+from dedupd.config.policy import IndexChoice, Policy
+from dedupd.units import MIB
+
+memories = st.integers(72 * MIB, 1 << 50)
+
+
+@given(memories)
+def test_the_shares_of_an_optimize_run_fit_its_memory(memory_bytes: int) -> None:
+    shares = optimize_shares(memory_bytes, index_share(memory_bytes))
+    assert min(shares) > 0
+    assert sum(shares) <= memory_bytes
+
+
+@given(memories)
+def test_the_shares_of_a_reconcile_run_fit_its_memory(memory_bytes: int) -> None:
+    shares = reconcile_shares(memory_bytes)
+    assert min(shares) > 0
+    assert sum(shares) <= memory_bytes
+
+
+@given(memories, st.sampled_from(IndexChoice))
+def test_an_index_at_its_capacity_takes_its_share(memory_bytes: int, choice: IndexChoice) -> None:
+    entries = capacity(choice, memory_bytes)
+    assert index_bytes(choice, entries) <= index_share(memory_bytes)
+    assert index_bytes(choice, entries + 1) + 1 >= index_share(memory_bytes)
+
+
+def test_the_shares_by_default_are_those_of_the_table() -> None:
+    memory_bytes = Policy().memory_bytes_max
+    assert optimize_shares(memory_bytes, index_share(memory_bytes)) == (
+        *(48 * MIB, 64 * MIB, 8 * MIB, 72 * MIB),
+    )
+    assert reconcile_shares(memory_bytes) == (64 * MIB, 96 * MIB)
