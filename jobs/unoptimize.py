@@ -3,17 +3,16 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from dedupd import native
 from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import Busy, Damaged, DedupdError, NoSpace, ServiceUnreachable
+from dedupd.errors import Damaged, DedupdError, NoSpace, ServiceUnreachable
 from dedupd.stub.content import StoreContent
-from dedupd.stub.transition import RecipeBytes, is_missing_any, local_ranges, restore, settle
+from dedupd.stub.transition import local_ranges
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import MIB, align_down, align_up, format_size
-from dedupd.volume.commit import settle_noted
+from dedupd.volume.restore import restore_file
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
@@ -52,7 +51,7 @@ class Unoptimize(Job[UnoptimizeReport]):
             if not found.is_stub:
                 continue
             try:
-                restore_one(volume, found.path, run.check)
+                restore_file(volume, found.path, run.check)
             except (Cancelled, NoSpace, ServiceUnreachable):
                 raise
             except (DedupdError, OSError) as error:
@@ -109,7 +108,7 @@ def _count(
 def _missing_bytes(volume: Volume, run: JobRun, path: bytes) -> int:
     """What a stub needs beyond its own blocks at most: all of every chunk, holes stay holes."""
     try:
-        return sum(stop - begin for _, begin, stop in run.checked(_missing(volume, path)))
+        return sum(end - start for _, start, end in run.checked(_missing(volume, path)))
     except (Damaged, OSError):
         return 0  # for later to report
 
@@ -118,11 +117,11 @@ def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
     """What a stub needs beyond its own blocks, to the block: blocks of zeros stay holes, too."""
     block, need, counted = volume.block_bytes, 0, 0
     try:
-        for content, begin, stop in _missing(volume, path):
+        for content, start, end in _missing(volume, path):
             run.check()
             # Two chunks may share a block.
-            first, counted = max(align_down(begin, block), counted), align_up(stop, block)
-            data = content.read(first, counted)
+            start, counted = max(align_down(start, block), counted), align_up(end, block)
+            data = content.read(start, counted)
             need += sum(
                 block
                 for at in range(0, len(data), block)
@@ -146,61 +145,6 @@ def _missing(volume: Volume, path: bytes) -> Iterator[tuple[StoreContent, int, i
         size = os.fstat(fd).st_size
         local = local_ranges(fd, stub, size)
     content = volume.content(stub, where)
-    for start, end in missing_ranges(local, 0, min(stub.covered, size)):
-        for begin, stop in content.data_ranges(start, end):
-            yield content, begin, stop
-
-
-def restore_one(volume: Volume, path: bytes, check: Callable[[], None] = lambda: None) -> bool:
-    """Make one file plain; False where it already was.
-
-    Goes through the process that serves the mount, where there is one. ``check`` is called while
-    that takes long. What it raises ends the wait, and the process goes on with the file; without
-    one, the file stays the stub that it was. Raises NoSpace, Damaged, ServiceUnreachable, OSError.
-    """
-    try:
-        with volume.mount_lock() as transitions:
-            settle_noted(volume, transitions)
-            with transitions.under_way([path]):
-                return _restore_here(volume, path, check)
-    except Busy:
-        pass
-    client = volume.mount_client(check)
-    if client is None:
-        raise ServiceUnreachable(
-            f"{volume.root}: mounted, but the process that serves the mount does not answer"
-        )
-    with client:
-        reply = client.call_patiently("restore", check, path=os.fsdecode(path))
-    if "error" in reply:
-        kind = NoSpace if reply.get("kind") == "NoSpace" else Damaged
-        raise kind(reply["error"])
-    return bool(reply["restored"])
-
-
-class _Checked(RecipeBytes):
-    """A recipe's content, with a safe place before each read."""
-
-    def __init__(self, content: RecipeBytes, check: Callable[[], None]) -> None:
-        self._content = content
-        self._check = check
-
-    def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        return self._content.data_ranges(start, end)
-
-    def read(self, start: int, end: int) -> bytes:
-        self._check()
-        return self._content.read(start, end)
-
-
-def _restore_here(volume: Volume, path: bytes, check: Callable[[], None]) -> bool:
-    with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
-        where = show_path(path)
-        stub = volume.space.read(fd, where)
-        if stub is None:
-            return False
-        load = partial(volume.content, stub, where)
-        stub = settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
-        content = _Checked(load() if is_missing_any(fd, stub) else RecipeBytes(), check)
-        restore(fd, stub, content, volume.space, volume.disk, volume.block_bytes)
-        return True
+    for gap_start, gap_end in missing_ranges(local, 0, min(stub.covered, size)):
+        for start, end in content.data_ranges(gap_start, gap_end):
+            yield content, start, end

@@ -8,8 +8,8 @@ import click
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
 from dedupd.system.paths import named, show_text
+from dedupd.volume.restore import restore_file
 from dedupd.volume.volume import Volume
-from jobs.unoptimize import restore_one
 
 
 @click.command("expand")
@@ -40,4 +40,4 @@ def _restored(path: str) -> bool:
     with volume, named(path):
         if not below:
             raise UsageError(f"{path}: is the volume itself; use `dedupd run unoptimize`")
-        return restore_one(volume, below)
+        return restore_file(volume, below)

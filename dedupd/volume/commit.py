@@ -92,23 +92,14 @@ class VolumeCommitter:
 
     def _commit_batch(self, requests: Requests, start: int) -> list[Result]:
         """Results of the next few requests."""
-        try:
-            with self._volume.mount_lock() as transitions:
-                settle_noted(self._volume, transitions)
-                batch = requests.part(start, descriptors_to_spare())
-                with transitions.under_way(batch.paths):
-                    return _commit_here(self._volume, batch, self._threads)
-        except Busy:
-            pass
-        client = self._volume.mount_client()
-        if client is None:
-            raise ServiceUnreachable(
-                f"{self._volume.root}: the volume is mounted, but the process that serves it does"
-                " not answer; unmount it, or wait until it is up"
-            )
-        with client:
-            batch = requests.part(start, BATCH_FILES_MAX)
-            return _commit_by_mount(self._volume, client, batch)
+        with self._volume.mount_or_lock() as held:
+            if isinstance(held, ControlClient):
+                batch = requests.part(start, BATCH_FILES_MAX)
+                return _commit_by_mount(self._volume, held, batch)
+            settle_noted(self._volume, held)
+            batch = requests.part(start, descriptors_to_spare())
+            with held.under_way(batch.paths):
+                return _commit_here(self._volume, batch, self._threads)
 
 
 def descriptors_to_spare() -> int:

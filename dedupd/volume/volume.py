@@ -39,6 +39,9 @@ STORE_DIRS = {
 }
 MERGE_DIR = "store/merge"
 
+_CONNECT_POLL_S = 0.05
+"""Between two attempts to reach a mount process that is about to start or to end."""
+
 
 class Volume:
     """An enabled volume; closes ``base_fd``, also where it cannot be opened.
@@ -262,6 +265,37 @@ class Volume:
         ):
             self._require_enabled()
             yield Transitions(fd)
+
+    @contextmanager
+    def mount_or_lock(
+        self, safe_point: Callable[[], None] | None = None, wait_s: float = 0.0
+    ) -> Iterator[Transitions | ControlClient]:
+        """The right to make transitions, held here; or a connection to the mount process, which
+        has it.
+
+        ``safe_point`` is called while an answer takes its time; a mount process that is about to
+        start or to end is waited for. Raises ServiceUnreachable where it does not answer, Busy as
+        :meth:`mount_client`.
+        """
+        end_s = time.monotonic() + wait_s
+        held: Transitions | ControlClient
+        with ExitStack() as stack:
+            while True:
+                try:
+                    held = stack.enter_context(self.mount_lock())
+                    break
+                except Busy:
+                    client = self.mount_client(safe_point)
+                if client is not None:
+                    held = stack.enter_context(client)
+                    break
+                if time.monotonic() >= end_s:
+                    raise ServiceUnreachable(
+                        f"{self.root}: mounted, but the process that serves the mount does not"
+                        " answer; unmount it, or wait until it is up"
+                    )
+                time.sleep(_CONNECT_POLL_S)
+            yield held
 
     def _mounted_where(self) -> str:
         points = mount_table.points_of(self.parameters.uuid)

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ DIRECTORIES_PER_DRAIN = 64
 """Directories walked between two looks at what was moved meanwhile."""
 
 _CONNECT_WAIT_S = 30.0
-_CONNECT_POLL_S = 0.05
 
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 
@@ -98,25 +96,12 @@ class OfflineSession:
 @contextmanager
 def open_session(volume: Volume) -> Iterator[Session]:
     """Begin to take note of what moves. Raises Interrupted, ServiceUnreachable."""
-    end = time.monotonic() + _CONNECT_WAIT_S
-    while True:
-        try:
-            with volume.mount_lock():
-                mark = volume.mount_mark()
-            yield OfflineSession(volume, mark)
+    with volume.mount_or_lock(wait_s=_CONNECT_WAIT_S) as held:
+        if isinstance(held, ControlClient):
+            yield MountSession(held)
             return
-        except Busy:
-            pass
-        client = volume.mount_client()
-        if client is not None:
-            with client:
-                yield MountSession(client)
-            return
-        if time.monotonic() > end:
-            raise ServiceUnreachable(
-                f"{volume.root}: mounted, but the process that serves the mount does not answer"
-            )
-        time.sleep(_CONNECT_POLL_S)
+        mark = volume.mount_mark()
+    yield OfflineSession(volume, mark)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, Result, VolumeCommitter, settle_interrupted
 from dedupd.volume.commit_requests import Request, Requests
 from dedupd.volume.partition_map import type_of
+from dedupd.volume.restore import restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
@@ -30,7 +31,6 @@ from jobs.optimize.pipeline import Ingest, Sums
 from jobs.optimize.store_session import Store
 from jobs.tree.candidate_cache import FoundFiles
 from jobs.tree.candidates import Candidate, Skipped, candidates, found_candidates
-from jobs.unoptimize import restore_one
 
 GROUP_BYTES = 256 * MIB
 """New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
@@ -162,7 +162,7 @@ class Optimize(Job[OptimizeReport]):
         for path in self._mostly_local:
             self._run.check()
             try:
-                self._report.files_made_plain += restore_one(self._volume, path, self._run.check)
+                self._report.files_made_plain += restore_file(self._volume, path, self._run.check)
             except Cancelled:
                 raise
             except (DedupdError, OSError) as error:

@@ -18,11 +18,11 @@ from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.system import control_socket, mount_table
 from dedupd.system.control_socket import ControlClient, runtime_dir
 from dedupd.system.files import opened
+from dedupd.volume.restore import restore_file
 from dedupd.volume.volume import Volume
 from fuse_stub import process
 from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
 from jobs.frame.run import Cancelled, JobRun
-from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise, run_cli
 from tests.support.mounts import (
@@ -253,7 +253,7 @@ def test_a_restore_may_take_longer_than_any_other_request(
     with lab.opened() as volume:
         os.kill(lab.pid, signal.SIGSTOP)
         try:
-            assert restore_one(volume, b"f", check)
+            assert restore_file(volume, b"f", check)
         finally:
             os.kill(lab.pid, signal.SIGCONT)
     assert waits >= 5
@@ -276,7 +276,7 @@ def test_who_stops_waiting_for_a_restore_gets_a_plain_file_later(
     with lab.opened() as volume:
         try:
             with pytest.raises(Cancelled):
-                restore_one(volume, b"f", run.check)
+                restore_file(volume, b"f", run.check)
         finally:
             os.kill(lab.pid, signal.SIGCONT)
     eventually(lambda: lab.stub("f") is None, "the file is plain")

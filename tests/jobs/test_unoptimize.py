@@ -10,8 +10,8 @@ import pytest
 from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
 from dedupd.units import KIB, MIB
+from dedupd.volume.restore import restore_file
 from jobs.frame.run import Cancelled, JobRun
-from jobs.unoptimize import restore_one
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (
     OLD_NS,
@@ -69,8 +69,8 @@ def test_one_file_is_made_plain_and_once_is_enough(tmp_path: Path) -> None:
         contents = fill(lab)
         lab.optimise()
         with lab.opened() as volume:
-            assert restore_one(volume, b"prose")
-            assert not restore_one(volume, b"prose")
+            assert restore_file(volume, b"prose")
+            assert not restore_file(volume, b"prose")
         assert (lab.data / "prose").read_bytes() == contents["prose"]
         assert lab.stub("base") is not None
 
@@ -112,7 +112,7 @@ def test_a_restore_that_runs_out_of_space_leaves_the_stub_as_it_was(
     (lab.root / "filler").write_bytes(noise(free_bytes(lab) - 3 * MIB, 1))
     before = lab.stub("file")
     with lab.opened() as volume, pytest.raises(NoSpace, match="it stays a stub"):
-        restore_one(volume, b"file")
+        restore_file(volume, b"file")
     assert lab.stub("file") == before
     assert (lab.data / "file").stat().st_blocks == 0
     assert (lab.data / "file").stat().st_mtime_ns == OLD_NS
@@ -134,7 +134,7 @@ def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> 
             run.check()
 
         with lab.opened() as volume, pytest.raises(Cancelled):
-            restore_one(volume, b"file", check)
+            restore_file(volume, b"file", check)
         assert lab.stub("file") == before
         assert (lab.data / "file").stat().st_blocks == 0
         assert lab.read("file") == content

@@ -97,8 +97,8 @@ FLOORS = (
     "jobs.gc",
     "jobs.reconcile",
     "jobs.compact",
-    "jobs",  # the way out, and the jobs that begin anew
     "jobs.optimize",
+    "jobs",  # the way out, and rebuild
     "fuse_stub.kernel",
     "fuse_stub.mounts",
     "fuse_stub.files",
