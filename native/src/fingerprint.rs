@@ -2,10 +2,8 @@
 
 use sha2::{Digest, Sha256};
 
+pub use crate::format::ids::{FINGERPRINT_BYTES, Fingerprint};
 use crate::threads::pool;
-
-pub const HASH_BYTES: usize = 32;
-pub type Fingerprint = [u8; HASH_BYTES];
 
 /// Ranges a thread takes at once: about a MiB of chunks at the default size.
 const BATCH: usize = 16;
@@ -40,7 +38,7 @@ pub fn digest_all(
     algorithm: Algorithm,
     threads: usize,
 ) -> Vec<Fingerprint> {
-    let mut out = vec![[0; HASH_BYTES]; ranges.len()];
+    let mut out = vec![[0; FINGERPRINT_BYTES]; ranges.len()];
     let batches = ranges.chunks(BATCH).zip(out.chunks_mut(BATCH));
     pool::for_each_of(batches, threads, |(ranges, out)| {
         for (&(start, end), fingerprint) in ranges.iter().zip(out) {

@@ -2,15 +2,15 @@
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use xxhash_rust::xxh3::xxh3_64;
 use zstd_safe::{CCtx, CParameter, DCtx};
 
 use crate::codec::compressibility::incompressible;
-
-pub const CODEC_RAW: u8 = 0;
-pub const CODEC_ZSTD: u8 = 1;
+use crate::format::ids::Checksum;
+use crate::format::record_header::{CODEC_RAW, CODEC_ZSTD};
+use crate::threads::lock::locked;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -68,7 +68,7 @@ const IDLE_BYTES_MIN: usize = 1 << 20;
 impl Buffer {
     /// At least `length` bytes, with anything in them.
     pub fn of(length: usize) -> Buffer {
-        let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = || locked(&IDLE);
         let used = if length < IDLE_BYTES_MIN { None } else { idle().pop() };
         Buffer(used.filter(|buffer| buffer.len() >= length).unwrap_or_else(|| vec![0; length]))
     }
@@ -91,7 +91,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         let buffer = std::mem::take(&mut self.0);
-        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = locked(&IDLE);
         if buffer.len() >= IDLE_BYTES_MIN && idle.len() < IDLE_MAX {
             idle.push(buffer);
         }
@@ -106,7 +106,7 @@ pub struct Records {
     pub starts: Vec<u32>,
     pub stored_lengths: Vec<u32>,
     pub codecs: Vec<u8>,
-    pub checksums: Vec<u64>,
+    pub checksums: Vec<Checksum>,
 }
 
 /// One record per `(start, length)` of `data`; the ranges must lie in it.
@@ -132,7 +132,7 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
         records.starts.push(at as u32);
         records.stored_lengths.push(stored as u32);
         records.codecs.push(codec);
-        records.checksums.push(xxh3_64(&records.buffer[payload..payload + stored]));
+        records.checksums.push(checksum_of(&records.buffer[payload..payload + stored]));
         at = end;
     }
     records.length = at;
@@ -189,12 +189,22 @@ fn describe(code: usize) -> String {
 /// What is wrong with a payload.
 pub type Corruption = String;
 
+fn checksum_of(stored: &[u8]) -> Checksum {
+    Checksum(xxh3_64(stored))
+}
+
 /// Everything that can be said without decompressing.
-pub fn check(stored: &[u8], codec: u8, raw_length: usize, checksum: u64) -> Result<(), Corruption> {
-    let found = xxh3_64(stored);
+pub fn check(
+    stored: &[u8],
+    codec: u8,
+    raw_length: usize,
+    checksum: Checksum,
+) -> Result<(), Corruption> {
+    let found = checksum_of(stored);
     if found != checksum {
+        let (found, expected) = (found.0, checksum.0);
         return Err(format!(
-            "checksum of stored bytes is {found:#018x}, should be {checksum:#018x}"
+            "checksum of stored bytes is {found:#018x}, should be {expected:#018x}"
         ));
     }
     let stated = match codec {

@@ -8,12 +8,9 @@ use std::ffi::CString;
 use std::io::Result;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-
 use crate::commit::steps::{exchange_attribute, punch_and_settle};
-use crate::format::stub::{
-    CHECK_AT, COMMITTING, COVERED_AT, DIGEST_BYTES, DIRECT, FLAGS_AT, STUB_BYTES, STUB_FORMAT,
-};
+use crate::format::ids::{DIGEST_BYTES, RecordId};
+use crate::format::stub::{COMMITTING, DIRECT, STUB_BYTES, StubHead};
 use crate::system::calls::remove_attribute;
 use crate::system::files::{Identity, open_beneath, status_of};
 use crate::system::leases::lease_exclusively;
@@ -24,7 +21,7 @@ use crate::threads::scoped;
 pub struct Request {
     pub path: CString,
     pub expected: Identity,
-    pub recipe: u64,
+    pub recipe: RecordId,
     pub digest: [u8; DIGEST_BYTES],
     pub direct: bool,
 }
@@ -133,16 +130,15 @@ fn punch(volume: &Volume, request: &Request, fd: RawFd, size: i64, atime_ns: i64
     punch_and_settle(fd, length, atime_ns, mtime_ns, &volume.attribute, &value)
 }
 
-/// The stub attribute (docs/format.md, "Stub"); `dedupd/format/stub.py` says the same in Python.
+/// The attribute of the stub that the file becomes.
 fn attribute(request: &Request, state: u8, seed: u64) -> [u8; STUB_BYTES] {
-    let mut value = [0; STUB_BYTES];
-    value[0] = STUB_FORMAT;
-    value[FLAGS_AT] = state | if request.direct { DIRECT } else { 0 };
-    value[8..16].copy_from_slice(&request.recipe.to_le_bytes());
-    value[16..32].copy_from_slice(&request.digest);
-    value[COVERED_AT..COVERED_AT + 8].copy_from_slice(&request.expected.size.to_le_bytes());
-    value[40..48].copy_from_slice(&request.expected.mtime_ns.to_le_bytes());
-    let check = xxh3_64_with_seed(&value, seed) as u32;
-    value[CHECK_AT].copy_from_slice(&check.to_le_bytes());
-    value
+    let stub = StubHead {
+        flags: state | if request.direct { DIRECT } else { 0 },
+        local_count: 0,
+        recipe: request.recipe,
+        digest: request.digest,
+        covered: request.expected.size as u64,
+        mtime_ns: request.expected.mtime_ns,
+    };
+    stub.to_bytes(seed)
 }

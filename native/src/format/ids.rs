@@ -1,5 +1,68 @@
-//! Ids of records: container and ordinal.
+//! What names a record and its bytes: ids, fingerprints, checksums (docs/format.md, "Ids").
 
-pub fn split(id: u64) -> (u32, usize) {
-    ((id >> 32) as u32, (id & 0xFFFF_FFFF) as usize)
+use crate::format::bytes::Field;
+
+/// Names a record: the number of its container in the upper 32 bits, its ordinal in the lower 32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RecordId(pub u64);
+
+impl RecordId {
+    /// Stands for zeros: container numbers begin at 1.
+    pub const HOLE: RecordId = RecordId(0);
+
+    #[inline]
+    pub const fn new(container: u32, ordinal: u32) -> RecordId {
+        RecordId((container as u64) << 32 | ordinal as u64)
+    }
+
+    #[inline]
+    pub const fn container(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    #[inline]
+    pub const fn ordinal(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The ordinal, as the place in a list of all records of the container.
+    #[inline]
+    pub const fn place(self) -> usize {
+        self.ordinal() as usize
+    }
+
+    /// The id of the record that is `count` ordinals further on.
+    #[inline]
+    pub const fn plus(self, count: u64) -> RecordId {
+        RecordId(self.0 + count)
+    }
+
+    #[inline]
+    pub const fn is_hole(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// XXH3-64 of a payload as it is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checksum(pub u64);
+
+pub const FINGERPRINT_BYTES: usize = 32;
+
+/// BLAKE3 or SHA-256 of the bytes of a chunk.
+pub type Fingerprint = [u8; FINGERPRINT_BYTES];
+
+/// The half of a fingerprint that a stub has of its recipe.
+pub const DIGEST_BYTES: usize = 16;
+
+/// The check of a chunk: the first four bytes of its fingerprint, as a recipe keeps them.
+#[inline]
+pub fn check_of(fingerprint: &[u8]) -> u32 {
+    Field::<4>::at(0).u32(fingerprint)
+}
+
+/// A fingerprint is a hash already: its first 8 bytes.
+#[inline]
+pub fn hash_of(fingerprint: &Fingerprint) -> u64 {
+    Field::<8>::at(0).u64(fingerprint)
 }

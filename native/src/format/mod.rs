@@ -1,9 +1,16 @@
 //! Layouts on disk (docs/format.md): bytes to values and back, without I/O.
+//!
+//! Each layout of the document that native code reads or writes is here, and nothing outside of this
+//! folder knows an offset of one.
 
 pub mod bytes;
 pub mod ids;
 pub mod recipe;
 pub mod record_header;
+pub mod saved_index;
 pub mod stub;
 pub mod suffix;
 pub mod table_entry;
+
+#[cfg(test)]
+mod document;

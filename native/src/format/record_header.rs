@@ -1,7 +1,148 @@
-//! Headers of records (docs/format.md, "Record").
+//! The header that each record of a container begins with (docs/format.md, "Record header").
 
-pub const RECORD_MAGIC: u32 = 0x4352_4444;
-pub const RECORD_HEADER_BYTES: usize = 80;
-pub const KIND_DATA: u8 = 0;
-pub const KIND_FORWARD: u8 = 1;
-pub const KIND_TOMBSTONE: u8 = 2;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::bytes::layout;
+use super::ids::{Checksum, Fingerprint, RecordId};
+use super::table_entry::{State, TableEntry};
+
+layout! {
+    pub mod fields: 80 bytes {
+        MAGIC: 4 at 0,
+        ORDINAL: 4 at 4,
+        KIND: 1 at 8,
+        CODEC: 1 at 9,
+        RESERVED: 2 at 10,
+        RAW_LENGTH: 4 at 12,
+        STORED_LENGTH: 4 at 16,
+        HINT: 4 at 20,
+        FINGERPRINT: 32 at 24,
+        TARGET: 8 at 56,
+        CHECKSUM: 8 at 64,
+        HEADER_CHECKSUM: 8 at 72,
+    }
+}
+
+pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
+/// Records begin at multiples of this.
+pub const RECORD_ALIGN_BYTES: usize = 8;
+const MAGIC: [u8; 4] = *b"DDRC";
+
+pub const CODEC_RAW: u8 = 0;
+pub const CODEC_ZSTD: u8 = 1;
+
+/// What a record is. Other values than these are possible, and are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordKind(pub u8);
+
+impl RecordKind {
+    pub const DATA: RecordKind = RecordKind(0);
+    pub const FORWARD: RecordKind = RecordKind(1);
+    pub const TOMBSTONE: RecordKind = RecordKind(2);
+    pub const COPY: RecordKind = RecordKind(3);
+
+    /// Whether such a record has a payload of its own.
+    #[inline]
+    pub fn has_bytes(self) -> bool {
+        !matches!(self, RecordKind::FORWARD | RecordKind::TOMBSTONE)
+    }
+}
+
+/// What a header says.
+#[derive(Clone, Copy)]
+pub struct RecordHeader {
+    pub ordinal: u32,
+    pub kind: RecordKind,
+    pub codec: u8,
+    pub raw_length: u32,
+    pub stored_length: u32,
+    pub hint: u32,
+    pub fingerprint: Fingerprint,
+    /// An id; of a tombstone the number of ordinals that it stands for, 0 is one.
+    pub target: u64,
+    pub checksum: Checksum,
+}
+
+impl RecordHeader {
+    /// None where the bytes are no header, or one of a container with another seed.
+    #[inline]
+    pub fn sound(bytes: &[u8; RECORD_HEADER_BYTES], seed: u64) -> Option<RecordHeader> {
+        let is_sound = *fields::MAGIC.of(bytes) == MAGIC
+            && fields::HEADER_CHECKSUM.u64(bytes) == header_checksum(bytes, seed);
+        is_sound.then(|| RecordHeader {
+            ordinal: fields::ORDINAL.u32(bytes),
+            kind: RecordKind(fields::KIND.u8(bytes)),
+            codec: fields::CODEC.u8(bytes),
+            raw_length: fields::RAW_LENGTH.u32(bytes),
+            stored_length: fields::STORED_LENGTH.u32(bytes),
+            hint: fields::HINT.u32(bytes),
+            fingerprint: *fields::FINGERPRINT.of(bytes),
+            target: fields::TARGET.u64(bytes),
+            checksum: Checksum(fields::CHECKSUM.u64(bytes)),
+        })
+    }
+
+    pub fn write(&self, out: &mut [u8; RECORD_HEADER_BYTES], seed: u64) {
+        fields::MAGIC.put(out, &MAGIC);
+        fields::ORDINAL.put(out, &self.ordinal.to_le_bytes());
+        fields::KIND.put(out, &[self.kind.0]);
+        fields::CODEC.put(out, &[self.codec]);
+        fields::RESERVED.put(out, &[0; 2]);
+        fields::RAW_LENGTH.put(out, &self.raw_length.to_le_bytes());
+        fields::STORED_LENGTH.put(out, &self.stored_length.to_le_bytes());
+        fields::HINT.put(out, &self.hint.to_le_bytes());
+        fields::FINGERPRINT.put(out, &self.fingerprint);
+        fields::TARGET.put(out, &self.target.to_le_bytes());
+        fields::CHECKSUM.put(out, &self.checksum.0.to_le_bytes());
+        let check = header_checksum(out, seed);
+        fields::HEADER_CHECKSUM.put(out, &check.to_le_bytes());
+    }
+
+    /// Whether an entry of a table, that of `ordinal`, can be this record's, whatever its kind.
+    #[inline]
+    pub fn agrees_with(&self, entry: &TableEntry, ordinal: u32) -> bool {
+        self.ordinal == ordinal
+            && self.codec == entry.codec
+            && self.raw_length == entry.raw_length
+            && self.stored_length == entry.stored_length
+            && self.fingerprint == entry.fingerprint
+    }
+
+    /// The ordinal after this record, and after those that it stands for.
+    pub fn next_ordinal(&self) -> u32 {
+        let run = if self.kind == RecordKind::TOMBSTONE { self.target.max(1) } else { 1 };
+        self.ordinal.saturating_add(u32::try_from(run).unwrap_or(u32::MAX))
+    }
+
+    /// The entry that a redirection table has for a record that begins at `offset`, and that nothing
+    /// has happened to since it was appended.
+    pub fn table_entry(&self, offset: u64) -> TableEntry {
+        let state = match self.kind {
+            RecordKind::FORWARD => State::MERGED,
+            RecordKind::TOMBSTONE => State::TOMBSTONE,
+            _ => State::LIVE,
+        };
+        // What a tombstone has there is no id.
+        let target = if self.kind == RecordKind::TOMBSTONE { 0 } else { self.target };
+        TableEntry {
+            fingerprint: self.fingerprint,
+            offset,
+            target: RecordId(target),
+            stored_length: self.stored_length,
+            raw_length: self.raw_length,
+            hint: self.hint,
+            state,
+            codec: self.codec,
+        }
+    }
+}
+
+fn header_checksum(bytes: &[u8; RECORD_HEADER_BYTES], seed: u64) -> u64 {
+    xxh3_64_with_seed(&bytes[..fields::HEADER_CHECKSUM.start], seed)
+}
+
+/// Bytes of a whole record: header, payload and padding.
+#[inline]
+pub fn record_bytes(stored_length: u64) -> u64 {
+    (RECORD_HEADER_BYTES as u64 + stored_length).next_multiple_of(RECORD_ALIGN_BYTES as u64)
+}

@@ -1,55 +1,96 @@
-//! The attribute of a stub (docs/format.md, "Stub"); `dedupd/format/stub.py` says the same in Python.
+//! The attribute of a stub (docs/format.md, "Stub attribute"); `dedupd/format/stub.py` has the same
+//! in Python.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::format::bytes::{u32_at, u64_at};
+use super::bytes::layout;
+use super::ids::{DIGEST_BYTES, RecordId, check_of};
 
-pub const STUB_FORMAT: u8 = 1;
-pub const STUB_BYTES: usize = 48;
-/// Of a fingerprint in a stub.
-pub const DIGEST_BYTES: usize = 16;
-pub const CHECK_AT: std::ops::Range<usize> = 4..8;
-pub const FLAGS_AT: usize = 1;
-pub const COVERED_AT: usize = 32;
+layout! {
+    pub mod fields: 48 bytes {
+        FORMAT: 1 at 0,
+        FLAGS: 1 at 1,
+        LOCAL_COUNT: 2 at 2,
+        CHECK: 4 at 4,
+        RECIPE: 8 at 8,
+        DIGEST: 16 at 16,
+        COVERED: 8 at 32,
+        MTIME_NS: 8 at 40,
+    }
+}
+
+layout! {
+    /// A range of the file that is local; they follow the attribute.
+    mod range: 16 bytes {
+        OFFSET: 8 at 0,
+        LENGTH: 8 at 8,
+    }
+}
+
+pub const STUB_BYTES: usize = fields::BYTES;
+const FORMAT: u8 = 1;
+
 pub const COMMITTING: u8 = 1;
+pub const RESTORING: u8 = 2;
 /// The stub names a chunk, and no recipe.
 pub const DIRECT: u8 = 4;
 
-/// What the attribute of a stub says, but for the ranges that are local.
+/// What an attribute says, but for the ranges that are local.
 pub struct StubHead {
     pub flags: u8,
     pub local_count: u16,
-    pub recipe: u64,
+    pub recipe: RecordId,
     pub digest: [u8; DIGEST_BYTES],
     pub covered: u64,
+    /// While committing or restoring: the time to give back.
+    pub mtime_ns: i64,
 }
 
 impl StubHead {
-    /// The start of the fingerprint that the stub names, as recipes keep it.
+    /// The start of the fingerprint that the stub names, as a recipe keeps it.
     pub fn check(&self) -> u32 {
-        u32_at(&self.digest, 0)
+        check_of(&self.digest)
+    }
+
+    /// An attribute without local ranges.
+    pub fn to_bytes(&self, seed: u64) -> [u8; STUB_BYTES] {
+        let mut value = [0; STUB_BYTES];
+        fields::FORMAT.put(&mut value, &[FORMAT]);
+        fields::FLAGS.put(&mut value, &[self.flags]);
+        fields::RECIPE.put(&mut value, &self.recipe.0.to_le_bytes());
+        fields::DIGEST.put(&mut value, &self.digest);
+        fields::COVERED.put(&mut value, &self.covered.to_le_bytes());
+        fields::MTIME_NS.put(&mut value, &self.mtime_ns.to_le_bytes());
+        // Of all, with zeros in its own place.
+        let check = xxh3_64_with_seed(&value, seed) as u32;
+        fields::CHECK.put(&mut value, &check.to_le_bytes());
+        value
     }
 }
 
 /// What a sound attribute says; None where it is not that of a stub of this volume.
 pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
-    const RANGE_BYTES: usize = 16;
     let (head, ranges) = value.split_at_checked(STUB_BYTES)?;
-    let local_count = u16::from_le_bytes([head[2], head[3]]);
-    if head[0] != STUB_FORMAT || ranges.len() != usize::from(local_count) * RANGE_BYTES {
+    let local_count = fields::LOCAL_COUNT.u16(head);
+    if fields::FORMAT.u8(head) != FORMAT || ranges.len() != usize::from(local_count) * range::BYTES
+    {
         return None;
     }
     let mut blank = value.to_vec();
-    blank[CHECK_AT].fill(0);
-    let is_sound = u32_at(head, CHECK_AT.start) == xxh3_64_with_seed(&blank, seed) as u32;
-    let mut digest = [0; DIGEST_BYTES];
-    digest.copy_from_slice(&head[16..COVERED_AT]);
-    let (recipe, covered) = (u64_at(head, 8), u64_at(head, COVERED_AT));
-    is_sound.then_some(StubHead { flags: head[FLAGS_AT], local_count, recipe, digest, covered })
+    fields::CHECK.put(&mut blank, &[0; 4]);
+    let is_sound = fields::CHECK.u32(head) == xxh3_64_with_seed(&blank, seed) as u32;
+    is_sound.then(|| StubHead {
+        flags: fields::FLAGS.u8(head),
+        local_count,
+        recipe: RecordId(fields::RECIPE.u64(head)),
+        digest: *fields::DIGEST.of(head),
+        covered: fields::COVERED.u64(head),
+        mtime_ns: fields::MTIME_NS.u64(head) as i64,
+    })
 }
 
-/// Whether `value` is the sound attribute of a stub of `size` bytes in the store, all of them, and
-/// in the midst of nothing.
+/// Whether `value` is the sound attribute of a stub of `size` bytes, all of which are in the store,
+/// with no transition under way.
 pub fn is_settled_stub(value: &[u8], size: i64, seed: u64) -> bool {
     stub_head(value, seed).is_some_and(|stub| {
         stub.local_count == 0

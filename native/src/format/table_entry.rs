@@ -1,61 +1,179 @@
-//! Entries of redirection tables (docs/format.md, "Entry").
+//! Redirection tables (docs/format.md, "Table header", "Table entry").
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use crate::format::bytes::{u32_at, u64_at};
-use crate::format::record_header::{
-    KIND_FORWARD, KIND_TOMBSTONE, RECORD_HEADER_BYTES, RECORD_MAGIC,
-};
+use super::bytes::layout;
+use super::ids::{Fingerprint, RecordId, check_of};
 
-pub const TABLE_HEADER_BYTES: u64 = 64;
-pub const ENTRY_BYTES: usize = 64;
-pub const STATE_LIVE: u8 = 1;
-pub const STATE_ORPHANED: u8 = 2;
-pub const STATE_MERGED: u8 = 3;
-pub const STATE_QUARANTINED: u8 = 4;
-pub const STATE_TOMBSTONE: u8 = 5;
-/// Where an entry has its state.
-pub const STATE_AT: usize = 60;
-
-/// What a table entry says, where its own checksum bears it out.
-pub fn entry_body(entry: &[u8; ENTRY_BYTES], seed: u64) -> Option<&[u8]> {
-    let (body, check) = entry.split_at(ENTRY_BYTES - 2);
-    (entry_check(body, seed) == u16::from_le_bytes([check[0], check[1]])).then_some(body)
-}
-
-/// The checksum of a table entry, of all of it but the last two bytes.
-pub fn entry_check(body: &[u8], seed: u64) -> u16 {
-    xxh3_64_with_seed(body, seed) as u16
-}
-
-/// The entry that a record's header implies, which lies at `offset`; None where it is none.
-pub fn entry_of(header: &[u8; RECORD_HEADER_BYTES], offset: u64, seed: u64) -> Option<Vec<u8>> {
-    let (body, expected) = header.split_at(RECORD_HEADER_BYTES - 8);
-    if u32_at(body, 0) != RECORD_MAGIC || xxh3_64_with_seed(body, seed) != u64_at(expected, 0) {
-        return None;
+layout! {
+    pub mod header: 64 bytes {
+        MAGIC: 8 at 0,
+        FORMAT: 2 at 8,
+        KIND: 1 at 10,
+        RESERVED: 1 at 11,
+        CONTAINER: 4 at 12,
+        GENERATION: 4 at 16,
+        PARTITION: 4 at 20,
+        VOLUME: 16 at 24,
+        SYNCED_BYTES: 8 at 40,
+        SYNCED_COUNT: 4 at 48,
+        RECONCILED: 4 at 52,
+        CHECKSUM: 8 at 56,
     }
-    let mut entry = Vec::with_capacity(ENTRY_BYTES);
-    write_entry(&mut entry, body, offset, seed);
-    Some(entry)
 }
 
-pub fn write_entry(entries: &mut Vec<u8>, body: &[u8], offset: u64, seed: u64) {
-    let begin = entries.len();
-    let state = match body[8] {
-        KIND_FORWARD => STATE_MERGED,
-        KIND_TOMBSTONE => STATE_TOMBSTONE,
-        _ => STATE_LIVE,
-    };
-    entries.extend_from_slice(&body[24..56]);
-    entries.extend_from_slice(&offset.to_le_bytes());
-    // A tombstone's target is the length of its run, which is nothing that an entry says.
-    let target = if body[8] == KIND_TOMBSTONE { &[0; 8] } else { &body[56..64] };
-    entries.extend_from_slice(target);
-    entries.extend_from_slice(&body[16..20]);
-    entries.extend_from_slice(&body[12..16]);
-    entries.extend_from_slice(&body[20..24]);
-    entries.extend_from_slice(&[state, body[9]]);
-    let check = xxh3_64_with_seed(&entries[begin..], seed) as u16;
-    entries.extend_from_slice(&check.to_le_bytes());
-    debug_assert_eq!(entries.len() - begin, ENTRY_BYTES);
+layout! {
+    pub mod fields: 64 bytes {
+        FINGERPRINT: 32 at 0,
+        OFFSET: 8 at 32,
+        TARGET: 8 at 40,
+        STORED_LENGTH: 4 at 48,
+        RAW_LENGTH: 4 at 52,
+        HINT: 4 at 56,
+        STATE: 1 at 60,
+        CODEC: 1 at 61,
+        CHECK: 2 at 62,
+    }
+}
+
+pub const ENTRY_BYTES: usize = fields::BYTES;
+
+/// An entry as it lies in a table.
+pub type EntryBytes = [u8; ENTRY_BYTES];
+
+/// What became of a record. Other values than these are possible, and are none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State(pub u8);
+
+impl State {
+    /// Of an entry that is damaged, or was never written.
+    pub const NONE: State = State(0);
+    pub const LIVE: State = State(1);
+    pub const ORPHANED: State = State(2);
+    pub const MERGED: State = State(3);
+    pub const QUARANTINED: State = State(4);
+    pub const TOMBSTONE: State = State(5);
+
+    /// Whether the record's bytes are there and passed no check in vain.
+    #[inline]
+    pub fn has_bytes(self) -> bool {
+        matches!(self, State::LIVE | State::ORPHANED)
+    }
+
+    pub fn is_known(self) -> bool {
+        (State::LIVE.0..=State::TOMBSTONE.0).contains(&self.0)
+    }
+}
+
+/// What an entry says.
+#[derive(Clone, Copy)]
+pub struct TableEntry {
+    pub fingerprint: Fingerprint,
+    pub offset: u64,
+    /// Of a merged entry the record that it was merged into, of a copy the one that it repeats; of an
+    /// orphan its epoch, which is no id.
+    pub target: RecordId,
+    pub stored_length: u32,
+    pub raw_length: u32,
+    pub hint: u32,
+    pub state: State,
+    pub codec: u8,
+}
+
+impl TableEntry {
+    /// What the bytes say, whether or not their checksum is right.
+    #[inline]
+    pub fn unchecked(bytes: &EntryBytes) -> TableEntry {
+        TableEntry {
+            fingerprint: *fields::FINGERPRINT.of(bytes),
+            offset: fields::OFFSET.u64(bytes),
+            target: RecordId(fields::TARGET.u64(bytes)),
+            stored_length: fields::STORED_LENGTH.u32(bytes),
+            raw_length: fields::RAW_LENGTH.u32(bytes),
+            hint: fields::HINT.u32(bytes),
+            state: State(fields::STATE.u8(bytes)),
+            codec: fields::CODEC.u8(bytes),
+        }
+    }
+
+    /// None where the checksum is wrong: the entry is damaged, was never written, or is one of a
+    /// container with another seed.
+    #[inline]
+    pub fn sound(bytes: &EntryBytes, seed: u64) -> Option<TableEntry> {
+        let is_sound = fields::CHECK.u16(bytes) == check(bytes, seed);
+        is_sound.then(|| TableEntry::unchecked(bytes))
+    }
+
+    pub fn to_bytes(&self, seed: u64) -> EntryBytes {
+        let mut bytes = [0; ENTRY_BYTES];
+        fields::FINGERPRINT.put(&mut bytes, &self.fingerprint);
+        fields::OFFSET.put(&mut bytes, &self.offset.to_le_bytes());
+        fields::TARGET.put(&mut bytes, &self.target.0.to_le_bytes());
+        fields::STORED_LENGTH.put(&mut bytes, &self.stored_length.to_le_bytes());
+        fields::RAW_LENGTH.put(&mut bytes, &self.raw_length.to_le_bytes());
+        fields::HINT.put(&mut bytes, &self.hint.to_le_bytes());
+        fields::STATE.put(&mut bytes, &[self.state.0]);
+        fields::CODEC.put(&mut bytes, &[self.codec]);
+        let check = check(&bytes, seed);
+        fields::CHECK.put(&mut bytes, &check.to_le_bytes());
+        bytes
+    }
+
+    /// The start of the fingerprint, as a recipe keeps it.
+    #[inline]
+    pub fn check(&self) -> u32 {
+        check_of(&self.fingerprint)
+    }
+}
+
+/// Gives an entry another state, and the checksum that goes with it.
+pub fn set_state(bytes: &mut EntryBytes, state: State, seed: u64) {
+    fields::STATE.put(bytes, &[state.0]);
+    let check = check(bytes, seed);
+    fields::CHECK.put(bytes, &check.to_le_bytes());
+}
+
+/// The checksum of an entry: of all of it but these last two bytes.
+#[inline]
+fn check(bytes: &EntryBytes, seed: u64) -> u16 {
+    xxh3_64_with_seed(&bytes[..fields::CHECK.start], seed) as u16
+}
+
+/// Whole entries, one after the other.
+pub fn entries(table: &[u8]) -> impl Iterator<Item = &EntryBytes> {
+    table.chunks_exact(ENTRY_BYTES).filter_map(|entry| entry.first_chunk())
+}
+
+/// Where in a table the entry of an ordinal begins.
+#[inline]
+pub fn entry_offset(ordinal: u64) -> u64 {
+    header::BYTES as u64 + ordinal * ENTRY_BYTES as u64
+}
+
+/// How many whole entries a table of so many bytes has.
+pub fn entry_count(table_bytes: u64) -> u64 {
+    table_bytes.saturating_sub(header::BYTES as u64) / ENTRY_BYTES as u64
+}
+
+/// The name of a container's table in its directory.
+pub fn table_name(container: u32) -> String {
+    format!("{container:08}.dir")
+}
+
+layout! {
+    /// The bytes whose xxh3 is the seed of a container's checksums.
+    mod seed: 24 bytes {
+        VOLUME: 16 at 0,
+        CONTAINER: 4 at 16,
+        GENERATION: 4 at 20,
+    }
+}
+
+/// The seed of the checksums of a container's record headers and table entries.
+pub fn checksum_seed(volume: &[u8; 16], container: u32, generation: u32) -> u64 {
+    let mut key = [0; seed::BYTES];
+    seed::VOLUME.put(&mut key, volume);
+    seed::CONTAINER.put(&mut key, &container.to_le_bytes());
+    seed::GENERATION.put(&mut key, &generation.to_le_bytes());
+    xxh3_64(&key)
 }

@@ -3,18 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{Error, ErrorKind, Result};
 
-use super::log::{self, Log, STATE_ORPHANED};
+use super::fingerprint_map::FingerprintMap;
+use super::log::Log;
 use super::numbers::Numbers;
 use super::suggest::Suggest;
-use crate::fingerprint::Fingerprint;
-use crate::index::fingerprint_map::FingerprintMap;
+use crate::format::ids::{Fingerprint, RecordId, hash_of};
+use crate::format::table_entry::State;
 
 /// Keys whose memory is asked for before the first of them is looked at. With fewer, the last entries of
 /// each batch to find a slot have nothing to do while they wait for their buckets.
 pub const AHEAD: usize = 128;
 
 /// What `lookup` says of a fingerprint that is not known; so it can't be an id.
-pub const ABSENT: u64 = 0;
+pub const ABSENT: RecordId = RecordId::HOLE;
 
 /// Entries that the write buffer holds before it is looked which of them are in the log by now.
 const BUFFER_ENTRIES: usize = 1 << 14;
@@ -47,7 +48,7 @@ pub struct ChunkIndex<S> {
     buffer_max: usize,
     /// Containers with entries in the buffer: which ordinals the log has. The buffer has the rest.
     written: BTreeMap<u32, u32>,
-    found_orphans: HashSet<u64>,
+    found_orphans: HashSet<RecordId>,
     pub counters: Counters,
     /// Entries that can be found: what was usable when it was loaded, and what was inserted.
     pub(super) usable: usize,
@@ -58,13 +59,6 @@ pub struct ChunkIndex<S> {
     pub(super) has_snapshot: bool,
     /// The container that entries were put into last.
     last: Option<u32>,
-}
-
-/// A fingerprint is a hash already.
-pub(super) fn hash(fingerprint: &Fingerprint) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&fingerprint[..8]);
-    u64::from_le_bytes(word)
 }
 
 impl<S: Suggest> ChunkIndex<S> {
@@ -104,15 +98,15 @@ impl<S: Suggest> ChunkIndex<S> {
         self.suggest.bytes() + self.numbers.bytes() + self.log.bytes() + self.buffer.bytes()
     }
 
-    pub fn take_found_orphans(&mut self) -> HashSet<u64> {
+    pub fn take_found_orphans(&mut self) -> HashSet<RecordId> {
         std::mem::take(&mut self.found_orphans)
     }
 
     /// The id of each fingerprint, or `ABSENT`.
-    pub fn lookup(&mut self, fingerprints: &[&Fingerprint]) -> Result<Vec<u64>> {
+    pub fn lookup(&mut self, fingerprints: &[&Fingerprint]) -> Result<Vec<RecordId>> {
         let mut ids = Vec::with_capacity(fingerprints.len());
         for run in fingerprints.chunks(AHEAD) {
-            run.iter().for_each(|one| self.suggest.prefetch(hash(one)));
+            run.iter().for_each(|one| self.suggest.prefetch(hash_of(one)));
             for one in run {
                 ids.push(self.find(one)?);
             }
@@ -123,7 +117,7 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 
     /// The id of a fingerprint, or `ABSENT`; then `candidates` has what was suggested.
-    fn find(&mut self, fingerprint: &Fingerprint) -> Result<u64> {
+    fn find(&mut self, fingerprint: &Fingerprint) -> Result<RecordId> {
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut found = self.find_among(fingerprint, &mut candidates);
         if found.as_ref().is_err_and(|error| error.kind() == ErrorKind::InvalidData) {
@@ -133,8 +127,8 @@ impl<S: Suggest> ChunkIndex<S> {
         found
     }
 
-    fn find_among(&mut self, fingerprint: &Fingerprint, found: &mut Vec<u32>) -> Result<u64> {
-        let hash = hash(fingerprint);
+    fn find_among(&mut self, fingerprint: &Fingerprint, found: &mut Vec<u32>) -> Result<RecordId> {
+        let hash = hash_of(fingerprint);
         found.clear();
         if !self.suggest.may_have(hash, found) {
             return Ok(ABSENT);
@@ -151,8 +145,8 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 
     /// An id that is about to be handed out.
-    fn take(&mut self, id: u64, state: u8) -> u64 {
-        if state == STATE_ORPHANED {
+    fn take(&mut self, id: RecordId, state: State) -> RecordId {
+        if state == State::ORPHANED {
             self.found_orphans.insert(id);
             self.log.take_for_live(id);
         }
@@ -160,7 +154,7 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 
     /// The candidate whose entry has the fingerprint. Those in the cache are tried first.
-    fn check(&mut self, fingerprint: &Fingerprint, candidates: &[u32]) -> Result<u64> {
+    fn check(&mut self, fingerprint: &Fingerprint, candidates: &[u32]) -> Result<RecordId> {
         for pass_cached in [true, false] {
             for id in candidates.iter().filter_map(|&number| self.numbers.id(number)) {
                 if self.is_unwritten(id) {
@@ -173,9 +167,7 @@ impl<S: Suggest> ChunkIndex<S> {
                     _ => continue,
                 };
                 match entry {
-                    Some(entry)
-                        if entry.fingerprint == *fingerprint && log::is_usable(entry.state) =>
-                    {
+                    Some(entry) if entry.fingerprint == *fingerprint && entry.state.has_bytes() => {
                         return Ok(self.take(id, entry.state));
                     }
                     _ => self.counters.false_positives += 1,
@@ -186,10 +178,10 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 
     /// Remember ids; a fingerprint that is known keeps its own. Returns how many were new.
-    pub fn insert(&mut self, rows: &[(&Fingerprint, u64)]) -> Result<usize> {
+    pub fn insert(&mut self, rows: &[(&Fingerprint, RecordId)]) -> Result<usize> {
         let before = self.usable;
         for run in rows.chunks(AHEAD) {
-            run.iter().for_each(|(one, _)| self.suggest.prefetch(hash(one)));
+            run.iter().for_each(|(one, _)| self.suggest.prefetch(hash_of(one)));
             for (fingerprint, id) in run {
                 if self.find(fingerprint)? == ABSENT {
                     self.put(fingerprint, *id)?;
@@ -207,9 +199,9 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 
     /// Remember the id of a fingerprint that was just looked for in vain.
-    fn put(&mut self, fingerprint: &Fingerprint, id: u64) -> Result<()> {
+    fn put(&mut self, fingerprint: &Fingerprint, id: RecordId) -> Result<()> {
         let number = self.numbers.number(id).ok_or_else(too_many)?;
-        let container = (id >> 32) as u32;
+        let container = id.container();
         if self.last != Some(container) {
             self.last = Some(container);
             self.log.note(id);
@@ -220,7 +212,7 @@ impl<S: Suggest> ChunkIndex<S> {
         self.buffer.insert(fingerprint, id);
         self.usable += 1;
         self.added += 1;
-        let hash = hash(fingerprint);
+        let hash = hash_of(fingerprint);
         self.suggest.note(hash);
         match self.suggest.add(hash, number) {
             Err(error) if error.kind() == ErrorKind::InvalidData => self.rebuild(),
@@ -229,8 +221,8 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 
     /// Whether an id is of an entry that only the buffer has.
-    fn is_unwritten(&self, id: u64) -> bool {
-        self.written.get(&((id >> 32) as u32)).is_some_and(|&count| id as u32 >= count)
+    fn is_unwritten(&self, id: RecordId) -> bool {
+        self.written.get(&id.container()).is_some_and(|&count| id.ordinal() >= count)
     }
 
     /// Let go of the entries that the log has by now.
@@ -241,8 +233,8 @@ impl<S: Suggest> ChunkIndex<S> {
         let written = &self.written;
         let mut left = BTreeSet::new();
         self.buffer.retain(BUFFER_ENTRIES, |id| {
-            let container = (id >> 32) as u32;
-            let is_left = written.get(&container).is_none_or(|&count| id as u32 >= count);
+            let container = id.container();
+            let is_left = written.get(&container).is_none_or(|&count| id.ordinal() >= count);
             is_left && (left.contains(&container) || left.insert(container))
         });
         self.written.retain(|container, _| left.contains(container));
@@ -263,7 +255,8 @@ impl<S: Suggest> ChunkIndex<S> {
         for (container, generation) in containers {
             self.usable += self.add_container(container, generation)?;
         }
-        let rows: Vec<(u64, u64)> = self.buffer.iter().map(|(one, id)| (hash(one), id)).collect();
+        let rows: Vec<(u64, RecordId)> =
+            self.buffer.iter().map(|(one, id)| (hash_of(one), id)).collect();
         for (hash, id) in rows {
             let number = self.numbers.number(id).ok_or_else(too_many)?;
             self.suggest.note(hash);

@@ -3,18 +3,11 @@
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
-use crate::fingerprint::Fingerprint;
+use crate::format::ids::{Fingerprint, RecordId, hash_of};
 
 /// Entries are 40 bytes; with the table's control byte and its free slots about 48 to 90.
 #[derive(Default)]
-pub struct FingerprintMap(HashTable<(Fingerprint, u64)>);
-
-/// A fingerprint is a hash already.
-fn hash(fingerprint: &Fingerprint) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&fingerprint[..8]);
-    u64::from_le_bytes(word)
-}
+pub struct FingerprintMap(HashTable<(Fingerprint, RecordId)>);
 
 impl FingerprintMap {
     pub fn with_capacity(capacity: usize) -> FingerprintMap {
@@ -29,13 +22,13 @@ impl FingerprintMap {
         self.0.is_empty()
     }
 
-    pub fn get(&self, key: &Fingerprint) -> Option<u64> {
-        self.0.find(hash(key), |(known, _)| known == key).map(|&(_, id)| id)
+    pub fn get(&self, key: &Fingerprint) -> Option<RecordId> {
+        self.0.find(hash_of(key), |(known, _)| known == key).map(|&(_, id)| id)
     }
 
     /// False, and no change, if the fingerprint is known.
-    pub fn insert(&mut self, key: &Fingerprint, id: u64) -> bool {
-        match self.0.entry(hash(key), |(known, _)| known == key, |(known, _)| hash(known)) {
+    pub fn insert(&mut self, key: &Fingerprint, id: RecordId) -> bool {
+        match self.0.entry(hash_of(key), |(known, _)| known == key, |(known, _)| hash_of(known)) {
             Entry::Occupied(_) => false,
             Entry::Vacant(slot) => {
                 slot.insert((*key, id));
@@ -45,12 +38,12 @@ impl FingerprintMap {
     }
 
     /// Keep the entries whose id is wanted, and no more room than they need, or `capacity` of them.
-    pub fn retain(&mut self, capacity: usize, mut wanted: impl FnMut(u64) -> bool) {
+    pub fn retain(&mut self, capacity: usize, mut wanted: impl FnMut(RecordId) -> bool) {
         self.0.retain(|&mut (_, id)| wanted(id));
-        self.0.shrink_to(capacity, |(known, _)| hash(known));
+        self.0.shrink_to(capacity, |(known, _)| hash_of(known));
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&Fingerprint, u64)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&Fingerprint, RecordId)> {
         self.0.iter().map(|(known, id)| (known, *id))
     }
 
@@ -60,7 +53,7 @@ impl FingerprintMap {
     }
 
     pub fn remove(&mut self, key: &Fingerprint) -> bool {
-        match self.0.find_entry(hash(key), |(known, _)| known == key) {
+        match self.0.find_entry(hash_of(key), |(known, _)| known == key) {
             Ok(entry) => {
                 entry.remove();
                 true

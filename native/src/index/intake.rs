@@ -6,10 +6,11 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::chunks::{AHEAD, ChunkIndex, Stamp, hash, too_many};
+use super::chunks::{AHEAD, ChunkIndex, Stamp, too_many};
 use super::log;
 use super::suggest::Suggest;
-use crate::format::table_entry::ENTRY_BYTES;
+use crate::format::ids::{RecordId, hash_of};
+use crate::format::table_entry::{ENTRY_BYTES, entries};
 
 /// The digest of the entries of a container, and that of the first `count` of them.
 struct Digests {
@@ -84,17 +85,17 @@ impl<S: Suggest> ChunkIndex<S> {
         self.log.scan(container, |data, seed| {
             digests.update(data);
             keys.clear();
-            for entry in log::entries(data) {
+            for entry in entries(data) {
                 let entry = log::decode(entry, seed);
-                if log::is_usable(entry.state) {
+                if entry.state.has_bytes() {
                     usable += 1;
                     let number = range
                         .contains(&ordinal)
-                        .then(|| numbers.number(u64::from(container) << 32 | u64::from(ordinal)));
+                        .then(|| numbers.number(RecordId::new(container, ordinal)));
                     if number == Some(None) {
                         result = Err(too_many());
                     }
-                    keys.push((hash(&entry.fingerprint), number.flatten()));
+                    keys.push((hash_of(&entry.fingerprint), number.flatten()));
                 }
                 ordinal += 1;
             }

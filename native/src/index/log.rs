@@ -2,53 +2,46 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::io::{Error, ErrorKind, Result};
-use std::os::fd::{FromRawFd, RawFd};
+use std::io::{ErrorKind, Result};
+use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
 use hashbrown::HashTable;
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::fingerprint::{Fingerprint, HASH_BYTES};
+use crate::format::ids::{Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::{
-    ENTRY_BYTES, STATE_AT, STATE_LIVE, TABLE_HEADER_BYTES, entry_body, entry_check,
+    ENTRY_BYTES, EntryBytes, State, TableEntry, checksum_seed, entries, entry_count, entry_offset,
+    set_state, table_name,
 };
-
-pub const STATE_NONE: u8 = 0;
-pub const STATE_ORPHANED: u8 = 2;
+use crate::system::files::owned;
 
 /// Entries of one read of a scan: 256 KiB, which stay in the cache of a core until they were looked at.
 const SCAN_ENTRIES: usize = 1 << 12;
 
-/// A state of chunks whose bytes are there, so that more files may come to name them.
-pub fn is_usable(state: u8) -> bool {
-    state == STATE_LIVE || state == STATE_ORPHANED
-}
-
-/// What a look-up needs of an entry; state 0 where it is damaged or was never written.
+/// What a look-up needs of an entry; no state where it is damaged or was never written.
 #[derive(Clone, Copy)]
 pub struct Entry {
     pub fingerprint: Fingerprint,
-    pub state: u8,
+    pub state: State,
 }
 
-pub fn decode(data: &[u8; ENTRY_BYTES], seed: u64) -> Entry {
-    let mut fingerprint = [0; HASH_BYTES];
-    fingerprint.copy_from_slice(&data[..HASH_BYTES]);
-    let state = entry_body(data, seed).map_or(STATE_NONE, |body| body[STATE_AT]);
+pub fn decode(data: &EntryBytes, seed: u64) -> Entry {
+    let TableEntry { fingerprint, .. } = TableEntry::unchecked(data);
+    let state = TableEntry::sound(data, seed).map_or(State::NONE, |entry| entry.state);
     Entry { fingerprint, state }
 }
 
 /// Entries of one container that lie next to each other, as they were when they were read. They are
 /// decoded one by one, as they are asked for: mostly few of them are.
 struct Page {
-    key: u64,
+    /// The id of the first one.
+    key: RecordId,
     data: Vec<u8>,
     used: u64,
 }
 
 impl Page {
-    fn entry(&self, at: usize) -> Option<&[u8; ENTRY_BYTES]> {
+    fn entry(&self, at: usize) -> Option<&EntryBytes> {
         self.data.get(at * ENTRY_BYTES..)?.first_chunk()
     }
 }
@@ -61,7 +54,7 @@ pub struct Log {
     page_entries: usize,
     pages_max: usize,
     pages: Vec<Page>,
-    by_key: HashMap<u64, usize>,
+    by_key: HashMap<RecordId, usize>,
     /// The page that was asked for last, which most often is the next one too.
     last: usize,
     /// Where the cache has a fingerprint, if anybody wants to know: page times `page_entries`, place.
@@ -70,8 +63,8 @@ pub struct Log {
     pub reads: u64,
 }
 
-fn word(entry: &[u8]) -> u64 {
-    entry.first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
+fn hash_in(entry: &EntryBytes) -> u64 {
+    hash_of(&TableEntry::unchecked(entry).fingerprint)
 }
 
 impl Log {
@@ -109,8 +102,8 @@ impl Log {
     }
 
     /// Know the container of an id; one that was unknown is new, and so of the first generation.
-    pub fn note(&mut self, id: u64) {
-        self.containers.entry((id >> 32) as u32).or_insert(1);
+    pub fn note(&mut self, id: RecordId) {
+        self.containers.entry(id.container()).or_insert(1);
     }
 
     pub fn bytes(&self) -> usize {
@@ -119,29 +112,24 @@ impl Log {
     }
 
     fn seed(&self, container: u32, generation: u32) -> u64 {
-        let mut key = [0; 24];
-        key[..16].copy_from_slice(&self.volume);
-        key[16..20].copy_from_slice(&container.to_le_bytes());
-        key[20..].copy_from_slice(&generation.to_le_bytes());
-        xxh3_64(&key)
+        checksum_seed(&self.volume, container, generation)
     }
 
     /// The page that an id is on, and its place there.
-    fn place(&self, id: u64) -> (u64, usize) {
-        let ordinal = id as u32 as usize;
-        let page = (ordinal / self.page_entries) as u64;
-        (id >> 32 << 32 | page, ordinal % self.page_entries)
+    fn place(&self, id: RecordId) -> (RecordId, usize) {
+        let at = id.place() % self.page_entries;
+        (RecordId::new(id.container(), id.ordinal() - at as u32), at)
     }
 
     fn decode(&self, slot: usize, at: usize) -> Option<Entry> {
         let page = &self.pages[slot];
-        let container = (page.key >> 32) as u32;
+        let container = page.key.container();
         let generation = *self.containers.get(&container)?;
         Some(decode(page.entry(at)?, self.seed(container, generation)))
     }
 
     /// Where the cache has a page, which counts as a use of it.
-    fn slot(&mut self, key: u64) -> Option<usize> {
+    fn slot(&mut self, key: RecordId) -> Option<usize> {
         if self.pages.get(self.last).is_none_or(|page| page.key != key) {
             self.last = *self.by_key.get(&key)?;
         }
@@ -151,30 +139,29 @@ impl Log {
     }
 
     /// The entry of an id, if it is in the cache.
-    pub fn cached(&mut self, id: u64) -> Option<Entry> {
+    pub fn cached(&mut self, id: RecordId) -> Option<Entry> {
         let (key, at) = self.place(id);
         let slot = self.slot(key)?;
         self.decode(slot, at)
     }
 
     /// The id of a usable entry with this fingerprint, and its state, if the cache has one.
-    pub fn search(&mut self, fingerprint: &Fingerprint) -> Option<(u64, u8)> {
+    pub fn search(&mut self, fingerprint: &Fingerprint) -> Option<(RecordId, State)> {
         let places = self.by_fingerprint.as_ref()?;
-        let place = *places.find(word(fingerprint), |&place| {
+        let place = *places.find(hash_of(fingerprint), |&place| {
             let entry = self.pages[place / self.page_entries].entry(place % self.page_entries);
-            entry.is_some_and(|entry| entry.starts_with(fingerprint))
+            entry.is_some_and(|entry| TableEntry::unchecked(entry).fingerprint == *fingerprint)
         })?;
         let (slot, at) = (place / self.page_entries, place % self.page_entries);
         let key = self.pages[slot].key;
         self.slot(key);
-        let entry = self.decode(slot, at).filter(|entry| is_usable(entry.state))?;
-        let ordinal = (key as u32) as usize * self.page_entries + at;
-        Some((key >> 32 << 32 | ordinal as u64, entry.state))
+        let entry = self.decode(slot, at).filter(|entry| entry.state.has_bytes())?;
+        Some((key.plus(at as u64), entry.state))
     }
 
     /// The entry of an id, read together with its neighbours; None where there is none.
-    pub fn read(&mut self, id: u64) -> Result<Option<Entry>> {
-        let container = (id >> 32) as u32;
+    pub fn read(&mut self, id: RecordId) -> Result<Option<Entry>> {
+        let container = id.container();
         if !self.containers.contains_key(&container) {
             return Ok(None);
         }
@@ -182,7 +169,7 @@ impl Log {
         let slot = self.free_slot(key);
         let mut data = std::mem::take(&mut self.pages[slot].data);
         self.reads += 1;
-        let result = self.read_entries(container, id as u32 as usize - at, &mut data);
+        let result = self.read_entries(key, &mut data);
         self.pages[slot].data = data;
         result?;
         self.clock += 1;
@@ -196,7 +183,7 @@ impl Log {
 
     /// A slot for a page: its own, a new one, or that of the page that was unused for longest.
     /// Nothing of the slot is known any more.
-    fn free_slot(&mut self, key: u64) -> usize {
+    fn free_slot(&mut self, key: RecordId) -> usize {
         let own = self.by_key.get(&key).copied();
         if own.is_none() && self.pages.len() < self.pages_max {
             self.pages.push(Page { key, data: Vec::new(), used: 0 });
@@ -213,7 +200,7 @@ impl Log {
     fn enter(&mut self, slot: usize) {
         let Self { by_fingerprint: Some(places), pages, page_entries, .. } = self else { return };
         let hash = |&place: &usize| {
-            word(pages[place / *page_entries].entry(place % *page_entries).map_or(&[], |e| &e[..]))
+            pages[place / *page_entries].entry(place % *page_entries).map_or(0, hash_in)
         };
         for at in 0..pages[slot].data.len() / ENTRY_BYTES {
             let place = slot * *page_entries + at;
@@ -225,37 +212,36 @@ impl Log {
         let Self { by_fingerprint: Some(places), pages, page_entries, .. } = self else { return };
         for (at, entry) in entries(&pages[slot].data).enumerate() {
             let place = slot * *page_entries + at;
-            if let Ok(found) = places.find_entry(word(entry), |&other| other == place) {
+            if let Ok(found) = places.find_entry(hash_in(entry), |&other| other == place) {
                 found.remove();
             }
         }
     }
 
     /// Take an orphan that was found for live, as it is about to become.
-    pub fn take_for_live(&mut self, id: u64) {
-        let container = (id >> 32) as u32;
+    pub fn take_for_live(&mut self, id: RecordId) {
+        let container = id.container();
         let (key, at) = self.place(id);
         let Some(&generation) = self.containers.get(&container) else { return };
         let seed = self.seed(container, generation);
         let Some(slot) = self.slot(key) else { return };
-        if let Some(entry) = self.pages[slot].data.chunks_exact_mut(ENTRY_BYTES).nth(at) {
-            entry[STATE_AT] = STATE_LIVE;
-            let check = entry_check(&entry[..ENTRY_BYTES - 2], seed);
-            entry[ENTRY_BYTES - 2..].copy_from_slice(&check.to_le_bytes());
+        let mut entries = self.pages[slot].data.chunks_exact_mut(ENTRY_BYTES);
+        if let Some(entry) = entries.nth(at).and_then(|entry| entry.first_chunk_mut()) {
+            set_state(entry, State::LIVE, seed);
         }
     }
 
     /// How many entries a container's table has by now.
     pub fn count(&self, container: u32) -> Result<u32> {
         let Some(file) = self.open(container)? else { return Ok(0) };
-        let length = file.metadata()?.len();
-        Ok((length.saturating_sub(TABLE_HEADER_BYTES) / ENTRY_BYTES as u64) as u32)
+        Ok(entry_count(file.metadata()?.len()) as u32)
     }
 
-    fn read_entries(&self, container: u32, first: usize, data: &mut Vec<u8>) -> Result<()> {
+    /// The entries of a page, whose first one is `first`.
+    fn read_entries(&self, first: RecordId, data: &mut Vec<u8>) -> Result<()> {
         data.resize(self.page_entries * ENTRY_BYTES, 0);
-        let filled = match self.open(container)? {
-            Some(file) => read_from(&file, first, data),
+        let filled = match self.open(first.container())? {
+            Some(file) => read_from(&file, first.place(), data),
             None => Ok(0),
         };
         data.truncate(*filled.as_ref().unwrap_or(&0));
@@ -281,33 +267,24 @@ impl Log {
 
     /// The redirection table of a container; None where there is no such file.
     fn open(&self, container: u32) -> Result<Option<std::fs::File>> {
-        let name = CString::new(format!("{container:08}.dir"))?;
+        let name = CString::new(table_name(container))?;
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
         loop {
             // SAFETY: the name is NUL-terminated and lives for the call.
             let fd = unsafe { libc::openat(self.dir_fd, name.as_ptr(), flags) };
-            if fd >= 0 {
-                // SAFETY: the descriptor was just opened, and nobody else knows it.
-                return Ok(Some(unsafe { std::fs::File::from_raw_fd(fd) }));
-            }
-            let error = Error::last_os_error();
-            match error.kind() {
-                ErrorKind::Interrupted => {}
-                ErrorKind::NotFound => return Ok(None),
-                _ => return Err(error),
+            match owned(fd) {
+                Ok(fd) => return Ok(Some(fd.into())),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
             }
         }
     }
 }
 
-/// The entries that bytes of a table consist of.
-pub fn entries(data: &[u8]) -> impl Iterator<Item = &[u8; ENTRY_BYTES]> {
-    data.chunks_exact(ENTRY_BYTES).filter_map(|entry| entry.first_chunk())
-}
-
 /// Read entries from ordinal `first` on; returns how many bytes of whole ones there were.
 fn read_from(file: &std::fs::File, first: usize, data: &mut [u8]) -> Result<usize> {
-    let start = TABLE_HEADER_BYTES + (first * ENTRY_BYTES) as u64;
+    let start = entry_offset(first as u64);
     let mut filled = 0;
     while filled < data.len() {
         match file.read_at(&mut data[filled..], start + filled as u64) {

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use crate::format::ids::RecordId;
+
 const BLOCK_BITS: u32 = 12;
 const BLOCKS_MAX: usize = 1 << (32 - BLOCK_BITS);
 
@@ -30,14 +32,14 @@ impl Numbers {
     }
 
     /// The number of an id, a new one if need be; None where all are given out.
-    pub fn number(&mut self, id: u64) -> Option<u32> {
-        let key = id >> BLOCK_BITS;
+    pub fn number(&mut self, id: RecordId) -> Option<u32> {
+        let key = id.0 >> BLOCK_BITS;
         let block = match self.last {
             Some((last, block)) if last == key => block,
             _ => self.block(key)?,
         };
         self.last = Some((key, block));
-        Some(block << BLOCK_BITS | (id as u32 & ((1 << BLOCK_BITS) - 1)))
+        Some(block << BLOCK_BITS | (id.ordinal() & ((1 << BLOCK_BITS) - 1)))
     }
 
     fn block(&mut self, key: u64) -> Option<u32> {
@@ -54,9 +56,9 @@ impl Numbers {
     }
 
     /// The id of a number that was given out; None for others.
-    pub fn id(&self, number: u32) -> Option<u64> {
+    pub fn id(&self, number: u32) -> Option<RecordId> {
         let key = self.blocks.get((number >> BLOCK_BITS) as usize)?;
-        Some(key << BLOCK_BITS | u64::from(number & ((1 << BLOCK_BITS) - 1)))
+        Some(RecordId(key << BLOCK_BITS | u64::from(number & ((1 << BLOCK_BITS) - 1))))
     }
 }
 
@@ -67,7 +69,8 @@ mod tests {
     #[test]
     fn a_number_leads_back_to_its_id() {
         let mut numbers = Numbers::default();
-        let ids = [1 << 32, 1 << 32 | 4095, 1 << 32 | 4096, 7 << 32 | 5, u64::MAX, 1 << 32 | 1];
+        let ids = [(1, 0), (1, 4095), (1, 4096), (7, 5), (u32::MAX, u32::MAX), (1, 1)];
+        let ids = ids.map(|(container, ordinal)| RecordId::new(container, ordinal));
         for id in ids {
             let number = numbers.number(id);
             assert_eq!(number.and_then(|number| numbers.id(number)), Some(id));

@@ -6,17 +6,16 @@ use std::os::unix::fs::FileExt;
 
 use super::chunks::{ChunkIndex, Stamp};
 use super::group::{BUCKET_BYTES, Group, SLOTS, Slot};
-use super::lists::{
-    Header, Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks,
-    encode_stamps, halves, seal, words,
-};
+use super::lists::{decode_blocks, decode_stamps, encode_blocks, encode_stamps};
 use super::numbers::Numbers;
 use super::table::{GROUP_BITS_MAX, Table};
+use crate::format::bytes::{u16s, u32s};
+use crate::format::saved_index::{
+    CHECKSUM_BYTES, Header, Owner, SAVED_TABLE, block, bucket, checked, group, header, seal, stamp,
+    stashed,
+};
 
-const MAGIC: &[u8; 8] = b"DEDUPTBL";
-const FORMAT: u16 = 2;
-const STASHED_BYTES: usize = 16;
-const CHECK_BYTES: usize = 8;
+const _: () = assert!(bucket::BYTES == BUCKET_BYTES);
 
 /// How many there are of what a file consists of.
 struct Counts {
@@ -44,44 +43,48 @@ impl Counts {
 
     /// Bytes of the lists between the header and the planes, without their checksum.
     fn list_bytes(&self) -> usize {
-        self.stamps * STAMP_BYTES + self.blocks * 8 + self.groups * 4 + self.stashed * STASHED_BYTES
+        self.stamps * stamp::BYTES
+            + self.blocks * block::BYTES
+            + self.groups * group::BYTES
+            + self.stashed * stashed::BYTES
     }
 
     fn plane_bytes(&self) -> usize {
-        BUCKET_BYTES << self.group_bits
+        bucket::BYTES << self.group_bits
     }
 
     fn file_bytes(&self) -> usize {
-        Header::BYTES
+        header::BYTES
             + self.list_bytes()
-            + CHECK_BYTES
-            + self.planes * (self.plane_bytes() + CHECK_BYTES)
+            + CHECKSUM_BYTES
+            + self.planes * (self.plane_bytes() + CHECKSUM_BYTES)
     }
 
     fn encode(&self, owner: &Owner) -> Vec<u8> {
         let header = Header {
-            byte: self.group_bits as u8,
+            group_bits: self.group_bits as u8,
             parts: self.groups as u32,
             entries: self.entries,
-            counts: [self.stamps, self.blocks, self.planes, self.stashed].map(|n| n as u32),
+            containers: self.stamps as u32,
+            blocks: self.blocks as u32,
+            runs: self.planes as u32,
+            left_over: self.stashed as u32,
         };
-        header.encode(MAGIC, FORMAT, owner)
+        header.to_bytes(&SAVED_TABLE, owner).to_vec()
     }
 
     /// None for another volume's table, one of another format, or one that is damaged.
     fn decode(data: &[u8], owner: &Owner) -> Option<Counts> {
-        let header = Header::decode(data, MAGIC, FORMAT, owner)?;
-        let [stamps, blocks, planes, stashed] = header.counts.map(|count| count as usize);
-        let group_bits = header.byte.into();
-        let (groups, entries) = (header.parts as usize, header.entries);
-        (group_bits <= GROUP_BITS_MAX && groups > 0).then_some(Counts {
+        let header = Header::of(data.first_chunk()?, &SAVED_TABLE, owner)?;
+        let group_bits = header.group_bits.into();
+        (group_bits <= GROUP_BITS_MAX && header.parts > 0).then_some(Counts {
             group_bits,
-            groups,
-            entries,
-            stamps,
-            blocks,
-            planes,
-            stashed,
+            groups: header.parts as usize,
+            entries: header.entries,
+            stamps: header.containers as usize,
+            blocks: header.blocks as usize,
+            planes: header.runs as usize,
+            stashed: header.left_over as usize,
         })
     }
 }
@@ -94,16 +97,18 @@ fn encode_lists(index: &ChunkIndex<Table>) -> Vec<u8> {
     }
     for ((signature, bucket), numbers) in &index.suggest.stash {
         for number in numbers {
-            out.extend(bucket.to_le_bytes());
-            out.extend(u32::from(*signature).to_le_bytes());
-            out.extend(number.to_le_bytes());
+            let mut row = [0; stashed::BYTES];
+            stashed::BUCKET.put(&mut row, &bucket.to_le_bytes());
+            stashed::SIGNATURE.put(&mut row, &u32::from(*signature).to_le_bytes());
+            stashed::NUMBER.put(&mut row, &number.to_le_bytes());
+            out.extend(row);
         }
     }
     seal(out)
 }
 
 fn encode_plane(group: &Group, plane: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(group.buckets() * BUCKET_BYTES + CHECK_BYTES);
+    let mut out = Vec::with_capacity(group.buckets() * bucket::BYTES + CHECKSUM_BYTES);
     for bucket in 0..group.buckets() {
         let entries = (0..SLOTS).map(|at| group.entry(bucket, Slot { plane, at }));
         entries.clone().for_each(|(signature, _)| out.extend(signature.to_le_bytes()));
@@ -113,12 +118,10 @@ fn encode_plane(group: &Group, plane: usize) -> Vec<u8> {
 }
 
 fn decode_plane(data: &[u8], group: &mut Group, plane: usize) {
-    for (bucket, data) in data.chunks_exact(BUCKET_BYTES).enumerate() {
-        let (signatures, numbers) = data.split_at(SLOTS * 2);
-        for at in 0..SLOTS {
-            let signature = u16::from_le_bytes([signatures[2 * at], signatures[2 * at + 1]]);
-            let number = numbers[4 * at..].first_chunk().map_or(0, |n| u32::from_le_bytes(*n));
-            group.set(bucket, Slot { plane, at }, signature, number);
+    for (number, data) in data.chunks_exact(bucket::BYTES).enumerate() {
+        let signatures = u16s(bucket::SIGNATURES.of(data));
+        for (at, (signature, entry)) in signatures.zip(u32s(bucket::NUMBERS.of(data))).enumerate() {
+            group.set(number, Slot { plane, at }, signature, entry);
         }
     }
 }
@@ -142,40 +145,40 @@ pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, 
         let mut data = vec![0; length];
         file.read_exact_at(&mut data, offset as u64).ok().map(|()| data)
     };
-    let counts = Counts::decode(&at(0, Header::BYTES)?, owner)?;
+    let counts = Counts::decode(&at(0, header::BYTES)?, owner)?;
     if file.metadata().ok()?.len() != counts.file_bytes() as u64 {
         return None;
     }
-    let lists = at(Header::BYTES, counts.list_bytes() + CHECK_BYTES)?;
+    let lists = at(header::BYTES, counts.list_bytes() + CHECKSUM_BYTES)?;
     let mut lists = checked(&lists)?;
     let mut take = |length: usize| {
         let (taken, rest) = lists.split_at(length);
         lists = rest;
         taken.to_vec()
     };
-    let stamps = decode_stamps(&take(counts.stamps * STAMP_BYTES));
-    let numbers = decode_blocks(&take(counts.blocks * 8))?;
-    let widths: Vec<usize> = halves(&take(counts.groups * 4)).map(|width| width as usize).collect();
-    let stashed = take(counts.stashed * STASHED_BYTES);
+    let stamps = decode_stamps(&take(counts.stamps * stamp::BYTES));
+    let numbers = decode_blocks(&take(counts.blocks * block::BYTES))?;
+    let widths: Vec<usize> =
+        u32s(&take(counts.groups * group::BYTES)).map(|width| width as usize).collect();
+    let left_over = take(counts.stashed * stashed::BYTES);
     if widths.iter().sum::<usize>() != counts.planes || widths.contains(&0) {
         return None;
     }
-    let mut offset = Header::BYTES + counts.list_bytes() + CHECK_BYTES;
+    let mut offset = header::BYTES + counts.list_bytes() + CHECKSUM_BYTES;
     let mut groups: Vec<Group> = Vec::new();
     for planes in widths {
         let mut group = Group::new(1 << counts.group_bits, planes);
         for plane in 0..planes {
-            let data = at(offset, counts.plane_bytes() + CHECK_BYTES)?;
+            let data = at(offset, counts.plane_bytes() + CHECKSUM_BYTES)?;
             decode_plane(checked(&data)?, &mut group, plane);
             offset += data.len();
         }
         groups.push(group);
     }
     let mut table = Table::from_groups(counts.group_bits, groups);
-    for row in stashed.chunks_exact(STASHED_BYTES) {
-        let bucket = words(row).next()?;
-        let last: Vec<u32> = halves(&row[8..]).collect();
-        table.stash.entry((last[0] as u16, bucket)).or_default().push(last[1]);
+    for row in left_over.chunks_exact(stashed::BYTES) {
+        let key = (stashed::SIGNATURE.u32(row) as u16, stashed::BUCKET.u64(row));
+        table.stash.entry(key).or_default().push(stashed::NUMBER.u32(row));
         table.len += 1;
     }
     (table.len() as u64 == counts.entries).then_some((table, numbers, stamps))

@@ -5,7 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::support::input::{Input, pack_u32, pack_u64};
-use crate::format::bytes::u64_at;
+use crate::format::bytes::u64s;
+use crate::format::ids::RecordId;
 use crate::ingest::chunks::Chunk;
 use crate::ingest::new_chunks::{self, New, Placed as Inner};
 
@@ -89,16 +90,15 @@ impl Chunks {
         let chunks = chunks.ok_or_else(|| {
             PyValueError::new_err(format!("ids of all chunks, and a segment, not {segment}"))
         })?;
-        let own = &ids[ID_BYTES * self.firsts[segment]..];
-        let row = |(at, chunk): (usize, &Chunk)| {
-            let fingerprint = PyBytes::new(py, &chunk.fingerprint);
-            (u64_at(own, ID_BYTES * at), chunk.end - chunk.start, fingerprint)
+        let own = u64s(&ids[ID_BYTES * self.firsts[segment]..]);
+        let row = |(id, chunk): (u64, &Chunk)| {
+            (id, chunk.end - chunk.start, PyBytes::new(py, &chunk.fingerprint))
         };
-        Ok(chunks.iter().enumerate().map(row).collect())
+        Ok(own.zip(chunks).map(row).collect())
     }
 }
 
-const ID_BYTES: usize = 8;
+const ID_BYTES: usize = size_of::<RecordId>();
 
 /// Id, length and fingerprint of a chunk.
 type Row<'py> = (u64, usize, Bound<'py, PyBytes>);

@@ -11,7 +11,9 @@ use pyo3::{create_exception, ffi};
 use super::support::input::{Input, pack_u32, pack_u64};
 use super::support::output::uninitialised;
 use crate::codec::encode as codec;
-use crate::codec::encode::{Buffer, CODEC_ZSTD, Options};
+use crate::codec::encode::{Buffer, Options};
+use crate::format::ids::Checksum;
+use crate::format::record_header::CODEC_ZSTD;
 
 create_exception!(
     dedupd.native.codec,
@@ -112,7 +114,7 @@ pub fn encode(
         starts: pack_u32(py, records.starts).unbind(),
         stored_lengths: pack_u32(py, records.stored_lengths).unbind(),
         codecs: PyBytes::new(py, &records.codecs).unbind(),
-        checksums: pack_u64(py, records.checksums).unbind(),
+        checksums: pack_u64(py, records.checksums.into_iter().map(|checksum| checksum.0)).unbind(),
     })
 }
 
@@ -130,7 +132,7 @@ pub fn decode<'py>(
         .ok_or_else(|| PyValueError::new_err(format!("codec must be 0 or 1, not {codec}")))?;
     let stored = stored.bytes();
     // Before memory is taken for what the payload claims to be.
-    py.detach(|| codec::check(stored, codec, raw_length, checksum))
+    py.detach(|| codec::check(stored, codec, raw_length, Checksum(checksum)))
         .map_err(CorruptPayload::new_err)?;
     let result = uninitialised(py, raw_length)?;
     let start = result.bind(py).as_bytes().as_ptr().cast_mut();

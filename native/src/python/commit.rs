@@ -1,7 +1,7 @@
 //! `PlainRequests`, `Commits`, `exchange_attribute`, `punch_and_settle`.
 
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -12,7 +12,8 @@ use super::support::entries::{Fields, fields_of, identity_of};
 use super::support::threads::check_threads;
 use crate::commit::batch::{self, Begun, Commit, Request, Volume};
 use crate::commit::steps;
-use crate::format::stub::DIGEST_BYTES;
+use crate::format::ids::{DIGEST_BYTES, RecordId};
+use crate::threads::lock::locked;
 
 #[pyclass(module = "dedupd.native.commit")]
 #[derive(Default)]
@@ -36,7 +37,7 @@ impl PlainRequests {
         let none = || PyIndexError::new_err(format!("there is no request {at}"));
         let request = self.0.get(at).ok_or_else(none)?;
         let (path, digest) = (request.path.to_bytes(), &request.digest);
-        let recipe = (request.recipe, PyBytes::new(py, digest), request.direct);
+        let recipe = (request.recipe.0, PyBytes::new(py, digest), request.direct);
         Ok((PyBytes::new(py, path), fields_of(request.expected), recipe))
     }
 
@@ -56,6 +57,7 @@ impl PlainRequests {
         let digest = <[u8; DIGEST_BYTES]>::try_from(digest)
             .map_err(|_| PyValueError::new_err("a digest has not 16 bytes"))?;
         let (path, expected) = (c_string("path", path)?, identity_of(identity));
+        let recipe = RecordId(recipe);
         self.0.push(Request { path, expected, recipe, digest, direct });
         Ok(())
     }
@@ -80,7 +82,7 @@ pub struct Commits {
 
 impl Commits {
     fn files(&self) -> MutexGuard<'_, Vec<Commit>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.files)
     }
 }
 

@@ -6,7 +6,7 @@ use pyo3::types::PyBytes;
 
 use super::support::input::Input;
 use super::support::threads::check_threads;
-use crate::fingerprint::{Algorithm, HASH_BYTES, digest_all};
+use crate::fingerprint::{Algorithm, FINGERPRINT_BYTES, digest_all};
 
 pub fn algorithm_named(parameter: &str, name: &str) -> PyResult<Algorithm> {
     Algorithm::from_name(name).ok_or_else(|| {
@@ -53,7 +53,7 @@ pub fn fingerprints<'py>(
         start = end;
     }
     let digests = py.detach(|| digest_all(data, &ranges, algorithm, threads));
-    PyBytes::new_with(py, digests.len() * HASH_BYTES, |out| {
+    PyBytes::new_with(py, digests.len() * FINGERPRINT_BYTES, |out| {
         out.copy_from_slice(digests.as_flattened());
         Ok(())
     })

@@ -3,21 +3,23 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, MutexGuard, RwLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::support::calls::call;
-use super::support::input::{Input, pack_u64, pairs};
+use super::support::input::{Input, pack_ids, pairs};
+use crate::format::ids::RecordId;
+use crate::format::saved_index::Owner;
 use crate::index::bloom::Bloom;
 use crate::index::chunks::ChunkIndex;
-use crate::index::lists::Owner;
 use crate::index::log::Log;
 use crate::index::suggest::Suggest;
 use crate::index::table::Table;
 use crate::index::{fingerprint_map, snapshot};
+use crate::threads::lock::{locked, read, write};
 
 /// What both have in common. The lock is only ever taken with the GIL released, and no Python code
 /// runs under it.
@@ -33,7 +35,7 @@ impl<S: Suggest + Send> Shared<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, ChunkIndex<S>> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.index)
     }
 
     fn len(&self, py: Python<'_>) -> usize {
@@ -46,7 +48,7 @@ impl<S: Suggest + Send> Shared<S> {
 
     fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
         let keys = fingerprints.fingerprints("fingerprints")?;
-        Ok(pack_u64(py, call(py, || self.lock().lookup(&keys))?))
+        Ok(pack_ids(py, call(py, || self.lock().lookup(&keys))?))
     }
 
     fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
@@ -56,7 +58,7 @@ impl<S: Suggest + Send> Shared<S> {
 
     fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let found = py.detach(|| self.lock().take_found_orphans());
-        pack_u64(py, found)
+        pack_ids(py, found)
     }
 
     /// Look-ups, hits, false positives, disk reads.
@@ -102,11 +104,48 @@ fn file_of(fd: RawFd) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(own) })
 }
 
+/// The methods of an index: its own ones, and those that both have.
+macro_rules! methods {
+    ($index:ident { $($own:tt)* }) => {
+        #[pymethods]
+        impl $index {
+            $($own)*
+
+            fn __len__(&self, py: Python<'_>) -> usize {
+                self.0.len(py)
+            }
+
+            fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
+                self.0.load(py, container, generation)
+            }
+
+            fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
+                self.0.lookup(py, fingerprints)
+            }
+
+            fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
+                self.0.insert(py, fingerprints, ids)
+            }
+
+            fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+                self.0.take_found_orphans(py)
+            }
+
+            fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
+                self.0.counters(py)
+            }
+
+            fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.rebuild(py)
+            }
+        }
+    };
+}
+
 #[pyclass(frozen, module = "dedupd.native.index")]
 pub struct TableIndex(Shared<Table>);
 
-#[pymethods]
-impl TableIndex {
+methods!(TableIndex {
     #[new]
     #[pyo3(signature = (dir_fd, volume, kind, *, capacity, page_entries, cache_entries))]
     fn new(
@@ -119,34 +158,6 @@ impl TableIndex {
     ) -> PyResult<TableIndex> {
         let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
         Ok(TableIndex(Shared::new(log, Table::with_capacity(capacity), volume, kind)))
-    }
-
-    fn __len__(&self, py: Python<'_>) -> usize {
-        self.0.len(py)
-    }
-
-    fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
-        self.0.load(py, container, generation)
-    }
-
-    fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
-        self.0.lookup(py, fingerprints)
-    }
-
-    fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
-        self.0.insert(py, fingerprints, ids)
-    }
-
-    fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        self.0.take_found_orphans(py)
-    }
-
-    fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
-        self.0.counters(py)
-    }
-
-    fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
-        self.0.rebuild(py)
     }
 
     /// Entries of the table, how many of them no snapshot has, RAM in bytes, load factor.
@@ -170,13 +181,12 @@ impl TableIndex {
         let file = file_of(fd)?;
         Ok(py.detach(|| self.0.lock().restore(&file, &self.0.owner, capacity)))
     }
-}
+});
 
 #[pyclass(frozen, module = "dedupd.native.index")]
 pub struct BloomIndex(Shared<Bloom>);
 
-#[pymethods]
-impl BloomIndex {
+methods!(BloomIndex {
     #[new]
     #[pyo3(signature = (dir_fd, volume, kind, fd, *, capacity, page_entries, cache_entries))]
     fn new(
@@ -191,34 +201,6 @@ impl BloomIndex {
         let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
         let bloom = Bloom::new(file_of(fd)?, capacity);
         Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume, kind)))
-    }
-
-    fn __len__(&self, py: Python<'_>) -> usize {
-        self.0.len(py)
-    }
-
-    fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
-        self.0.load(py, container, generation)
-    }
-
-    fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
-        self.0.lookup(py, fingerprints)
-    }
-
-    fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
-        self.0.insert(py, fingerprints, ids)
-    }
-
-    fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        self.0.take_found_orphans(py)
-    }
-
-    fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
-        self.0.counters(py)
-    }
-
-    fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
-        self.0.rebuild(py)
     }
 
     /// Entries of the chains, RAM in bytes, whether some had no room on the disk.
@@ -244,24 +226,11 @@ impl BloomIndex {
     fn write_header(&self, py: Python<'_>) -> PyResult<()> {
         call(py, || self.0.lock().write_header(&self.0.owner))
     }
-}
-
-/// What a look-up returns for a fingerprint that is not there; so it can't be an id.
-const ABSENT: u64 = 0;
-
-#[pyclass(frozen, module = "dedupd.native.index")]
-pub struct FingerprintMap(RwLock<fingerprint_map::FingerprintMap>);
+});
 
 /// The lock is only ever taken with the GIL released, and no Python code runs under it.
-impl FingerprintMap {
-    fn read(&self) -> RwLockReadGuard<'_, fingerprint_map::FingerprintMap> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, fingerprint_map::FingerprintMap> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+#[pyclass(frozen, module = "dedupd.native.index")]
+pub struct FingerprintMap(RwLock<fingerprint_map::FingerprintMap>);
 
 #[pymethods]
 impl FingerprintMap {
@@ -275,22 +244,22 @@ impl FingerprintMap {
     }
 
     fn __len__(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.read().len())
+        py.detach(|| read(&self.0).len())
     }
 
     fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
         let keys = fingerprints.fingerprints("fingerprints")?;
-        let ids: Vec<u64> = py.detach(|| {
-            let map = self.read();
-            keys.iter().map(|key| map.get(key).unwrap_or(ABSENT)).collect()
+        let ids: Vec<RecordId> = py.detach(|| {
+            let map = read(&self.0);
+            keys.iter().map(|key| map.get(key).unwrap_or(RecordId::HOLE)).collect()
         });
-        Ok(pack_u64(py, ids))
+        Ok(pack_ids(py, ids))
     }
 
     fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
         let rows = pairs(&fingerprints, &ids)?;
         Ok(py.detach(|| {
-            let mut map = self.write();
+            let mut map = write(&self.0);
             rows.into_iter().filter(|&(key, id)| map.insert(key, id)).count()
         }))
     }
@@ -298,7 +267,7 @@ impl FingerprintMap {
     fn remove(&self, py: Python<'_>, fingerprints: Input) -> PyResult<usize> {
         let keys = fingerprints.fingerprints("fingerprints")?;
         Ok(py.detach(|| {
-            let mut map = self.write();
+            let mut map = write(&self.0);
             keys.iter().filter(|key| map.remove(key)).count()
         }))
     }

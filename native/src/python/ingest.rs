@@ -14,7 +14,7 @@ use super::support::input::Input;
 use super::support::output::Output;
 use super::support::threads::check_threads;
 use crate::commit::batch::Request;
-use crate::format::stub::DIGEST_BYTES;
+use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::ingest::chunks::Segment;
 use crate::ingest::file_reader;
 use crate::ingest::small_files::{PlainFile, fitting};
@@ -150,6 +150,7 @@ impl FileList {
                     let mut digest = [0; DIGEST_BYTES];
                     digest.copy_from_slice(&chunk.fingerprint[..DIGEST_BYTES]);
                     let (path, expected) = (file.path.clone(), file.identity);
+                    let recipe = RecordId(recipe);
                     into.0.push(Request { path, expected, recipe, digest, direct: true });
                 }
                 _ => others.push(number),

@@ -31,7 +31,7 @@ mod exported {
         #[pymodule_export]
         use crate::python::hashing::{fingerprint, fingerprints, is_zero, xxh3_64};
         #[pymodule_export]
-        const HASH_BYTES: usize = crate::fingerprint::HASH_BYTES;
+        const HASH_BYTES: usize = crate::fingerprint::FINGERPRINT_BYTES;
     }
 
     #[pymodule]

@@ -8,9 +8,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::codec::Encoded;
+use super::hashing::algorithm_named;
 use super::support::input::{Input, pack_u32};
 use super::support::output::{Output, uninitialised};
-use crate::fingerprint::Algorithm;
+use crate::format::ids::Checksum;
 use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
 use crate::store::record_reader::{Files, Row, Wanted};
@@ -111,7 +112,7 @@ pub fn seal<'py>(
         starts: starts.u32s("starts")?,
         stored_lengths: stored.u32s("stored_lengths")?,
         codecs: fields.codecs.as_bytes(py),
-        checksums: checksums.u64s("checksums")?,
+        checksums: checksums.u64s("checksums")?.into_iter().map(Checksum).collect(),
         fingerprints: fingerprints.fingerprints("fingerprints")?,
         raw_lengths: raw_lengths.u32s("raw_lengths")?,
         hints: hints.u32s("hints")?,
@@ -146,9 +147,7 @@ pub fn check_records(
     algorithm: &str,
     threads: usize,
 ) -> PyResult<CheckedRecords> {
-    let algorithm = Algorithm::from_name(algorithm).ok_or_else(|| {
-        PyValueError::new_err(format!("algorithm must be blake3 or sha256, not {algorithm:?}"))
-    })?;
+    let algorithm = algorithm_named("algorithm", algorithm)?;
     let data = data.bytes();
     let place = CheckPlace { seed, offset, algorithm, threads };
     let found = py.detach(|| crate::store::record_check::check(data, &place));
@@ -181,9 +180,7 @@ pub fn pass_records(
     algorithm: &str,
     threads: usize,
 ) -> PyResult<Passed> {
-    let algorithm = Algorithm::from_name(algorithm).ok_or_else(|| {
-        PyValueError::new_err(format!("algorithm must be blake3 or sha256, not {algorithm:?}"))
-    })?;
+    let algorithm = algorithm_named("algorithm", algorithm)?;
     let container = Container { data: fd, entries: &table.entries("table")?, seed };
     let from = Position { ordinal, offset };
     let passed = py.detach(|| container.pass(from, end, bytes_max, algorithm, threads));

@@ -1,7 +1,7 @@
 //! `TreeWalk`, `FoundFiles`, `read_packed`, `file_type`, `write_parquet`.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -14,6 +14,7 @@ use crate::study::parquet_writer::{self, Column, Kind};
 use crate::study::reads::{self, Wanted};
 use crate::study::walk::{Content, Found, Walk};
 use crate::system::files::Identity;
+use crate::threads::lock::locked;
 
 #[pyclass(frozen, module = "dedupd.native.study")]
 pub struct TreeWalk(Mutex<Walk>);
@@ -55,7 +56,7 @@ impl TreeWalk {
 
 impl TreeWalk {
     fn walk(&self) -> MutexGuard<'_, Walk> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
@@ -15,6 +15,7 @@ use super::support::entries::{Found, found, scan};
 use super::upkeep::KnownRecords;
 use crate::store::record_reader::Files;
 use crate::system::files::Entry;
+use crate::threads::lock::{locked, unlocked};
 use crate::tree::candidates::{Candidates, Passed, Rules};
 use crate::tree::stub_references::{Listed, Scratch, Store, Tables};
 use crate::tree::stub_sizes::{BySuffix, Sizes};
@@ -116,12 +117,12 @@ pub fn looked_at<L: Default + Send, S: Default>(
     let go_on = || match Python::attach(|py| check.call0(py)) {
         Ok(_) => true,
         Err(error) => {
-            *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            *locked(&raised) = Some(error);
             false
         }
     };
     let results = py.detach(|| look_at(root, &paths, attribute, threads, count, go_on));
-    match raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    match unlocked(raised) {
         Some(error) => Err(error),
         None => Ok(results),
     }
@@ -197,7 +198,7 @@ impl StubCounter {
     ) -> PyResult<Bound<'py, PyList>> {
         let count = |entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch| {
             // Let go of before anybody waits for the GIL.
-            let (chunks, nodes) = (self.chunks.get().read(), self.nodes.get().read());
+            let (chunks, nodes) = (self.chunks.get().census(), self.nodes.get().census());
             let store = Store {
                 chunks: &chunks,
                 nodes: &nodes,

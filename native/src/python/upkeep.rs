@@ -1,7 +1,7 @@
 //! `MarkSet`, `misfits`, `scan_stubs`, `NeedSet`, `more_than`, `longest`, `digest_needed`, `Join`,
 //! `KnownRecords`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -9,27 +9,19 @@ use pyo3::types::{PyBytes, PyList};
 
 use super::support::calls::c_string;
 use super::support::entries::{found, scan};
-use super::support::input::{Input, pack_u32, pack_u64};
+use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use crate::format::ids::RecordId;
 use crate::format::stub::{DIRECT, stub_head};
 use crate::system::files::Entry;
+use crate::threads::lock::{locked, read, write};
 use crate::upkeep::file_needs::{self, Needs};
 use crate::upkeep::join;
 use crate::upkeep::mark_set::{Marks, Needed, Recipes, mark_named};
-use crate::upkeep::record_census::{Known, word};
-
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
-pub struct MarkSet(RwLock<Marks>);
+use crate::upkeep::record_census::{Known, KnownBytes};
 
 /// Nobody waits for the GIL while holding the lock.
-impl MarkSet {
-    fn read(&self) -> RwLockReadGuard<'_, Marks> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Marks> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct MarkSet(RwLock<Marks>);
 
 type Followed<'py> = (bool, u64, Bound<'py, PyBytes>);
 
@@ -43,54 +35,54 @@ impl MarkSet {
     }
 
     fn add_container(&self, number: u32, count: usize) {
-        self.write().add_container(number, count);
+        write(&self.0).add_container(number, count);
     }
 
     fn numbers(&self) -> Vec<u32> {
-        self.read().numbers()
+        read(&self.0).numbers()
     }
 
     fn knows(&self, record_id: u64) -> bool {
-        self.read().knows(record_id)
+        read(&self.0).knows(RecordId(record_id))
     }
 
     fn __contains__(&self, record_id: u64) -> bool {
-        self.read().contains(record_id)
+        read(&self.0).contains(RecordId(record_id))
     }
 
     fn add<'py>(&self, py: Python<'py>, ids: Input) -> PyResult<Bound<'py, PyBytes>> {
-        let ids = ids.u64s("ids")?;
-        let strays: Vec<u64> = py.detach(|| {
-            let mut marks = self.write();
-            ids.into_iter().filter(|&id| id != 0 && !marks.set(id, true)).collect()
+        let ids = ids.ids("ids")?;
+        let strays: Vec<RecordId> = py.detach(|| {
+            let mut marks = write(&self.0);
+            ids.into_iter().filter(|&id| !id.is_hole() && !marks.set(id, true)).collect()
         });
-        Ok(pack_u64(py, strays))
+        Ok(pack_ids(py, strays))
     }
 
     fn merge(&self, number: u32, bits: Input) -> bool {
-        self.write().merge(number, bits.bytes())
+        write(&self.0).merge(number, bits.bytes())
     }
 
     fn discard(&self, ids: Input) -> PyResult<()> {
-        let mut marks = self.write();
-        for id in ids.u64s("ids")? {
+        let mut marks = write(&self.0);
+        for id in ids.ids("ids")? {
             marks.set(id, false);
         }
         Ok(())
     }
 
     fn bits<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.read().bits(number))
+        PyBytes::new(py, read(&self.0).bits(number))
     }
 
     fn count(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.read().count())
+        py.detach(|| read(&self.0).count())
     }
 
     fn follow<'py>(&self, py: Python<'py>, first_id: u64, table: Input) -> PyResult<Followed<'py>> {
         let entries = table.entries("table")?;
-        let found = py.detach(|| self.write().follow(first_id, &entries));
-        Ok((found.any, found.epoch, pack_u64(py, found.strays)))
+        let found = py.detach(|| write(&self.0).follow(RecordId(first_id), &entries));
+        Ok((found.any, found.epoch, pack_ids(py, found.strays)))
     }
 
     fn add_copies(
@@ -104,7 +96,7 @@ impl MarkSet {
         if std::ptr::eq(self, of) {
             return Err(PyValueError::new_err("records are no copies of one another"));
         }
-        Ok(py.detach(|| self.write().add_copies(first_id, &entries, &of.read())))
+        Ok(py.detach(|| write(&self.0).add_copies(RecordId(first_id), &entries, &read(&of.0))))
     }
 
     #[pyo3(signature = (data_fd, table, *, seed, first, ordinals, ends))]
@@ -127,8 +119,8 @@ impl MarkSet {
             ordinals.into_iter().zip(ends).map(|(ordinal, end)| Needed { ordinal, end }).collect();
         let entries = table.entries("table")?;
         let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
-        let marked = py.detach(|| mark_named(&recipes, &needed, &mut self.write()));
-        let (left, strays) = (pack_u32(py, marked.left), pack_u64(py, marked.strays));
+        let marked = py.detach(|| mark_named(&recipes, &needed, &mut write(&self.0)));
+        let (left, strays) = (pack_u32(py, marked.left), pack_ids(py, marked.strays));
         Ok((marked.recipes, marked.rows, left, strays))
     }
 }
@@ -184,26 +176,16 @@ pub fn scan_stubs<'py>(
     let count = stubs.len() as u64;
     let (direct, others): (Vec<_>, Vec<_>) =
         stubs.into_iter().partition(|stub| stub.flags & DIRECT != 0);
-    let chunks = pack_u64(py, direct.into_iter().map(|stub| stub.recipe));
-    let recipes = pack_u64(py, others.iter().map(|stub| stub.recipe));
+    let chunks = pack_ids(py, direct.into_iter().map(|stub| stub.recipe));
+    let recipes = pack_ids(py, others.iter().map(|stub| stub.recipe));
     let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
     let (directories, damaged) = found(py, left, check)?;
     Ok((directories, damaged, files, count, chunks, recipes, covered))
 }
 
+/// Nobody waits for the GIL while holding the lock.
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
 pub struct NeedSet(RwLock<Needs>);
-
-/// Nobody waits for the GIL while holding the lock.
-impl NeedSet {
-    fn read(&self) -> RwLockReadGuard<'_, Needs> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Needs> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 type Taken<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 
@@ -215,33 +197,33 @@ impl NeedSet {
     }
 
     fn add_container(&self, number: u32, count: usize) {
-        self.write().add_container(number, count);
+        write(&self.0).add_container(number, count);
     }
 
     fn need(&self, ids: Input, lengths: Input) -> PyResult<()> {
-        let (ids, lengths) = (ids.u64s("ids")?, lengths.u64s("lengths")?);
+        let (ids, lengths) = (ids.ids("ids")?, lengths.u64s("lengths")?);
         if ids.len() != lengths.len() {
             return Err(PyValueError::new_err("each id has a length"));
         }
-        let mut needs = self.write();
+        let mut needs = write(&self.0);
         ids.into_iter().zip(lengths).for_each(|(id, length)| needs.need(id, length));
         Ok(())
     }
 
     fn needed(&self, record_id: u64) -> u64 {
-        self.read().needed(record_id)
+        read(&self.0).needed(RecordId(record_id))
     }
 
     fn lengths<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        pack_u64(py, self.read().lengths(number).iter().copied())
+        pack_u64(py, read(&self.0).lengths(number).iter().copied())
     }
 
     fn fresh<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.read().fresh(number))
+        PyBytes::new(py, read(&self.0).fresh(number))
     }
 
     fn put(&self, number: u32, lengths: Input, fresh: Input) {
-        self.write().put(number, lengths.bytes(), fresh.bytes());
+        write(&self.0).put(number, lengths.bytes(), fresh.bytes());
     }
 
     fn take_fresh<'py>(
@@ -254,7 +236,7 @@ impl NeedSet {
         if first % 8 != 0 {
             return Err(PyValueError::new_err("first is a multiple of 8"));
         }
-        let taken = self.write().take_fresh(number, first, end);
+        let taken = write(&self.0).take_fresh(number, first, end);
         let ordinals = pack_u32(py, taken.iter().map(|&(ordinal, _)| ordinal));
         Ok((ordinals, pack_u64(py, taken.iter().map(|&(_, length)| length))))
     }
@@ -278,18 +260,12 @@ pub fn digest_needed(py: Python<'_>, entries: Input, lengths: Input, seed: u64) 
     py.detach(|| file_needs::digest_needed(entries, lengths, seed))
 }
 
+/// The lock is only ever taken with the GIL released, and no Python code runs under it.
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
 pub struct Join(Mutex<join::Join>);
 
-/// The lock is only ever taken with the GIL released, and no Python code runs under it.
-impl Join {
-    fn lock(&self) -> MutexGuard<'_, join::Join> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 fn packed(py: Python<'_>, pairs: join::Pairs) -> Bound<'_, PyBytes> {
-    pack_u64(py, pairs.into_iter().flat_map(|(merged, into)| [merged, into]))
+    pack_ids(py, pairs.into_iter().flat_map(|(merged, into)| [merged, into]))
 }
 
 #[pymethods]
@@ -304,17 +280,17 @@ impl Join {
     }
 
     fn __len__(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.lock().len())
+        py.detach(|| locked(&self.0).len())
     }
 
     #[getter]
     fn memory_bytes(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.lock().bytes())
+        py.detach(|| locked(&self.0).bytes())
     }
 
     fn add(&self, py: Python<'_>, entries: Input, seed: u64, first_id: u64) -> bool {
         let entries = entries.bytes();
-        py.detach(|| self.lock().add(entries, seed, first_id))
+        py.detach(|| locked(&self.0).add(entries, seed, RecordId(first_id)))
     }
 
     fn probe<'py>(
@@ -325,26 +301,26 @@ impl Join {
         first_id: u64,
     ) -> Bound<'py, PyBytes> {
         let entries = entries.bytes();
-        packed(py, py.detach(|| self.lock().probe(entries, seed, first_id)))
+        packed(py, py.detach(|| locked(&self.0).probe(entries, seed, RecordId(first_id))))
     }
 
     fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        packed(py, py.detach(|| self.lock().finish()))
+        packed(py, py.detach(|| locked(&self.0).finish()))
     }
 }
 
+/// Nobody waits for the GIL while holding the lock.
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
 pub struct KnownRecords(RwLock<Known>);
 
-/// Nobody waits for the GIL while holding the lock.
 impl KnownRecords {
-    pub fn read(&self) -> RwLockReadGuard<'_, Known> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    pub fn census(&self) -> RwLockReadGuard<'_, Known> {
+        read(&self.0)
     }
+}
 
-    fn write(&self) -> RwLockWriteGuard<'_, Known> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
+fn bytes_of(raw_length: u32, check: u32) -> KnownBytes {
+    KnownBytes { raw_length, check }
 }
 
 #[pymethods]
@@ -362,66 +338,66 @@ impl KnownRecords {
         seed: u64,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let entries = table.entries("table")?;
-        let others = py.detach(|| self.write().add_table(number, &entries, seed));
+        let others = py.detach(|| write(&self.0).add_table(number, &entries, seed));
         Ok(pack_u32(py, others))
     }
 
     #[pyo3(signature = (record_id, length, check, target = None))]
     fn set(&self, record_id: u64, length: u32, check: u32, target: Option<u64>) {
-        self.write().set(record_id, word(length, check), target);
+        write(&self.0).set(RecordId(record_id), bytes_of(length, check), target.map(RecordId));
     }
 
     fn set_second(&self, record_id: u64, length: u32, check: u32) {
-        self.write().set_second(record_id, word(length, check));
+        write(&self.0).set_second(RecordId(record_id), bytes_of(length, check));
     }
 
     fn count(&self, number: u32) -> usize {
-        self.read().count(number)
+        read(&self.0).count(number)
     }
 
     fn numbers(&self) -> Vec<u32> {
-        self.read().numbers()
+        read(&self.0).numbers()
     }
 
     fn resolve(&self, record_id: u64) -> u64 {
-        self.read().resolve(record_id)
+        read(&self.0).resolve(RecordId(record_id)).0
     }
 
     fn holds(&self, record_id: u64, length: u32, check: u32) -> bool {
-        self.read().holds(record_id, word(length, check))
+        read(&self.0).holds(RecordId(record_id), bytes_of(length, check))
     }
 
     fn known(&self, record_id: u64) -> (u32, u32) {
-        let known = self.read();
-        let word = known.word(known.resolve(record_id));
-        ((word >> 32) as u32, word as u32)
+        let known = read(&self.0);
+        let found = known.known(known.resolve(RecordId(record_id)));
+        (found.raw_length, found.check)
     }
 
     fn is_primary(&self, record_id: u64) -> bool {
-        self.read().own_word(record_id) != 0
+        read(&self.0).own(RecordId(record_id)).is_there()
     }
 
     fn relied_on(&self) -> Vec<u64> {
-        self.read().relied_on()
+        read(&self.0).relied_on().into_iter().map(|id| id.0).collect()
     }
 
     fn refer(&self, record_id: u64) {
-        self.read().refer(record_id);
+        read(&self.0).refer(RecordId(record_id));
     }
 
     fn add_references(&self, record_id: u64, count: u8) {
-        self.read().add_references(record_id, count);
+        read(&self.0).add_references(RecordId(record_id), count);
     }
 
     fn references(&self, record_id: u64) -> u8 {
-        self.read().references(record_id)
+        read(&self.0).references(RecordId(record_id))
     }
 
     fn referred_at_least<'py>(&self, py: Python<'py>, count: u8) -> Bound<'py, PyBytes> {
-        pack_u64(py, py.detach(|| self.read().with_references(|found| found >= count)))
+        pack_ids(py, py.detach(|| read(&self.0).with_references(|found| found >= count)))
     }
 
     fn unreferenced(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.read().with_references(|found| found == 0).len())
+        py.detach(|| read(&self.0).with_references(|found| found == 0).len())
     }
 }

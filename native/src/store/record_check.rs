@@ -4,18 +4,13 @@
 
 use std::cell::RefCell;
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-
 use crate::codec::encode;
 use crate::fingerprint::Algorithm;
-use crate::format::bytes::{u32_at, u64_at};
 use crate::format::record_header::{
-    KIND_FORWARD, KIND_TOMBSTONE, RECORD_HEADER_BYTES, RECORD_MAGIC,
+    CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
 };
-use crate::format::table_entry::write_entry;
 use crate::threads::pool;
 
-const ALIGN_BYTES: usize = 8;
 /// Records that a thread takes at once: about a MiB at the default chunk size.
 const BATCH: usize = 16;
 
@@ -37,7 +32,7 @@ pub struct Checked {
     /// Whether what follows them is no valid header (and not just the end of the data).
     pub is_lost: bool,
     pub ordinals: Vec<u32>,
-    /// The ordinal behind each record: one more, except after a run of tombstones.
+    /// The ordinal after each record: one more, except after a run of tombstones.
     pub next_ordinals: Vec<u32>,
     pub kinds: Vec<u8>,
     pub statuses: Vec<u8>,
@@ -55,11 +50,7 @@ pub struct Place {
 }
 
 struct Found<'a> {
-    kind: u8,
-    codec: u8,
-    raw_length: usize,
-    fingerprint: &'a [u8],
-    checksum: u64,
+    header: RecordHeader,
     payload: &'a [u8],
 }
 
@@ -67,34 +58,24 @@ struct Found<'a> {
 pub fn check(data: &[u8], place: &Place) -> Checked {
     let mut out = Checked::default();
     let mut found = Vec::new();
-    while let Some(header) = data.get(out.consumed..out.consumed + RECORD_HEADER_BYTES) {
-        let body = &header[..RECORD_HEADER_BYTES - 8];
-        let expected = u64_at(header, RECORD_HEADER_BYTES - 8);
-        if u32_at(body, 0) != RECORD_MAGIC || xxh3_64_with_seed(body, place.seed) != expected {
+    while let Some(bytes) = data.get(out.consumed..).and_then(<[u8]>::first_chunk) {
+        let Some(header) = RecordHeader::sound(bytes, place.seed) else {
             out.is_lost = true;
             break;
-        }
+        };
         let start = out.consumed + RECORD_HEADER_BYTES;
-        let stored = u32_at(body, 16) as usize;
-        let end = (start + stored).next_multiple_of(ALIGN_BYTES);
+        let stored = header.stored_length as usize;
+        let end = (start + stored).next_multiple_of(RECORD_ALIGN_BYTES);
         if end > data.len() {
             break;
         }
-        let ordinal = u32_at(body, 4);
-        let run = if body[8] == KIND_TOMBSTONE { u64_at(body, 56).max(1) } else { 1 };
-        out.ordinals.push(ordinal);
-        out.next_ordinals.push(ordinal.saturating_add(u32::try_from(run).unwrap_or(u32::MAX)));
-        out.kinds.push(body[8]);
-        write_entry(&mut out.entries, body, place.offset + out.consumed as u64, place.seed);
-        found.push(Found {
-            kind: body[8],
-            codec: body[9],
-            raw_length: u32_at(body, 12) as usize,
-            fingerprint: &body[24..56],
-            checksum: u64_at(body, 64),
-            payload: &data[start..start + stored],
-        });
-        out.raw_bytes += u64::from(u32_at(body, 12));
+        out.ordinals.push(header.ordinal);
+        out.next_ordinals.push(header.next_ordinal());
+        out.kinds.push(header.kind.0);
+        let entry = header.table_entry(place.offset + out.consumed as u64);
+        out.entries.extend_from_slice(&entry.to_bytes(place.seed));
+        out.raw_bytes += u64::from(header.raw_length);
+        found.push(Found { header, payload: &data[start..start + stored] });
         out.consumed = end;
     }
     out.statuses = vec![Status::Intact as u8; found.len()];
@@ -113,21 +94,20 @@ thread_local! {
 }
 
 fn judge(record: &Found<'_>, algorithm: Algorithm) -> Status {
-    if record.kind == KIND_FORWARD || record.kind == KIND_TOMBSTONE {
+    let Found { header, payload } = record;
+    if !header.kind.has_bytes() {
         return Status::Intact;
     }
-    let (payload, codec) = (record.payload, record.codec);
-    if codec > encode::CODEC_ZSTD
-        || encode::check(payload, codec, record.raw_length, record.checksum).is_err()
-    {
+    let (codec, raw_length) = (header.codec, header.raw_length as usize);
+    if codec > CODEC_ZSTD || encode::check(payload, codec, raw_length, header.checksum).is_err() {
         return Status::Payload;
     }
-    let digest = if codec == encode::CODEC_RAW {
+    let digest = if codec == CODEC_RAW {
         algorithm.digest(payload)
     } else {
         let decoded = RAW.with_borrow_mut(|raw| {
-            raw.resize(record.raw_length.max(raw.len()), 0);
-            let out = &mut raw[..record.raw_length];
+            raw.resize(raw_length.max(raw.len()), 0);
+            let out = &mut raw[..raw_length];
             encode::decode(payload, codec, out).map(|()| algorithm.digest(out))
         });
         match decoded {
@@ -135,5 +115,5 @@ fn judge(record: &Found<'_>, algorithm: Algorithm) -> Status {
             Err(_) => return Status::Payload,
         }
     };
-    if digest == record.fingerprint { Status::Intact } else { Status::Fingerprint }
+    if digest == header.fingerprint { Status::Intact } else { Status::Fingerprint }
 }

@@ -4,17 +4,15 @@
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-use crate::codec::encode::{CODEC_RAW, CODEC_ZSTD, check, decode};
-use crate::fingerprint::{Fingerprint, HASH_BYTES};
-use crate::format::bytes::{u32_at, u64_at};
-use crate::format::record_header::{KIND_DATA, RECORD_HEADER_BYTES, RECORD_MAGIC};
-use crate::format::table_entry::{
-    ENTRY_BYTES, STATE_AT, STATE_LIVE, TABLE_HEADER_BYTES, entry_body,
+use crate::codec::encode::{check, decode};
+use crate::format::ids::Checksum;
+use crate::format::record_header::{
+    CODEC_RAW, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader, RecordKind,
 };
+use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entry_offset};
+use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
 
 thread_local! {
@@ -53,13 +51,10 @@ impl Files {
     pub fn read_all(&self, wanted: Vec<Wanted<'_>>, threads: usize) -> Vec<bool> {
         let slots: Vec<_> = wanted.into_iter().map(|one| Mutex::new((one, false))).collect();
         pool::for_each(slots.len(), threads.saturating_sub(1), |at| {
-            let mut slot = slots[at].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = locked(&slots[at]);
             slot.1 = with_scratch(|scratch| self.read(&mut slot.0, scratch));
         });
-        slots
-            .into_iter()
-            .map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner).1)
-            .collect()
+        slots.into_iter().map(|slot| unlocked(slot).1).collect()
     }
 
     /// Fills `wanted.out`; false where anything is not as expected, and then it may hold anything.
@@ -77,17 +72,17 @@ impl Files {
     }
 
     /// What the table says of a live record; None of any other.
-    pub fn entry(&self, ordinal: u32) -> Option<Entry> {
+    pub fn entry(&self, ordinal: u32) -> Option<TableEntry> {
         let mut bytes = [0; ENTRY_BYTES];
-        let at = TABLE_HEADER_BYTES + u64::from(ordinal) * ENTRY_BYTES as u64;
-        self.fill(self.table, at, &mut bytes, &mut [])?;
-        Entry::live(&bytes, self.seed)
+        self.fill(self.table, entry_offset(ordinal.into()), &mut bytes, &mut [])?;
+        let entry = TableEntry::sound(&bytes, self.seed)?;
+        (entry.state == State::LIVE && entry.codec <= CODEC_ZSTD).then_some(entry)
     }
 
     /// Fills `out`, of the raw length of the record; None where anything is not as expected.
     pub fn read_entry(
         &self,
-        entry: &Entry,
+        entry: &TableEntry,
         ordinal: u32,
         out: &mut [u8],
         scratch: &mut Vec<u8>,
@@ -99,15 +94,27 @@ impl Files {
                 return None;
             }
             self.fill(self.data, entry.offset, &mut header, out)?;
-            let checksum = entry.checksum_in(&header, ordinal, self.seed)?;
+            let checksum = self.checksum(&header, entry, ordinal)?;
             return check(out, entry.codec, out.len(), checksum).ok();
         }
         scratch.resize(stored_length.max(scratch.len()), 0);
         let stored = &mut scratch[..stored_length];
         self.fill(self.data, entry.offset, &mut header, stored)?;
-        let checksum = entry.checksum_in(&header, ordinal, self.seed)?;
+        let checksum = self.checksum(&header, entry, ordinal)?;
         check(stored, entry.codec, out.len(), checksum).ok()?;
         decode(stored, entry.codec, out).ok()
+    }
+
+    /// The payload's checksum; None where the header is not that of a chunk with this entry.
+    fn checksum(
+        &self,
+        header: &[u8; RECORD_HEADER_BYTES],
+        entry: &TableEntry,
+        ordinal: u32,
+    ) -> Option<Checksum> {
+        let header = RecordHeader::sound(header, self.seed)?;
+        let is_expected = header.kind == RecordKind::DATA && header.agrees_with(entry, ordinal);
+        is_expected.then_some(header.checksum)
     }
 
     /// Reads what fills both buffers, or None.
@@ -120,52 +127,5 @@ impl Files {
         // SAFETY: both parts are writable for their length.
         let count = unsafe { libc::preadv2(fd, parts.as_ptr(), 2, offset, flags) };
         (usize::try_from(count) == Ok(length)).then_some(())
-    }
-}
-
-/// What a table says of a live record.
-pub struct Entry {
-    pub fingerprint: Fingerprint,
-    pub raw_length: u32,
-    offset: u64,
-    stored_length: u32,
-    codec: u8,
-}
-
-impl Entry {
-    fn live(bytes: &[u8; ENTRY_BYTES], seed: u64) -> Option<Entry> {
-        let body = entry_body(bytes, seed)?;
-        let mut fingerprint = [0; HASH_BYTES];
-        fingerprint.copy_from_slice(&body[..HASH_BYTES]);
-        (body[STATE_AT] == STATE_LIVE && body[61] <= CODEC_ZSTD).then(|| Entry {
-            fingerprint,
-            offset: u64_at(body, 32),
-            stored_length: u32_at(body, 48),
-            raw_length: u32_at(body, 52),
-            codec: body[61],
-        })
-    }
-
-    /// The start of the fingerprint, as recipes keep it.
-    pub fn check(&self) -> u32 {
-        u32_at(&self.fingerprint, 0)
-    }
-
-    /// The payload's checksum, from a record header that is valid and says what the entry says.
-    fn checksum_in(
-        &self,
-        header: &[u8; RECORD_HEADER_BYTES],
-        ordinal: u32,
-        seed: u64,
-    ) -> Option<u64> {
-        let (body, check) = header.split_at(RECORD_HEADER_BYTES - 8);
-        let is_expected = xxh3_64_with_seed(body, seed) == u64_at(check, 0)
-            && u32_at(body, 0) == RECORD_MAGIC
-            && u32_at(body, 4) == ordinal
-            && (body[8], body[9]) == (KIND_DATA, self.codec)
-            && u32_at(body, 12) == self.raw_length
-            && u32_at(body, 16) == self.stored_length
-            && body[24..56] == self.fingerprint;
-        is_expected.then(|| u64_at(body, 64))
     }
 }

@@ -7,13 +7,8 @@ use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use crate::fingerprint::Algorithm;
-use crate::format::bytes::{u32_at, u64_at};
-use crate::format::record_header::RECORD_HEADER_BYTES;
-use crate::format::record_header::{KIND_FORWARD, KIND_TOMBSTONE};
-use crate::format::table_entry;
-use crate::format::table_entry::{
-    ENTRY_BYTES, STATE_AT, STATE_LIVE, STATE_MERGED, STATE_ORPHANED, STATE_TOMBSTONE, entry_body,
-};
+use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader, RecordKind};
+use crate::format::table_entry::{EntryBytes, State, TableEntry, entries};
 use crate::store::record_check::{self, Checked, Place, Status};
 use crate::threads::read_ahead::{self, Source};
 
@@ -24,15 +19,10 @@ const CALL_TIME_MAX: Duration = Duration::from_millis(250);
 /// A table that says more of a single record is not believed: none that we write is a MiB long.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
 
-const OFFSET_AT: usize = 32;
-const TARGET_AT: usize = 40;
-const LENGTHS: std::ops::Range<usize> = 48..56;
-const CODEC_AT: usize = 61;
-
 /// A container, open for reading, and the entries of its table.
 pub struct Container<'a> {
     pub data: RawFd,
-    pub entries: &'a [&'a [u8; ENTRY_BYTES]],
+    pub entries: &'a [&'a EntryBytes],
     /// Of the checksums of record headers and table entries.
     pub seed: u64,
 }
@@ -106,7 +96,7 @@ impl Container<'_> {
         let (mut begin, mut last) = (from, from.offset);
         let rest = self.entries.iter().enumerate().skip(from.ordinal);
         for (ordinal, entry) in rest {
-            let offset = u64_at(&entry[..], OFFSET_AT);
+            let offset = TableEntry::unchecked(entry).offset;
             // Ordinals of a row of tombstones lie at one place.
             if ordinal == from.ordinal || offset == last {
                 continue;
@@ -141,14 +131,15 @@ impl Container<'_> {
     /// Whether the records of a piece are those of its ordinals, all of them, and all in order.
     fn agrees(&self, found: &Checked, piece: &Piece) -> bool {
         let mut expected = piece.from.ordinal;
-        for (at, implied) in found.entries.chunks_exact(ENTRY_BYTES).enumerate() {
+        for (at, implied) in entries(&found.entries).map(TableEntry::unchecked).enumerate() {
             let next = found.next_ordinals[at] as usize;
             if found.ordinals[at] as usize != expected || next > piece.to.ordinal {
                 return false;
             }
-            let (kind, is_intact) = (found.kinds[at], found.statuses[at] == Status::Intact as u8);
+            let kind = RecordKind(found.kinds[at]);
+            let is_intact = found.statuses[at] == Status::Intact as u8;
             let mut said = self.entries[expected..next].iter();
-            if !said.all(|said| is_as_said(said, implied, kind, is_intact, self.seed)) {
+            if !said.all(|said| is_as_said(said, &implied, kind, is_intact, self.seed)) {
                 return false;
             }
             expected = next;
@@ -161,19 +152,17 @@ impl Container<'_> {
     pub fn headers_agree(&self) -> bool {
         let mut header = [0; RECORD_HEADER_BYTES];
         self.entries.iter().enumerate().all(|(ordinal, entry)| {
-            let Some(said) = entry_body(entry, self.seed) else { return false };
-            if !matches!(said[STATE_AT], STATE_LIVE | STATE_ORPHANED) {
+            let Some(said) = TableEntry::sound(entry, self.seed) else { return false };
+            if !said.state.has_bytes() {
                 return true;
             }
-            if !read_at(self.data, u64_at(said, OFFSET_AT), &mut header) {
+            if !read_at(self.data, said.offset, &mut header) {
                 return false;
             }
-            let Some(implied) = table_entry::entry_of(&header, u64_at(said, OFFSET_AT), self.seed)
-            else {
-                return false;
-            };
-            u32_at(&header, 4) as usize == ordinal
-                && is_as_said(entry, &implied, header[8], true, self.seed)
+            let Some(found) = RecordHeader::sound(&header, self.seed) else { return false };
+            let implied = found.table_entry(said.offset);
+            found.ordinal as usize == ordinal
+                && is_as_said(entry, &implied, found.kind, true, self.seed)
         })
     }
 }
@@ -187,25 +176,29 @@ fn read_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
 
 /// Whether an entry is one that its record may have. `implied` is what the record says.
 fn is_as_said(
-    said: &[u8; ENTRY_BYTES],
-    implied: &[u8],
-    kind: u8,
+    said: &EntryBytes,
+    implied: &TableEntry,
+    kind: RecordKind,
     is_intact: bool,
     seed: u64,
 ) -> bool {
-    let is_same_place = said[..TARGET_AT] == implied[..TARGET_AT]
-        && said[LENGTHS] == implied[LENGTHS]
-        && said[CODEC_AT] == implied[CODEC_AT];
-    if !is_same_place || entry_body(said, seed).is_none() {
+    let Some(said) = TableEntry::sound(said, seed) else { return false };
+    let is_same_place = said.fingerprint == implied.fingerprint
+        && said.offset == implied.offset
+        && said.stored_length == implied.stored_length
+        && said.raw_length == implied.raw_length
+        && said.codec == implied.codec;
+    if !is_same_place {
         return false;
     }
-    let (target, repeated) = (u64_at(said, TARGET_AT), u64_at(implied, TARGET_AT));
-    let has_bytes = !matches!(kind, KIND_FORWARD | KIND_TOMBSTONE);
-    match said[STATE_AT] {
-        STATE_LIVE => is_intact && has_bytes && (target == 0 || target == repeated),
-        STATE_ORPHANED => is_intact && has_bytes,
+    match said.state {
+        State::LIVE => {
+            let is_target_right = said.target.is_hole() || said.target == implied.target;
+            is_intact && kind.has_bytes() && is_target_right
+        }
+        State::ORPHANED => is_intact && kind.has_bytes(),
         // Nobody reads them, so nobody asks what their bytes are.
-        STATE_MERGED | STATE_TOMBSTONE => true,
+        State::MERGED | State::TOMBSTONE => true,
         _ => false,
     }
 }

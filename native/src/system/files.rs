@@ -6,7 +6,7 @@ use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::format::bytes::u64_at;
+use crate::format::bytes::layout;
 
 /// What makes a file the one that was found. Times are nanoseconds since the epoch, and the first
 /// or the last one that there is for those that are farther away (before 1677, after 2262).
@@ -191,11 +191,15 @@ impl<'a> Scan<'a> {
 pub const CAPABILITY: &CStr = c"security.capability";
 
 pub const DIRENT_BYTES: usize = 64 << 10;
-/// Of `struct linux_dirent64`: inode, offset, record length, type, name.
-const NEXT_AT: usize = 8;
-const RECORD_LENGTH_AT: usize = 16;
-const KIND_AT: usize = 18;
-const NAME_AT: usize = 19;
+layout! {
+    /// `struct linux_dirent64`, up to the name.
+    mod dirent: 19 bytes {
+        INODE: 8 at 0,
+        NEXT: 8 at 8,
+        RECORD_LENGTH: 2 at 16,
+        KIND: 1 at 18,
+    }
+}
 
 /// An entry of a directory as the kernel tells of it. `kind` is one of `DT_*`, `next` where in the
 /// directory the entry behind this one is.
@@ -215,13 +219,13 @@ pub fn next_entries(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<Dirent>> {
     }
     let mut rest = &buffer[..count as usize];
     let mut found = Vec::new();
-    while rest.len() > NAME_AT {
-        let length = u16::from_le_bytes([rest[RECORD_LENGTH_AT], rest[RECORD_LENGTH_AT + 1]]);
+    while rest.len() > dirent::BYTES {
+        let length = dirent::RECORD_LENGTH.u16(rest);
         let (record, after) = rest.split_at(usize::from(length));
         rest = after;
-        let Ok(name) = CStr::from_bytes_until_nul(&record[NAME_AT..]) else { continue };
-        let next = u64_at(record, NEXT_AT) as i64;
-        found.push(Dirent { name: name.to_owned(), kind: record[KIND_AT], next });
+        let Ok(name) = CStr::from_bytes_until_nul(&record[dirent::BYTES..]) else { continue };
+        let next = dirent::NEXT.u64(record) as i64;
+        found.push(Dirent { name: name.to_owned(), kind: dirent::KIND.u8(record), next });
     }
     Ok(found)
 }

@@ -1,5 +1,6 @@
 //! Work shared among threads.
 
+pub mod lock;
 pub mod pool;
 pub mod read_ahead;
 pub mod scoped;

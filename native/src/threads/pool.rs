@@ -5,8 +5,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
+
+use crate::threads::lock::{locked, woken};
 
 /// Runs `work` on every task, on up to `threads` threads, the caller's among them.
 ///
@@ -19,7 +21,7 @@ pub fn for_each_of<T: Send>(
     let count = tasks.len();
     let tasks = Mutex::new(tasks);
     for_each(count, threads.saturating_sub(1), |_| {
-        let task = lock(&tasks).next();
+        let task = locked(&tasks).next();
         task.into_iter().for_each(&work);
     });
 }
@@ -104,15 +106,15 @@ impl Job {
     fn finish_one(&self) {
         // Release: what the task wrote is seen by who waits, who acquires it.
         if self.unfinished.fetch_sub(1, Ordering::Release) == 1 {
-            let _guard = lock(&self.ending);
+            let _guard = locked(&self.ending);
             self.ended.notify_all();
         }
     }
 
     fn wait(&self) {
-        let mut guard = lock(&self.ending);
+        let mut guard = locked(&self.ending);
         while self.unfinished.load(Ordering::Acquire) > 0 {
-            guard = self.ended.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = woken(&self.ended, guard);
         }
     }
 }
@@ -144,7 +146,7 @@ impl Crew {
     }
 
     fn lend(&'static self, job: &Arc<Job>, helpers: usize) {
-        let mut threads = lock(&self.threads);
+        let mut threads = locked(&self.threads);
         while *threads < helpers {
             let builder = thread::Builder::new().name("crew".into());
             if builder.spawn(|| self.serve()).is_err() {
@@ -155,18 +157,18 @@ impl Crew {
         // What nobody takes would stay, and with it whatever the work holds.
         let helpers = helpers.min(*threads);
         drop(threads);
-        lock(&self.asked).extend((0..helpers).map(|_| Arc::clone(job)));
+        locked(&self.asked).extend((0..helpers).map(|_| Arc::clone(job)));
         (0..helpers).for_each(|_| self.called.notify_one());
     }
 
     fn serve(&self) {
         loop {
-            let mut asked = lock(&self.asked);
+            let mut asked = locked(&self.asked);
             let job = loop {
                 match asked.pop_front() {
                     Some(job) => break job,
                     None => {
-                        asked = self.called.wait(asked).unwrap_or_else(PoisonError::into_inner);
+                        asked = woken(&self.called, asked);
                     }
                 }
             };
@@ -175,10 +177,6 @@ impl Crew {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job.help()));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

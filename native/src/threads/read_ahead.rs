@@ -8,14 +8,15 @@ use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::system::reads::fill_at;
+use crate::threads::lock::locked;
 
 /// What direct reads ask of offsets, lengths and addresses: a multiple of every usual block size.
-const ALIGN_BYTES: usize = 4096;
+const DIRECT_ALIGN_BYTES: usize = 4096;
 /// Threads that read: the disk has something to do while one of them hands over what it has.
 const READERS: usize = 2;
 /// Spans that may lie there read, or are being read, with every thread busy.
@@ -46,11 +47,11 @@ struct Buffer {
 
 impl Buffer {
     fn fill(&mut self, source: &Source, span: &Range<u64>) {
-        let skipped = span.start as usize % ALIGN_BYTES;
+        let skipped = span.start as usize % DIRECT_ALIGN_BYTES;
         let length = (span.end - span.start) as usize;
-        let whole = (skipped + length).next_multiple_of(ALIGN_BYTES);
-        self.bytes.resize(self.bytes.len().max(whole + ALIGN_BYTES), 0);
-        let begin = self.bytes.as_ptr().align_offset(ALIGN_BYTES);
+        let whole = (skipped + length).next_multiple_of(DIRECT_ALIGN_BYTES);
+        self.bytes.resize(self.bytes.len().max(whole + DIRECT_ALIGN_BYTES), 0);
+        let begin = self.bytes.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
         self.at = begin + skipped..begin + skipped + length;
         let around = &mut self.bytes[begin..begin + whole];
         self.is_filled = match &source.direct {
@@ -74,7 +75,7 @@ fn read_direct(file: &File, offset: u64, out: &mut [u8], wanted: usize) -> Optio
         match file.read_at(&mut out[have..], offset + have as u64) {
             Ok(count) => {
                 have += count;
-                if count == 0 || count % ALIGN_BYTES != 0 {
+                if count == 0 || count % DIRECT_ALIGN_BYTES != 0 {
                     break; // the end of the file
                 }
             }
@@ -178,8 +179,4 @@ fn look_at_all<T>(
         // Nobody wants it any more once everything is read.
         let _ = give.send(buffer);
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

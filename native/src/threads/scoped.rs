@@ -1,7 +1,9 @@
-//! Threads of their own for work that may wait, for a disk say; see `crew` for work that does not.
+//! Threads of their own for work that may wait, for a disk say; see `pool` for work that does not.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
+
+use crate::threads::lock::locked;
 
 /// Runs `work` on every task, on up to `threads` threads, each taking the next task when free. Where
 /// the system has no more threads, those that there are do it all.
@@ -15,7 +17,7 @@ pub fn for_each<T: Send>(
         return tasks.for_each(work);
     }
     let queue = Mutex::new(tasks);
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || locked(&queue).next();
     thread::scope(|scope| {
         let run = || {
             while let Some(task) = next() {

@@ -7,10 +7,12 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use crate::format::ids::RecordId;
 use crate::format::stub::{DIRECT, StubHead, stub_head};
-use crate::store::record_reader::{self, Files};
+use crate::format::table_entry::TableEntry;
+use crate::store::record_reader::Files;
 use crate::system::files::{Entry, open_beneath};
-use crate::upkeep::record_census::{self, Known, sound_leaf};
+use crate::upkeep::record_census::{Known, KnownBytes, sound_leaf};
 
 /// What a directory holds. `left` are files that the caller has to look at, and directories.
 #[derive(Default)]
@@ -82,9 +84,10 @@ impl Store<'_> {
     }
 
     fn count_chunk(&self, stub: &StubHead) -> bool {
-        let word = self.chunks.word(self.chunks.resolve(stub.recipe));
-        let is_same = word & 0xFFFF_FFFF == u64::from(stub.check());
-        let is_there = word != 0 && is_same && word >> 32 >= stub.covered;
+        let known = self.chunks.known(self.chunks.resolve(stub.recipe));
+        let is_there = known.is_there()
+            && known.check == stub.check()
+            && u64::from(known.raw_length) >= stub.covered;
         if is_there {
             self.chunks.refer(stub.recipe);
         }
@@ -93,9 +96,8 @@ impl Store<'_> {
 
     fn count_chunk_exactly(&self, stub: &StubHead, tables: &Tables, scratch: &mut Scratch) -> bool {
         let Some(entry) = scratch.entry(tables, stub.recipe) else { return false };
-        let word = record_census::word(entry.raw_length, entry.check());
         let is_there = self.chunks.resolve(stub.recipe) == stub.recipe
-            && self.chunks.own_word(stub.recipe) == word
+            && self.chunks.own(stub.recipe) == KnownBytes::of(&entry)
             && entry.fingerprint[..stub.digest.len()] == stub.digest
             && u64::from(entry.raw_length) >= stub.covered;
         if is_there {
@@ -105,15 +107,15 @@ impl Store<'_> {
     }
 
     fn count_recipe(&self, stub: &StubHead, scratch: &mut Scratch) -> Option<()> {
-        let files = self.streams.get(&((stub.recipe >> 32) as u32))?;
-        let word = self.nodes.own_word(stub.recipe);
-        let entry = files.entry(stub.recipe as u32)?;
-        let is_known = word == record_census::word(entry.raw_length, entry.check());
+        let files = self.streams.get(&stub.recipe.container())?;
+        let ordinal = stub.recipe.ordinal();
+        let entry = files.entry(ordinal)?;
+        let is_known = self.nodes.own(stub.recipe) == KnownBytes::of(&entry);
         if !is_known || entry.fingerprint[..stub.digest.len()] != stub.digest {
             return None;
         }
         scratch.payload.resize(entry.raw_length as usize, 0);
-        files.read_entry(&entry, stub.recipe as u32, &mut scratch.payload, &mut scratch.stored)?;
+        files.read_entry(&entry, ordinal, &mut scratch.payload, &mut scratch.stored)?;
         let ids = sound_leaf(&scratch.payload, stub.covered, self.chunks)?;
         self.nodes.refer(stub.recipe);
         ids.into_iter().for_each(|id| self.chunks.refer(id));
@@ -131,8 +133,8 @@ pub struct Scratch {
 
 impl Scratch {
     /// What the table says of a live chunk.
-    fn entry(&mut self, tables: &Tables, id: u64) -> Option<record_reader::Entry> {
-        let number = (id >> 32) as u32;
+    fn entry(&mut self, tables: &Tables, id: RecordId) -> Option<TableEntry> {
+        let number = id.container();
         let (name, seed) = tables.names.get(&number)?;
         if !self.open.contains_key(&number) {
             if self.open.len() == TABLES_OPEN_MAX {
@@ -141,6 +143,6 @@ impl Scratch {
             self.open.insert(number, open_beneath(tables.directory, name, libc::O_RDONLY).ok()?);
         }
         let table = self.open.get(&number)?.as_raw_fd();
-        Files { data: table, table, seed: *seed, cached_only: false }.entry(id as u32)
+        Files { data: table, table, seed: *seed, cached_only: false }.entry(id.ordinal())
     }
 }

@@ -5,24 +5,16 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::format::ids::split;
-use crate::format::table_entry::ENTRY_BYTES;
-
-const FINGERPRINT_BYTES: usize = 32;
-
-fn items(column: &[u8]) -> impl Iterator<Item = u64> {
-    column
-        .chunks_exact(8)
-        .filter_map(|item| item.first_chunk())
-        .map(|item| u64::from_le_bytes(*item))
-}
+use crate::format::bytes::u64s;
+use crate::format::ids::RecordId;
+use crate::format::table_entry::{TableEntry, entries};
 
 /// A bit for each item of `now`, set where it is more than that of `before`, the first in the
 /// lowest bit.
 pub fn more_than(now: &[u8], before: &[u8]) -> Vec<u8> {
     let mut bits = vec![0u8; (now.len() / 8).div_ceil(8)];
-    let before = items(before).chain(std::iter::repeat(0));
-    for (at, (now, before)) in items(now).zip(before).enumerate() {
+    let before = u64s(before).chain(std::iter::repeat(0));
+    for (at, (now, before)) in u64s(now).zip(before).enumerate() {
         bits[at / 8] |= u8::from(now > before) << (at % 8);
     }
     bits
@@ -30,16 +22,16 @@ pub fn more_than(now: &[u8], before: &[u8]) -> Vec<u8> {
 
 /// For each item of `one` the larger of it and that of `other`.
 pub fn longest(one: &[u8], other: &[u8]) -> Vec<u8> {
-    let other = items(other).chain(std::iter::repeat(0));
-    items(one).zip(other).flat_map(|(one, other)| one.max(other).to_le_bytes()).collect()
+    let other = u64s(other).chain(std::iter::repeat(0));
+    u64s(one).zip(other).flat_map(|(one, other)| one.max(other).to_le_bytes()).collect()
 }
 
 /// A digest of the fingerprints of those entries of a redirection table of which any is needed.
-pub fn digest_needed(entries: &[u8], lengths: &[u8], seed: u64) -> u64 {
+pub fn digest_needed(table: &[u8], lengths: &[u8], seed: u64) -> u64 {
     let mut digest = Xxh3::with_seed(seed);
-    for (entry, length) in entries.chunks_exact(ENTRY_BYTES).zip(items(lengths)) {
+    for (entry, length) in entries(table).zip(u64s(lengths)) {
         if length > 0 {
-            digest.update(&entry[..FINGERPRINT_BYTES]);
+            digest.update(&TableEntry::unchecked(entry).fingerprint);
         }
     }
     digest.digest()
@@ -64,9 +56,9 @@ impl Needs {
     }
 
     /// The first `length` bytes of a node, at least, are needed. What there is not is passed over.
-    pub fn need(&mut self, id: u64, length: u64) {
-        let (number, ordinal) = split(id);
-        let Some(own) = self.0.get_mut(&number) else {
+    pub fn need(&mut self, id: RecordId, length: u64) {
+        let ordinal = id.place();
+        let Some(own) = self.0.get_mut(&id.container()) else {
             return;
         };
         if let Some(known) = own.lengths.get_mut(ordinal).filter(|known| length > **known) {
@@ -75,9 +67,12 @@ impl Needs {
         }
     }
 
-    pub fn needed(&self, id: u64) -> u64 {
-        let (number, ordinal) = split(id);
-        self.0.get(&number).and_then(|own| own.lengths.get(ordinal)).copied().unwrap_or(0)
+    pub fn needed(&self, id: RecordId) -> u64 {
+        self.0
+            .get(&id.container())
+            .and_then(|own| own.lengths.get(id.place()))
+            .copied()
+            .unwrap_or(0)
     }
 
     pub fn lengths(&self, number: u32) -> &[u64] {
@@ -91,7 +86,7 @@ impl Needs {
     /// Put lengths and fresh nodes in place of a container's; what either lacks is zeros.
     pub fn put(&mut self, number: u32, lengths: &[u8], fresh: &[u8]) {
         if let Some(own) = self.0.get_mut(&number) {
-            let given = items(lengths).chain(std::iter::repeat(0));
+            let given = u64s(lengths).chain(std::iter::repeat(0));
             own.lengths.iter_mut().zip(given).for_each(|(own, given)| *own = given);
             let given = fresh.iter().copied().chain(std::iter::repeat(0));
             own.fresh.iter_mut().zip(given).for_each(|(own, given)| *own = given);

@@ -6,11 +6,11 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::fingerprint::HASH_BYTES;
-use crate::format::table_entry::{ENTRY_BYTES, STATE_AT, STATE_LIVE, entry_body};
+use crate::format::ids::RecordId;
+use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entries};
 
 /// Chunks to be merged, each with the one that stays.
-pub type Pairs = Vec<(u64, u64)>;
+pub type Pairs = Vec<(RecordId, RecordId)>;
 
 /// A slot without an entry.
 const EMPTY: u32 = u32::MAX;
@@ -23,7 +23,7 @@ const AHEAD: usize = 32;
 /// Entries of one container that lie next to each other: the number and the id of the first.
 struct Run {
     number: u32,
-    id: u64,
+    id: RecordId,
 }
 
 pub struct Join {
@@ -70,7 +70,7 @@ impl Join {
 
     /// Add the live entries of a piece of a table, whose first has `id`. False, and nothing done,
     /// where they may be too many.
-    pub fn add(&mut self, table: &[u8], seed: u64, id: u64) -> bool {
+    pub fn add(&mut self, table: &[u8], seed: u64, id: RecordId) -> bool {
         let keys = self.keys(table, seed, id);
         let Some(end) = self.next_number.checked_add((table.len() / ENTRY_BYTES) as u32) else {
             return false;
@@ -89,7 +89,7 @@ impl Join {
                     slot = self.after(slot);
                 }
                 self.keys[slot] = key;
-                self.numbers[slot] = first + (own - id) as u32;
+                self.numbers[slot] = first + (own.0 - id.0) as u32;
             }
         }
         self.len += keys.len();
@@ -98,7 +98,7 @@ impl Join {
 
     /// Whether what was added has chunks of the other set, the live entries of a piece of a table:
     /// those are to be merged. Each is found once.
-    pub fn probe(&mut self, table: &[u8], seed: u64, id: u64) -> Pairs {
+    pub fn probe(&mut self, table: &[u8], seed: u64, id: RecordId) -> Pairs {
         let mut pairs = Pairs::new();
         for batch in self.keys(table, seed, id).chunks(AHEAD) {
             batch.iter().for_each(|&(key, _)| self.prefetch(key));
@@ -144,17 +144,17 @@ impl Join {
     }
 
     /// Keys and ids of the live entries that count.
-    fn keys(&self, table: &[u8], seed: u64, id: u64) -> Vec<(u64, u64)> {
-        let entries = table.chunks_exact(ENTRY_BYTES).filter_map(|entry| entry.first_chunk());
-        entries
-            .enumerate()
-            .filter_map(|(at, entry): (usize, &[u8; ENTRY_BYTES])| {
-                if entry[STATE_AT] != STATE_LIVE {
+    fn keys(&self, table: &[u8], seed: u64, id: RecordId) -> Vec<(u64, RecordId)> {
+        let ids = (0..).map(|at| id.plus(at));
+        ids.zip(entries(table))
+            .filter_map(|(id, bytes)| {
+                let entry = TableEntry::unchecked(bytes);
+                if entry.state != State::LIVE {
                     return None;
                 }
-                let key = xxh3_64_with_seed(&entry[..HASH_BYTES], self.key_seed);
-                let counts = key & self.sample == 0 && entry_body(entry, seed).is_some();
-                counts.then_some((key, id + at as u64))
+                let key = xxh3_64_with_seed(&entry.fingerprint, self.key_seed);
+                let counts = key & self.sample == 0 && TableEntry::sound(bytes, seed).is_some();
+                counts.then_some((key, id))
             })
             .collect()
     }
@@ -169,10 +169,10 @@ impl Join {
         if slot + 1 == self.keys.len() { 0 } else { slot + 1 }
     }
 
-    fn id(&self, number: u32) -> u64 {
+    fn id(&self, number: u32) -> RecordId {
         let number = number & !TAKEN;
         let run = &self.runs[self.runs.partition_point(|run| run.number <= number) - 1];
-        run.id + u64::from(number - run.number)
+        run.id.plus(u64::from(number - run.number))
     }
 
     #[cfg(target_arch = "x86_64")]

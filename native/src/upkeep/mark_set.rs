@@ -1,16 +1,15 @@
 //! Sets of records, a bit for each that there is, and the marking of what recipes name.
 
 use std::collections::BTreeMap;
-
-use crate::codec::encode::{CODEC_ZSTD, check, decode};
-use crate::format::bytes::{u32_at, u64_at};
-use crate::format::ids::split;
-use crate::format::recipe::Leaf;
-use crate::format::record_header::{RECORD_HEADER_BYTES, RECORD_MAGIC};
-use crate::format::table_entry::{ENTRY_BYTES, STATE_AT, STATE_LIVE, STATE_ORPHANED, entry_body};
-use crate::system::reads::fill_at;
 use std::os::fd::RawFd;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::codec::encode::{check, decode};
+use crate::format::ids::RecordId;
+use crate::format::recipe::Leaf;
+use crate::format::record_header::{CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader};
+use crate::format::table_entry::{EntryBytes, TableEntry};
+use crate::system::files::status_of;
+use crate::system::reads::fill_at;
 
 /// Read at once: recipes lie one behind the other.
 const WINDOW_BYTES: u64 = 4 << 20;
@@ -34,20 +33,20 @@ impl Marks {
         self.0.keys().copied().collect()
     }
 
-    pub fn knows(&self, id: u64) -> bool {
-        let (number, ordinal) = split(id);
+    pub fn knows(&self, id: RecordId) -> bool {
+        let (number, ordinal) = (id.container(), id.place());
         self.0.get(&number).is_some_and(|own| ordinal < own.count)
     }
 
-    pub fn contains(&self, id: u64) -> bool {
-        let (number, ordinal) = split(id);
+    pub fn contains(&self, id: RecordId) -> bool {
+        let (number, ordinal) = (id.container(), id.place());
         let own = self.0.get(&number).filter(|own| ordinal < own.count);
         own.is_some_and(|own| own.bits[ordinal / 8] >> (ordinal % 8) & 1 == 1)
     }
 
     /// False, and nothing marked, where there is no such record.
-    pub fn set(&mut self, id: u64, marked: bool) -> bool {
-        let (number, ordinal) = split(id);
+    pub fn set(&mut self, id: RecordId, marked: bool) -> bool {
+        let (number, ordinal) = (id.container(), id.place());
         let Some(own) = self.0.get_mut(&number).filter(|own| ordinal < own.count) else {
             return false;
         };
@@ -104,19 +103,19 @@ pub struct Marked {
     /// Nodes that nothing was marked of: the caller has to look into them.
     pub left: Vec<u32>,
     /// Ids that leaves name and that are of no record.
-    pub strays: Vec<u64>,
+    pub strays: Vec<RecordId>,
 }
 
 /// A container of recipes, and a part of its table, which begins with the ordinal `first`.
 pub struct Recipes<'a> {
     pub data: RawFd,
-    pub entries: &'a [&'a [u8; ENTRY_BYTES]],
+    pub entries: &'a [&'a EntryBytes],
     pub first: u32,
     pub seed: u64,
 }
 
 impl Recipes<'_> {
-    fn entry(&self, node: Needed) -> Option<&[u8; ENTRY_BYTES]> {
+    fn entry(&self, node: Needed) -> Option<&EntryBytes> {
         self.entries.get((node.ordinal - self.first) as usize).copied()
     }
 }
@@ -126,9 +125,9 @@ impl Recipes<'_> {
 /// that name other nodes.
 pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) -> Marked {
     let mut marked = Marked::default();
-    let last = needed.last().and_then(|node| recipes.entry(*node));
-    let end = last.map_or(0, |said| {
-        u64_at(said, 32).saturating_add(RECORD_HEADER_BYTES as u64 + u64::from(u32_at(said, 48)))
+    let last = needed.last().and_then(|node| recipes.entry(*node)).map(TableEntry::unchecked);
+    let end = last.map_or(0, |last| {
+        last.offset.saturating_add(RECORD_HEADER_BYTES as u64 + u64::from(last.stored_length))
     });
     let mut reader = Reader { data: recipes.data, end, base: 0, buffer: Vec::new() };
     let mut payload = Vec::new();
@@ -144,7 +143,7 @@ pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) 
         marked.recipes += 1;
         marked.rows += rows.len() as u64;
         for id in rows {
-            if id != 0 && !chunks.set(id, true) {
+            if !id.is_hole() && !chunks.set(id, true) {
                 marked.strays.push(id);
             }
         }
@@ -153,7 +152,7 @@ pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) 
 }
 
 /// The ids, holes included, of the first `end` bytes of a leaf; None where it is no sound leaf.
-fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<u64>> {
+fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<RecordId>> {
     let leaf = Leaf::of(payload)?;
     let whole = end >= leaf.length;
     let rows = leaf.rows();
@@ -180,31 +179,26 @@ impl Reader {
     /// Fills `out` with the raw bytes of a record, verified; None where anything is unexpected.
     fn read(
         &mut self,
-        entry: &[u8; ENTRY_BYTES],
+        entry: &EntryBytes,
         ordinal: u32,
         seed: u64,
         out: &mut Vec<u8>,
     ) -> Option<()> {
-        let said = entry_body(entry, seed)?;
-        let (offset, stored) = (u64_at(said, 32), u32_at(said, 48) as usize);
-        let (raw, codec) = (u32_at(said, 52), said[61]);
-        if !matches!(said[STATE_AT], STATE_LIVE | STATE_ORPHANED) || codec > CODEC_ZSTD {
+        let entry = TableEntry::sound(entry, seed)?;
+        if !entry.state.has_bytes() || entry.codec > CODEC_ZSTD {
             return None;
         }
-        let record = self.bytes(offset, RECORD_HEADER_BYTES + stored)?;
-        let (header, payload) = record.split_at(RECORD_HEADER_BYTES);
-        let (body, expected) = header.split_at(RECORD_HEADER_BYTES - 8);
-        let is_expected = xxh3_64_with_seed(body, seed) == u64_at(expected, 0)
-            && u32_at(body, 0) == RECORD_MAGIC
-            && (u32_at(body, 4), body[9]) == (ordinal, codec)
-            && (u32_at(body, 12), u32_at(body, 16) as usize) == (raw, stored)
-            && body[24..56] == said[..32];
-        if !is_expected {
+        let stored = entry.stored_length as usize;
+        let record = self.bytes(entry.offset, RECORD_HEADER_BYTES + stored)?;
+        let (header, payload) = record.split_first_chunk()?;
+        let header = RecordHeader::sound(header, seed)?;
+        if !header.agrees_with(&entry, ordinal) {
             return None;
         }
-        check(payload, codec, raw as usize, u64_at(body, 64)).ok()?;
-        out.resize(raw as usize, 0);
-        decode(payload, codec, out).ok()
+        let raw_length = entry.raw_length as usize;
+        check(payload, entry.codec, raw_length, header.checksum).ok()?;
+        out.resize(raw_length, 0);
+        decode(payload, entry.codec, out).ok()
     }
 
     fn bytes(&mut self, offset: u64, length: usize) -> Option<&[u8]> {
@@ -230,5 +224,5 @@ impl Reader {
 }
 
 fn file_size(fd: RawFd) -> Option<u64> {
-    u64::try_from(crate::system::files::status_of(fd).ok()?.st_size).ok()
+    u64::try_from(status_of(fd).ok()?.st_size).ok()
 }

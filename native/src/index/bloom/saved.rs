@@ -5,19 +5,14 @@ use std::io::Result;
 use std::os::unix::fs::FileExt;
 
 use super::super::chunks::{ChunkIndex, Stamp};
-use super::super::lists::{
-    Header, Owner, STAMP_BYTES, checked, decode_blocks, decode_stamps, encode_blocks,
-    encode_stamps, halves, seal,
-};
+use super::super::lists::{decode_blocks, decode_stamps, encode_blocks, encode_stamps};
 use super::super::numbers::Numbers;
 use super::units::{CHAIN_PAGES, UNIT_BYTES};
 use super::{Bloom, first_unit, offset};
-
-const MAGIC: &[u8; 8] = b"DEDUPBLM";
-const FORMAT: u16 = 1;
-const CHAIN_BYTES: usize = 8;
-const BUFFERED_BYTES: usize = 12;
-const CHECK_BYTES: usize = 8;
+use crate::format::saved_index::{
+    CHECKSUM_BYTES, Header, Owner, SAVED_CHAINS, block, buffered, chain, checked, header, seal,
+    stamp,
+};
 
 /// How many there are of what the file consists of.
 struct Counts {
@@ -42,52 +37,57 @@ impl Counts {
     }
 
     fn list_bytes(&self) -> usize {
-        self.stamps * STAMP_BYTES
-            + self.blocks * 8
-            + self.chains * CHAIN_BYTES
-            + self.buffered * BUFFERED_BYTES
-            + CHECK_BYTES
+        self.stamps * stamp::BYTES
+            + self.blocks * block::BYTES
+            + self.chains * chain::BYTES
+            + self.buffered * buffered::BYTES
+            + CHECKSUM_BYTES
     }
 
     fn encode(&self, owner: &Owner) -> Vec<u8> {
         let header = Header {
-            byte: 0,
+            group_bits: 0,
             parts: self.partitions as u32,
             entries: self.entries,
-            counts: [self.stamps, self.blocks, self.chains, self.buffered].map(|n| n as u32),
+            containers: self.stamps as u32,
+            blocks: self.blocks as u32,
+            runs: self.chains as u32,
+            left_over: self.buffered as u32,
         };
-        header.encode(MAGIC, FORMAT, owner)
+        header.to_bytes(&SAVED_CHAINS, owner).to_vec()
     }
 
     /// None for another volume's chains, those of another format, or damaged ones.
-    fn decode(data: &[u8], owner: &Owner) -> Option<Counts> {
-        let header = Header::decode(data, MAGIC, FORMAT, owner)?;
-        let [stamps, blocks, chains, buffered] = header.counts.map(|count| count as usize);
-        let (partitions, entries) = (header.parts as usize, header.entries);
-        (header.byte == 0 && partitions > 0).then_some(Counts {
-            partitions,
-            entries,
-            stamps,
-            blocks,
-            chains,
-            buffered,
+    fn decode(data: &[u8; header::BYTES], owner: &Owner) -> Option<Counts> {
+        let header = Header::of(data, &SAVED_CHAINS, owner)?;
+        (header.group_bits == 0 && header.parts > 0).then_some(Counts {
+            partitions: header.parts as usize,
+            entries: header.entries,
+            stamps: header.containers as usize,
+            blocks: header.blocks as usize,
+            chains: header.runs as usize,
+            buffered: header.left_over as usize,
         })
     }
 }
 
-/// The lists behind the chains.
+/// The lists after the chains.
 fn encode_lists(index: &ChunkIndex<Bloom>) -> Vec<u8> {
     let mut out = encode_stamps(&index.stamps);
     out.extend(encode_blocks(&index.numbers));
     for (partition, pages) in &index.suggest.chains {
-        out.extend(partition.to_le_bytes());
-        out.extend(pages.to_le_bytes());
+        let mut row = [0; chain::BYTES];
+        chain::PARTITION.put(&mut row, &partition.to_le_bytes());
+        chain::PAGES.put(&mut row, &pages.to_le_bytes());
+        out.extend(row);
     }
     for (partition, rows) in (0u32..).zip(&index.suggest.buffers) {
         for (signature, number) in rows {
-            for word in [partition, *signature, *number] {
-                out.extend(word.to_le_bytes());
-            }
+            let mut row = [0; buffered::BYTES];
+            buffered::PARTITION.put(&mut row, &partition.to_le_bytes());
+            buffered::SIGNATURE.put(&mut row, &signature.to_le_bytes());
+            buffered::NUMBER.put(&mut row, &number.to_le_bytes());
+            out.extend(row);
         }
     }
     seal(out)
@@ -103,18 +103,19 @@ struct Lists {
 impl Lists {
     fn decode(data: &[u8], counts: &Counts) -> Option<Lists> {
         let data = checked(data)?;
-        let (stamps, data) = data.split_at_checked(counts.stamps * STAMP_BYTES)?;
-        let (blocks, data) = data.split_at_checked(counts.blocks * 8)?;
-        let (chains, buffered) = data.split_at_checked(counts.chains * CHAIN_BYTES)?;
-        let words = |row: &[u8]| -> [u32; 3] {
-            let mut words = halves(row);
-            std::array::from_fn(|_| words.next().unwrap_or_default())
+        let (stamps, data) = data.split_at_checked(counts.stamps * stamp::BYTES)?;
+        let (blocks, data) = data.split_at_checked(counts.blocks * block::BYTES)?;
+        let (chains, rows) = data.split_at_checked(counts.chains * chain::BYTES)?;
+        let chain = |row: &[u8]| (chain::PARTITION.u32(row), chain::PAGES.u32(row));
+        let buffered = |row: &[u8]| {
+            let fields = [buffered::PARTITION, buffered::SIGNATURE, buffered::NUMBER];
+            fields.map(|field| field.u32(row))
         };
         let lists = Lists {
             stamps: decode_stamps(stamps),
             numbers: decode_blocks(blocks)?,
-            chains: chains.chunks_exact(CHAIN_BYTES).map(words).map(|[a, b, _]| (a, b)).collect(),
-            buffered: buffered.chunks_exact(BUFFERED_BYTES).map(words).collect(),
+            chains: chains.chunks_exact(chain::BYTES).map(chain).collect(),
+            buffered: rows.chunks_exact(buffered::BYTES).map(buffered).collect(),
         };
         let is_right = |partition: u32| (partition as usize) < counts.partitions;
         let chain_is_right =
@@ -136,7 +137,7 @@ impl ChunkIndex<Bloom> {
             return Ok(false);
         };
         let file = self.suggest.file.try_clone()?;
-        file.write_all_at(&[0; Header::BYTES], 0)?;
+        file.write_all_at(&[0; header::BYTES], 0)?;
         let mut bloom = Bloom::with_partitions(file, capacity, counts.partitions);
         for (chain, &(partition, _)) in (0u32..).zip(&lists.chains) {
             bloom.chains_of[partition as usize].push(chain);
@@ -158,7 +159,7 @@ impl ChunkIndex<Bloom> {
 
     fn read_saved(&self, owner: &Owner) -> Option<(Counts, Lists)> {
         let file = &self.suggest.file;
-        let mut header = [0; Header::BYTES];
+        let mut header = [0; header::BYTES];
         file.read_exact_at(&mut header, 0).ok()?;
         let counts = Counts::decode(&header, owner)?;
         let start = offset(first_unit(counts.chains));

@@ -7,9 +7,9 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::positions::mix;
+use crate::format::saved_index::{page_entry, unit};
 
-pub const UNIT_BYTES: usize = 4096;
-const CHECK_AT: usize = UNIT_BYTES - 8;
+pub const UNIT_BYTES: usize = unit::BYTES;
 
 /// Filters of a chain, which is as many as a row has bits.
 pub const CHAIN_PAGES: usize = 128;
@@ -26,7 +26,7 @@ pub const CHAIN_BLOCKS: usize = 32;
 const KEY_ROWS: u32 = 8;
 
 /// Entries of a page: four bytes of hash and the record number of each.
-pub const PAGE_ROWS: usize = CHECK_AT / 8;
+pub const PAGE_ROWS: usize = unit::CHECKSUM.start / page_entry::BYTES;
 
 /// Units of a chain: its blocks, then its pages.
 pub const CHAIN_UNITS: usize = CHAIN_BLOCKS + CHAIN_PAGES;
@@ -64,38 +64,39 @@ pub fn mark(blocks: &mut [u8], page: usize, signature: u32) {
 }
 
 /// A page of up to `PAGE_ROWS` entries.
-pub fn encode_page(rows: &[Row], unit: u64) -> [u8; UNIT_BYTES] {
+pub fn encode_page(rows: &[Row], number: u64) -> [u8; UNIT_BYTES] {
     let mut page = [0; UNIT_BYTES];
-    for (bytes, row) in page.chunks_exact_mut(8).zip(rows) {
-        bytes[..4].copy_from_slice(&row.0.to_le_bytes());
-        bytes[4..].copy_from_slice(&row.1.to_le_bytes());
+    for (bytes, row) in page.chunks_exact_mut(page_entry::BYTES).zip(rows) {
+        page_entry::SIGNATURE.put(bytes, &row.0.to_le_bytes());
+        page_entry::NUMBER.put(bytes, &row.1.to_le_bytes());
     }
-    seal(&mut page, unit);
+    seal(&mut page, number);
     page
 }
 
 /// The record numbers of a key on a page that is full. The last ones come first.
 pub fn matches(page: &[u8; UNIT_BYTES], signature: u32) -> impl Iterator<Item = u32> {
     let wanted = signature.to_le_bytes();
-    page[..CHECK_AT]
-        .chunks_exact(8)
+    unit::CONTENT
+        .of(page)
+        .chunks_exact(page_entry::BYTES)
         .rev()
-        .filter(move |row| row[..4] == wanted)
-        .filter_map(|row| row[4..].first_chunk().map(|number| u32::from_le_bytes(*number)))
+        .filter(move |row| *page_entry::SIGNATURE.of(row) == wanted)
+        .map(|row| page_entry::NUMBER.u32(row))
 }
 
-/// Write the checksum of each of the units, the first of which is number `unit` of the file.
-pub fn seal(units: &mut [u8], unit: u64) {
-    for (bytes, number) in units.chunks_exact_mut(UNIT_BYTES).zip(unit..) {
-        let check = xxh3_64_with_seed(&bytes[..CHECK_AT], number);
-        bytes[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
+/// Write the checksum of each of the units, the first of which is number `first` of the file.
+pub fn seal(units: &mut [u8], first: u64) {
+    for (bytes, number) in units.chunks_exact_mut(UNIT_BYTES).zip(first..) {
+        let check = xxh3_64_with_seed(unit::CONTENT.of(bytes), number);
+        unit::CHECKSUM.put(bytes, &check.to_le_bytes());
     }
 }
 
 /// Whether the units are as they were sealed.
-pub fn are_valid(units: &[u8], unit: u64) -> bool {
-    units.chunks_exact(UNIT_BYTES).zip(unit..).all(|(bytes, number)| {
-        bytes[CHECK_AT..] == xxh3_64_with_seed(&bytes[..CHECK_AT], number).to_le_bytes()
+pub fn are_valid(units: &[u8], first: u64) -> bool {
+    units.chunks_exact(UNIT_BYTES).zip(first..).all(|(bytes, number)| {
+        unit::CHECKSUM.u64(bytes) == xxh3_64_with_seed(unit::CONTENT.of(bytes), number)
     })
 }
 

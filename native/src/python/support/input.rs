@@ -7,8 +7,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::fingerprint::Fingerprint;
-use crate::format::table_entry::ENTRY_BYTES;
+use crate::format::ids::{Fingerprint, RecordId};
+use crate::format::table_entry::EntryBytes;
 
 /// A C-contiguous buffer of any item type, held for as long as this value lives.
 ///
@@ -62,12 +62,16 @@ impl Input {
         Ok(self.items(name)?.collect())
     }
 
-    pub fn entries(&self, name: &str) -> PyResult<Vec<&[u8; ENTRY_BYTES]>> {
+    pub fn entries(&self, name: &str) -> PyResult<Vec<&EntryBytes>> {
         Ok(self.items(name)?.collect())
     }
 
     pub fn u32s(&self, name: &str) -> PyResult<Vec<u32>> {
         Ok(self.items(name)?.map(|item| u32::from_le_bytes(*item)).collect())
+    }
+
+    pub fn ids(&self, name: &str) -> PyResult<Vec<RecordId>> {
+        Ok(self.items(name)?.map(|item| RecordId(u64::from_le_bytes(*item))).collect())
     }
 
     pub fn u64s(&self, name: &str) -> PyResult<Vec<u64>> {
@@ -76,9 +80,12 @@ impl Input {
 }
 
 /// What an insertion takes: fingerprints, and an id for each, which is not 0.
-pub fn pairs<'a>(fingerprints: &'a Input, ids: &Input) -> PyResult<Vec<(&'a Fingerprint, u64)>> {
+pub fn pairs<'a>(
+    fingerprints: &'a Input,
+    ids: &Input,
+) -> PyResult<Vec<(&'a Fingerprint, RecordId)>> {
     let keys = fingerprints.fingerprints("fingerprints")?;
-    let ids = ids.u64s("ids")?;
+    let ids = ids.ids("ids")?;
     if keys.len() != ids.len() {
         return Err(PyValueError::new_err(format!(
             "ids has {} items, fingerprints has {}",
@@ -86,7 +93,7 @@ pub fn pairs<'a>(fingerprints: &'a Input, ids: &Input) -> PyResult<Vec<(&'a Fing
             keys.len()
         )));
     }
-    if ids.contains(&0) {
+    if ids.contains(&RecordId::HOLE) {
         return Err(PyValueError::new_err("ids: 0 stands for an absent entry"));
     }
     Ok(keys.into_iter().zip(ids).collect())
@@ -115,4 +122,8 @@ pub fn pack_u32(py: Python<'_>, items: impl IntoIterator<Item = u32>) -> Bound<'
 pub fn pack_u64(py: Python<'_>, items: impl IntoIterator<Item = u64>) -> Bound<'_, PyBytes> {
     let bytes: Vec<u8> = items.into_iter().flat_map(u64::to_le_bytes).collect();
     PyBytes::new(py, &bytes)
+}
+
+pub fn pack_ids(py: Python<'_>, ids: impl IntoIterator<Item = RecordId>) -> Bound<'_, PyBytes> {
+    pack_u64(py, ids.into_iter().map(|id| id.0))
 }

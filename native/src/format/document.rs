@@ -1,0 +1,99 @@
+//! The layouts against the tables of docs/format.md.
+
+use super::record_header::{CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind};
+use super::table_entry::State;
+use super::{recipe, record_header, saved_index, stub, table_entry};
+
+const TEXT: &str = include_str!("../../../docs/format.md");
+
+/// The cells of the table below a heading.
+fn rows(heading: &str) -> Vec<Vec<&'static str>> {
+    let (_, section) = TEXT.split_once(&format!("### {heading}\n")).expect(heading);
+    let table = section.lines().skip_while(|line| !line.starts_with('|'));
+    let lines = table.take_while(|line| line.starts_with('|')).skip(2);
+    lines.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+type Fields = &'static [(&'static str, usize, usize)];
+
+/// Every field of a table with its offset and its size, except for reserved ones. `renamed` has the
+/// names of the document that differ from those of the code.
+fn compare(heading: &str, fields: Fields, renamed: &[(&str, &str)]) {
+    let is_named = |field: &str| !field.starts_with("reserved");
+    let name = |field: &str| {
+        let lower = field.to_lowercase();
+        renamed.iter().find(|(own, _)| *own == lower).map_or(lower, |(_, name)| (*name).to_owned())
+    };
+    let coded: Vec<(String, usize, usize)> = fields
+        .iter()
+        .map(|&(field, start, size)| (name(field), start, size))
+        .filter(|(field, ..)| is_named(field))
+        .collect();
+    let documented: Vec<(String, usize, usize)> = rows(heading)
+        .iter()
+        .map(|row| {
+            let number = |at: usize| row[at].parse().expect(heading);
+            (row[2].trim_matches('`').to_owned(), number(0), number(1))
+        })
+        .filter(|(field, ..)| is_named(field))
+        .collect();
+    assert_eq!(coded, documented, "{heading}");
+}
+
+#[test]
+fn every_layout_is_that_of_the_document() {
+    compare("Record header (80 bytes)", record_header::fields::FIELDS, &[]);
+    compare("Table header (64 bytes)", table_entry::header::FIELDS, &[]);
+    compare("Table entry (64 bytes)", table_entry::fields::FIELDS, &[]);
+    compare("Recipe node header (40 bytes)", recipe::header::FIELDS, &[]);
+    compare("Recipe entry (16 bytes)", recipe::fields::FIELDS, &[]);
+    compare("Stub attribute (48 bytes)", stub::fields::FIELDS, &[]);
+    let header = saved_index::header::FIELDS;
+    let table = [("parts", "groups"), ("runs", "planes"), ("left_over", "stashed")];
+    compare("Saved table header (64 bytes)", header, &table);
+    let chains = [
+        ("group_bits", "reserved"),
+        ("parts", "partitions"),
+        ("runs", "chains"),
+        ("left_over", "buffered"),
+    ];
+    compare("Saved chains header (64 bytes)", header, &chains);
+}
+
+/// The row of a field says each of `numbers`, with its name after it.
+fn has_numbers(heading: &str, field: &str, numbers: &[(u8, &str)]) {
+    let rows = rows(heading);
+    let row = rows.iter().find(|row| row[2] == format!("`{field}`")).expect(field);
+    let said: Vec<&str> = row[3].split(", ").collect();
+    let coded: Vec<String> =
+        numbers.iter().map(|(number, name)| format!("{number} {name}")).collect();
+    assert_eq!(said, coded, "{heading}: {field}");
+}
+
+#[test]
+fn numbers_have_the_names_of_the_document() {
+    let kinds = [
+        (RecordKind::DATA.0, "data"),
+        (RecordKind::FORWARD.0, "forward"),
+        (RecordKind::TOMBSTONE.0, "tombstone"),
+        (RecordKind::COPY.0, "copy"),
+    ];
+    has_numbers("Record header (80 bytes)", "kind", &kinds);
+    let codecs = [(CODEC_RAW, "raw"), (CODEC_ZSTD, "zstd")];
+    has_numbers("Record header (80 bytes)", "codec", &codecs);
+    let states = [
+        (State::LIVE.0, "live"),
+        (State::ORPHANED.0, "orphaned"),
+        (State::MERGED.0, "merged"),
+        (State::QUARANTINED.0, "quarantined"),
+        (State::TOMBSTONE.0, "tombstone"),
+    ];
+    has_numbers("Table entry (64 bytes)", "state", &states);
+    let flags = [
+        (stub::COMMITTING, "committing"),
+        (stub::RESTORING, "restoring"),
+        (stub::DIRECT, "direct"),
+    ];
+    has_numbers("Stub attribute (48 bytes)", "flags", &flags);
+    assert!(TEXT.contains(&format!("each beginning at a multiple of {RECORD_ALIGN_BYTES}")));
+}

@@ -1,0 +1,173 @@
+//! The files that indexes are saved in (docs/format.md, "Saved table", "Saved chains").
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::bytes::layout;
+
+layout! {
+    /// The header of both. The name of a field that they use for different things is followed by
+    /// those in the document: the saved table's first, then the saved chains'.
+    pub mod header: 64 bytes {
+        MAGIC: 8 at 0,
+        FORMAT: 2 at 8,
+        KIND: 1 at 10,
+        GROUP_BITS: 1 at 11, // group_bits, reserved
+        PARTS: 4 at 12, // groups, partitions
+        VOLUME: 16 at 16,
+        ENTRIES: 8 at 32,
+        CONTAINERS: 4 at 40,
+        BLOCKS: 4 at 44,
+        RUNS: 4 at 48, // planes, chains
+        LEFT_OVER: 4 at 52, // stashed, buffered
+        CHECKSUM: 8 at 56,
+    }
+}
+
+layout! {
+    /// What the index knows of a container.
+    pub mod stamp: 24 bytes {
+        CONTAINER: 4 at 0,
+        GENERATION: 4 at 4,
+        COUNT: 4 at 8,
+        RESERVED: 4 at 12,
+        DIGEST: 8 at 16,
+    }
+}
+
+layout! {
+    /// The upper 52 bits of the ids that a block of record numbers stands for.
+    pub mod block: 8 bytes {
+        IDS: 8 at 0,
+    }
+}
+
+layout! {
+    /// How many planes a group has.
+    pub mod group: 4 bytes {
+        PLANES: 4 at 0,
+    }
+}
+
+layout! {
+    /// A bucket of a plane: eight signatures, then eight record numbers.
+    pub mod bucket: 48 bytes {
+        SIGNATURES: 16 at 0,
+        NUMBERS: 32 at 16,
+    }
+}
+
+layout! {
+    /// An entry that found no slot in a saved table.
+    pub mod stashed: 16 bytes {
+        BUCKET: 8 at 0,
+        SIGNATURE: 4 at 8,
+        NUMBER: 4 at 12,
+    }
+}
+
+layout! {
+    pub mod chain: 8 bytes {
+        PARTITION: 4 at 0,
+        PAGES: 4 at 4,
+    }
+}
+
+layout! {
+    /// An entry in a write buffer of saved chains.
+    pub mod buffered: 12 bytes {
+        PARTITION: 4 at 0,
+        SIGNATURE: 4 at 4,
+        NUMBER: 4 at 8,
+    }
+}
+
+layout! {
+    /// A unit of the file of chains: filters, or entries.
+    pub mod unit: 4096 bytes {
+        CONTENT: 4088 at 0,
+        CHECKSUM: 8 at 4088,
+    }
+}
+
+layout! {
+    /// An entry of a page of saved chains.
+    pub mod page_entry: 8 bytes {
+        SIGNATURE: 4 at 0,
+        NUMBER: 4 at 4,
+    }
+}
+
+pub const CHECKSUM_BYTES: usize = size_of::<u64>();
+
+/// `body` with its checksum after it.
+pub fn seal(mut body: Vec<u8>) -> Vec<u8> {
+    let check = xxh3_64(&body);
+    body.extend(check.to_le_bytes());
+    body
+}
+
+/// The body that [`seal`] was given; None where anything of it has changed.
+pub fn checked(data: &[u8]) -> Option<&[u8]> {
+    let (body, check) = data.split_at_checked(data.len().checked_sub(CHECKSUM_BYTES)?)?;
+    (check == xxh3_64(body).to_le_bytes()).then_some(body)
+}
+
+/// Whose index a file is: the volume, and the kind of its containers.
+pub struct Owner {
+    pub volume: [u8; 16],
+    pub kind: u8,
+}
+
+/// Which of the two files it is.
+pub struct FileFormat {
+    pub magic: &'static [u8; 8],
+    pub format: u16,
+}
+
+pub const SAVED_TABLE: FileFormat = FileFormat { magic: b"DEDUPTBL", format: 2 };
+pub const SAVED_CHAINS: FileFormat = FileFormat { magic: b"DEDUPBLM", format: 1 };
+
+/// What a header says, beside whose index it is.
+pub struct Header {
+    pub group_bits: u8,
+    pub parts: u32,
+    pub entries: u64,
+    pub containers: u32,
+    pub blocks: u32,
+    pub runs: u32,
+    pub left_over: u32,
+}
+
+impl Header {
+    pub fn to_bytes(&self, file: &FileFormat, owner: &Owner) -> [u8; header::BYTES] {
+        let mut out = [0; header::BYTES];
+        header::MAGIC.put(&mut out, file.magic);
+        header::FORMAT.put(&mut out, &file.format.to_le_bytes());
+        header::KIND.put(&mut out, &[owner.kind]);
+        header::GROUP_BITS.put(&mut out, &[self.group_bits]);
+        header::PARTS.put(&mut out, &self.parts.to_le_bytes());
+        header::VOLUME.put(&mut out, &owner.volume);
+        header::ENTRIES.put(&mut out, &self.entries.to_le_bytes());
+        header::CONTAINERS.put(&mut out, &self.containers.to_le_bytes());
+        header::BLOCKS.put(&mut out, &self.blocks.to_le_bytes());
+        header::RUNS.put(&mut out, &self.runs.to_le_bytes());
+        header::LEFT_OVER.put(&mut out, &self.left_over.to_le_bytes());
+        let check = xxh3_64(&out[..header::CHECKSUM.start]);
+        header::CHECKSUM.put(&mut out, &check.to_le_bytes());
+        out
+    }
+
+    /// None for a file of another volume, kind or format, or a damaged one.
+    pub fn of(data: &[u8; header::BYTES], file: &FileFormat, owner: &Owner) -> Option<Header> {
+        let found = Header {
+            group_bits: header::GROUP_BITS.u8(data),
+            parts: header::PARTS.u32(data),
+            entries: header::ENTRIES.u64(data),
+            containers: header::CONTAINERS.u32(data),
+            blocks: header::BLOCKS.u32(data),
+            runs: header::RUNS.u32(data),
+            left_over: header::LEFT_OVER.u32(data),
+        };
+        (found.to_bytes(file, owner) == *data).then_some(found)
+    }
+}
