@@ -75,7 +75,7 @@ class Lab:
 
     def is_full_match(self, view: memoryview, end: int) -> bool:
         """Whether the window before ``end`` is a full match: the RWT of seed 000."""
-        found = self.chunker.candidates(view[end - WINDOW_BYTES : end])
+        found = native.testing.candidates(self.chunker, view[end - WINDOW_BYTES : end])
         return found == array("I", [WINDOW_BYTES, self._bits]).tobytes()
 
     def hinted(self, data: bytes, counts: Counts) -> "array[int]":
@@ -97,7 +97,7 @@ class Lab:
                         fingerprint = b""
             if not fingerprint:
                 limit = min(len(data), at + self._max_bytes)
-                cuts = self.chunker.cut(view[at:limit], limit == len(data))
+                cuts = native.testing.cut(self.chunker, view[at:limit], limit == len(data))
                 end = at + memoryview(cuts).cast("I")[0]
                 fingerprint = native.hashing.fingerprint(view[at:end])
             counts.chunks += 1
@@ -144,7 +144,7 @@ def measure(preset: str, stored: list[bytes], asked: list[bytes]) -> dict[str, f
             native.hashing.fingerprints(data, ends, threads=1)
 
     plain_s = best(lambda: [lab.plain(data) for data in asked]) / total * 1e9
-    cut_s = best(lambda: [lab.chunker.cut(data) for data in asked]) / total * 1e9
+    cut_s = best(lambda: [native.testing.cut(lab.chunker, data) for data in asked]) / total * 1e9
     fingerprint_s = best(fingerprint_all) / total * 1e9
     taken = counts.taken_bytes / total
     ideal_s = plain_s - taken * cut_s + counts.wasted_bytes / total * fingerprint_s

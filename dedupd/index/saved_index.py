@@ -70,10 +70,6 @@ class LoggedIndex(Generic[_Native]):
     def counters(self) -> IndexCounters:
         return IndexCounters(*self._native.counters(), self.memory_bytes)
 
-    def rebuild(self) -> None:
-        """Make everything anew by a sequential scan of the redirection tables."""
-        self._native.rebuild()
-
     def _is_worth_saving(self, entries: int) -> bool:
         """Whether there is enough in it, and of that little that is no more."""
         ghosts = entries - len(self)

@@ -74,15 +74,10 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
         """RAM of the table, the record numbers, the cache and the write buffer."""
         return self._native.figures()[2]
 
-    @property
-    def load_factor(self) -> float:
-        """The part of the table's slots that is taken."""
-        return self._native.figures()[3]
-
     def save(self) -> None:
         if self._saved is None:
             return
-        entries, added, _, _ = self._native.figures()
+        entries, added, _ = self._native.figures()
         if not self._is_worth_saving(entries):
             self._saved.remove()
         elif not self.was_restored or added * _SAVED_NEWS > entries:

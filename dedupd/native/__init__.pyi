@@ -16,5 +16,6 @@ from . import ingest as ingest
 from . import store as store
 from . import study as study
 from . import system as system
+from . import testing as testing
 from . import tree as tree
 from . import upkeep as upkeep

@@ -6,12 +6,6 @@ from typing_extensions import Buffer
 
 from .ingest import FileList, Placed
 
-def simd_paths() -> list[str]:
-    """Chunker code paths this CPU can run, slowest first: scalar, avx2, avx512, gfni.
-
-    A path is listed only after it reproduced the scalar path's answers in this process.
-    """
-
 class Chunks:
     """Result of :meth:`Chunker.process`: parallel arrays, one element per chunk."""
 
@@ -56,14 +50,6 @@ class Chunker:
         """Raises ValueError for parameters outside the limits, or an unavailable ``path``."""
     @property
     def path(self) -> str: ...
-    def cut(self, data: Buffer, final: bool = True) -> bytes:
-        """u32 ends of the chunks of ``data``, which begins at a chunk start.
-
-        With ``final`` the last chunk ends at the end of ``data``; without it only chunks whose
-        end cannot depend on later bytes are returned and the caller presents the rest again.
-        """
-    def candidates(self, data: Buffer) -> bytes:
-        """u32 pairs (end offset, matched low bits) of all stage 1 candidates of any size."""
     def process(
         self, data: Buffer, segments: Sequence[tuple[int, int, bool]], threads: int = 1
     ) -> Chunks:

@@ -5,9 +5,6 @@ from typing_extensions import Buffer
 class CorruptPayload(Exception):
     """Stored bytes do not match their checksum, or do not decode to the stated length."""
 
-def incompressible(data: Buffer) -> bool:
-    """A cheap test on samples: True where compression would almost surely not pay."""
-
 class Encoded:
     """Payloads ready to be appended: gaps for record headers, then the stored bytes.
 
@@ -42,7 +39,7 @@ def encode(
 ) -> Encoded:
     """Compress the selected ranges (u32 ``starts``, ``lengths``) of ``data`` where it pays.
 
-    A range is stored raw when :func:`incompressible` says so, when ``level`` is 0, or when zstd
+    A range is stored raw when samples of it tell that it would not pay, when ``level`` is 0, or when zstd
     saves less than ``saving_min`` (a fraction) of it. Zeros pad records to ``align_bytes``.
     """
 

@@ -48,10 +48,8 @@ class TableIndex:
         """u64 ids of orphaned entries that were found since the last call."""
     def counters(self) -> tuple[int, int, int, int]:
         """Look-ups, hits, false positives, disk reads."""
-    def figures(self) -> tuple[int, int, int, float]:
-        """Entries in RAM; how many of them no restored snapshot had; bytes of RAM; load factor."""
-    def rebuild(self) -> None:
-        """Make the table anew by a sequential scan."""
+    def figures(self) -> tuple[int, int, int]:
+        """Entries in RAM; how many of them no restored snapshot had; bytes of RAM."""
     def begin_snapshot(self) -> None:
         """Prepare for :meth:`snapshot_part`; nothing may be inserted until the last part."""
     def snapshot_part(self, part: int) -> bytes | None:
@@ -88,7 +86,6 @@ class BloomIndex:
     def counters(self) -> tuple[int, int, int, int]: ...
     def figures(self) -> tuple[int, int, bool]:
         """Entries of the chains; bytes of RAM; whether some entries had no room on the disk."""
-    def rebuild(self) -> None: ...
     def restore(self, capacity: int) -> bool:
         """Take over what the file has, which then is not valid any more, and has to be synced
         before anything else. False, and an empty file, where it is not valid."""

@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 from typing_extensions import Buffer
 
+FORWARDS_MAX: int
+"""Steps from a merged record to the one that has its bytes; more are taken for a ring."""
+
 class Join:
     """Finds the chunks of one set, which is added, that another one, which streams by, has too.
 

@@ -3,6 +3,8 @@
 //!
 //! A folder uses those above it in this list, and no other.
 
+#![deny(clippy::undocumented_unsafe_blocks)]
+
 pub mod format;
 
 pub mod system;

@@ -68,7 +68,7 @@ def test_through_jobs_crashes_and_changes_of_state_it_equals_a_dictionary(
                 lab.change(oracle.pop(content), tbl.State.TOMBSTONE)
                 index = lab.open(page_entries=3, cache_entries=6)
             elif step == "rebuild":
-                index.rebuild()
+                native.testing.rebuild(index._native)
             elif step in ("next job", "crash"):
                 lab.store.writer.sync()
                 if step == "next job":

@@ -15,7 +15,7 @@ from dedupd import native
 from dedupd.format.volume_parameters import PATTERN, POLYNOMIAL, PRESETS, Chunking
 from tests.support import reference_chunker
 
-PATHS = native.chunker.simd_paths()
+PATHS = native.testing.simd_paths()
 OTHER_POLYNOMIALS = (0x1002D, 0x1172D)
 
 
@@ -37,7 +37,7 @@ def ends_of(packed: bytes) -> list[int]:
 
 
 def cut(data: bytes, chunking: Chunking, final: bool = True, path: str | None = None) -> list[int]:
-    return ends_of(chunker(chunking, path).cut(data, final))
+    return ends_of(native.testing.cut(chunker(chunking, path), data, final))
 
 
 def chunks_of(data: bytes, chunking: Chunking) -> list[bytes]:
@@ -123,7 +123,7 @@ def test_every_path_finds_the_matches_of_the_definition(data: bytes, chunking: C
         for number in (match.end, match.bits)
     ]
     for path in PATHS:
-        assert ends_of(chunker(chunking, path).candidates(data)) == expected, path
+        assert ends_of(native.testing.candidates(chunker(chunking, path), data)) == expected, path
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -170,7 +170,7 @@ def test_zeros_are_cut_at_the_maximum(preset: str) -> None:
 def test_no_run_of_one_byte_has_a_match(preset: str) -> None:
     worker = chunker(PRESETS[preset])
     for byte in range(256):
-        assert worker.candidates(bytes([byte]) * 200) == b""
+        assert native.testing.candidates(worker, bytes([byte]) * 200) == b""
 
 
 @given(
@@ -220,7 +220,7 @@ def _one_by_one(
     ends: list[int] = []
     fingerprints, zero, counts = [], [], []
     for start, end, final in segments:
-        here = [start + e for e in ends_of(worker.cut(data[start:end], final))]
+        here = [start + e for e in ends_of(native.testing.cut(worker, data[start:end], final))]
         for a, b in pairwise([start, *here]):
             fingerprints.append(native.hashing.fingerprint(data[a:b]))
             zero.append(not any(data[a:b]))
@@ -296,7 +296,7 @@ def test_with_regression_no_cut_of_noise_is_forced() -> None:
 def _forced_cuts(chunking: Chunking) -> tuple[int, int]:
     """Chunks that end without a match, and all chunks, of 16 MiB of noise."""
     data = noise(21, 16 << 20)
-    candidates = set(ends_of(chunker(chunking).candidates(data))[::2])
+    candidates = set(ends_of(native.testing.candidates(chunker(chunking), data))[::2])
     ends = cut(data, chunking)[:-1]
     return sum(end not in candidates for end in ends), len(ends)
 

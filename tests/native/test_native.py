@@ -125,11 +125,11 @@ class TestZeros:
 class TestIncompressible:
     @pytest.mark.parametrize("seed", range(20))
     def test_noise_is(self, seed: int) -> None:
-        assert native.codec.incompressible(noise(seed, 80 * KIB))
+        assert native.testing.incompressible(noise(seed, 80 * KIB))
 
     def test_what_was_compressed_already_is(self) -> None:
         packed = zstandard.compress(text(1, 400 * KIB), 19)
-        assert native.codec.incompressible(packed)
+        assert native.testing.incompressible(packed)
 
     @pytest.mark.parametrize(
         "data",
@@ -145,10 +145,10 @@ class TestIncompressible:
     )
     def test_what_zstd_shrinks_is_not(self, data: bytes) -> None:
         assert len(zstandard.compress(data)) < 0.95 * len(data)
-        assert not native.codec.incompressible(data)
+        assert not native.testing.incompressible(data)
 
     def test_short_data_is_left_to_the_compressor(self) -> None:
-        assert not native.codec.incompressible(noise(1, 4 * KIB))
+        assert not native.testing.incompressible(noise(1, 4 * KIB))
 
 
 def encode(
@@ -456,7 +456,7 @@ class TestBuffers:
     def test_any_contiguous_buffer_is_taken(self, buffer: Buffer) -> None:
         worker = _chunker("4k")
         assert native.hashing.fingerprint(buffer) == native.hashing.fingerprint(self.data)
-        assert worker.cut(buffer) == worker.cut(self.data)
+        assert native.testing.cut(worker, buffer) == native.testing.cut(worker, self.data)
         segments = [(0, len(self.data), True)]
         found, expected = worker.process(buffer, segments), worker.process(self.data, segments)
         assert (found.ends, found.fingerprints) == (expected.ends, expected.fingerprints)
@@ -478,7 +478,7 @@ class TestBuffers:
         [
             native.hashing.fingerprint,
             native.hashing.is_zero,
-            lambda data: _chunker("4k").cut(data),
+            lambda data: native.testing.cut(_chunker("4k"), data),
             lambda data: _chunker("4k").process(data, []),
             lambda data: native.codec.decode(data, 0, 10, 0),
             lambda data: encode(data, b"", b""),
@@ -551,8 +551,8 @@ class TestTheGilIsReleased:
         [
             lambda data: lambda: native.hashing.fingerprint(data[: 64 * MIB], "sha256"),
             lambda data: lambda: native.hashing.fingerprints(data[: 64 * MIB], u32(64 * MIB), "sha256"),
-            lambda data: lambda: _chunker("64k").cut(data),
-            lambda data: lambda: _chunker("64k").candidates(data),
+            lambda data: lambda: native.testing.cut(_chunker("64k"), data),
+            lambda data: lambda: native.testing.candidates(_chunker("64k"), data),
             lambda data: lambda: _chunker("64k").process(data, [(0, len(data), True)]),
             lambda data: lambda: native.hashing.is_zero(data),
             lambda data: lambda: native.hashing.xxh3_64(data),

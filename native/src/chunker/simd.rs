@@ -317,9 +317,11 @@ mod tests {
             [0; 64]
         }
         unsafe fn gather(from: *const u8, stride: usize) -> [u8; 64] {
+            // SAFETY: as for the trait: all of it may be read.
             std::array::from_fn(|lane| unsafe { *from.add(lane / 16 * stride + lane % 16) })
         }
         unsafe fn store(to: *mut u8, vector: [u8; 64]) {
+            // SAFETY: as for the trait: there is room.
             unsafe { to.cast::<[u8; 64]>().write_unaligned(vector) }
         }
         fn prefetch(_address: *const u8) {}
@@ -368,6 +370,7 @@ mod tests {
                 for (from, to) in ranges {
                     let (mut expected, mut found) = (Vec::new(), Vec::new());
                     scalar::scan(&tables, filter, &data, from, to, &mut expected);
+                    // SAFETY: needs nothing of the CPU.
                     unsafe { scan::<EmulatedGfni>(&tables, filter, &data, from, to, &mut found) };
                     assert_eq!(expected, found);
                 }

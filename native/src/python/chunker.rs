@@ -1,26 +1,20 @@
-//! `Chunker`, `simd_paths`.
+//! `Chunker`.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::chunks::Chunks;
 use super::hashing::algorithm_named;
 use super::ingest::FileList;
-use super::support::input::{Input, pack_u32};
+use super::support::input::Input;
 use super::support::threads::check_threads;
-use crate::chunker::{self, Parameters, Scratch, available_paths};
+use crate::chunker::{self, Parameters};
 use crate::fingerprint::Algorithm;
 use crate::ingest::chunks::{Segment, process};
 
-#[pyfunction]
-pub fn simd_paths() -> Vec<&'static str> {
-    available_paths().iter().map(|path| path.name()).collect()
-}
-
 #[pyclass(frozen, module = "dedupd.native.chunker")]
 pub struct Chunker {
-    inner: chunker::Chunker,
+    pub inner: chunker::Chunker,
     algorithm: Algorithm,
 }
 
@@ -61,33 +55,6 @@ impl Chunker {
     #[getter]
     fn path(&self) -> &'static str {
         self.inner.path().name()
-    }
-
-    #[pyo3(signature = (data, r#final = true))]
-    fn cut<'py>(
-        &self,
-        py: Python<'py>,
-        data: Input,
-        r#final: bool,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let data = data.bytes_u32("data")?;
-        let ends = py.detach(|| {
-            let mut scratch = Scratch::default();
-            let mut ends = Vec::new();
-            let mut start = 0;
-            while let Some(end) = self.inner.next_cut(data, start, r#final, &mut scratch) {
-                ends.push(end as u32);
-                start = end;
-            }
-            ends
-        });
-        Ok(pack_u32(py, ends))
-    }
-
-    fn candidates<'py>(&self, py: Python<'py>, data: Input) -> PyResult<Bound<'py, PyBytes>> {
-        let data = data.bytes_u32("data")?;
-        let found = py.detach(|| self.inner.candidates(data));
-        Ok(pack_u32(py, found.into_iter().flat_map(|(end, bits)| [end as u32, bits])))
     }
 
     #[pyo3(signature = (data, segments, threads = 1))]

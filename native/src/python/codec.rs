@@ -1,4 +1,4 @@
-//! `encode`, `decode`, `Encoded`, `incompressible`.
+//! `encode`, `decode`, `Encoded`.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -21,12 +21,6 @@ create_exception!(
     pyo3::exceptions::PyException,
     "Stored bytes do not match their checksum, or do not decode to the stated length."
 );
-
-#[pyfunction]
-pub fn incompressible(py: Python<'_>, data: Input) -> bool {
-    let data = data.bytes();
-    py.detach(|| crate::codec::compressibility::incompressible(data))
-}
 
 /// Bytes that Python, and `seal` on its behalf, may write through a buffer view.
 struct Exported(UnsafeCell<Buffer>);

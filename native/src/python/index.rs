@@ -23,7 +23,7 @@ use crate::threads::lock::{locked, read, write};
 
 /// What both have in common. The lock is only ever taken with the GIL released, and no Python code
 /// runs under it.
-struct Shared<S> {
+pub struct Shared<S> {
     index: Mutex<ChunkIndex<S>>,
     owner: Owner,
 }
@@ -34,7 +34,7 @@ impl<S: Suggest + Send> Shared<S> {
         Shared { index, owner: Owner { volume, kind } }
     }
 
-    fn lock(&self) -> MutexGuard<'_, ChunkIndex<S>> {
+    pub fn lock(&self) -> MutexGuard<'_, ChunkIndex<S>> {
         locked(&self.index)
     }
 
@@ -68,10 +68,6 @@ impl<S: Suggest + Send> Shared<S> {
             let counters = index.counters;
             (counters.lookups, counters.hits, counters.false_positives, index.reads())
         })
-    }
-
-    fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
-        call(py, || self.lock().rebuild())
     }
 }
 
@@ -134,16 +130,12 @@ macro_rules! methods {
             fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
                 self.0.counters(py)
             }
-
-            fn rebuild(&self, py: Python<'_>) -> PyResult<()> {
-                self.0.rebuild(py)
-            }
         }
     };
 }
 
 #[pyclass(frozen, module = "dedupd.native.index")]
-pub struct TableIndex(Shared<Table>);
+pub struct TableIndex(pub Shared<Table>);
 
 methods!(TableIndex {
     #[new]
@@ -160,11 +152,11 @@ methods!(TableIndex {
         Ok(TableIndex(Shared::new(log, Table::with_capacity(capacity), volume, kind)))
     }
 
-    /// Entries of the table, how many of them no snapshot has, RAM in bytes, load factor.
-    fn figures(&self, py: Python<'_>) -> (usize, usize, usize, f64) {
+    /// Entries of the table, how many of them no snapshot has, RAM in bytes.
+    fn figures(&self, py: Python<'_>) -> (usize, usize, usize) {
         py.detach(|| {
             let index = self.0.lock();
-            (index.suggest.len(), index.added, index.bytes(), index.suggest.load())
+            (index.suggest.len(), index.added, index.bytes())
         })
     }
 
@@ -184,7 +176,7 @@ methods!(TableIndex {
 });
 
 #[pyclass(frozen, module = "dedupd.native.index")]
-pub struct BloomIndex(Shared<Bloom>);
+pub struct BloomIndex(pub Shared<Bloom>);
 
 methods!(BloomIndex {
     #[new]

@@ -11,6 +11,7 @@ mod store;
 mod study;
 mod support;
 mod system;
+mod testing;
 mod tree;
 mod upkeep;
 
@@ -21,7 +22,7 @@ mod exported {
     #[pymodule]
     mod chunker {
         #[pymodule_export]
-        use crate::python::chunker::{Chunker, simd_paths};
+        use crate::python::chunker::Chunker;
         #[pymodule_export]
         use crate::python::chunks::Chunks;
     }
@@ -37,7 +38,7 @@ mod exported {
     #[pymodule]
     mod codec {
         #[pymodule_export]
-        use crate::python::codec::{CorruptPayload, Encoded, decode, encode, incompressible};
+        use crate::python::codec::{CorruptPayload, Encoded, decode, encode};
     }
 
     #[pymodule]
@@ -70,6 +71,8 @@ mod exported {
             Join, KnownRecords, MarkSet, NeedSet, digest_needed, longest, misfits, more_than,
             scan_stubs,
         };
+        #[pymodule_export]
+        const FORWARDS_MAX: usize = crate::upkeep::record_census::FORWARDS_MAX;
     }
 
     #[pymodule]
@@ -96,6 +99,14 @@ mod exported {
         use crate::python::system::{
             fallocate_keep_size, fgetxattr, interrupt_reads, list_names, look_up, name_to_handle,
             open_by_handle, present_ranges, punch_hole, renameat2, syncfs, unwritten_ranges,
+        };
+    }
+
+    #[pymodule]
+    mod testing {
+        #[pymodule_export]
+        use crate::python::testing::{
+            candidates, cut, incompressible, load_factor, rebuild, simd_paths,
         };
     }
 

@@ -359,10 +359,6 @@ impl KnownRecords {
         read(&self.0).numbers()
     }
 
-    fn resolve(&self, record_id: u64) -> u64 {
-        read(&self.0).resolve(RecordId(record_id)).0
-    }
-
     fn holds(&self, record_id: u64, length: u32, check: u32) -> bool {
         read(&self.0).holds(RecordId(record_id), bytes_of(length, check))
     }

@@ -70,6 +70,7 @@ struct Parts {
 // SAFETY: ranges of the buffer are disjoint, each is written by one task, and none is read before
 // all tasks have ended.
 unsafe impl Send for Parts {}
+// SAFETY: as above.
 unsafe impl Sync for Parts {}
 
 impl Parts {
