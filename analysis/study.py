@@ -125,7 +125,7 @@ def run_study(
     ``step`` is told the name of each query before it runs. Raises UsageError for logs that can
     not be analysed together.
     """
-    database = Database(logs, directory, Policy().compression_saving_min)
+    database = Database(logs, directory, Policy().compression_min_saving)
     try:
         return _Queries(database, step).run()
     finally:
@@ -237,13 +237,13 @@ class _Queries:
         for name, values in PROFILES.items():
             self._step(f"profile {name}")
             policy = apply_values(Policy(), values, name)
-            now = self._profile(policy.size_bytes_min, policy.age_s_min)
-            later = self._profile(policy.size_bytes_min, 0) if policy.age_s_min else now
+            now = self._profile(policy.min_size_bytes, policy.min_age_s)
+            later = self._profile(policy.min_size_bytes, 0) if policy.min_age_s else now
             profiles[name] = Forecast(now, later)
         return profiles
 
-    def _profile(self, size_bytes_min: int, age_s_min: float) -> ProfileSums:
-        self._database.set(size_min_bytes=size_bytes_min, age_min_s=age_s_min)
+    def _profile(self, min_size_bytes: int, min_age_s: float) -> ProfileSums:
+        self._database.set(min_size_bytes=min_size_bytes, min_age_s=min_age_s)
         [sums] = self._database.rows("profile", ProfileSums)
         return sums
 

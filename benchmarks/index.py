@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.locality import Version, replay, versions
 from dedupd import native
-from dedupd.config.index_choice import IndexChoice
+from dedupd.config.policy import IndexChoice
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id

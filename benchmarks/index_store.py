@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dedupd.config.index_choice import IndexChoice
+from dedupd.config.policy import IndexChoice
 from dedupd.format.volume_parameters import PRESETS
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable

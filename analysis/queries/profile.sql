@@ -1,13 +1,13 @@
 -- What a store would take if a profile were enabled now: only files that are large and old enough
--- (size_min_bytes, age_min_s). With the headers and paddings of records (header_bytes, align_bytes),
+-- (min_size_bytes, min_age_s). With the headers and paddings of records (header_bytes, align_bytes),
 -- and entry_bytes for each chunk in its container's table. Recipes: a record for each distinct file
 -- of more than one chunk.
 WITH eligible AS (
     SELECT *, row_number() OVER (
                PARTITION BY fp_high, fp_low, length_bytes + hole_bytes ORDER BY file) = 1 AS first
     FROM files
-    WHERE length_bytes + hole_bytes >= getvariable('size_min_bytes')
-      AND changed_s <= getvariable('collected_s') - getvariable('age_min_s')
+    WHERE length_bytes + hole_bytes >= getvariable('min_size_bytes')
+      AND changed_s <= getvariable('collected_s') - getvariable('min_age_s')
 ), per_chunk AS (
     SELECT any_value(c.length_bytes) AS length,
            any_value(stored(c.length_bytes, c.compressed_bytes)) AS payload,

@@ -161,7 +161,7 @@ def _types(study: Study, total: float) -> list[Setting]:
     raw = [
         row
         for row in known
-        if row not in useless and row.compression_saving < Policy().compression_saving_min
+        if row not in useless and row.compression_saving < Policy().compression_min_saving
     ]
     settings = []
     if useless:
@@ -201,7 +201,7 @@ def _min_age(study: Study, total: float) -> Setting:
 def _partitions_and_memory(study: Study, profile: str) -> list[Setting]:
     chunks = study.profiles[profile].later.distinct_chunks
     index = chunks * INDEX_BYTES_PER_CHUNK
-    budget = Policy().memory_bytes_max
+    budget = Policy().memory_bytes
     count = max(1, math.ceil(index / budget))
     settings = [
         Setting(

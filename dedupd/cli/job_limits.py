@@ -38,7 +38,7 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
     """
     policy = _policy_of(volume)
     give_way(policy.io_priority)
-    _keep_to_cores(policy.cores_max)
+    _keep_to_cores(policy.cores)
     told = conduct()
     with job_run(job, unit) as run:
         if not told.here and not told.gentle:

@@ -117,7 +117,7 @@ def measure(volume: Volume) -> dict[str, Any]:
 
 
 def _garbage(volume: Volume) -> Garbage:
-    uuid, dead_min = volume.space.volume, volume.policy().compaction_dead_min
+    uuid, dead_min = volume.space.volume, volume.policy().compaction_min_dead
     kinds = (weights(volume.directory(kind), kind, uuid) for kind in Kind)
     return garbage_of(chain.from_iterable(kinds), dead_min)
 

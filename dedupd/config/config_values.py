@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 from dedupd.errors import UsageError
@@ -36,6 +37,17 @@ def whole(low: int, high: int) -> Callable[[Any], int]:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise UsageError(f"write a whole number from {low} to {high}")
         return value
+
+    return parse
+
+
+def one_of(choices: type[StrEnum]) -> Callable[[Any], Any]:
+    """A parser of one of a few words."""
+
+    def parse(value: Any) -> StrEnum:
+        if value not in list(choices):
+            raise UsageError("write " + " or ".join(f'"{choice}"' for choice in choices))
+        return choices(value)
 
     return parse
 

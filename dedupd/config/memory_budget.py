@@ -20,7 +20,7 @@ record of the store (docs/partitions.md). The mount has no part in this; its cac
 
 from typing import NamedTuple
 
-from dedupd.config.index_choice import IndexChoice
+from dedupd.config.policy import IndexChoice
 from dedupd.units import MIB
 
 CANDIDATES_SHARE = 1 / 32

@@ -1,14 +1,21 @@
-"""What to optimise and how: ``policy.toml``, edited by people, validated on load."""
+"""What to optimize and how: ``policy.toml``, edited by people, validated on load."""
 
 import fnmatch
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import Any
 
-from dedupd.config.config_values import duration, fraction, size, strings, whole, yes_or_no
-from dedupd.config.file_types import extension_of
-from dedupd.config.index_choice import IndexChoice
+from dedupd.config.config_values import (
+    duration,
+    fraction,
+    one_of,
+    size,
+    strings,
+    whole,
+    yes_or_no,
+)
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.process_priority import IoPriority
@@ -21,35 +28,52 @@ _WEEKLY_LATER = parse_schedule("Sat 03:45 for 8h")
 _MONTHLY = parse_schedule("first Sun 03:45 for 12h")
 
 
+class IndexChoice(StrEnum):
+    """Values of the key ``index``."""
+
+    MEMORY = "memory"
+    """Every fingerprint in RAM."""
+    TABLE = "table"
+    """Signatures in RAM, fingerprints in the redirection tables."""
+    BLOOM = "bloom"
+    """A filter in RAM; filters and signatures in a file, fingerprints in the redirection tables."""
+
+
+def extension_of(name: str) -> str:
+    """The type of a file: what follows the last dot of its name, in lower case; else empty."""
+    stem, dot, extension = name.rpartition(".")
+    return extension.lower() if dot and stem else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Every key of the policy, in the units that the program uses."""
 
-    age_s_min: float = 3 * 86400.0
-    size_bytes_min: int = 32 << 10
+    min_age_s: float = 3 * 86400.0
+    min_size_bytes: int = 32 << 10
     exclude: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
     no_compress_types: tuple[str, ...] = ()
     compression_level: int = 3
-    compression_saving_min: float = 0.05
+    compression_min_saving: float = 0.05
     partial_files: bool = True
     partial_local_max: float = 0.5
-    compaction_dead_min: float = 0.05
-    redundancy_references: int = 100
-    scrub_bytes_per_s: int = 0
-    memory_bytes_max: int = 256 << 20
-    cores_max: int = 0
+    compaction_min_dead: float = 0.05
+    redundancy_threshold: int = 100
+    scrub_rate_bytes_per_s: int = 0
+    memory_bytes: int = 256 << 20
+    cores: int = 0
     index: IndexChoice = IndexChoice.TABLE
-    partitions_min: int = 1
+    partitions: int = 1
     stop_when_busy: bool = True
     io_priority: IoPriority = IoPriority.IDLE
-    background: Schedule = _HOURLY
-    throughput: Schedule = _EARLY
-    reconcile: Schedule = _WEEKLY
-    gc: Schedule = _WEEKLY
-    compact: Schedule = _WEEKLY
-    scrub: Schedule = _WEEKLY_LATER
-    full_scrub: Schedule = _MONTHLY
+    schedule_background: Schedule = _HOURLY
+    schedule_throughput: Schedule = _EARLY
+    schedule_reconcile: Schedule = _WEEKLY
+    schedule_gc: Schedule = _WEEKLY
+    schedule_compact: Schedule = _WEEKLY
+    schedule_scrub: Schedule = _WEEKLY_LATER
+    schedule_full_scrub: Schedule = _MONTHLY
 
     def excludes(self, path: bytes) -> bool:
         """Whether a path, relative to the volume, is excluded by type or pattern.
@@ -92,22 +116,15 @@ class Key:
     """One key as it is written in the file."""
 
     name: str
-    attribute: str
     parse: Callable[[Any], Any]
     show: Callable[[Any], Any]
     help: str
+    unit: str = ""
 
-
-def _index(value: Any) -> IndexChoice:
-    if value not in list(IndexChoice):
-        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in IndexChoice))
-    return IndexChoice(value)
-
-
-def _io_priority(value: Any) -> IoPriority:
-    if value not in list(IoPriority):
-        raise UsageError("write " + " or ".join(f'"{choice}"' for choice in IoPriority))
-    return IoPriority(value)
+    @property
+    def attribute(self) -> str:
+        """The attribute of :class:`Policy` that has its value: the same name, and the unit."""
+        return f"{self.name}_{self.unit}" if self.unit else self.name
 
 
 def _schedule(value: Any) -> Schedule:
@@ -125,37 +142,20 @@ KEYS = {
     for key in (
         Key(
             "min_age",
-            "age_s_min",
             duration,
             exact_duration,
             "how long a file must have been unchanged",
+            unit="s",
         ),
-        Key("min_size", "size_bytes_min", size, exact_size, "smaller files are left alone"),
-        Key("exclude", "exclude", strings, list, "paths and patterns that are left alone"),
-        Key("exclude_types", "exclude_types", _types, list, "file types that are left alone"),
+        Key("min_size", size, exact_size, "smaller files are left alone", unit="bytes"),
+        Key("exclude", strings, list, "paths and patterns that are left alone"),
+        Key("exclude_types", _types, list, "file types that are left alone"),
+        Key("no_compress_types", _types, list, "types that are never compressed"),
+        Key("compression_level", whole(0, 19), int, "zstd level; 0 stores everything raw"),
         Key(
-            "no_compress_types",
-            "no_compress_types",
-            _types,
-            list,
-            "types that are never compressed",
-        ),
-        Key(
-            "compression_level",
-            "compression_level",
-            whole(0, 19),
-            int,
-            "zstd level; 0 stores everything raw",
+            "compression_min_saving", fraction, float, "a chunk that shrinks by less is stored raw"
         ),
         Key(
-            "compression_min_saving",
-            "compression_saving_min",
-            fraction,
-            float,
-            "a chunk that shrinks by less is stored raw",
-        ),
-        Key(
-            "partial_files",
             "partial_files",
             yes_or_no,
             bool,
@@ -163,50 +163,44 @@ KEYS = {
         ),
         Key(
             "partial_local_max",
-            "partial_local_max",
             fraction,
             float,
             "a file in use whose own blocks make up more of it becomes plain",
         ),
         Key(
             "compaction_min_dead",
-            "compaction_dead_min",
             fraction,
             float,
             "a container is rewritten where at least this part of it is garbage",
         ),
         Key(
             "redundancy_threshold",
-            "redundancy_references",
             whole(0, 250),
             int,
             "chunks with more references than this are kept twice; 0 keeps every chunk once",
         ),
         Key(
             "scrub_rate",
-            "scrub_bytes_per_s",
             size,
             exact_size,
             "what scrub reads in a second; 0 is as fast as it goes",
+            unit="bytes_per_s",
         ),
-        Key("memory", "memory_bytes_max", size, exact_size, "what a job may take"),
-        Key("cores", "cores_max", whole(0, 1024), int, "cores that a job may use; 0 is all"),
+        Key("memory", size, exact_size, "what a job may take", unit="bytes"),
+        Key("cores", whole(0, 1024), int, "cores that a job may use; 0 is all"),
         Key(
             "index",
-            "index",
-            _index,
+            one_of(IndexChoice),
             str,
             "table: little memory for each chunk of the store; bloom: least; memory: all of it",
         ),
         Key(
             "partitions",
-            "partitions_min",
             whole(1, 256),
             int,
             "partitions of the index at least; there are more where memory demands it",
         ),
         Key(
-            "stop_when_busy",
             "stop_when_busy",
             yes_or_no,
             bool,
@@ -214,13 +208,12 @@ KEYS = {
         ),
         Key(
             "io_priority",
-            "io_priority",
-            _io_priority,
+            one_of(IoPriority),
             str,
             "what the disk does for jobs: idle, low or normal",
         ),
         *(
-            Key(f"schedule_{name}", name, _schedule, show_schedule, text)
+            Key(f"schedule_{name}", _schedule, show_schedule, text)
             for name, text in (
                 ("background", "when files are optimised, giving way to everybody"),
                 ("throughput", "when files are optimised as fast as it goes"),

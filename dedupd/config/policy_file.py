@@ -8,9 +8,6 @@ from dedupd.config.policy import KEYS, Policy, apply_values, parse_policy
 from dedupd.errors import PolicyError
 from dedupd.units import brief
 
-_WITH_UNITS = frozenset(("min_age", "min_size", "memory", "scrub_rate"))
-"""Keys whose values stay in the file as they were written, units included."""
-
 
 def policy_text(values: dict[str, Any]) -> str:
     """A new policy file that sets ``values`` and explains every key."""
@@ -39,7 +36,7 @@ def set_in_text(text: str, name: str, value: str, where: str) -> str:
     written: Any = value
     if isinstance(parsed, tuple):
         written = list(parsed)
-    elif isinstance(parsed, (int, float)) and name not in _WITH_UNITS:
+    elif isinstance(parsed, (int, float)) and not KEYS[name].unit:
         written = parsed
     document[name] = written
     changed = tomlkit.dumps(document)

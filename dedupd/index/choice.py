@@ -1,6 +1,6 @@
 """The index that the policy asks for."""
 
-from dedupd.config.index_choice import IndexChoice
+from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.memory import MemoryIndex

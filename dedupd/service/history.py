@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from dedupd.service.scheduler import TaskHistory, TaskName
 from dedupd.volume.catalog import Catalog, catalogue_of
-from dedupd.volume.hints import Key
+from dedupd.volume.hints import HintKey
 
 RUNS_KEPT = 2000
 SAVINGS_KEPT = 5000
@@ -64,40 +64,41 @@ class History:
             tasks = {
                 name: history
                 for name in TASK_NAMES
-                if (history := _decoded(TaskHistory, catalog.get(Key.TASKS.of(name)))) is not None
+                if (history := _decoded(TaskHistory, catalog.get(HintKey.TASKS.of(name))))
+                is not None
             }
-            latest = catalog.latest(Key.SAVINGS, 1)
+            latest = catalog.latest(HintKey.SAVINGS, 1)
             savings = _decoded(Savings, latest[0]) if latest else None
-            return Memory(tasks, catalog.get(Key.PAUSED) is True, savings)
+            return Memory(tasks, catalog.get(HintKey.PAUSED) is True, savings)
 
     def note_task(self, name: TaskName, history: TaskHistory) -> None:
         with Catalog(self._directory) as catalog:
-            catalog.put(Key.TASKS.of(name), asdict(history))
+            catalog.put(HintKey.TASKS.of(name), asdict(history))
 
     def note_paused(self, paused: bool) -> None:
         with Catalog(self._directory) as catalog:
-            catalog.put(Key.PAUSED, paused)
+            catalog.put(HintKey.PAUSED, paused)
 
     def note_run(self, started_s: float, report: Mapping[str, Any]) -> None:
         """Keep a run that could not keep itself, because it failed."""
         with Catalog(self._directory) as catalog:
-            catalog.put(Key.RUNS.at(started_s), dict(report))
+            catalog.put(HintKey.RUNS.at(started_s), dict(report))
 
     def note_savings(self, savings: Savings) -> None:
         with Catalog(self._directory) as catalog:
-            catalog.put(Key.SAVINGS.at(savings.time_s), asdict(savings))
-            catalog.keep_latest(Key.SAVINGS, SAVINGS_KEPT)
-            catalog.keep_latest(Key.RUNS, RUNS_KEPT)
+            catalog.put(HintKey.SAVINGS.at(savings.time_s), asdict(savings))
+            catalog.keep_latest(HintKey.SAVINGS, SAVINGS_KEPT)
+            catalog.keep_latest(HintKey.RUNS, RUNS_KEPT)
 
     def runs(self, count: int) -> list[dict[str, Any]]:
         """The last runs, newest first."""
         with Catalog(self._directory) as catalog:
-            return catalog.latest(Key.RUNS, count)
+            return catalog.latest(HintKey.RUNS, count)
 
     def savings(self, count: int) -> list[Savings]:
         """The last samples, oldest first."""
         with Catalog(self._directory) as catalog:
-            found = catalog.latest(Key.SAVINGS, count)
+            found = catalog.latest(HintKey.SAVINGS, count)
         return [one for raw in reversed(found) if (one := _decoded(Savings, raw)) is not None]
 
 

@@ -32,7 +32,7 @@ TASKS: Mapping[TaskName, Task] = {
 
 def schedules(policy: Policy) -> dict[TaskName, Schedule]:
     """When each task runs, by the policy."""
-    return {name: getattr(policy, name) for name in TASKS}
+    return {name: getattr(policy, f"schedule_{name}") for name in TASKS}
 
 
 JOBS: Mapping[str, frozenset[str]] = {

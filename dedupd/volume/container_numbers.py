@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from dedupd.format.container import Kind
 from dedupd.store.writer import ContainerWriter
-from dedupd.volume.hints import Key
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
 NUMBER_BELIEVED_MAX = 1 << 31
@@ -50,10 +50,10 @@ class Numbers:
         if any(known[kind] > self.last(kind) for kind in Kind):
             self._known = known
             value = {kind.name.lower(): known[kind] for kind in Kind}
-            self._volume.hints.put(Key.CONTAINER_NUMBERS, value)
+            self._volume.hints.put(HintKey.CONTAINER_NUMBERS, value)
 
     def _load(self) -> dict[Kind, int]:
-        value = self._volume.hints.get(Key.CONTAINER_NUMBERS)
+        value = self._volume.hints.get(HintKey.CONTAINER_NUMBERS)
         if not isinstance(value, dict):
             return {}
         found = {kind: value.get(kind.name.lower()) for kind in Kind}

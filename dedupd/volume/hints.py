@@ -19,7 +19,7 @@ HINTS_MAX = 1 << 20
 """Of one kind, read at a time."""
 
 
-class Key(enum.StrEnum):
+class HintKey(enum.StrEnum):
     """Where the hints of each kind are kept, and what losing them costs. A key that ends in a slash
     begins those of many."""
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dedupd.config.file_types import extension_of
-from dedupd.volume.hints import Key
+from dedupd.config.policy import extension_of
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
 TYPES_MAX = 1000
@@ -166,9 +166,9 @@ def _types_of_the_rest(current: PartitionMap, work: Mapping[str, int]) -> dict[s
 
 def load_map(volume: Volume) -> PartitionMap:
     """Where files went last; without a catalogue, what a new volume has."""
-    return PartitionMap.from_json(volume.hints.get(Key.PARTITIONS))
+    return PartitionMap.from_json(volume.hints.get(HintKey.PARTITIONS))
 
 
 def save_map(volume: Volume, partitions: PartitionMap) -> None:
     """Remember where files go."""
-    volume.hints.put(Key.PARTITIONS, partitions.to_json())
+    volume.hints.put(HintKey.PARTITIONS, partitions.to_json())

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dedupd.format.container import Kind
-from dedupd.volume.hints import Hints, Key
+from dedupd.volume.hints import HintKey, Hints
 
 NOTES_MAX = 10_000
 """In one process: a store that is damaged all over is a case for a full scrub."""
@@ -40,7 +40,7 @@ class RepairNotes:
 
     def pending(self) -> list[Note]:
         """All notes that nobody has cleared."""
-        values = self._hints.latest(Key.REPAIRS, NOTES_MAX)
+        values = self._hints.latest(HintKey.REPAIRS, NOTES_MAX)
         return sorted(note for note in map(_decode, values) if note is not None)
 
     def clear(self, notes: Iterable[Note]) -> None:
@@ -52,7 +52,7 @@ class RepairNotes:
 
 
 def _key(note: Note) -> str:
-    return Key.REPAIRS.of(f"{note.kind.name.lower()}/{note.record:020d}")
+    return HintKey.REPAIRS.of(f"{note.kind.name.lower()}/{note.record:020d}")
 
 
 def _decode(value: object) -> Note | None:

@@ -16,7 +16,7 @@ from dedupd.store.recipe.recipe_reader import Piece
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.transition import FileIdentity
 from dedupd.units import GIB
-from dedupd.volume.hints import Key
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
 FILE_BYTES_MIN = 4 * GIB
@@ -39,7 +39,7 @@ class Checkpoints:
 
     def load(self) -> None:
         """Read all of them; those that are damaged are passed over."""
-        checkpoints = map(_decode, self._volume.hints.latest(Key.UNFINISHED_FILES))
+        checkpoints = map(_decode, self._volume.hints.latest(HintKey.UNFINISHED_FILES))
         self._found = {one.identity.inode: one for one in checkpoints if one is not None}
 
     def of(self, identity: FileIdentity) -> Growth | None:
@@ -76,12 +76,12 @@ class Checkpoints:
         """Keep a checkpoint in place of the one before."""
         body = json.dumps([list(checkpoint.identity), checkpoint.growth.to_json()])
         value = {"body": body, "digest": native.hashing.fingerprint(body.encode()).hex()}
-        key = Key.UNFINISHED_FILES.of(f"{checkpoint.identity.inode:020d}")
+        key = HintKey.UNFINISHED_FILES.of(f"{checkpoint.identity.inode:020d}")
         self._volume.hints.put(key, value)
 
     def clear(self) -> None:
         """Forget all of them."""
-        self._volume.hints.delete_all(Key.UNFINISHED_FILES)
+        self._volume.hints.delete_all(HintKey.UNFINISHED_FILES)
 
 
 def _decode(value: dict[str, str]) -> Checkpoint | None:

@@ -61,7 +61,7 @@ class Compact(Job[CompactReport]):
     def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool = False) -> None:
         super().__init__(volume, run, CompactReport())
         self._dry_run = dry_run
-        self._dead_min = volume.policy().compaction_dead_min
+        self._dead_min = volume.policy().compaction_min_dead
 
     def run(self) -> CompactReport:
         """Rewrite what the policy's threshold asks for, the cheapest first. Raises Cancelled.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dedupd.errors import DedupdError
-from dedupd.volume.hints import Key
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.frame.pace import Pace
 
@@ -147,4 +147,4 @@ def _memory_bytes_peak() -> int:
 def record_run(volume: Volume, run: JobRun, report: dict[str, Any]) -> None:
     """Keep a run in the volume's history; where that is not possible, say so and go on."""
     run.report = report
-    volume.hints.put(Key.RUNS.at(run.started_s), report, "the run is not in the history")
+    volume.hints.put(HintKey.RUNS.at(run.started_s), report, "the run is not in the history")

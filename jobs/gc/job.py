@@ -18,7 +18,7 @@ from dedupd.store import saved_marks
 from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST
 from dedupd.store.mark_set import Marks, Needs
-from dedupd.volume.hints import Key
+from dedupd.volume.hints import HintKey
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
@@ -93,7 +93,7 @@ class Gc(Job[GcReport]):
         for problem in roots.problems:
             run.findings.add(problem)
         named = {Kind.CHUNKS: chunks.digest(), Kind.STREAMS: wanted.digest()}
-        if not self._full and volume.hints.get(Key.LAST_COLLECTION) == self._state(named):
+        if not self._full and volume.hints.get(HintKey.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW
             return self.report()
         recipes = self._read_recipes(wanted)
@@ -114,7 +114,7 @@ class Gc(Job[GcReport]):
         else:
             self._sweep(marks)
             if not self._dry_run:
-                volume.hints.put(Key.LAST_COLLECTION, self._state(named))
+                volume.hints.put(HintKey.LAST_COLLECTION, self._state(named))
         return self.report()
 
     def _state(self, named: dict[Kind, bytes]) -> str:

@@ -80,7 +80,7 @@ class Optimize(Job[OptimizeReport]):
         self._below = below
         self._policy: Policy = volume.policy()
         self._skipped = Skipped()
-        self._threads = min(self._policy.cores_max or cores(), 64)
+        self._threads = min(self._policy.cores or cores(), 64)
         self._committer = VolumeCommitter(volume, self._threads)
         self._unsettled: list[bytes] = []
         self._mostly_local: list[bytes] = []
@@ -120,7 +120,7 @@ class Optimize(Job[OptimizeReport]):
         return super().report()
 
     def _shares(self, index_bytes: int) -> OptimizeShares:
-        return optimize_shares(self._policy.memory_bytes_max, index_bytes)
+        return optimize_shares(self._policy.memory_bytes, index_bytes)
 
     def _count_candidates(self) -> bool:
         """Whether there is anything to do; a quiet volume needs neither store nor index."""

@@ -32,7 +32,7 @@ class Partitioning:
         self._known: dict[int, int] = {}
         self._map = PartitionMap()
         self._planned = PartitionMap()
-        self.capacity = capacity(policy.index, policy.memory_bytes_max)
+        self.capacity = capacity(policy.index, policy.memory_bytes)
 
     def expect(self, found: Candidate | PlainFiles) -> None:
         """Count candidates that are to come."""
@@ -55,7 +55,7 @@ class Partitioning:
                     self._known[number] = self._known.get(number, 0) + entries
         before = load_map(self._volume)
         self._map = self._planned = plan(
-            before, self._work, self._known, self.capacity, self._policy.partitions_min
+            before, self._work, self._known, self.capacity, self._policy.partitions
         )
         if self._map != before:
             save_map(self._volume, self._map)

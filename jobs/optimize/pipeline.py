@@ -304,7 +304,7 @@ class Ingest:
             starts,
             lengths,
             level=level,
-            saving_min=self._policy.compression_saving_min,
+            saving_min=self._policy.compression_min_saving,
             header_bytes=fmt.RECORD_HEADER_BYTES,
             align_bytes=fmt.ALIGN_BYTES,
         )

@@ -6,8 +6,8 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from dedupd.config.index_choice import IndexChoice
 from dedupd.config.memory_budget import fitting
+from dedupd.config.policy import IndexChoice
 from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
@@ -70,7 +70,7 @@ class Store:
         """``check`` is a safe place of the job: it is called between two containers."""
         self._check = check
         self._uuid, self._disk, self._choice = volume.parameters.uuid_bytes, volume.disk, index
-        self._memory_bytes_max = volume.policy().memory_bytes_max
+        self._memory_bytes = volume.policy().memory_bytes
         self.partition = partition
         with ExitStack() as files:
             self._fds = {kind: _directory(volume, kind, files) for kind in _KINDS}
@@ -96,7 +96,7 @@ class Store:
     def _new_index(self, kind: Kind) -> StoreIndex:
         fd, partition = self._fds[kind], self.partition
         entries = entries_by_partition(fd).get(partition, 0)
-        choice = fitting(self._choice, entries, self._memory_bytes_max)
+        choice = fitting(self._choice, entries, self._memory_bytes)
         return make_index(
             choice, fd, self._uuid, kind, self._disk, partition=partition, entries=entries
         )

@@ -108,9 +108,9 @@ class Reconcile(Job[ReconcileReport]):
         self._strategy = strategy
         self._dry_run = dry_run
         policy = volume.policy()
-        shares = reconcile_shares(policy.memory_bytes_max)
+        shares = reconcile_shares(policy.memory_bytes)
         self._capacity = min(shares.join_bytes // ENTRY_BYTES, 1 << 30)
-        self._threads = policy.cores_max
+        self._threads = policy.cores
         self._map: PartitionMap = load_map(volume)
         self._rows: dict[int, PartitionReport] = {}
 

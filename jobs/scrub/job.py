@@ -98,14 +98,14 @@ class Scrub(Job[ScrubReport]):
         super().__init__(volume, run, ScrubReport(depth=depth.value))
         self._depth = depth
         self._policy = volume.policy()
-        rate = self._policy.scrub_bytes_per_s if bytes_per_s is None else bytes_per_s
+        rate = self._policy.scrub_rate_bytes_per_s if bytes_per_s is None else bytes_per_s
         self._throttle = Throttle(rate, run.wait)
         self._counts: Counter[str] = Counter()
         self._checked: RecordScrub | None = None
         self._noted: list[Note] = []
         self._known = {kind: KnownRecords() for kind in fmt.Kind}
         self._directories: dict[fmt.Kind, ContainerDirectory] = {}
-        self._threads = self._policy.cores_max or cores()
+        self._threads = self._policy.cores or cores()
         self._numbers = Numbers(volume)
 
     def run(self) -> ScrubReport:
@@ -315,13 +315,13 @@ class Scrub(Job[ScrubReport]):
         self._run.update(phase="second copies")
         done = Copied()
         for kind in fmt.COPIES_OF:
-            threshold = self._policy.redundancy_references + 1 if kind is fmt.Kind.CHUNKS else 1
+            threshold = self._policy.redundancy_threshold + 1 if kind is fmt.Kind.CHUNKS else 1
             writer = self._numbers.writer(fmt.COPIES_OF[kind])
             try:
                 writer.recover(lambda _: None)
                 copies = Redundancy(self._volume, self._run, self._throttle, kind, writer)
                 try:
-                    if self._policy.redundancy_references or kind is not fmt.Kind.CHUNKS:
+                    if self._policy.redundancy_threshold or kind is not fmt.Kind.CHUNKS:
                         copies.update(self._known[kind], threshold)
                 finally:
                     copies.close()

@@ -3,7 +3,7 @@
 import time
 
 from dedupd.format import container as fmt
-from dedupd.volume.hints import Key
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
 SAVE_EVERY_S = 5.0
@@ -51,15 +51,15 @@ class ScrubProgress:
     def clear(self) -> None:
         """The run is over: the next one begins at the beginning."""
         if self._is_kept:
-            self._hints.delete([Key.SCRUB_PROGRESS])
+            self._hints.delete([HintKey.SCRUB_PROGRESS])
 
     def _save(self, place: list[int]) -> None:
         self._saved_s = time.monotonic()
         if self._is_kept:
-            self._hints.put(Key.SCRUB_PROGRESS, place)
+            self._hints.put(HintKey.SCRUB_PROGRESS, place)
 
     def _load(self) -> tuple[int, int, int, int, int] | None:
-        value = self._hints.get(Key.SCRUB_PROGRESS)
+        value = self._hints.get(HintKey.SCRUB_PROGRESS)
         if not isinstance(value, list) or [type(part) for part in value] != [int] * 5:
             return None
         kind, number, generation, offset, ordinal = value

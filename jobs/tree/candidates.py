@@ -150,8 +150,8 @@ class _Search:
         self._skipped = skipped
         self._errors = errors
         self._check: Check = check or (lambda: None)
-        self._threads = policy.cores_max or cores()
-        age_ns = int(policy.age_s_min * 1e9)
+        self._threads = policy.cores or cores()
+        age_ns = int(policy.min_age_s * 1e9)
         self._newest_ns = time.time_ns() - age_ns if age_ns > 0 else _EVER_NS
         self._names: dict[tuple[int, int], int] = {}
         """Of files with hard links, as inode and change time have them: how many names were found.
@@ -247,7 +247,7 @@ class _Search:
             self._threads,
             self._check,
             seed=checksum_seed(volume.space.volume),
-            size_min=policy.size_bytes_min,
+            size_min=policy.min_size_bytes,
             newest_ns=self._newest_ns,
             chunk_bytes=volume.parameters.chunking.average_bytes,
         )
@@ -314,7 +314,7 @@ def _plain_file(path: bytes, size: int, policy: Policy, is_young: bool) -> str:
     """Why a plain file is no candidate, or nothing."""
     if size == 0:
         return EMPTY
-    if size < policy.size_bytes_min:
+    if size < policy.min_size_bytes:
         return SMALL
     if is_young:
         return YOUNG

@@ -38,7 +38,7 @@ def test_an_index_at_its_capacity_takes_its_share(memory_bytes: int, choice: Ind
 
 
 def test_the_shares_by_default_are_those_of_the_table() -> None:
-    memory_bytes = Policy().memory_bytes_max
+    memory_bytes = Policy().memory_bytes
     assert optimize_shares(memory_bytes, index_share(memory_bytes)) == (
         *(48 * MIB, 64 * MIB, 8 * MIB, 72 * MIB),
     )

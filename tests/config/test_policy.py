@@ -23,7 +23,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs/policy.md"
 
 def test_an_empty_file_is_the_default() -> None:
     assert parse_policy("", WHERE) == Policy()
-    assert (Policy().age_s_min, Policy().size_bytes_min) == (3 * 86400, 32768)
+    assert (Policy().min_age_s, Policy().min_size_bytes) == (3 * 86400, 32768)
 
 
 def test_every_key_can_be_set() -> None:
@@ -51,24 +51,24 @@ def test_every_key_can_be_set() -> None:
         WHERE,
     )
     assert policy == Policy(
-        age_s_min=43200,
-        size_bytes_min=1 << 20,
+        min_age_s=43200,
+        min_size_bytes=1 << 20,
         exclude=("*.tmp", "cache/"),
         exclude_types=("mp4", "jpg"),
         no_compress_types=("zip",),
         compression_level=7,
-        compression_saving_min=0.1,
-        compaction_dead_min=0.2,
+        compression_min_saving=0.1,
+        compaction_min_dead=0.2,
         partial_files=False,
         partial_local_max=0.25,
-        redundancy_references=20,
-        scrub_bytes_per_s=50 << 20,
-        memory_bytes_max=1 << 30,
-        cores_max=2,
+        redundancy_threshold=20,
+        scrub_rate_bytes_per_s=50 << 20,
+        memory_bytes=1 << 30,
+        cores=2,
         stop_when_busy=False,
         io_priority=IoPriority.LOW,
-        background=Every(1800),
-        throughput=Off(),
+        schedule_background=Every(1800),
+        schedule_throughput=Off(),
     )
 
 
@@ -218,12 +218,12 @@ def test_the_commented_defaults_are_the_defaults() -> None:
 
 policies = st.builds(
     Policy,
-    age_s_min=st.floats(0, 1e9),
-    size_bytes_min=st.integers(0, 2**50),
-    memory_bytes_max=st.integers(0, 2**50),
+    min_age_s=st.floats(0, 1e9),
+    min_size_bytes=st.integers(0, 2**50),
+    memory_bytes=st.integers(0, 2**50),
     compression_level=st.integers(0, 19),
-    compression_saving_min=st.floats(0, 0.999),
-    cores_max=st.integers(0, 1024),
+    compression_min_saving=st.floats(0, 0.999),
+    cores=st.integers(0, 1024),
     exclude=st.lists(st.text("abc*/.", min_size=1), max_size=3).map(tuple),
 )
 
@@ -238,20 +238,20 @@ def test_setting_a_key_keeps_comments_and_the_other_keys() -> None:
     text = '# mine\nmin_age = "1d" # so\ncores = 1\n'
     changed = set_in_text(text, "min_age", "5d", WHERE)
     assert "# mine" in changed and "# so" in changed
-    assert parse_policy(changed, WHERE) == Policy(age_s_min=5 * 86400, cores_max=1)
+    assert parse_policy(changed, WHERE) == Policy(min_age_s=5 * 86400, cores=1)
 
 
 @pytest.mark.parametrize(
     ("key", "typed", "attribute", "value"),
     [
-        ("cores", "2", "cores_max", 2),
+        ("cores", "2", "cores", 2),
         ("exclude", "*.tmp, cache/", "exclude", ("*.tmp", "cache/")),
         ("exclude", '["*.tmp", "scratch/"]', "exclude", ("*.tmp", "scratch/")),
         ("exclude", "[ab]*.txt", "exclude", ("[ab]*.txt",)),
         ("exclude", "", "exclude", ()),
         ("partial_files", "false", "partial_files", False),
-        ("compression_min_saving", "0.2", "compression_saving_min", 0.2),
-        ("min_size", "64k", "size_bytes_min", 65536),
+        ("compression_min_saving", "0.2", "compression_min_saving", 0.2),
+        ("min_size", "64k", "min_size_bytes", 65536),
     ],
 )
 def test_values_typed_on_the_command_line(key: str, typed: str, attribute: str, value: Any) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd import native
-from dedupd.config.index_choice import IndexChoice
 from dedupd.config.memory_budget import capacity, fitting
+from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
 from dedupd.index.bloom_index import BloomIndex

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dedupd.config.index_choice import IndexChoice
 from dedupd.config.memory_budget import capacity
+from dedupd.config.policy import IndexChoice
 from dedupd.format.container import Kind
 from dedupd.store.container.table_totals import entries_by_partition
 from dedupd.system.files import opened

@@ -31,7 +31,7 @@ from tests.support.lab import (
     public_directory,
 )
 
-TAKES_ALL = Policy(age_s_min=0, size_bytes_min=1)
+TAKES_ALL = Policy(min_age_s=0, min_size_bytes=1)
 
 
 def found(lab: Lab, below: bytes = b"") -> list[bytes]:
@@ -275,7 +275,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on() -> None:
 def test_the_age_counts_from_the_last_change_of_content_or_attributes(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("old content, new attributes", b"x")
-        day = Policy(age_s_min=86400, size_bytes_min=1)
+        day = Policy(min_age_s=86400, min_size_bytes=1)
         assert chosen(lab, day) == ([], {"too young": 1})
         assert chosen(lab)[0] == [b"old content, new attributes"]
 
@@ -284,7 +284,7 @@ def test_a_file_is_taken_once_it_is_old_enough(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", b"x")
         changed_s = (lab.data / "file").stat().st_ctime_ns / 1e9
-        policy = Policy(age_s_min=0.3, size_bytes_min=1)
+        policy = Policy(min_age_s=0.3, min_size_bytes=1)
         while not (taken := chosen(lab, policy)[0]):
             assert time.time() - changed_s < 120
         assert taken == [b"file"]
@@ -295,7 +295,7 @@ def test_the_size_counts_from_the_minimum_on(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         for size in (0, 99, 100, 101):
             lab.put(f"{size}", bytes(size))
-        assert chosen(lab, Policy(age_s_min=0, size_bytes_min=100)) == (
+        assert chosen(lab, Policy(min_age_s=0, min_size_bytes=100)) == (
             [b"100", b"101"],
             {"empty": 1, "below the minimum size": 1},
         )
@@ -306,7 +306,7 @@ def test_excluded_files_are_counted_and_left(tmp_path: Path) -> None:
         for name in ("a.tmp", "keep/a", "scratch/deep/a", "film.MP4", "film.mp4.txt"):
             lab.put(name, b"x")
         policy = Policy(
-            age_s_min=0, size_bytes_min=1, exclude=("*.tmp", "scratch/"), exclude_types=("mp4",)
+            min_age_s=0, min_size_bytes=1, exclude=("*.tmp", "scratch/"), exclude_types=("mp4",)
         )
         assert chosen(lab, policy) == ([b"film.mp4.txt", b"keep/a"], {"excluded": 3})
 
@@ -387,15 +387,15 @@ def test_what_is_sorted_out_in_bulk_is_what_the_policy_says_of_each_file(tmp_pat
         for number in range(300):
             lab.put(f"plain/{number % 90}/{number}.b{number % 5}", noise(number % 9 * 500, number))
         os.link(lab.data / "plain/1/1.b1", lab.data / "plain/link")
-        for size_bytes_min in (1, 2000):
+        for min_size_bytes in (1, 2000):
             for exclude in ((), ("plain/8*", "*.b3")):
-                policy = Policy(age_s_min=0, size_bytes_min=size_bytes_min, exclude=exclude)
+                policy = Policy(min_age_s=0, min_size_bytes=min_size_bytes, exclude=exclude)
                 with lab.opened() as volume:
                     plain = [file for file in walk(volume) if not file.is_stub]
                 excluded = [f for f in plain if policy.excludes(f.path)]
                 sizes = [file.identity.size for file in plain]
                 wanted = {
-                    f.path for f in plain if f.identity.size >= size_bytes_min and f not in excluded
+                    f.path for f in plain if f.identity.size >= min_size_bytes and f not in excluded
                 }
                 paths, skipped = chosen(lab, policy)
                 wanted.add(b"stubs/2/2.a")
@@ -404,9 +404,9 @@ def test_what_is_sorted_out_in_bulk_is_what_the_policy_says_of_each_file(tmp_pat
                 assert set(paths) - names == wanted - names
                 assert skipped.get("empty", 0) == sum(size == 0 for size in sizes)
                 assert skipped.get("below the minimum size", 0) == sum(
-                    0 < size < size_bytes_min for size in sizes
+                    0 < size < min_size_bytes for size in sizes
                 )
                 assert skipped["already optimised"] == 59
                 assert skipped.get("excluded", 0) == sum(
-                    file.identity.size >= size_bytes_min for file in excluded
+                    file.identity.size >= min_size_bytes for file in excluded
                 )
