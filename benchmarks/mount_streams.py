@@ -32,7 +32,7 @@ from benchmarks.measure import STOLEN_MAX, processor_ticks, stolen_since
 from benchmarks.mount import Bench
 from dedupd import native
 from dedupd.system.files import opened
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 

@@ -26,7 +26,7 @@ from dedupd.format import container as fmt
 from dedupd.format.container import Codec
 from dedupd.store.container.container import Found, scan
 from dedupd.system.disk import Disk
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.units import MIB, format_size
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume

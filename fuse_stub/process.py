@@ -19,11 +19,10 @@ import trio
 from dedupd import native
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
 from dedupd.system import mount_table
-from dedupd.system.child_process import child_environment
 from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.system.files import opened
 from dedupd.system.paths import explain
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import child_environment, cores
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted
 from dedupd.volume.transition_log import Transitions

@@ -76,7 +76,7 @@ def command(
     from analysis.report.report import HTML, write_report
     from analysis.report.report import as_json as report_json
     from analysis.study import run_study
-    from dedupd.system.process_priority import give_way
+    from dedupd.system.processes import give_way
 
     logs = [Log.open(os.path.join(path, LOG_DIRECTORY)) for path in merge]
     if paths or labels:

@@ -10,7 +10,7 @@ import click
 from dedupd.cli.common import job_run
 from dedupd.config.policy import Policy
 from dedupd.errors import PolicyError
-from dedupd.system.process_priority import give_way
+from dedupd.system.processes import give_way
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 

@@ -17,7 +17,7 @@ from dedupd.service.history import History
 from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.system import mount_table
 from dedupd.system.paths import show_text
-from dedupd.system.process_priority import give_way
+from dedupd.system.processes import give_way
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
 from jobs.tree.walk import walk

@@ -18,7 +18,7 @@ from dedupd.config.config_values import (
 )
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
-from dedupd.system.process_priority import IoPriority
+from dedupd.system.processes import IoPriority
 from dedupd.units import brief, cut, exact_duration, exact_size
 
 _HOURLY = parse_schedule("every 1h")

@@ -1,5 +1,6 @@
 """Talking to the service, for the commands."""
 
+import json
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,6 +17,29 @@ from dedupd.system.control_socket import TIMEOUT_S, connected
 from dedupd.system.paths import resolved
 
 SYSTEM_SOCKET = "/run/dedupd.sock"
+
+
+_ANSWER_WAIT_S = 150.0
+"""An unmount syncs what was written."""
+
+
+def exchange(socket_path: str, method: str, resource: str, body: Any = None) -> tuple[int, Any]:
+    """The status and the answer of a request: JSON in HTTP over a Unix socket.
+
+    Raises ServiceUnreachable.
+    """
+    import http.client  # brings mail and TLS along, for runs with a service alone
+
+    connection = http.client.HTTPConnection("dedupd")
+    try:
+        connection.sock = connected(socket_path, _ANSWER_WAIT_S)
+        connection.request(method, resource, None if body is None else json.dumps(body).encode())
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ServiceUnreachable(f"{socket_path}: the service does not answer: {error}") from None
+    finally:
+        connection.close()
 
 
 class Denied(DedupdError):
@@ -96,8 +120,6 @@ class ServiceClient:
         return found
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        from dedupd.service.exchange import exchange  # http.client: mail, TLS, for a service alone
-
         status, answer = exchange(self.path, method, path, body)
         if status >= 400:
             raise _error(answer["kind"], answer["error"])

@@ -13,7 +13,7 @@ from typing import Any
 from dedupd.errors import EXIT_BUSY, EXIT_DAMAGED, EXIT_FINDINGS
 from dedupd.service.scheduler import TaskName, Urgency
 from dedupd.service.systemd.slice import command_in_slice
-from dedupd.system.child_process import child_environment
+from dedupd.system.processes import child_environment
 from jobs.frame.channel import CHANNEL_VARIABLE
 
 LINE_BYTES_MAX = 16 << 20

@@ -7,7 +7,7 @@ import sys
 import time
 
 from dedupd.service.history import Savings
-from dedupd.system.child_process import child_environment
+from dedupd.system.processes import child_environment
 
 log = logging.getLogger("dedupd.service")
 

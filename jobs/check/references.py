@@ -17,7 +17,7 @@ from dedupd.store.recipe.recipe_reader import Broken, Leaf
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import show_path
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.record_census import KnownRecords

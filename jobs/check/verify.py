@@ -15,7 +15,7 @@ from dedupd.store.container.files import container_numbers, table_numbers
 from dedupd.store.container.recovery import is_unfinished
 from dedupd.store.container.table_file import load_table
 from dedupd.system.files import opened, read_readable
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import OF_FILES, Finding, Invariant

@@ -6,19 +6,20 @@ cannot be told apart while the job works, counts only while it waits.
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 import psutil
 
 from dedupd.errors import ServiceUnreachable
 from dedupd.system.control_socket import ControlClient, socket_path
 from jobs.frame.pace import CRAWL_SHARE, Pace
-from jobs.frame.pressure import RESOURCES, pressure_of
 
 TICK_S = 0.5
 """Between two looks. With what is in the pipes of a job it gives way within a second."""
@@ -135,6 +136,44 @@ def decide_eager(state: State, seen: Readings, now_s: float) -> State:
 
 
 Decide = Callable[[State, Readings, float], State]
+
+
+# --- measuring --------------------------------------------------------------------------------
+
+RESOURCES = "cpu", "io", "memory"
+
+BUSY_SHARE = 0.1
+"""Of the last ten seconds; where some process waited for longer, the machine is busy."""
+
+_SOME = re.compile(r"some avg10=([0-9.]+) .*\btotal=([0-9]+)")
+
+
+class Pressure(NamedTuple):
+    """For how long at least one process has waited for a resource."""
+
+    recent_share: float
+    """Of the last ten seconds, from 0 to 1."""
+    total_s: float
+    """Since the machine started."""
+
+
+def pressure_of(resource: str, directory: str = "/proc/pressure") -> Pressure:
+    """The pressure on one of ``RESOURCES``; none where the kernel does not say (CONFIG_PSI)."""
+    try:
+        with open(f"{directory}/{resource}", encoding="ascii") as file:
+            found = _SOME.search(file.read())
+    except OSError:
+        found = None
+    return Pressure(float(found[1]) / 100, int(found[2]) / 1e6) if found else Pressure(0.0, 0.0)
+
+
+def busy_with(directory: str = "/proc/pressure") -> str:
+    """What processes wait for now, or nothing."""
+    for resource in RESOURCES:
+        share = pressure_of(resource, directory).recent_share
+        if share > BUSY_SHARE:
+            return f"{resource} ({share:.0%} of the time)"
+    return ""
 
 
 class Meter:

@@ -1,14 +1,18 @@
-"""How fast a job may go: told by others, kept by the job itself at its next safe place."""
+"""How fast a job may go: in shares of the time, kept at its safe points, and in bytes a second."""
 
 import os
 import threading
 import time
+from collections.abc import Callable
 
 POLL_S = 0.1
 """How soon a job that is held notices that it may go on, or is to stop."""
 
 REST_S_MAX = 60.0
 """The longest rest in one piece."""
+
+BURST_S = 0.25
+"""What was not read in time may be caught up with, up to this much: a window is read at once."""
 
 CRAWL_SHARE = 0.01
 """The share of the time in which a job that never has the machine for itself works."""
@@ -68,3 +72,29 @@ class Pace:
             if stop.is_set() or self._share != share:
                 return
             stop.wait(min(left_s, POLL_S))
+
+
+class Throttle:
+    """Spreads reads over time. ``wait`` sleeps, and may raise to stop the reader."""
+
+    def __init__(self, bytes_per_s: float, wait: Callable[[float], None]) -> None:
+        """``bytes_per_s`` 0 means as fast as it goes."""
+        self._bytes_per_s = bytes_per_s
+        self._wait = wait
+        self._free_s = time.monotonic()
+
+    def portion(self, bytes_max: int, bytes_min: int) -> int:
+        """How much to read at once, between the two: what takes about as long as a burst."""
+        if self._bytes_per_s <= 0:
+            return bytes_max
+        return max(bytes_min, min(bytes_max, int(self._bytes_per_s * BURST_S)))
+
+    def take(self, count: int) -> None:
+        """Wait until ``count`` more bytes may be read; below zero, give so many back."""
+        if self._bytes_per_s <= 0:
+            self._wait(0.0)
+            return
+        now = time.monotonic()
+        self._free_s = max(self._free_s, now - BURST_S)
+        self._wait(max(0.0, self._free_s - now))
+        self._free_s += count / self._bytes_per_s

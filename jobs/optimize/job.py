@@ -13,7 +13,7 @@ from dedupd.errors import DedupdError, NoSpace
 from dedupd.store.chunk_index import IndexCounters
 from dedupd.system.page_cache import BufferPool, new_buffer
 from dedupd.system.paths import show_path
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, Result, VolumeCommitter, settle_interrupted
 from dedupd.volume.commit_requests import Request, Requests

@@ -20,7 +20,7 @@ from dedupd.store.merge_log import MergeLog, MergeLogWriter
 from dedupd.system.files import opened
 from dedupd.volume.partition_map import PartitionMap, load_map
 from dedupd.volume.volume import Volume
-from jobs.frame.pressure import busy_with
+from jobs.frame.backoff import busy_with
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.reconcile.join import ENTRY_BYTES, ChunkTables, Range, join, rounds, unreconciled

@@ -16,7 +16,7 @@ from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.store.container.directory import OpenContainers
 from dedupd.store.container.record_states import join_set
 from dedupd.store.merge_log import MergeLog
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import BytesCheck

@@ -13,7 +13,7 @@ from dedupd.system.files import opened, read_at
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
-from jobs.frame.rate_limit import Throttle
+from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 from jobs.repair.content_proof import Proofs
 from jobs.repair.repairer import Repair

@@ -20,7 +20,7 @@ from dedupd.store.container.recovery import is_unfinished
 from dedupd.store.container.rescue import mend
 from dedupd.store.container.table_file import Recovered, load_table
 from dedupd.store.second_copies import all_copies
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.volume.container_numbers import Numbers
 from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
@@ -28,7 +28,7 @@ from jobs.check.invariants import Finding, Invariant
 from jobs.check.losses import Loss, losses
 from jobs.check.record_census import KnownRecords
 from jobs.check.references import References, ReferenceWalk
-from jobs.frame.rate_limit import Throttle
+from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch

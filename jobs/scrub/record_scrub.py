@@ -22,7 +22,7 @@ from jobs.check.invariants import Invariant
 from jobs.check.record_census import KnownRecords
 from jobs.check.record_check import Problem, RecordCheck, check_all
 from jobs.check.record_windows import WindowReader
-from jobs.frame.rate_limit import Throttle
+from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 from jobs.scrub.progress import ScrubProgress
 

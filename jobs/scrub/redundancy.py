@@ -13,7 +13,7 @@ from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.check.record_census import KnownRecords
-from jobs.frame.rate_limit import Throttle
+from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 
 _DROPPED = define("redundancy.dropped", "copies that nobody needs are given up")

@@ -16,7 +16,7 @@ from dedupd.format.stub import checksum_seed, decode_stub
 from dedupd.stub.transition import CAPABILITY, LENGTH_BYTES_MAX, FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.frame.run import checked
 from jobs.tree.walk import Check, Found, _File, _files, _Identity, _is_readable, _NativeFile

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 
 from dedupd import native
-from dedupd.system.process_priority import cores
+from dedupd.system.processes import cores
 from dedupd.volume.partition_map import type_of, type_of_suffix
 from dedupd.volume.volume import Volume
 from jobs.tree.walk import Check

@@ -40,7 +40,7 @@ def dedupd(*arguments: object, status: int = 0) -> str:
 
 def in_process(*arguments: object, status: int = 0) -> str:
     """The same without a process of its own, at the priority of the tests."""
-    with patch("dedupd.system.process_priority.give_way"):
+    with patch("dedupd.system.processes.give_way"):
         done = CliRunner().invoke(main, list(map(str, arguments)))
     assert done.exit_code == status, done.output
     return done.output
@@ -197,7 +197,7 @@ def test_an_interrupt_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
 def test_it_runs_at_the_lowest_priority() -> None:
     program = (
         "import os, psutil\n"
-        "from dedupd.system.process_priority import give_way\n"
+        "from dedupd.system.processes import give_way\n"
         "give_way()\n"
         "print(os.nice(0), psutil.Process().ionice().ioclass == psutil.IOPRIO_CLASS_IDLE)\n"
     )

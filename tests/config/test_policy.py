@@ -13,7 +13,7 @@ from dedupd.config.policy import KEYS, PROFILES, Policy, apply_values, parse_pol
 from dedupd.config.policy_file import policy_text, set_in_text
 from dedupd.config.schedule import Every, Off
 from dedupd.errors import PolicyError
-from dedupd.system.process_priority import IoPriority
+from dedupd.system.processes import IoPriority
 from dedupd.units import brief
 from tests.support.malformed import malformed
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd.errors import NotAVolume, ServiceUnreachable, UsageError
-from dedupd.service.client import Denied, ServiceClient
+from dedupd.service.client import Denied, ServiceClient, exchange
 from dedupd.service.config import Readers
-from dedupd.service.exchange import exchange
 from dedupd.service.planned_jobs import JOBS
 from dedupd.service.web.peers import Peer, Right, right_of
 from dedupd.units import KIB

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.frame.pressure import Pressure, busy_with, pressure_of
+from jobs.frame.backoff import Pressure, busy_with, pressure_of
 
 TEXT = (
     "some avg10=12.34 avg60=1.00 avg300=0.00 total=5000000\n"

@@ -11,7 +11,7 @@ from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import ordinal_of
 from dedupd.units import KIB
-from jobs.frame.rate_limit import BURST_S, Throttle
+from jobs.frame.pace import BURST_S, Throttle
 from jobs.frame.run import Cancelled, JobRun
 from jobs.scrub.job import Depth, Scrub, ScrubReport
 from jobs.scrub.progress import ScrubProgress

@@ -1,6 +1,7 @@
-"""The priority of background work, and the cores that it may use."""
+"""Processes of this program: their priority, their cores, and how to start another one."""
 
 import os
+import sys
 from enum import StrEnum
 
 import psutil
@@ -34,3 +35,9 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child process that runs this program in another directory."""
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path}
