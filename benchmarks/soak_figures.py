@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 
 from dedupd.errors import DedupdError
-from dedupd.service.history import History
 from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.volume.volume import Volume
 
@@ -61,7 +60,7 @@ def job_figures(roots: Sequence[Path]) -> dict[str, JobFigures]:
     figures = {name: JobFigures() for name in JOBS}
     for root in roots:
         with Volume.open(str(root)) as volume:
-            for report in History(volume.base).runs(RUNS_MAX):
+            for report in volume.hints.runs(RUNS_MAX):
                 _account(figures, report)
     return figures
 

@@ -15,7 +15,6 @@ from rich.table import Table
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.demo_files import build
-from dedupd.cli.status import measure
 from dedupd.cli.terminal import show
 from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
 from dedupd.system.disk import Disk
@@ -26,6 +25,7 @@ from fuse_stub.process import mount_in_background, unmount
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport
+from jobs.tree.volume_figures import volume_figures
 
 _POLICY = {"min_age": "0s", "min_size": "4k"}
 """The demonstration doesn't wait three days, and takes all that fills more than a block."""
@@ -108,7 +108,7 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
     enable(volume_path, chunk_size="64k", fingerprint="blake3", policy_values=_POLICY, disk=Disk())
     with Volume.open(volume_path) as volume:
         report = _optimise(volume)
-        status = measure(volume)
+        status = volume_figures(volume)
     say(f"3. Mounting it at {mountpoint}, and comparing every file with its original")
     mount_in_background(volume_path, mountpoint)
     try:

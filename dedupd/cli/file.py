@@ -1,22 +1,16 @@
 """``dedupd file``: what the store knows about files."""
 
-import errno
-import os
-import stat
 import sys
 from typing import Any
 
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
-from dedupd.errors import EXIT_DONE, DedupdError, UsageError
-from dedupd.format.ids import HOLE, container_of
-from dedupd.stub.transition import local_ranges
-from dedupd.system.files import opened
-from dedupd.system.paths import named, open_beneath, show_text
+from dedupd.errors import EXIT_DONE, DedupdError
+from dedupd.system.paths import show_text
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
-from jobs.tree.sharing import sharing
+from jobs.tree.file_figures import file_figures, sharing
 
 
 @click.command("file")
@@ -49,60 +43,10 @@ def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
 def _described(path: str, with_sharing: bool) -> dict[str, Any]:
     volume, below = Volume.locate_existing(path)
     with volume:
-        row = describe(volume, below, path)
+        row = file_figures(volume, below, path)
         if with_sharing and row["state"] != "plain":
             row["shared"] = sharing(volume, below)
     return row
-
-
-def describe(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
-    """What is known about one file of a volume."""
-    with opened(_open(volume, below, path)) as fd:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path}: not a regular file")
-        row: dict[str, Any] = {
-            "path": path,
-            "state": "plain",
-            "length_bytes": status.st_size,
-            "local_bytes": status.st_blocks * 512,
-        }
-        stub = volume.space.read(fd, path)
-        if stub is None:
-            return row
-        local = local_ranges(fd, stub, status.st_size)
-    recipe = volume.content(stub, path).recipe
-    chunks: dict[int, int] = {}
-    containers: set[int] = set()
-    holes = 0
-    for span in recipe.spans(0, stub.covered):
-        if span.chunk == HOLE:
-            holes += span.length
-            continue
-        containers.add(container_of(span.chunk))
-        if span.chunk not in chunks:
-            chunks[span.chunk] = volume.chunk_records.describe(span.chunk).stored_length
-    row |= {
-        "state": "stub" if not local else "partly local",
-        "covered_bytes": stub.covered,
-        "local_ranges": len(local),
-        "chunks": len(chunks),
-        "chunk_stored_bytes": sum(chunks.values()),
-        "containers": len(containers),
-        "hole_bytes": holes,
-        "content": recipe.content.hex(),
-    }
-    return row
-
-
-def _open(volume: Volume, below: bytes, path: str) -> int:
-    try:
-        with named(path):
-            return open_beneath(volume.data_fd, below, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UsageError(f"{path}: not a regular file, but a link") from None
-        raise
 
 
 def _line(row: dict[str, Any]) -> str:

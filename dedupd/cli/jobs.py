@@ -13,7 +13,6 @@ from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.terminal import console, headed, show
 from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient, absolute
-from dedupd.service.history import History
 from dedupd.units import format_duration, format_size
 from dedupd.volume.volume import Volume
 
@@ -63,7 +62,7 @@ def _reader(path: str | None, last: int) -> Callable[[], dict[str, Any]]:
         if path is None:
             raise UsageError("name a volume")
         with Volume.open(path) as volume:
-            return {"running": [], "waiting": [], "history": History(volume.base).runs(last)}
+            return {"running": [], "waiting": [], "history": volume.hints.runs(last)}
 
     return read
 

@@ -1,9 +1,6 @@
 """``dedupd status``: what a volume saves."""
 
-import os
 import sys
-from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 import click
@@ -11,16 +8,13 @@ import click
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
 from dedupd.cli.service_status import show_service
 from dedupd.cli.terminal import figures, show
-from dedupd.errors import EXIT_DONE, CatalogUnusable, DedupdError
-from dedupd.format.container import COPIES_OF, Kind
-from dedupd.service.history import History
-from dedupd.store.garbage import Garbage, garbage_of, weights
+from dedupd.errors import EXIT_DONE, DedupdError
 from dedupd.system import mount_table
 from dedupd.system.paths import show_text
 from dedupd.system.processes import give_way
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
-from jobs.tree.walk import walk
+from jobs.tree.volume_figures import volume_figures
 
 
 @click.command("status")
@@ -40,7 +34,7 @@ def command(path: str | None, here: bool, as_json: bool) -> None:
         give_way()
     if path is not None:
         with Volume.open(path) as volume:
-            row = measure(volume)
+            row = volume_figures(volume)
         if as_json:
             print_json(row)
         else:
@@ -56,7 +50,7 @@ def _show_all(points: list[str], as_json: bool) -> None:
     for point in points:
         try:
             with Volume.open(point) as volume:
-                rows.append(measure(volume))
+                rows.append(volume_figures(volume))
         except (DedupdError, OSError) as error:
             failures.append(error)
             rows.append({"path": point, "error": message_of(error)})
@@ -71,63 +65,6 @@ def _show_all(points: list[str], as_json: bool) -> None:
             else:
                 _show(row)
     sys.exit(max((status_of(error) for error in failures), default=EXIT_DONE))
-
-
-def measure(volume: Volume) -> dict[str, Any]:
-    """The figures of one volume, as it is now."""
-    stubs = plain = stub_bytes = plain_bytes = allocated = 0
-    errors: list[str] = []
-    for found in walk(volume, errors=errors):
-        allocated += found.allocated_bytes
-        if found.is_stub:
-            stubs += 1
-            stub_bytes += found.identity.size
-        else:
-            plain += 1
-            plain_bytes += found.identity.size
-    store = {kind.name.lower(): _directory_bytes(volume.directory(kind)) for kind in Kind}
-    logical = stub_bytes + plain_bytes
-    occupied = allocated + sum(store.values())
-    space = os.fstatvfs(volume.data_fd)
-    points = mount_table.points_of(volume.parameters.uuid)
-    try:
-        last = History(volume.base).runs(1)
-    except CatalogUnusable as error:
-        last = []
-        errors.append(f"the last run is not known: {error}")
-    return {
-        "path": volume.root,
-        "uuid": volume.parameters.uuid,
-        "mounted_at": points[0] if points else None,
-        "files": stubs + plain,
-        "files_optimised": stubs,
-        "logical_bytes": logical,
-        "optimised_bytes": stub_bytes,
-        "occupied_bytes": occupied,
-        "store_bytes": store,
-        "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
-        "garbage": asdict(_garbage(volume)),
-        "saved_bytes": logical - occupied,
-        "saved_fraction": (logical - occupied) / logical if logical else 0.0,
-        "free_bytes": space.f_bavail * space.f_frsize,
-        "last_run": last[0] if last else None,
-        "chunking": asdict(volume.parameters.chunking),
-        "messages": errors,
-    }
-
-
-def _garbage(volume: Volume) -> Garbage:
-    uuid, dead_min = volume.space.volume, volume.policy().compaction_min_dead
-    kinds = (weights(volume.directory(kind), kind, uuid) for kind in Kind)
-    return garbage_of(chain.from_iterable(kinds), dead_min)
-
-
-def _directory_bytes(path: str) -> int:
-    try:
-        with os.scandir(path) as entries:
-            return sum(entry.stat().st_blocks * 512 for entry in entries)
-    except FileNotFoundError:
-        return 0  # a volume from before there were second copies
 
 
 def _show(row: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.path_users import occupants
 from dedupd.units import GIB, counted, format_size
-from dedupd.volume.enable import nested_volumes, probe
+from dedupd.volume.enable import nested_volumes
+from dedupd.volume.probe import probe
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from dedupd.service.scheduler import TaskHistory, TaskName
 from dedupd.volume.catalog import Catalog, catalogue_of
-from dedupd.volume.hints import HintKey
+from dedupd.volume.hints import HintKey, Hints
 
 RUNS_KEPT = 2000
 SAVINGS_KEPT = 5000
@@ -92,8 +92,7 @@ class History:
 
     def runs(self, count: int) -> list[dict[str, Any]]:
         """The last runs, newest first."""
-        with Catalog(self._directory) as catalog:
-            return catalog.latest(HintKey.RUNS, count)
+        return Hints(self._directory).runs(count)
 
     def savings(self, count: int) -> list[Savings]:
         """The last samples, oldest first."""

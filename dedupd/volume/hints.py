@@ -73,6 +73,12 @@ class Hints:
             return catalog.latest(prefix, count)
         return []
 
+    def runs(self, count: int) -> list[dict[str, Any]]:
+        """The reports of the last runs, newest first: users ask for them, so this raises
+        CatalogUnusable."""
+        with Catalog(self._catalogue) as catalog:
+            return catalog.latest(HintKey.RUNS, count)
+
     def put(self, key: str, value: Any, warning: str = "") -> bool:
         """Keep a hint; says whether it is kept. ``warning`` is logged where it is not."""
         try:

@@ -302,7 +302,8 @@ ALLOWED = {
         "os.pwrite",
         "os.ftruncate",
     },  # a hint in a lock file, never synced
-    "dedupd.volume.enable": {"O_CREAT", "os.setxattr"},  # lock files; a probe of the file system
+    "dedupd.volume.enable": {"O_CREAT"},  # lock files
+    "dedupd.volume.probe": {"os.setxattr"},  # of a file of its own
 }
 """Effects outside of ``disk.py``, each for a reason."""
 

@@ -1,0 +1,70 @@
+"""What a volume holds, takes and saves: a walk through its whole tree."""
+
+import os
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from dedupd.errors import CatalogUnusable
+from dedupd.format.container import COPIES_OF, Kind
+from dedupd.store.garbage import Garbage, garbage_of, weights
+from dedupd.system import mount_table
+from dedupd.volume.volume import Volume
+from jobs.tree.walk import walk
+
+
+def volume_figures(volume: Volume) -> dict[str, Any]:
+    """The figures of one volume, as it is now; ``messages`` say what of it cannot be had."""
+    stubs = plain = stub_bytes = plain_bytes = allocated = 0
+    errors: list[str] = []
+    for found in walk(volume, errors=errors):
+        allocated += found.allocated_bytes
+        if found.is_stub:
+            stubs += 1
+            stub_bytes += found.identity.size
+        else:
+            plain += 1
+            plain_bytes += found.identity.size
+    store = {kind.name.lower(): _directory_bytes(volume.directory(kind)) for kind in Kind}
+    logical = stub_bytes + plain_bytes
+    occupied = allocated + sum(store.values())
+    space = os.fstatvfs(volume.data_fd)
+    points = mount_table.points_of(volume.parameters.uuid)
+    try:
+        last = volume.hints.runs(1)
+    except CatalogUnusable as error:
+        last = []
+        errors.append(f"the last run is not known: {error}")
+    return {
+        "path": volume.root,
+        "uuid": volume.parameters.uuid,
+        "mounted_at": points[0] if points else None,
+        "files": stubs + plain,
+        "files_optimised": stubs,
+        "logical_bytes": logical,
+        "optimised_bytes": stub_bytes,
+        "occupied_bytes": occupied,
+        "store_bytes": store,
+        "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
+        "garbage": asdict(_garbage(volume)),
+        "saved_bytes": logical - occupied,
+        "saved_fraction": (logical - occupied) / logical if logical else 0.0,
+        "free_bytes": space.f_bavail * space.f_frsize,
+        "last_run": last[0] if last else None,
+        "chunking": asdict(volume.parameters.chunking),
+        "messages": errors,
+    }
+
+
+def _garbage(volume: Volume) -> Garbage:
+    uuid, dead_min = volume.space.volume, volume.policy().compaction_min_dead
+    kinds = (weights(volume.directory(kind), kind, uuid) for kind in Kind)
+    return garbage_of(chain.from_iterable(kinds), dead_min)
+
+
+def _directory_bytes(path: str) -> int:
+    try:
+        with os.scandir(path) as entries:
+            return sum(entry.stat().st_blocks * 512 for entry in entries)
+    except FileNotFoundError:
+        return 0  # a volume from before there were second copies
