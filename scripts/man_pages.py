@@ -37,7 +37,7 @@ def pages() -> dict[str, str]:
     policy = (DOCS / "policy.md").read_text().partition("\n")[2]
     found["dedupd-policy.5"] = _document_page(
         "dedupd-policy",
-        "what of a volume is optimised, when and how",
+        "what of a volume is optimized, when and how",
         policy,
         ["dedupd-policy(1)", "dedupd.toml(5)", "dedupd(1)"],
     )

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The Debian package from end to end, on clean machines: built in one chroot, installed in another,
-# a volume enabled, optimised, and the machine "rebooted" many times under a reader's eyes.
+# a volume enabled, optimized, and the machine "rebooted" many times under a reader's eyes.
 #
 #   scripts/test_deb.sh [bookworm|trixie|…]
 #

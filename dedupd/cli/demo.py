@@ -104,10 +104,10 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
         build(originals, size_bytes, lambda done: run.update(done=done, total=size_bytes))
     shutil.copytree(originals, volume_path, symlinks=True)
     os.sync()  # so that the figures are those of the job, not of writing the copies
-    say(f"2. Making {volume_path} a volume, and optimising it")
+    say(f"2. Making {volume_path} a volume, and optimizing it")
     enable(volume_path, chunk_size="64k", fingerprint="blake3", policy_values=_POLICY, disk=Disk())
     with Volume.open(volume_path) as volume:
-        report = _optimise(volume)
+        report = _optimize(volume)
         status = volume_figures(volume)
     say(f"3. Mounting it at {mountpoint}, and comparing every file with its original")
     mount_in_background(volume_path, mountpoint)
@@ -122,7 +122,7 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
     return _result(report, status, comparison, findings)
 
 
-def _optimise(volume: Volume) -> OptimizeReport:
+def _optimize(volume: Volume) -> OptimizeReport:
     with volume.job_lock(), job_run("optimize") as run:
         return Optimize(volume, run).run()
 
@@ -208,7 +208,7 @@ def _show(result: dict[str, Any]) -> None:
         "throughput",
         f"{format_size(int(result['bytes_per_s']))}/s ({format_duration(result['optimize_s'])})",
     )
-    table.add_row("files", f"{result['files']}, {result['files_optimised']} of them optimised")
+    table.add_row("files", f"{result['files']}, {result['files_optimised']} of them optimized")
     table.add_row("chunks", f"{result['chunks']}, {result['distinct_chunks']} of them distinct")
     table.add_row("memory", format_size(int(result["memory_bytes_peak"])))
     show(table)

@@ -81,7 +81,7 @@ def command(
             }
         )
     elif is_served:
-        click.echo(f"{path} is a volume now. The service shows its files, and optimises them.")
+        click.echo(f"{path} is a volume now. The service shows its files, and optimizes them.")
     elif is_registered:
         click.echo(f"{path} is a volume now. The service serves it from its next start on;")
         click.echo(f"until then, `dedupd mount {path}` shows its files.")

@@ -23,7 +23,7 @@ COMMANDS = {
     "resume": "Let the jobs of a volume go on.",
     "status": "Show what a volume saves, or every mounted volume.",
     "doctor": "Check this machine, and a volume or directory.",
-    "policy": "Show and set what is optimised, and how.",
+    "policy": "Show and set what is optimized, and how.",
     "file": "Show what the store knows about files.",
     "expand": "Make files plain again.",
     "analyze": "Report what deduplication would save on any directory.",

@@ -12,8 +12,8 @@ from dedupd.service.client import ServiceClient
 from dedupd.units import counted, format_size
 
 TASK_LABELS = {
-    "background": "optimise, in the background",
-    "throughput": "optimise, at full speed",
+    "background": "optimize, in the background",
+    "throughput": "optimize, at full speed",
     "reconcile": "merge partitions",
     "gc": "collect garbage",
     "compact": "give space back",
@@ -65,7 +65,7 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     if savings is None:
         table.add_row("saved", "not measured yet")
         return
-    table.add_row("files", f"{savings['files']}, {savings['files_optimised']} of them optimised")
+    table.add_row("files", f"{savings['files']}, {savings['files_optimised']} of them optimized")
     table.add_row("logical size", format_size(savings["logical_bytes"]))
     table.add_row("occupied", format_size(savings["occupied_bytes"]))
     saved = f"{format_size(savings['saved_bytes'])} ({savings['saved_fraction']:.1%})"

@@ -159,7 +159,7 @@ KEYS = {
             "partial_files",
             yes_or_no,
             bool,
-            "whether optimised files that were written to since are optimised again",
+            "whether optimized files that were written to since are optimized again",
         ),
         Key(
             "partial_local_max",
@@ -215,8 +215,8 @@ KEYS = {
         *(
             Key(f"schedule_{name}", _schedule, show_schedule, text)
             for name, text in (
-                ("background", "when files are optimised, giving way to everybody"),
-                ("throughput", "when files are optimised as fast as it goes"),
+                ("background", "when files are optimized, giving way to everybody"),
+                ("throughput", "when files are optimized as fast as it goes"),
                 ("reconcile", "when duplicates across partitions are merged"),
                 ("gc", "when garbage is collected"),
                 ("compact", "when the space of garbage is given back"),

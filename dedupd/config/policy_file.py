@@ -12,7 +12,7 @@ from dedupd.units import brief
 def policy_text(values: dict[str, Any]) -> str:
     """A new policy file that sets ``values`` and explains every key."""
     document = tomlkit.document()
-    document.add(tomlkit.comment("What dedupd optimises on this volume, and how."))
+    document.add(tomlkit.comment("What dedupd optimizes on this volume, and how."))
     default = Policy()
     for key in KEYS.values():
         document.add(tomlkit.nl())

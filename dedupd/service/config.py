@@ -1,7 +1,7 @@
 """The configuration of the service: which volumes it serves, and who may talk to it.
 
 ``dedupd.toml``, and a file for each volume in ``volumes.d`` beside it, which ``dedupd enable``
-writes. What is optimised and when is the policy of each volume, not this.
+writes. What is optimized and when is the policy of each volume, not this.
 """
 
 import grp

@@ -105,7 +105,7 @@ def _service() -> Check:
         return Check(
             what,
             Verdict.WARNING,
-            "does not run: nothing is optimised by itself",
+            "does not run: nothing is optimized by itself",
             "run `systemctl enable --now dedupd`",
         )
     try:

@@ -55,7 +55,7 @@ def is_named(path: str) -> bool:
 def volume_text(volume: VolumeConfig) -> str:
     """A file of ``volumes.d``."""
     document = tomlkit.document()
-    document.add(tomlkit.comment("A volume that the service mounts and keeps optimised."))
+    document.add(tomlkit.comment("A volume that the service mounts and keeps optimized."))
     document["path"] = volume.path
     if volume.mountpoint != volume.path:
         document["mountpoint"] = volume.mountpoint

@@ -110,10 +110,10 @@ def test_a_volume_from_the_first_command_to_the_last(tmp_path: Path) -> None:
 def test_the_same_for_people(lab: Lab) -> None:
     """Reports go to standard output, and nothing to standard error."""
     for arguments, said in (
-        (("run", "optimize", "--dry-run", lab.root), "would optimise 6 files"),
-        (("run", "optimize", lab.root), "files optimised  6"),
+        (("run", "optimize", "--dry-run", lab.root), "would optimize 6 files"),
+        (("run", "optimize", lab.root), "files optimized  6"),
         (("run", "optimize", lab.root), "left             6 already optimised"),
-        (("status", lab.root), "6, 6 of them optimised"),
+        (("status", lab.root), "6, 6 of them optimized"),
         (("jobs", lab.root), "optimize"),
         (("policy", lab.root), 'min_age = "0s"'),
         (("policy", lab.root), "partial_files = true "),
@@ -315,7 +315,7 @@ def test_findings_of_a_job_are_1_and_named(lab: Lab) -> None:
     lab.put("another", noise(40 * KIB, 5))
     result = say("run", "optimize", lab.root)
     assert result.returncode == FINDINGS
-    assert "prose: " in result.stderr and "files optimised" in result.stdout
+    assert "prose: " in result.stderr and "files optimized" in result.stdout
     assert lab.stub("another") is not None
     (row,) = reported("expand", lab.root / "prose", status=FINDINGS)
     assert not row["restored"] and row["error"]

@@ -58,7 +58,7 @@ def test_a_job_runs_through_the_service_and_reports_as_in_the_foreground(
     assert "optimize" in shown and "gc" in shown
     savings = eventually(lambda: machine.view(lab)["savings"], "what was saved is measured")
     assert savings["files_optimised"] == 4 and savings["saved_bytes"] > 1 * MIB
-    assert "4, 4 of them optimised" in machine.run("status", lab.root).stdout
+    assert "4, 4 of them optimized" in machine.run("status", lab.root).stdout
     assert machine.stop() == 0
     machine.verify()
 

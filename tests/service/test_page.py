@@ -117,5 +117,5 @@ def test_a_browser_shows_the_page_without_errors(machine: ListeningLab, tmp_path
     page = done.stdout
     assert 'data-state="ready"' in page
     assert "share &lt;b&gt;&amp;" in page, "a name is text"
-    assert "3, 3 optimised" in page
+    assert "3, 3 optimized" in page
     assert page.count("<td>optimize</td>") == 1 and "<td>gc</td>" in page

@@ -16,7 +16,7 @@ from jobs.tree.candidates import Skipped, candidates
 
 @click.command("optimize")
 @click.argument("path", type=PATH)
-@click.option("--dry-run", is_flag=True, help="Only say what would be optimised.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be optimized.")
 @json_option
 @exits
 @through_service("optimize")
@@ -50,7 +50,7 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
     if as_json:
         print_json(report)
     else:
-        click.echo(f"would optimise {counted(files, 'file')}, {format_size(size)}")
+        click.echo(f"would optimize {counted(files, 'file')}, {format_size(size)}")
         for reason, count in skipped.files.items():
             click.echo(f"  left: {count} {reason}")
 
@@ -61,7 +61,7 @@ def _show(report: OptimizeReport) -> None:
     sums, used = report.sums, report.resources
     table = figures()
     raw = sums["raw_bytes"]
-    table.add_row("files optimised", f"{report.files_optimised}")
+    table.add_row("files optimized", f"{report.files_optimised}")
     table.add_row("read", format_size(raw))
     table.add_row("zeros", format_size(sums["zero_bytes"]))
     table.add_row("duplicates", format_size(sums["duplicate_bytes"]))

@@ -41,7 +41,7 @@ def _show(report: ScrubReport) -> None:
         click.echo(f"  right after all: {counted(report.released, 'quarantined record')}")
     if report.quarantined:
         click.echo(
-            f"  lost: {counted(report.quarantined, 'record')}; the next optimise that meets"
+            f"  lost: {counted(report.quarantined, 'record')}; the next optimize that meets"
             " the same bytes brings them back"
         )
     if report.copies_written or report.copies_dropped:
