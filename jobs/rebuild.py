@@ -1,4 +1,4 @@
-"""The rebuild job: everything that is derived, made anew from containers and stubs alone."""
+"""The rebuild job: all derived data, made again from containers and stubs alone."""
 
 import os
 from contextlib import closing
@@ -21,10 +21,10 @@ from jobs.scrub.job import Depth, Scrub
 
 @dataclass(slots=True)
 class RebuildReport(Report):
-    """What a run did.
+    """The results of a run.
 
-    ``orphans_released``: garbage that no table calls so any more. ``not_rebuilt`` says what the
-    truth does not tell, or what of the truth itself is gone.
+    ``orphans_released``: records that no table calls garbage any more. ``not_rebuilt`` lists facts
+    that the truth does not tell, and losses of the truth itself.
     """
 
     job: str = "rebuild"
@@ -49,7 +49,7 @@ class Rebuild(Job[RebuildReport]):
         super().__init__(volume, run, RebuildReport())
 
     def run(self) -> RebuildReport:
-        """Make catalogue and tables anew where they are not whole. Raises Cancelled, NoSpace."""
+        """Make catalogue and tables again where they are not whole. Raises Cancelled, NoSpace."""
         report = self._report
         self._rebuild_catalogue()
         saved_marks.remove(self._volume.base_fd, self._volume.disk)
@@ -72,7 +72,7 @@ class Rebuild(Job[RebuildReport]):
         return self.report()
 
     def _rebuild_catalogue(self) -> None:
-        """A catalogue that is damaged is begun anew when it is opened."""
+        """A damaged catalogue is replaced by an empty one when it is opened."""
         self._run.update(phase="catalogue")
         directory = self._volume.catalogue
         existed = os.path.exists(os.path.join(directory, "data.mdb"))
@@ -84,7 +84,8 @@ class Rebuild(Job[RebuildReport]):
 
     def _release_orphans(self, kind: Kind) -> None:
         """Make all orphans live again, durably. A table that was brought back from an older copy
-        may call garbage what files have come to need since, and a compaction would believe it."""
+        may call records garbage that files have come to need since, and a compaction would believe
+        it."""
         self._run.update(phase=f"{kind.name.lower()} that were garbage")
         with closing(self._volume.containers(kind)) as directory:
             containers = OpenContainers(directory.fd, kind, self._volume.space.volume)
@@ -99,7 +100,7 @@ class Rebuild(Job[RebuildReport]):
                         and (target := _target(containers, kind, number, ordinal)) is not None
                     }
                 except (Damaged, OSError):
-                    continue  # nobody compacts it either
+                    continue  # it is not compacted either
                 directory.set_states(changes)
                 self._report.orphans_released += len(changes)
 
@@ -119,8 +120,8 @@ class Rebuild(Job[RebuildReport]):
 
 
 def _target(containers: OpenContainers, kind: Kind, number: int, ordinal: int) -> int | None:
-    """What an orphan repeats, in the place of which its entry has the epoch: only second copies
-    are found by that. None where nobody can tell any more."""
+    """The record that an orphan repeats, in the place of which its entry has the epoch: only second
+    copies are found by that. None where it cannot be told any more."""
     if kind in COPIES_OF:
         return 0
     container = containers.get(number)

@@ -25,7 +25,7 @@ smaller file system."""
 
 @dataclass(slots=True)
 class UnoptimizeReport(FileReport):
-    """What a run did."""
+    """The results of a run."""
 
     job: str = "unoptimize"
     files_restored: int = 0
@@ -106,7 +106,7 @@ def _count(
 
 
 def _missing_bytes(volume: Volume, run: JobRun, path: bytes) -> int:
-    """What a stub needs beyond its own blocks at most: all of every chunk, holes stay holes."""
+    """The most that a stub needs beyond its own blocks: all of every chunk; holes stay holes."""
     try:
         return sum(end - start for _, start, end in run.checked(_missing(volume, path)))
     except (Damaged, OSError):
@@ -114,7 +114,7 @@ def _missing_bytes(volume: Volume, run: JobRun, path: bytes) -> int:
 
 
 def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
-    """What a stub needs beyond its own blocks, to the block: blocks of zeros stay holes, too."""
+    """The need of a stub beyond its own blocks, to the block: blocks of zeros stay holes, too."""
     block, need, counted = volume.block_bytes, 0, 0
     try:
         for content, start, end in _missing(volume, path):

@@ -13,7 +13,7 @@ from dedupd.service.client import ServiceClient
 @json_option
 @exits
 def command(job_id: str, as_json: bool) -> None:
-    """End the job ID at its next safe place; what it has done stays. `dedupd jobs` lists ids."""
+    """End the job ID at its next safe point; its work so far stays. `dedupd jobs` lists ids."""
     job = ServiceClient.needed().delete(f"/v1/jobs/{quote(job_id, safe='')}")
     if as_json:
         print_json(job)

@@ -1,4 +1,4 @@
-"""What the commands share: exit statuses, JSON, the run of a job."""
+"""The base of all commands: exit statuses, JSON, the run of a job."""
 
 import functools
 import json
@@ -42,7 +42,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-            raise  # whoever reads has seen enough; click ends without a word
+            raise  # the reader has closed the pipe; click ends silently
         except (DedupdError, OSError) as error:
             kind = (
                 type(error).__name__
@@ -55,11 +55,11 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def message_of(error: DedupdError | OSError) -> str:
-    """What an error says to people."""
+    """The text of an error, to be shown."""
     if isinstance(error, PermissionError):
         where = os.fsdecode(error.filename or "the volume")
-        who = "run this as the user that enabled the volume, usually root"
-        return f"{where}: permission denied; {who}"
+        remedy = "run this as the user that enabled the volume, usually root"
+        return f"{where}: permission denied; {remedy}"
     return explain(error) if isinstance(error, OSError) else str(error)
 
 

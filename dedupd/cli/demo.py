@@ -33,7 +33,7 @@ _POLICY = {"min_age": "0s", "min_size": "4k"}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What reading everything back through the mount has shown."""
+    """The result of reading everything back through the mount."""
 
     files: int
     bytes: int

@@ -42,8 +42,8 @@ def command(path: str, first: bool, as_json: bool) -> None:
 def _out_of_service(path: str, first: bool) -> Iterator[None]:
     """Have the service unmount the volume and, once it is none any more, forget it.
 
-    What can be refused is refused before users lose their files, and they get them back where it
-    fails. Raises Busy where files are in use.
+    Everything that can be refused is refused before the files are out of reach, and after a failure
+    they are mounted again. Raises Busy where files are in use.
     """
     client = ServiceClient.serving(path)
     if client is None:

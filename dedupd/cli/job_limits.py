@@ -1,4 +1,4 @@
-"""How a job behaves in its process: priority, cores, back-off, and who watches it."""
+"""How a job behaves in its process: priority, cores, back-off, and its watcher."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from jobs.frame.run import JobRun
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """What ``dedupd run`` was told. ``here``: in this process, service or not."""
+    """The options of ``dedupd run``. ``here``: in this process, service or not."""
 
     here: bool = False
     gentle: bool = False
@@ -34,7 +34,7 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
     """A run within the limits of the volume's policy.
 
     It gives way to users where it is to be gentle. One that the service started, but not to be
-    gentle, waits only where memory is short; one that was started by hand waits for nobody.
+    gentle, waits only where memory is short; one that was started by hand does not wait at all.
     """
     policy = _policy_of(volume)
     give_way(policy.io_priority)
@@ -52,7 +52,7 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
 
 
 def _policy_of(volume: Volume) -> Policy:
-    """The policy as far as it can be read: a job that needs it says itself what is wrong."""
+    """The policy as far as it can be read: a job that needs it reports the error itself."""
     try:
         return volume.policy()
     except PolicyError:
@@ -63,5 +63,5 @@ def _keep_to_cores(count: int) -> None:
     """Use no more cores than the policy allows; 0 is all."""
     usable = sorted(os.sched_getaffinity(0))
     if 0 < count < len(usable):
-        # The last ones: what a machine does by itself tends to be on the first.
+        # The last ones: the work of the system tends to be on the first.
         os.sched_setaffinity(0, usable[-count:])

@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 class _Commands(LazyGroup):
-    """Says what its commands are for without importing any."""
+    """Has a line of help for each command, without importing any."""
 
     def invoke(self, ctx: click.Context) -> Any:
         is_json = "--json" in ctx.args

@@ -14,7 +14,7 @@ from dedupd.service.config import CONFIG_PATH, config_path
 def command(path: str | None) -> None:
     """Mount every volume of the configuration, run jobs by schedule, and answer requests.
 
-    SIGHUP reads the configuration again; SIGTERM stops at the next safe place.
+    SIGHUP reads the configuration again; SIGTERM stops at the next safe point.
     """
     from dedupd.service.service import Service
     from dedupd.service.systemd import journal

@@ -1,4 +1,4 @@
-"""What ``dedupd status`` shows where the service runs."""
+"""The output of ``dedupd status`` where the service runs."""
 
 import time
 from typing import Any
@@ -23,7 +23,7 @@ TASK_LABELS = {
 
 
 def show_service(path: str | None, as_json: bool) -> bool:
-    """Show what the service says of a volume, or of all; False where it has nothing to say."""
+    """Show the service's figures of a volume, or of all; False where it has none."""
     client = ServiceClient.find() if path is None else ServiceClient.serving(path)
     if client is None:
         return False

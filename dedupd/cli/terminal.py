@@ -1,4 +1,4 @@
-"""What a person sees on a terminal: tables, and the progress of a job."""
+"""Output on a terminal: tables, and the progress of a job."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from dedupd.units import counted, format_size
 from jobs.frame.run import Progress as JobProgress
 
 PIPED_COLUMNS = 1000
-"""Where no terminal bounds a line. Programs, and who reads a mail, need names that are whole."""
+"""Where no terminal bounds a line: programs and mails need whole names."""
 
 
 def console() -> Console:
@@ -60,7 +60,7 @@ def show(table: RenderableType, title: str = "") -> None:
 
 @contextmanager
 def progress_bar(job: str, unit: str) -> Iterator[Callable[[JobProgress], None]]:
-    """A bar on standard error; what it yields moves it. ``unit``: bytes, or what is counted."""
+    """A bar on standard error; the function moves it. ``unit``: bytes, or things counted."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -62,7 +62,7 @@ def _what_it_waits_for(client: ServiceClient, path: str) -> Iterator[str]:
 def _run_to_the_end(client: ServiceClient, body: dict[str, Any], as_json: bool) -> dict[str, Any]:
     """The job once it has ended; how far it is shows meanwhile.
 
-    Signals are held back from before the service has the job: whoever stops waiting hears of it.
+    Signals are held back from before the service has the job: a user that stops waiting is told so.
     """
     with job_run(body["job"]) as run:
         job_id = client.post("/v1/jobs", body)["id"]

@@ -1,1 +1,1 @@
-"""What an administrator says: policies, schedules and their values."""
+"""Policies, schedules and their values, as an administrator writes them."""

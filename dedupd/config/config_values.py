@@ -1,4 +1,4 @@
-"""Values of configuration files as people write them. All raise UsageError with what to write."""
+"""Values of configuration files. Parsers raise UsageError, with an example of a valid value."""
 
 import re
 import tomllib

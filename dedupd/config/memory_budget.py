@@ -12,9 +12,9 @@ and `reconcile`
     fixed         64 MiB
     join          96 MiB    half of the rest
 
-The remainder is for whatever the allocator keeps. Below 72 MiB the least that each part needs adds
-up to more than ``memory``. The other jobs take memory by what they find: a bit or more for each
-record of the store (docs/partitions.md). The mount has no part in this; its cache is
+The remainder is for memory that the allocator keeps. Below 72 MiB the least needs of all parts add
+up to more than ``memory``. Other jobs need memory by the size of the store: a bit or more for each
+record (docs/partitions.md). The mount has no part in this; its cache is
 ``fuse_stub.process.CACHE_BYTES``.
 """
 

@@ -1,4 +1,4 @@
-"""Writing ``policy.toml``: what people have written in it stays as it is."""
+"""Writing ``policy.toml``: comments and other keys stay as they are."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When a job runs: schedules as people write them, and the windows that they mean.
+"""When a job runs: schedules as an administrator writes them, and their time windows.
 
     "off"                            never
     "every 1h"                       so long after its last run began, all day
@@ -46,7 +46,7 @@ class Every:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """From one instant up to, not including, another; seconds since 1970."""
 
     start_s: float
@@ -63,12 +63,12 @@ class Calendar:
     length_s: float
     first_of_month: bool = False
 
-    def latest(self, now_s: float, zone: tzinfo | None = None) -> Window | None:
+    def latest(self, now_s: float, zone: tzinfo | None = None) -> TimeWindow | None:
         """The last window that began by now. ``zone`` None is the local clock's."""
         day = datetime.fromtimestamp(now_s, zone).date() + timedelta(1)
         for _ in range(_LOOK_DAYS):
             if self._matches(day) and (start := self._start(day, zone)) <= now_s:
-                return Window(start, start + self.length_s)
+                return TimeWindow(start, start + self.length_s)
             day -= timedelta(1)
         return None
 
@@ -93,7 +93,7 @@ Schedule = Off | Every | Calendar
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule that a text means. Raises UsageError that says what to write."""
+    """The schedule of a text. Raises UsageError, with an example of a valid one."""
     words = text.split()
     if words == ["off"]:
         return Off()

@@ -20,7 +20,7 @@ SYSTEM_SOCKET = "/run/dedupd.sock"
 
 
 _ANSWER_WAIT_S = 150.0
-"""An unmount syncs what was written."""
+"""An unmount syncs all that was written."""
 
 
 def exchange(socket_path: str, method: str, resource: str, body: Any = None) -> tuple[int, Any]:
@@ -92,7 +92,7 @@ class ServiceClient:
         return client
 
     def get(self, resource: str, /, **query: object) -> Any:
-        """Read. Raises what the service says, and ServiceUnreachable."""
+        """Read. Raises the error that the service answers, and ServiceUnreachable."""
         text = urlencode({name: str(value) for name, value in query.items()}, errors=_ERRORS)
         return self._call("GET", f"{resource}?{text}" if text else resource)
 

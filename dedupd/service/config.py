@@ -1,7 +1,7 @@
-"""The configuration of the service: which volumes it serves, and who may talk to it.
+"""The configuration of the service: the volumes that it serves, and its users.
 
 ``dedupd.toml``, and a file for each volume in ``volumes.d`` beside it, which ``dedupd enable``
-writes. What is optimized and when is the policy of each volume, not this.
+writes. The policy of each volume, not this, says which files are optimized, and when.
 """
 
 import grp
@@ -26,11 +26,11 @@ CACHE_BYTES_MIN = 1 * MIB
 """A mount needs room for a few chunks."""
 
 FILE_BYTES_MAX = 1 * MIB
-"""A configuration is text that people write; what is larger is something else."""
+"""A configuration is a text; a larger file is something else."""
 
 
 class Readers(StrEnum):
-    """Who may read the state of the service; acting always needs root or the group."""
+    """Users that may read the state of the service; acting always needs root or the group."""
 
     EVERYONE = "everyone"
     GROUP = "group"
@@ -47,7 +47,7 @@ class VolumeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """An address for the page and the metrics, which anybody on this machine may then read."""
+    """An address for the page and the metrics, which every user of this machine may then read."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ class ServiceConfig:
 def default_socket() -> str:
     """Where the service listens unless it is told otherwise.
 
-    Not in the directory of the mounts' sockets, which is closed to everybody else.
+    Not in the directory of the mounts' sockets, which is closed to other users.
     """
     if os.geteuid() == 0:
         return "/run/dedupd.sock"
@@ -124,7 +124,7 @@ def _group(value: Any) -> str:
 
 def _readers(value: Any) -> Readers:
     if value not in list(Readers):
-        raise UsageError("write " + " or ".join(f'"{who}"' for who in Readers))
+        raise UsageError("write " + " or ".join(f'"{readers}"' for readers in Readers))
     return Readers(value)
 
 

@@ -38,7 +38,7 @@ SHARED_FILE_SYSTEMS = frozenset(
         "lustre",
     )
 )
-"""Where another host may change what lies below a volume, behind this one's back."""
+"""File systems on which another host may change files below a volume, unseen by this one."""
 
 
 class Verdict(StrEnum):
@@ -49,7 +49,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what was found, and what to do about it."""
+    """A thing that was looked at, the result, and a remedy."""
 
     what: str
     verdict: Verdict
@@ -230,7 +230,7 @@ def _occupied(root: str) -> Check:
 
 
 def _probe(root: str) -> Check:
-    """Try out what stubs rely on, and leave no trace."""
+    """Try out the features that stubs rely on, and leave no trace."""
     what = "holes and attributes"
     before = os.stat(root)
     try:

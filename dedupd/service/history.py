@@ -1,4 +1,4 @@
-"""What the service remembers of a volume: hints of its catalogue (``dedupd/volume/hints.py``).
+"""The service's memory of a volume: hints of its catalogue (``dedupd/volume/hints.py``).
 
 Unlike jobs, the service says so where the catalogue cannot be used.
 """
@@ -20,7 +20,7 @@ TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """What a volume held, and took, at a time (seconds since 1970)."""
+    """The content and the size of a volume at a time (seconds since 1970)."""
 
     time_s: float
     files: int
@@ -30,7 +30,7 @@ class Savings:
     occupied_bytes: int
     free_bytes: int
     quarantined_records: int = 0
-    """What scrub found damaged and could not repair."""
+    """Records that scrub found damaged and could not repair."""
 
     @property
     def saved_bytes(self) -> int:

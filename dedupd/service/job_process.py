@@ -20,7 +20,7 @@ LINE_BYTES_MAX = 16 << 20
 """A report names up to a hundred files, and damage names more."""
 
 OUTPUT_BYTES_MAX = 64 << 10
-"""What is kept of what a job prints."""
+"""The part of a job's output that is kept."""
 
 
 class JobState(StrEnum):
@@ -53,19 +53,19 @@ class Job:
     """Why it waits or is slow; empty where it goes at full speed."""
     held: bool = False
     paused: bool = False
-    """Whether somebody has paused its volume."""
+    """Whether its volume is paused."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     exit_status: int | None = None
     report: Mapping[str, Any] | None = None
     got_through: bool = False
-    """Whether the process said so: what it found on the way is in the report."""
+    """Whether the process said so; its findings are in the report."""
     output: str = ""
     errors: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and made anew, whenever something about it changes."""
+    """Set, and replaced by a new one, whenever something about it changes."""
     _channel: asyncio.StreamWriter | None = None
     _began_s: float | None = None
-    """As ``started_s``, of a clock that nobody sets."""
+    """As ``started_s``, of a monotonic clock."""
 
     @property
     def state(self) -> JobState:
@@ -94,12 +94,12 @@ class Job:
 
     @property
     def was_busy(self) -> bool:
-        """Whether somebody else held the volume, or its mount was away for a moment."""
+        """Whether another process held the volume, or its mount was away for a moment."""
         return self.failed and self.exit_status == EXIT_BUSY
 
     @property
     def outcome(self) -> str:
-        """What came of it, for people."""
+        """The outcome, to be shown."""
         if self.finished_s is None:
             return self.state.value
         if self.stop_reason and not self.got_through:
@@ -118,14 +118,14 @@ class Job:
         return self.exit_status == EXIT_DAMAGED
 
     def change(self) -> None:
-        """Wake everybody who waits for news."""
+        """Wake all that wait for news."""
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def order(self, what: str) -> None:
+    def order(self, order: str) -> None:
         """Tell the process to pause, resume or stop; nothing where there is none."""
         if self._channel is not None and not self._channel.is_closing():
-            self._channel.write(json.dumps({"order": what}).encode() + b"\n")
+            self._channel.write(json.dumps({"order": order}).encode() + b"\n")
 
     def stop(self, reason: str) -> None:
         """Have it save its progress and end."""
@@ -134,7 +134,7 @@ class Job:
         self.change()
 
     def pause(self, paused: bool) -> None:
-        """Hold it at its next safe place, or let it go on."""
+        """Hold it at its next safe point, or let it go on."""
         self.paused = paused
         self.order("pause" if paused else "resume")
 
@@ -188,14 +188,14 @@ class Job:
         return [*command, self.job, *self.arguments, "--", self.path]
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take in what the process tells, until it hangs up."""
+        """Take in the messages of the process, until it hangs up."""
         while True:
             try:
                 line = await reader.readline()
             except OSError:
                 return
             except ValueError:
-                # A line without end. The process waits until somebody takes it: have it give up.
+                # A line without end. The process waits until it is read: have it give up.
                 assert self._channel is not None
                 self._channel.close()
                 return
@@ -211,7 +211,7 @@ class Job:
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:
-    """The end of what a process prints."""
+    """The end of a process's output."""
     kept = b""
     while data := await stream.read(1 << 16):
         kept = (kept + data)[-OUTPUT_BYTES_MAX:]

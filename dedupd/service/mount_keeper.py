@@ -1,7 +1,7 @@
 """Keeps one volume mounted, by a process of its own that outlives the service.
 
-What is wanted holds: whoever ends that process, or unmounts the volume behind the service's back,
-gets it back at once. ``dedupd umount`` tells the service, and then it stays unmounted.
+A volume whose mount process ends, or that is unmounted without the service, is mounted again at
+once. ``dedupd umount`` tells the service, and then the volume stays unmounted.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ class MountKeeper:
         self.config = config
         self.state = MountState.STARTING
         self.problem = ""
-        """Why it is not mounted, for people; empty where nothing is wrong."""
+        """Why it is not mounted, to be shown; empty where nothing is wrong."""
         self.uuid: str | None = None
         self.pid: int | None = None
         self.restarts = 0
         self.mounted_since_s = 0.0
         self.settled = asyncio.Event()
-        """Set once an attempt to mount it is over, whatever came of it."""
+        """Set once an attempt to mount it is over, successful or not."""
         self.places: tuple[str, ...] = (config.mountpoint, config.path)
-        """What people call it; with links followed, once it was looked for."""
+        """Paths of it, as users give them; with links followed, once it was looked for."""
         self._wanted = True
         self._stopping = False
         self._changed = asyncio.Event()
@@ -102,7 +102,7 @@ class MountKeeper:
             try:
                 await asyncio.to_thread(self._take_away)
             except UsageError:
-                pass  # somebody else has just unmounted it
+                pass  # it has just been unmounted elsewhere
             except DedupdError:
                 self._wanted = before
                 raise
@@ -239,7 +239,7 @@ class MountKeeper:
         self.settled.set()
 
     def _let_go(self) -> None:
-        """Close what would keep the file system below from being unmounted."""
+        """Close the descriptor that would keep the file system below from being unmounted."""
         if self._base_fd is not None:
             os.close(self._base_fd)
             self._base_fd = None

@@ -1,4 +1,4 @@
-"""What a volume saves, measured in a process of its own: that walks through its whole tree."""
+"""The savings of a volume, measured in a process of its own, which walks through the whole tree."""
 
 import asyncio
 import json

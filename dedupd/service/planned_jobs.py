@@ -1,4 +1,4 @@
-"""The tasks of a volume's schedule, and the jobs that people may ask for."""
+"""The tasks of a volume's schedule, and the jobs that users may ask for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dedupd.service.scheduler import TaskName
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job as it is run by the schedule. ``eager``: it does not wait for anybody."""
+    """A job as it is run by the schedule. ``eager``: it does not give way to users."""
 
     job: str
     options: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ JOBS: Mapping[str, frozenset[str]] = {
     "unoptimize": frozenset(),
     "rebuild": frozenset(),
 }
-"""What may be asked for, and with which options; ``verify`` needs the volume unmounted."""
+"""Jobs that users may ask for, and their options; ``verify`` needs the volume unmounted."""
 
 TEXT_MAX = 40
 """The longest value of an option; the job itself says whether it makes sense."""

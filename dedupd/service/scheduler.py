@@ -1,4 +1,4 @@
-"""What to do next: a pure function of the volumes, their history, the windows and the time.
+"""The next action: a pure function of the volumes, their history, the time windows and the time.
 
 Nothing here starts or stops anything; the service carries out what :func:`next_action` says, and
 asks again. docs/service.md states the rules.
@@ -16,8 +16,8 @@ TaskName = Literal["reconcile", "gc", "compact", "scrub", "full_scrub", "through
 
 RETRY_S_MIN = 60.0
 RETRY_S_MAX = 86400.0
-"""After a failure; each one in a row doubles the wait. The first may be somebody's who killed the
-process, or a machine's that was out of memory for a moment."""
+"""After a failure; each one in a row doubles the wait. The first may be due to a
+killed process, or to a machine that was out of memory for a moment."""
 
 CONTINUE_S = 60.0
 """After a background run that was stopped: it goes on where it was."""
@@ -52,7 +52,7 @@ class TaskHistory:
 
 @dataclass(frozen=True, slots=True)
 class VolumeView:
-    """What counts about a volume. ``schedules`` are in the order in which tasks go first."""
+    """The state of a volume. ``schedules`` are in the order in which tasks go first."""
 
     uuid: str
     schedules: Mapping[TaskName, Schedule]
@@ -63,12 +63,12 @@ class VolumeView:
     since_s: float = 0.0
     """When it became a volume: windows before that were not missed."""
     served_s: float = 0.0
-    """When its last job ended: who has waited longest goes first."""
+    """When its last job ended: the volume that has waited longest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A job that somebody has asked for."""
+class JobRequest:
+    """A job that a user has asked for."""
 
     id: str
     volume: str
@@ -86,7 +86,7 @@ class Running:
     stopping: bool = False
     task: TaskName | None = None
     held: bool = False
-    """Whether it waits for users, or whoever else has the machine."""
+    """Whether it waits for users, or for other work on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class StartTask:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Start what somebody has asked for."""
+    """Start a job that a user has asked for."""
 
-    request: Request
+    request: JobRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +201,13 @@ def _calendar(
 
 def next_action(
     volumes: Sequence[VolumeView],
-    requests: Sequence[Request],
+    requests: Sequence[JobRequest],
     running: Sequence[Running],
     now_s: float,
     jobs_max: int,
     zone: tzinfo | None = None,
 ) -> Action:
-    """What to do now. The caller does it, and asks again with what is so then."""
+    """The action for now. The caller carries it out, and asks again with the new state."""
     for one in running:
         if one.until_s is not None and now_s >= one.until_s and not one.stopping:
             return Stop(one.volume, "its time is over")
@@ -248,18 +248,18 @@ def _takes_turns(urgency: Urgency, volume: str, running: Running) -> bool:
     """Whether a job goes on for a while only, while something of this urgency waits."""
     if running.urgency == Urgency.BACKGROUND:
         return True
-    # Another volume may be at rest. What it has to do must be as urgent, or it would be stopped.
+    # Another volume may be at rest. Its job must be as urgent, or it would be stopped.
     is_held_up = running.held and running.urgency != Urgency.BY_HAND
     return is_held_up and volume != running.volume and urgency <= running.urgency
 
 
 def _waiting(
     volumes: Sequence[VolumeView],
-    requests: Sequence[Request],
+    requests: Sequence[JobRequest],
     now_s: float,
     zone: tzinfo | None,
 ) -> tuple[list[tuple[Urgency, str, Action]], list[float]]:
-    """What could start now, the most urgent first, and when more comes up."""
+    """Actions that could start now, the most urgent first, and when more comes up."""
     ready: list[tuple[tuple[float, ...], Urgency, str, Action]] = []
     wakes: list[float] = []
     open_volumes = {one.uuid: one for one in volumes if one.usable and not one.paused}

@@ -1,4 +1,4 @@
-"""A volume as the service knows it: its mount, its policy, and what ran on it."""
+"""A volume as the service knows it: its mount, its policy, and its jobs."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
 R = TypeVar("R")
 
 BUSY_RETRY_S = 60.0
-"""When to try again where somebody else held the volume."""
+"""When to try again where another process held the volume."""
 
 log = logging.getLogger("dedupd.service")
 
@@ -41,7 +41,7 @@ class ServedVolume:
         self.since_s = 0.0
         self._served_s = 0.0
         self._not_before_s = 0.0
-        """Somebody else held the volume a moment ago. Of a clock that nobody sets."""
+        """When another process was seen to hold the volume. Of a monotonic clock."""
         self.is_known = False
         self._left_alone = False
         # LMDB's files may be open once in a process.
@@ -60,7 +60,7 @@ class ServedVolume:
         return self.keeper.state is MountState.MOUNTED
 
     async def view(self) -> VolumeView | None:
-        """What the scheduler has to know; None while nothing is known of the volume."""
+        """The volume as the scheduler sees it; None while nothing is known of it."""
         if self.uuid is None or self.keeper.base is None:
             return None
         if not self.is_known:
@@ -96,7 +96,7 @@ class ServedVolume:
             self._left_alone = False
 
     async def note_end(self, job: Job) -> None:
-        """Remember what came of a job."""
+        """Remember the outcome of a job."""
         assert job.started_s is not None and job.finished_s is not None
         self._served_s = job.finished_s
         if job.report is None:

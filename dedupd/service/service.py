@@ -23,7 +23,7 @@ from dedupd.service.mount_keeper import MountState
 from dedupd.service.mount_usage import measure
 from dedupd.service.planned_jobs import OF_A_SUBTREE, TASKS, job_arguments
 from dedupd.service.scheduler import (
-    Request,
+    JobRequest,
     Running,
     StartRequest,
     StartTask,
@@ -51,7 +51,7 @@ MEASURE_S = 86400.0
 """How old the figures of a volume may become; to measure them takes a walk through its tree."""
 
 DRAIN_S = 120.0
-"""More time to stop than systemd would give: jobs save progress, mounts sync what was written."""
+"""More time to stop than systemd would give: jobs save progress, mounts sync their files."""
 
 
 class Service:
@@ -70,7 +70,7 @@ class Service:
         self.counts: Counter[tuple[str, str]] = Counter()
         """How many jobs have ended, by name and by whether they completed, stopped or failed."""
         self.listen_problem = ""
-        """Why nobody reaches the page, for people; empty where nothing is wrong."""
+        """Why the page cannot be reached, to be shown; empty where nothing is wrong."""
         self._notifier = notifier
         self._keeping: dict[ServedVolume, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -93,7 +93,7 @@ class Service:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
             # A bug in one of the tasks ends them all: the mounts and users' files don't depend on
-            # this process, and systemd starts it anew.
+            # this process, and systemd starts it again.
             async with self._group, control:
                 loop.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
                 watch = self._group.create_task(self._watch())
@@ -114,7 +114,7 @@ class Service:
 
     @property
     def status(self) -> str:
-        """One line for people."""
+        """One line, to be shown."""
         mounted = sum(volume.is_mounted for volume in self.volumes.values())
         jobs = counted(len(self.running), "job")
         return f"{mounted} of {len(self.volumes)} volumes mounted, {jobs}"
@@ -126,7 +126,7 @@ class Service:
     async def reload(self) -> None:
         """Read the configuration again. Raises ConfigurationError; then the old one stays.
 
-        Raises ServiceUnreachable where the service is stopping: what was mounted then would stay.
+        Raises ServiceUnreachable where the service is stopping: a volume mounted then would stay.
         """
         async with self._reloading:
             if self.is_stopping:
@@ -184,7 +184,7 @@ class Service:
         await volume.keeper.stop(self._keeping.pop(volume))
 
     async def _drain(self) -> None:
-        """End the jobs at their next safe place, then the mounts if they are to end."""
+        """End the jobs at their next safe point, then the mounts if they are to end."""
         for task in self._measuring:
             task.cancel()
         for job in list(self.running.values()):
@@ -210,7 +210,7 @@ class Service:
     # --- jobs -------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """Have the schedule decide anew: something has changed."""
+        """Have the schedule decide again: something has changed."""
         self._wake.set()
 
     async def _schedule(self) -> None:
@@ -223,13 +223,13 @@ class Service:
                 pass
 
     async def _decide(self) -> None:
-        """Do what there is to do now."""
+        """Carry out all actions for now."""
         while True:
             seen = [(one, await one.view()) for one in list(self.volumes.values())]
             # A reload may have taken some away while others were looked at.
             served = self.volumes.get
             views = [view for one, view in seen if view and served(one.config) is one]
-            requests = [Request(job.id, job.volume, job.submitted_s) for job in self.waiting]
+            requests = [JobRequest(job.id, job.volume, job.submitted_s) for job in self.waiting]
             now_s = time.time()
             running = [
                 Running(
@@ -303,7 +303,7 @@ class Service:
         if savings is not None:
             await volume.note_savings(savings)
 
-    # --- what people ask for ----------------------------------------------------------------------
+    # --- requests of users ------------------------------------------------------------------------
 
     def by_uuid(self, uuid: str) -> ServedVolume:
         """Raises NotAVolume."""
@@ -348,7 +348,7 @@ class Service:
         raise UsageError(f"{job_id}: no such job; `dedupd jobs` lists them")
 
     def cancel(self, job: Job) -> None:
-        """End a job: at its next safe place, if it runs."""
+        """End a job: at its next safe point, if it runs."""
         if job in self.waiting:
             self._give_up(job, "cancelled")
         elif job.finished_s is None:
@@ -384,7 +384,7 @@ class Service:
 
 
 def _is_worth_measuring(volume: ServedVolume, job: Job) -> bool:
-    """Whether a job may have changed what a volume saves, or that is not known any more."""
+    """Whether a job may have changed the savings of a volume, or their figures are too old."""
     if volume.savings is None or volume.savings.time_s < time.time() - MEASURE_S:
         return True
     report = job.report or {}

@@ -43,7 +43,7 @@ def forget(uuid: str) -> bool:
 
 
 def is_named(path: str) -> bool:
-    """Whether the configuration file itself, which people write, names a volume."""
+    """Whether the configuration file itself, which the administrator writes, names a volume."""
     try:
         with open(config_path(), encoding="utf-8") as file:
             config = parse_config(file.read(), config_path())

@@ -15,10 +15,10 @@ MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
 
 LOCK_BYTES = 8192
-"""What LMDB makes of its lock file for 64 readers, each a cache line, and a header."""
+"""The size of LMDB's lock file: a header, and a cache line for each of 64 readers."""
 
 _DAMAGED = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError)
-"""What LMDB says of files that it will never be able to use."""
+"""Errors of LMDB for files that it will never be able to use."""
 
 
 def catalogue_of(base: str) -> str:
@@ -30,7 +30,7 @@ class Catalog:
     """Job history, totals and checkpoints of one volume. All errors are CatalogUnusable."""
 
     def __init__(self, directory: str) -> None:
-        """Open it; a catalogue that is damaged is started anew."""
+        """Open it; a damaged catalogue is replaced by an empty one."""
         self._where = directory
         with self._errors():
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -109,7 +109,7 @@ class Catalog:
                 valid = cursor.prev()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing in it, as in one that was begun anew."""
+        """Whether there is nothing in it, as in a new one."""
         with self._errors(), self._env.begin() as transaction:
             return not transaction.stat()["entries"]
 

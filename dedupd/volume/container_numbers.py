@@ -14,7 +14,8 @@ from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
 NUMBER_BELIEVED_MAX = 1 << 31
-"""Half of what an id has room for: LMDB keeps no checksums, and tables short ones."""
+"""Half of the numbers that an id has room for. A higher one is taken for damage: LMDB keeps no
+checksums, and tables short ones."""
 
 
 class Numbers:
@@ -41,7 +42,7 @@ class Numbers:
         )
 
     def note(self, given: Mapping[Kind, int]) -> None:
-        """Keep the highest of these and of what is known, if that is more."""
+        """Keep these numbers where they are higher than the known ones."""
         known = {
             kind: max(self.last(kind), number if number <= NUMBER_BELIEVED_MAX else 0)
             for kind in Kind

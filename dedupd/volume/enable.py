@@ -78,7 +78,7 @@ def enable(
         elif not os.path.exists(os.path.join(base, "enabling")) and not _is_fresh_base(base):
             raise UsageError(f"{base} exists and is not ours; move it away")
         with opened(_open_dir(root_fd, _BASE)) as base_fd:
-            # Users may write here so far: one of them could keep the store in his hands.
+            # Users may write here so far: one of them could own the store.
             if not is_own(base_fd):
                 raise UsageError(f"{base} exists and is not ours; move it away")
             if _read_optional(base_fd, ENABLING) is None:
@@ -135,7 +135,7 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
         disk.sync_file(data_fd)
         disk.sync_dir(root_fd)
     reach(_ALL_MOVED)
-    _refuse_occupants(root)  # who came meanwhile
+    _refuse_occupants(root)  # those that came meanwhile
     if os.geteuid() == 0:
         disk.set_owner(root_fd, 0, 0)
         disk.set_mode(root_fd, 0o755)
@@ -147,7 +147,7 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
 
 
 def begin_disable(base_fd: int, disk: Disk) -> None:
-    """Put the marker in place of the volume file: from here on nobody can open the volume.
+    """Put the marker in place of the volume file: from here on the volume cannot be opened.
 
     The caller holds the volume's locks, and has made sure that no stub is left. Raises
     FileNotFoundError where there is no volume.
@@ -263,7 +263,7 @@ def _refuse_mounts_inside(root: str) -> None:
 
 
 def _refuse_occupants(root: str) -> None:
-    """Who has a part of the directory already would see the stubs in it as zeros."""
+    """Processes that have a part of the directory open would see the stubs in it as zeros."""
     for found in occupants(root):
         raise UsageError(
             f"{root}: {found}, and would see files without their content once they are stubs; end"

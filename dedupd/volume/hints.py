@@ -1,4 +1,4 @@
-"""What a volume remembers in its catalogue, and may lose: hints.
+"""Hints: the facts of a volume that its catalogue remembers and may lose.
 
 No hint is believed: the code that uses one checks it. Each can be lost at any time, and a catalogue
 that cannot be used now has none and takes none.
@@ -20,37 +20,38 @@ HINTS_MAX = 1 << 20
 
 
 class HintKey(enum.StrEnum):
-    """Where the hints of each kind are kept, and what losing them costs. A key that ends in a slash
-    begins those of many."""
+    """The key of each kind of hint, and the cost of its loss. A key that ends in a slash is a
+    prefix."""
 
     RUNS = "run/"
-    """Reports of runs, by time. The history."""
+    """Reports of runs, by time. A loss costs the history."""
     TASKS = "task/"
-    """The last run of each task of the schedule. A task may run again before it is due."""
+    """The last run of each task of the schedule. After a loss a task may run before it is due."""
     SAVINGS = "savings/"
-    """What the volume saved, by time. The curve of savings."""
+    """Savings of the volume, by time. A loss costs their curve."""
     PAUSED = "paused"
-    """Whether the jobs of the volume are paused. They go on."""
+    """Whether the jobs of the volume are paused. A loss resumes them."""
     PARTITIONS = "partitions"
-    """Where each type of file goes. Duplicates in several partitions until the next reconcile."""
+    """The partition of each type of file. A loss costs duplicates, until the next reconcile."""
     CONTAINER_NUMBERS = "containers"
-    """The highest container numbers. Where a last container and its table are lost, too: their
-    second copies, because their ids come to name other records."""
+    """The highest container numbers. Where the last container and its table are lost as well, their
+    ids come to name other records, so that their second copies cannot be used."""
     UNFINISHED_FILES = "resume/"
-    """How far very large files are, by inode. They are read again from the start."""
+    """How far very large files have been read, by inode. A loss has them read from the start."""
     LAST_COLLECTION = "gc/last"
-    """What the last gc left. The next one reads recipes although nothing has changed."""
+    """A digest of the state that the last gc left. Without it the next gc reads recipes even where
+    nothing has changed."""
     SCRUB_PROGRESS = "scrub/progress"
-    """How far a full scrub is. It begins at the beginning."""
+    """How far a full scrub is. Without it a full scrub begins at the beginning."""
     REPAIRS = "repair/"
-    """Damaged records that readers met. A scrub finds them when it comes to them."""
+    """Damaged records that readers met. Without a note the next scrub finds them in its turn."""
 
     def of(self, name: object) -> str:
         """The key of one of many."""
         return f"{self}{name}"
 
     def at(self, time_s: float) -> str:
-        """The key of what happened then; such keys sort by time."""
+        """The key of an event; such keys sort by time."""
         return self.of(f"{int(time_s * 1e9):020d}")
 
 

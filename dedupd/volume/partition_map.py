@@ -2,7 +2,7 @@
 
 A volume begins with one partition, 0, for everything. Where its index would outgrow its share of
 the memory, types of files get partitions of their own; and where one is full, it is closed, and
-what comes later goes to the next. All of this is a hint: the containers say what they belong to.
+later files go to the next. All of this is a hint: each container names its partition.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ TYPES_MAX = 1000
 
 
 def type_of(path: bytes) -> str:
-    """What the name of a file ends in, in lower case; empty where it has no such end."""
+    """The type of a file: the extension of its name, in lower case, or empty."""
     return extension_of(path.rpartition(b"/")[2].decode("utf-8", "surrogateescape"))
 
 
 def type_of_suffix(suffix: bytes) -> str:
-    """The type of a file of whose name native code brought what follows the last dot."""
+    """The type of a file, from the extension that native code has cut off."""
     return suffix.decode("utf-8", "surrogateescape").lower()
 
 
@@ -52,14 +52,14 @@ class PartitionMap:
         return sorted({self.rest, *self.by_type.values()})
 
     def types(self, partition: int) -> str:
-        """What goes to a partition, for people."""
+        """The types of files that go to a partition, to be shown."""
         named = sorted(t or "no type" for t, number in self.by_type.items() if number == partition)
         if partition != self.rest:
             return ", ".join(named) or "closed"
         return "all others" if self.by_type else "everything"
 
     def moved_on(self, partition: int) -> "PartitionMap":
-        """Close a partition; what would go there goes to a new one, ``last``."""
+        """Close a partition; its types go to a new one, ``last``."""
         new = self.last + 1
         by_type = {t: new if number == partition else number for t, number in self.by_type.items()}
         rest = new if self.rest == partition else self.rest
@@ -75,7 +75,7 @@ class PartitionMap:
 
     @classmethod
     def from_json(cls, value: Any) -> "PartitionMap":
-        """A map that was kept; what is none is a new one."""
+        """A map that was kept; a new one where the value is none."""
         try:
             by_type = {str(t): int(number) for t, number in value["by_type"].items()}
             return cls(int(value["rest"]), int(value["last"]), by_type)
@@ -90,7 +90,7 @@ def plan(
     capacity: int,
     count_min: int,
 ) -> PartitionMap:
-    """The partitions for what is to come.
+    """The partitions for the files to come.
 
     ``work`` has about how many chunks of each type come, ``known`` how many each partition has.
     None is to have more than ``capacity``; there are to be at least ``count_min``, as far as there
@@ -165,7 +165,7 @@ def _types_of_the_rest(current: PartitionMap, work: Mapping[str, int]) -> dict[s
 
 
 def load_map(volume: Volume) -> PartitionMap:
-    """Where files went last; without a catalogue, what a new volume has."""
+    """The map that was kept last; without one, that of a new volume."""
     return PartitionMap.from_json(volume.hints.get(HintKey.PARTITIONS))
 
 

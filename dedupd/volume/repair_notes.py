@@ -39,12 +39,12 @@ class RepairNotes:
                 self._noted.discard(note)
 
     def pending(self) -> list[Note]:
-        """All notes that nobody has cleared."""
+        """All notes that were not cleared."""
         values = self._hints.latest(HintKey.REPAIRS, NOTES_MAX)
         return sorted(note for note in map(_decode, values) if note is not None)
 
     def clear(self, notes: Iterable[Note]) -> None:
-        """Forget these, and what was noted here: a scrub has seen to them."""
+        """Forget these notes, and those taken here: a scrub has looked at their records."""
         with self._lock:
             done = {*notes, *self._noted}
             self._noted.clear()

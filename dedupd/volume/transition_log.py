@@ -1,12 +1,12 @@
-"""The files whose transition is under way, noted for whoever comes after a crash.
+"""The files whose transition is under way, noted for the mount or job that follows a crash.
 
-A stub says itself that it was left in the middle of a transition, so nothing is lost where this
-note is. But between the punching of its blocks and the giving back of its time, a file shows the
-time of the crash; the note lets the next mount or job put that right before anybody looks, without
-a search through the tree.
+A stub says itself that it was left in the middle of a transition, so nothing is lost with this
+note. But between the punching of its blocks and the restoring of its times, a file shows the time
+of the crash. The note lets the next mount or job correct that before a user looks, without a search
+through the tree.
 
-The note is the content of ``mount.lock``: all transitions are made by whoever holds it. It is not
-synced by itself: the sync of a commit takes it along.
+The note is the content of ``mount.lock``: only its holder makes transitions. It is not
+synced by itself: the sync of a commit includes it.
 """
 
 import errno
@@ -27,12 +27,12 @@ class Transitions:
         self._under_way = 0
 
     def interrupted(self) -> list[bytes]:
-        """What an earlier holder of the lock did not finish."""
+        """Files that an earlier holder of the lock did not finish."""
         noted = read_at(self._fd, os.fstat(self._fd).st_size, 0)
         return list(dict.fromkeys(noted.split(_END)[:-1]))
 
     def clear(self) -> None:
-        """Forget what :meth:`interrupted` told."""
+        """Forget the files of :meth:`interrupted`."""
         os.ftruncate(self._fd, 0)
 
     def begin(self, paths: Iterable[bytes]) -> None:
@@ -47,7 +47,7 @@ class Transitions:
         self._under_way += 1
 
     def end(self) -> None:
-        """What :meth:`begin` noted is done with."""
+        """End the transitions that :meth:`begin` noted."""
         self._under_way -= 1
         if self._under_way == 0:
             self.clear()

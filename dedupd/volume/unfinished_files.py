@@ -20,7 +20,7 @@ from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
 FILE_BYTES_MIN = 4 * GIB
-"""Smaller files are read again in seconds; what was stored of them is found by its fingerprint."""
+"""Smaller files are read again in seconds, and their stored chunks are found by fingerprints."""
 
 
 class Checkpoint(NamedTuple):

@@ -47,7 +47,7 @@ class Volume:
     """An enabled volume; closes ``base_fd``, also where it cannot be opened.
 
     ``base`` is the path of its ``.dedupd``: where a mount covers the volume, it is reached through
-    a descriptor that the mount's process hands out.
+    a descriptor that the mount process hands out.
     """
 
     def __init__(self, root: str, base: str, base_fd: int, disk: Disk) -> None:
@@ -85,7 +85,7 @@ class Volume:
         if not os.path.isdir(root):
             raise NotAVolume(f"{path}: no such directory")
         try:
-            # Not ``exists``, which says the same of what is not there and of what may not be seen.
+            # Not ``exists``, which does not tell a missing file from one that may not be seen.
             os.stat(os.path.join(base, "volume.json"))
         except FileNotFoundError:
             if os.path.isdir(base):
@@ -99,7 +99,7 @@ class Volume:
 
     @classmethod
     def at(cls, root: str, base_fd: int, disk: Disk | None = None) -> "Volume":
-        """The volume whose ``.dedupd`` is open as ``base_fd``, whatever covers ``root``.
+        """The volume whose ``.dedupd`` is open as ``base_fd``, also where a mount covers ``root``.
 
         ``base_fd`` is the volume's from here on, also where this fails. Raises as :meth:`open`.
         """
@@ -124,8 +124,8 @@ class Volume:
 
     @classmethod
     def locate_existing(cls, path: str) -> tuple["Volume", bytes]:
-        """The same of what is there. Raises UsageError where nothing is: a mistyped path must not
-        look like work that was done."""
+        """As :meth:`locate`, for an existing path. Raises UsageError for others: a mistyped path
+        must not look like work that was done."""
         volume, below = cls.locate(path)
         try:
             os.close(open_beneath(volume.data_fd, below, os.O_PATH))
@@ -201,7 +201,7 @@ class Volume:
 
     @cached_property
     def hints(self) -> Hints:
-        """What may be lost."""
+        """Facts that may be lost."""
         return Hints(self.catalogue)
 
     @cached_property
@@ -255,7 +255,7 @@ class Volume:
 
     @contextmanager
     def mount_lock(self, *, wait: bool = False) -> Iterator[Transitions]:
-        """Hold what the process that serves the mount holds: the right to make transitions.
+        """Hold the right to make transitions, as a mount process does.
 
         Raises Busy.
         """
@@ -327,8 +327,8 @@ class Volume:
     def mount_client(self, check: Callable[[], None] | None = None) -> ControlClient | None:
         """A connection to the process that serves this volume, if there is one.
 
-        Raises Busy where a copy of it is served under the same uuid: a snapshot, or what was
-        restored from a backup. What is asked of that process would happen to the copy's files.
+        Raises Busy where a copy of it is served under the same uuid: a snapshot, or a
+        restored backup. A request to that process would act on the files of the copy.
         ``check`` is called while an answer takes its time; without, that is bounded.
         """
         try:
@@ -354,14 +354,14 @@ class Volume:
 
 
 def is_own(base_fd: int) -> bool:
-    """Whether nobody but this user can change what a ``.dedupd`` consists of."""
+    """Whether this user alone can change the content of a ``.dedupd``."""
     status = os.stat(base_fd)
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _refuse_strangers(base_fd: int, where: str) -> None:
-    """Raises UsageError where somebody else could have a job work, with the rights of whoever
-    runs it, on files of his choice: ``data`` and ``store`` may be links, or be exchanged."""
+    """Raises UsageError where another user could have a job work, with the rights of the user that
+    runs it, on any files: ``data`` and ``store`` may be links, or be exchanged."""
     if not is_own(base_fd):
         status = os.stat(base_fd)
         raise UsageError(

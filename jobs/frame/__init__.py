@@ -1,1 +1,1 @@
-"""What all jobs share: the run, its channel, its pace and its memory."""
+"""The base of all jobs: run, report, channel, pace."""

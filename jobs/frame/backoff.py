@@ -1,8 +1,8 @@
-"""Giving way: a job slows down, pauses and goes on with what the machine and its users do.
+"""Giving way: a job slows down, pauses and goes on by the load of the machine and its users.
 
-:func:`decide` is the rule, a pure function; docs/service.md states it for people. What the job
-causes itself does not count: its processor time is subtracted, and the pressure of the disk, which
-cannot be told apart while the job works, counts only while it waits.
+:func:`decide` is the rule, a pure function; docs/service.md states it for users. The load
+of the job itself does not count: its processor time is subtracted, and the pressure of the disk,
+which cannot be told apart while the job works, counts only while it waits.
 """
 
 import os
@@ -22,7 +22,7 @@ from dedupd.system.control_socket import ControlClient, socket_path
 from jobs.frame.pace import CRAWL_SHARE, Pace
 
 TICK_S = 0.5
-"""Between two looks. With what is in the pipes of a job it gives way within a second."""
+"""Between two looks. A job gives way within a second, with the work that it has begun."""
 
 QUIET_S = 2.0
 """How long all has to be calm before a job goes on."""
@@ -64,7 +64,7 @@ class Gait(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What was measured during the last tick. Shares are from 0 to 1."""
+    """The measurements of the last tick. Shares are from 0 to 1."""
 
     users: float = 0.0
     """Requests of users that were being served at a time."""
@@ -87,7 +87,7 @@ class State:
 
 
 def decide(state: State, seen: Readings, now_s: float) -> State:
-    """How to go on, given what the last tick has shown; ``now_s`` is of a monotonic clock."""
+    """How to go on after the measurements of a tick; ``now_s`` is of a monotonic clock."""
     waits = state.gait in (Gait.PAUSE, Gait.CRAWL)
     gait, reason = _wanted(seen, waits=waits)
     if gait is Gait.PAUSE:
@@ -168,7 +168,7 @@ def pressure_of(resource: str, directory: str = "/proc/pressure") -> Pressure:
 
 
 def busy_with(directory: str = "/proc/pressure") -> str:
-    """What processes wait for now, or nothing."""
+    """The resource that processes wait for now, or nothing."""
     for resource in RESOURCES:
         share = pressure_of(resource, directory).recent_share
         if share > BUSY_SHARE:
@@ -177,7 +177,7 @@ def busy_with(directory: str = "/proc/pressure") -> str:
 
 
 class Meter:
-    """Measures what happened since it was asked last."""
+    """Measures the time since the last reading."""
 
     def __init__(self, volume_uuid: str) -> None:
         self._uuid = volume_uuid
@@ -223,7 +223,7 @@ class Meter:
         )
 
     def _users_s(self) -> float:
-        """What users' requests have taken so far; 0 where nothing is mounted."""
+        """The time that users' requests have taken so far; 0 where nothing is mounted."""
         try:
             if self._client is None:
                 self._client = ControlClient(socket_path(self._uuid))

@@ -1,8 +1,8 @@
 """The line between a job's process and the service that started it.
 
-A socket whose descriptor is named in the environment; lines of JSON. The job tells how far it is
-and what came of it; the service says pause, resume and stop. If the service goes away the job saves
-its progress and ends: nobody would know of it any more.
+A socket whose descriptor is named in the environment; lines of JSON. The job sends its progress
+and its report; the service sends pause, resume and stop. If the service goes away, the job saves
+its progress and ends.
 """
 
 import json

@@ -12,14 +12,14 @@ REST_S_MAX = 60.0
 """The longest rest in one piece."""
 
 BURST_S = 0.25
-"""What was not read in time may be caught up with, up to this much: a window is read at once."""
+"""A delay up to this long may be caught up with, because a window is read at once."""
 
 CRAWL_SHARE = 0.01
 """The share of the time in which a job that never has the machine for itself works."""
 
 
 class Pace:
-    """Any thread may hold or slow the job; each holder has a name and a reason for people."""
+    """Any thread may hold or slow the job; each holder has a name, and a reason to be shown."""
 
     def __init__(self) -> None:
         self._holds: dict[str, str] = {}
@@ -31,12 +31,12 @@ class Pace:
         self.held_s = 0.0
         """How long the job has waited altogether."""
 
-    def hold(self, who: str, reason: str) -> None:
+    def hold(self, holder: str, reason: str) -> None:
         """Let the job wait until the same holder lets it go."""
-        self._holds = {**self._holds, who: reason}
+        self._holds = {**self._holds, holder: reason}
 
-    def let_go(self, who: str) -> None:
-        self._holds = {name: reason for name, reason in self._holds.items() if name != who}
+    def let_go(self, holder: str) -> None:
+        self._holds = {name: reason for name, reason in self._holds.items() if name != holder}
 
     def slow(self, share: float, reason: str) -> None:
         """Let it work for this share of the time; 1 is all of it."""
@@ -84,7 +84,7 @@ class Throttle:
         self._free_s = time.monotonic()
 
     def portion(self, bytes_max: int, bytes_min: int) -> int:
-        """How much to read at once, between the two: what takes about as long as a burst."""
+        """How much to read at once, between the two: as much as a burst allows."""
         if self._bytes_per_s <= 0:
             return bytes_max
         return max(bytes_min, min(bytes_max, int(self._bytes_per_s * BURST_S)))

@@ -1,4 +1,4 @@
-"""What every job is, and the report that it makes."""
+"""The base of all jobs, and of their reports."""
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ from jobs.frame.run import Cancelled, JobRun, record_run
 
 @dataclass(slots=True)
 class Report:
-    """What a run did or found. Each job adds fields of its own."""
+    """The results of a run. Each job adds fields of its own."""
 
     job: str = ""
     outcome: str = "done"
@@ -19,11 +19,11 @@ class Report:
     started_s: float = 0.0
 
     def complete(self, run: JobRun) -> None:
-        """Take over what the run itself has counted."""
+        """Take over the counters of the run itself."""
         self.resources = run.resources()
 
     def to_json(self) -> dict[str, Any]:
-        """Job and outcome first, then the fields of the job, and what all reports end with."""
+        """Job and outcome first, then the fields of the job, and the last ones of all reports."""
         values = asdict(self)
         return values | {name: values.pop(name) for name in _LAST if name in values}
 

@@ -32,7 +32,7 @@ def checked(items: Iterable[T], check: Callable[[], None] | None) -> Iterator[T]
 
 
 class Cancelled(DedupdError):
-    """The job was asked to stop; what it has committed stays."""
+    """The job was asked to stop; everything that it has committed stays."""
 
 
 @dataclass(slots=True)
@@ -70,13 +70,13 @@ class JobRun:
         self.findings = Findings()
         self.pace = Pace()
         self.report: dict[str, Any] | None = None
-        """What came of it, as it is kept in the history."""
+        """The report, as it is kept in the history."""
         self._on_progress = on_progress
         self._reported_s = 0.0
         self._stop = threading.Event()
 
     def update(self, **changes: Any) -> None:
-        """Change progress fields, and tell whoever watches, a few times a second."""
+        """Change progress fields, and tell the watcher, a few times a second."""
         for name, value in changes.items():
             setattr(self.progress, name, value)
         now = time.monotonic()
@@ -85,7 +85,7 @@ class JobRun:
             self._on_progress(self.progress)
 
     def tell(self) -> None:
-        """Tell whoever watches, whatever the time."""
+        """Tell the watcher now."""
         if self._on_progress is not None:
             self._on_progress(self.progress)
 
@@ -93,14 +93,14 @@ class JobRun:
         self._stop.set()
 
     def check(self) -> None:
-        """A safe place: wait here where the job is to give way. Raises Cancelled where it is to
+        """A safe point: wait here where the job is to give way. Raises Cancelled where it is to
         stop."""
         self.pace.keep(self._stop)
         if self._stop.is_set():
             raise Cancelled(f"{self.job}: stopped; what was committed stays, run it again to go on")
 
     def checked(self, items: Iterable[T]) -> Iterator[T]:
-        """Items to be looked at one by one, with a safe place now and then. Raises Cancelled."""
+        """Items to be looked at one by one, with a safe point now and then. Raises Cancelled."""
         return checked(items, self.check)
 
     def wait(self, seconds: float) -> None:
@@ -110,7 +110,7 @@ class JobRun:
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask the job to stop at the next safe place."""
+        """SIGINT and SIGTERM ask the job to stop at the next safe point."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -135,8 +135,8 @@ class JobRun:
 
 
 def _memory_bytes_peak() -> int:
-    """Of this program alone: what the kernel counts for ``getrusage`` includes the process that
-    started it, up to then."""
+    """Of this program alone: the peak that ``getrusage`` gives may be that of the process that
+    started it."""
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
             if line.startswith("VmHWM:"):

@@ -12,7 +12,7 @@ from dedupd.config.schedule import (
     Every,
     Off,
     Schedule,
-    Window,
+    TimeWindow,
     parse_schedule,
     show_schedule,
 )
@@ -114,7 +114,7 @@ def test_a_night_on_which_the_clock_is_put_forward_has_its_window() -> None:
     nightly = parse_schedule("daily 02:30 for 1h")
     assert isinstance(nightly, Calendar)
     start_s = at("2026-03-29T03:30")
-    assert nightly.latest(at("2026-03-29T12:00"), BERLIN) == Window(start_s, start_s + 3600)
+    assert nightly.latest(at("2026-03-29T12:00"), BERLIN) == TimeWindow(start_s, start_s + 3600)
 
 
 def test_a_night_on_which_the_clock_is_put_back_has_one_window() -> None:

@@ -13,7 +13,7 @@ from dedupd.service.scheduler import (
     CONTINUE_S,
     SLICE_S,
     Action,
-    Request,
+    JobRequest,
     Running,
     StartRequest,
     StartTask,
@@ -52,7 +52,7 @@ def decide(
     *volumes: VolumeView,
     now: float,
     running: Sequence[Running] = (),
-    requests: Sequence[Request] = (),
+    requests: Sequence[JobRequest] = (),
     jobs_max: int = 1,
 ) -> Action:
     return next_action(volumes, requests, running, now, jobs_max, UTC)
@@ -136,7 +136,7 @@ def test_a_background_run_that_was_stopped_goes_on_soon() -> None:
 
 def test_what_people_ask_for_goes_before_everything_else() -> None:
     volume = VolumeView("v", USUAL)
-    request = Request("1", "v", night(5, 3))
+    request = JobRequest("1", "v", night(5, 3))
     assert decide(volume, now=night(5, 3), requests=[request]) == StartRequest(request)
 
 
@@ -155,7 +155,7 @@ def test_a_window_does_not_give_way_to_another_window() -> None:
 
 def test_a_job_that_was_asked_for_gives_way_to_nothing() -> None:
     running = Running("v", Urgency.BY_HAND, night(5, 1))
-    later = [Request("2", "v", night(5, 2))]
+    later = [JobRequest("2", "v", night(5, 2))]
     action = decide(VolumeView("v", USUAL), now=night(5, 3), running=[running], requests=later)
     assert isinstance(action, Wait)
 
@@ -246,7 +246,9 @@ views = st.builds(
 )
 several_views = st.lists(views, max_size=3, unique_by=lambda view: view.uuid)
 requests_strategy = st.lists(
-    st.builds(Request, id=st.sampled_from("123"), volume=st.sampled_from("abc"), submitted_s=times),
+    st.builds(
+        JobRequest, id=st.sampled_from("123"), volume=st.sampled_from("abc"), submitted_s=times
+    ),
     max_size=3,
 )
 runnings = st.lists(
@@ -268,7 +270,7 @@ runnings = st.lists(
 @given(several_views, requests_strategy, runnings, times, st.integers(1, 3))
 def test_nothing_starts_where_it_may_not(
     volumes: list[VolumeView],
-    requests: list[Request],
+    requests: list[JobRequest],
     running: list[Running],
     now: float,
     jobs_max: int,
@@ -299,7 +301,7 @@ def test_nothing_starts_where_it_may_not(
 )
 def test_nothing_comes_up_while_it_waits(
     volumes: list[VolumeView],
-    requests: list[Request],
+    requests: list[JobRequest],
     running: list[Running],
     now: float,
     jobs_max: int,

@@ -1,4 +1,4 @@
-"""``dedupd run rebuild``: catalogue and tables are made anew."""
+"""``dedupd run rebuild``: catalogue and tables are made again."""
 
 import click
 
@@ -17,7 +17,7 @@ from jobs.rebuild import Rebuild, RebuildReport
 @exits
 @through_service("rebuild")
 def command(path: str, as_json: bool) -> None:
-    """Make catalogue and tables anew, from containers and stubs."""
+    """Make catalogue and tables again, from containers and stubs."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "rebuild") as run:
         report = Rebuild(volume, run).recorded()
     finish(report, as_json, _show, damage=report.losses)
@@ -25,9 +25,9 @@ def command(path: str, as_json: bool) -> None:
 
 def _show(report: RebuildReport) -> None:
     click.echo(
-        f"{report.tables_rebuilt} of {counted(report.tables, 'table')} made anew;"
+        f"{report.tables_rebuilt} of {counted(report.tables, 'table')} rebuilt;"
         f" {counted(report.records, 'record')}"
         f" for {counted(report.stubs, 'stub')}: {report.outcome}"
     )
-    for what in report.not_rebuilt:
-        click.echo(f"  not rebuilt: {what}")
+    for item in report.not_rebuilt:
+        click.echo(f"  not rebuilt: {item}")

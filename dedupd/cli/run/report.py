@@ -36,7 +36,7 @@ def show_findings(findings: Iterable[Finding]) -> None:
 
 
 def show_messages(count: int, messages: list[str]) -> None:
-    """What went wrong with single files: the messages that were kept, of ``count``."""
+    """Errors with single files: the messages that were kept, of ``count``."""
     for message in messages:
         click.echo(f"  {message}", err=True)
     if count > len(messages):

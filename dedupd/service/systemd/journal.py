@@ -22,7 +22,7 @@ _PRIORITIES = (
 
 
 class Event(Enum):
-    """What happened; the value is its message id, for ``journalctl MESSAGE_ID=…``."""
+    """An event; the value is its message id, for ``journalctl MESSAGE_ID=…``."""
 
     SERVICE_READY = "e5f6f3fb091f4a4d853772d1fcfb7193"
     SERVICE_STOPPING = "6ea9266d038746a38508d0b8b8c8f478"
@@ -96,7 +96,7 @@ def _field(name: str, value: str) -> bytes:
 
 
 def set_up(path: str = JOURNAL_SOCKET) -> None:
-    """Send what the service logs to the journal if it was started by systemd, else to stderr."""
+    """Send the log to the journal if systemd has started the service, else to stderr."""
     handler: logging.Handler | None = None
     if os.environ.get("JOURNAL_STREAM"):
         try:

@@ -6,7 +6,7 @@ import time
 
 
 class Notifier:
-    """Sends states to whoever started the service; silent where nobody listens."""
+    """Sends states to the process that started the service; silent where that does not listen."""
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         values = dict(os.environ) if environment is None else environment
@@ -15,7 +15,7 @@ class Notifier:
 
     @property
     def watchdog_s(self) -> float | None:
-        """How often to say that all is well: half of what the watchdog waits. None for never."""
+        """How often to say that all is well: half the time of the watchdog. None for never."""
         return self._watchdog_usec / 2e6 if self._watchdog_usec else None
 
     def ready(self, status: str) -> None:
@@ -46,7 +46,7 @@ class Notifier:
                 sender.connect(address)
                 sender.sendall("\n".join(lines).encode())
             except OSError:
-                pass  # nobody listens any more; the service goes on
+                pass  # systemd has stopped listening; the service goes on
 
 
 def _watchdog_usec(values: dict[str, str]) -> int:

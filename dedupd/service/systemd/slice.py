@@ -13,7 +13,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 SLICE = "dedupd.slice"
 
 STARTED_BY_SYSTEMD = "INVOCATION_ID"
-"""systemd sets it for what it starts."""
+"""systemd sets it for the processes that it starts."""
 
 ANSWER_S_MAX = 10.0
 """systemd answers in milliseconds, unless it does not."""
@@ -22,7 +22,7 @@ _log = logging.getLogger("dedupd")
 
 
 async def command_in_slice() -> list[str]:
-    """What to put before a command so that it runs in the slice.
+    """The words before a command that make it run in the slice.
 
     Nothing where systemd did not start this process. Where it did and does not do it, nothing
     either, and a warning: the job has the lowest priority by itself.

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, made anew for each request from what the service knows."""
+"""Metrics for Prometheus, made for each request from the state of the service."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ _ASKING = ThreadPoolExecutor(1, "metrics")
 """One request after the other, and in no thread that the service needs: a mount may hang."""
 
 Statuses = Mapping[str, Mapping[str, Any]]
-"""What each mount's process says of itself, by the volume's uuid (docs/control.md)."""
+"""The state of each mount process, by the volume's uuid (docs/control.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
 
 def _hash_of(tag: str) -> str:
-    """What a browser is told to let through: the page's own script or style, and nothing else."""
+    """The policy for the browser: the page's own script or style, and nothing else."""
     match = re.search(f"<{tag}>(.*?)</{tag}>", PAGE, re.DOTALL)
     assert match is not None
     digest = hashlib.sha256(match[1].encode()).digest()

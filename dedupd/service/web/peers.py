@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, and what they may do."""
+"""The user at the other end of a connection, and the rights of that user."""
 
 import socket
 import struct
@@ -11,11 +11,11 @@ _SO_PEERGROUPS = 59
 """Of <asm-generic/socket.h>; Python has no name for it."""
 
 _GROUPS_BYTES = 1024
-"""What Python lets a socket option be: 256 groups."""
+"""The largest socket option of Python: 256 groups."""
 
 
 class Right(IntEnum):
-    """What somebody may do; a higher one includes the lower."""
+    """The rights of a user; a higher one includes the lower."""
 
     NOTHING = 0
     READ = 1
@@ -44,7 +44,7 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def right_of(peer: Peer, own_uid: int, group: int | None, readers: Readers) -> Right:
-    """What a peer may do: root, the service's own user and the group act; readers read."""
+    """The right of a peer: root, the service's own user and the group act; readers read."""
     if peer.uid in (0, own_uid) or (group is not None and group in peer.groups):
         return Right.ACT
     return Right.READ if readers is Readers.EVERYONE else Right.NOTHING

@@ -1,6 +1,6 @@
 """The control socket: HTTP with JSON on a Unix socket, versioned (docs/service.md).
 
-The kernel says who is asking. On the loopback address, where it doesn't, everything is read-only.
+The kernel names the user that asks. On the loopback address it does not, so that is read-only.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class ControlSocket:
             try:
                 await site.start()
             except OSError as error:
-                # Anybody may have taken the address; users' files must not depend on that.
+                # Another program may have the address; users' files must not depend on that.
                 self._service.listen_problem = (
                     f"listen: {config.listen.host} port {config.listen.port}: nobody reaches the"
                     f" page and the metrics there ({os.strerror(error.errno or 0).lower()}); free"
@@ -120,7 +120,7 @@ class ControlSocket:
 
 
 def _server_log() -> logging.Logger:
-    """What aiohttp says, except of requests that are no HTTP, and of those who hang up."""
+    """The log of aiohttp, without requests that are no HTTP, and clients that hang up."""
 
     def matters(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -140,7 +140,7 @@ def _right_of_browser(request: web.Request) -> Right:
 def _listener(path: str, group: int | None, *, open_to_all: bool) -> socket.socket:
     """The socket, with its owner and mode from the first moment on."""
     try:
-        os.unlink(path)  # the lock beside it is ours: whoever had it is gone
+        os.unlink(path)  # the lock beside it is ours: its owner is gone
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -156,7 +156,7 @@ def _listener(path: str, group: int | None, *, open_to_all: bool) -> socket.sock
 
 
 class Api:
-    """The handlers; ``right`` tells what the sender of a request may do."""
+    """The handlers; ``right`` tells the right of the sender of a request."""
 
     def __init__(self, service: "Service", right: Callable[[web.Request], Right]) -> None:
         self._service = service
@@ -186,7 +186,7 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check what the sender may do, and answer every error as JSON."""
+        """Check the right of the sender, and answer every error as JSON."""
         try:
             needed = Right.READ if request.method in ("GET", "HEAD") else Right.ACT
             if self._right(request) < needed:
@@ -251,7 +251,7 @@ class Api:
         return _json(volume_view(self._service, volume))
 
     async def _get_jobs(self, request: web.Request) -> web.Response:
-        """What runs, what waits, and what ran on the volumes, or on one of them."""
+        """Jobs that run, wait, and ran on the volumes, or on one of them."""
         service, query = self._service, request.query
         path = query.get("path")
         volumes = list(service.volumes.values()) if path is None else [service.by_path(path)]

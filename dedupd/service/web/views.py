@@ -1,4 +1,4 @@
-"""What the control socket says about things, as JSON (docs/service.md)."""
+"""The answers of the control socket, as JSON (docs/service.md)."""
 
 import os
 import time
@@ -34,7 +34,7 @@ def service_view(service: "Service") -> Json:
 
 
 def problems(service: "Service") -> list[str]:
-    """Everything that an administrator should look at, for people."""
+    """Problems that an administrator should look at."""
     found = [service.listen_problem] if service.listen_problem else []
     for volume in service.volumes.values():
         found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
