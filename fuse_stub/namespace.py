@@ -39,7 +39,6 @@ from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.mounted_volume import MountedVolume
 
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
-_RENAME_FLAGS = pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE
 
 
 class NamespaceOperations(pyfuse3.Operations):
@@ -238,11 +237,17 @@ class NamespaceOperations(pyfuse3.Operations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        if flags & ~_RENAME_FLAGS:
+        disk = self._mount.volume.disk
+        effects = {
+            0: disk.rename,
+            pyfuse3.RENAME_NOREPLACE: disk.rename_new,
+            pyfuse3.RENAME_EXCHANGE: disk.exchange,
+        }
+        if flags not in effects:
             raise FUSEError(errno.EINVAL)
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
         with nullcontext() if flags else self._kept_open(new_fd, name_new):
-            native.system.renameat2(old_fd, name_old, new_fd, name_new, flags)
+            effects[flags](old_fd, name_old, new_fd, name_new)
         if self._marking_sessions.is_open:
             self._marking_sessions.moved(new_fd, name_new)
             if flags & pyfuse3.RENAME_EXCHANGE:

@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import trio
 
-from dedupd import native
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, socket_path
@@ -86,7 +85,7 @@ def serve(
                 trio.run(_run, mount, ready)
         finally:
             mount.close()
-            native.system.syncfs(own.data_fd)
+            own.disk.sync_file_system(own.data_fd)
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
                 volume,
                 kind,
                 fd,
+                saved.disk.door,
                 capacity=capacity,
                 page_entries=page_entries,
                 cache_entries=cache_entries,

@@ -1,6 +1,6 @@
 """The steps that make plain files stubs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 class PlainRequests:
     """Plain files to be committed: path, identity, and recipe (id, digest, direct) of each."""
@@ -28,28 +28,37 @@ class PlainRequests:
     def part(self, start: int, stop: int) -> PlainRequests:
         """A copy of those of these positions, as far as there are."""
 
-class Commits:
-    """Commits of many plain files; see ``dedupd/stub.py`` for what the steps mean.
+class CommitBatch:
+    """Commits of many plain files; see ``dedupd/stub/transition.py`` for what the steps mean.
 
-    Whatever is out of the ordinary is left, or put back, as it was, for the caller to take those
-    files through the same steps one by one, which say what is wrong.
+    A file that is out of the ordinary is left, or put back, as it was, for the caller to take it
+    through the same steps by itself, which say what is wrong.
+
+    Durable effect: extended attributes, punched blocks and times of the files, by the door.
     """
 
     def __new__(
-        cls, data_fd: int, attribute: bytes, seed: int, block_bytes: int, threads: int = 1
-    ) -> Commits:
-        """``seed`` is that of the attribute's checksum; each step takes up to ``threads``."""
+        cls,
+        data_fd: int,
+        attribute: bytes,
+        seed: int,
+        block_bytes: int,
+        threads: int,
+        door: Callable[..., int] | None,
+    ) -> CommitBatch:
+        """``seed`` is that of the attribute's checksum; each step takes up to ``threads``, and one
+        with a door (``Disk.door``)."""
     def begin(self, requests: PlainRequests) -> bytes:
         """Open each file and set its attribute.
 
         Returns 1 where that was done, else 0. Files stay open, and leased, until they are finished.
         """
     def finish(self) -> bytes:
-        """Punch what has begun, not changed since, and nobody else has open, and settle the
-        attributes.
+        """Punch the files that have begun, have not changed since, and are open nowhere else, and
+        settle their attributes.
 
-        Returns 1 for each request of which all is done, else 0. What failed from its punch on has
-        not begun any more: it is not to be taken back, and whoever opens it settles it.
+        Returns 1 for each request of which all is done, else 0. A file that failed from its punch
+        on has not begun any more: it is not to be taken back, and is settled when it is opened.
         """
     def begun(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
         """Descriptor, and identity with the attribute set, of a file that has begun and is not
@@ -63,15 +72,27 @@ def exchange_attribute(
     name: bytes,
     previous: bytes | None,
     value: bytes,
+    door: Callable[..., int] | None,
 ) -> tuple[int, int, int, int] | None:
     """Set an extended attribute on a file that is ``identity`` and has ``previous`` (None: none).
 
     Inode, size, mtime and ctime in ns; returns what they are then. None, and nothing done, where
     the file is another one, or has changed, or has another attribute, or capabilities, which
-    would not outlive it that its blocks are punched. Raises OSError.
+    the punching of its blocks would take away. Raises OSError.
+
+    Durable effect: an extended attribute, by the door.
     """
 
 def punch_and_settle(
-    fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
+    fd: int,
+    length: int,
+    times_ns: tuple[int, int],
+    name: bytes,
+    value: bytes,
+    door: Callable[..., int] | None,
 ) -> None:
-    """Punch the first ``length`` bytes, set the times, set an attribute. Raises OSError."""
+    """Punch the first ``length`` bytes, set the times (last access, last modification), set an
+    attribute. Raises OSError.
+
+    Durable effect: blocks, times, an extended attribute, by the door.
+    """

@@ -1,5 +1,7 @@
 """Look-up of chunks by fingerprint."""
 
+from collections.abc import Callable
+
 from typing_extensions import Buffer
 
 class FingerprintMap:
@@ -62,7 +64,9 @@ class BloomIndex:
     """Index of fingerprints in one to two bytes of RAM each, over a file of filters and the
     redirection tables.
 
-    As :class:`TableIndex` in all that both have. What is damaged in the file is made anew.
+    As :class:`TableIndex` in all that both have. What is damaged in the file is made again.
+
+    Durable effect: the file's content and length, by the door. The content is derived.
     """
 
     def __new__(
@@ -71,13 +75,14 @@ class BloomIndex:
         volume: bytes,
         kind: int,
         fd: int,
+        door: Callable[..., int] | None,
         *,
         capacity: int,
         page_entries: int,
         cache_entries: int,
     ) -> BloomIndex:
         """``fd``: the file, open for reading and writing; it stays the caller's, and may be
-        closed. :meth:`restore` comes next."""
+        closed. ``door``: of the disk (``Disk.door``). :meth:`restore` comes next."""
     def __len__(self) -> int: ...
     def load(self, container: int, generation: int) -> None: ...
     def lookup(self, fingerprints: Buffer) -> bytes: ...

@@ -24,6 +24,8 @@ class FoundFiles:
 
         Columns dataset, file, path, directory, type (:func:`file_type`), inode, size_bytes,
         modified_ns, changed_ns, links, allocated_bytes. Raises OSError.
+
+        Durable effect: a new file, a report.
         """
 
 class TreeWalk:
@@ -66,6 +68,8 @@ def write_parquet(path: str, columns: Sequence[tuple[str, str, Buffer]], rows: i
     Each column is its name, its kind, and its items, little-endian: ``u16``, ``u32``, ``u64`` or
     ``i64``; ``bytes`` and ``text`` (UTF-8) have the u32 length of each item in front of it.
     Raises OSError, and ValueError where a column has not ``rows`` items.
+
+    Durable effect: a new file, a report.
     """
 
 def read_packed(

@@ -30,8 +30,12 @@ def list_names(dir_fd: int, start: int, count: int) -> tuple[list[bytes], bytes]
     directory's own position is moved. Raises OSError.
     """
 
-def punch_hole(fd: int, offset: int, length: int) -> None: ...
-def fallocate_keep_size(fd: int, offset: int, length: int) -> None: ...
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Durable effect: frees the blocks of a range."""
+
+def fallocate_keep_size(fd: int, offset: int, length: int) -> None:
+    """Durable effect: gives a range blocks, beyond the file's end as well."""
+
 def present_ranges(fd: int, start: int, end: int) -> list[tuple[int, int]]:
     """(start, end) ranges of a stub in [start, end) that are the file's own, ascending.
 
@@ -49,8 +53,12 @@ def unwritten_ranges(fd: int, end: int, sync: bool) -> list[tuple[int, int]]:
     (``FS_IOC_FIEMAP``), which is one that does not outlive the machine (tmpfs).
     """
 
-def syncfs(fd: int) -> None: ...
-def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None: ...
+def syncfs(fd: int) -> None:
+    """Durable effect: makes the file system of ``fd`` durable as it is."""
+
+def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
+    """Durable effect: names."""
+
 def name_to_handle(fd: int) -> bytes:
     """Opaque handle of an open file (``name_to_handle_at``), its type included."""
 

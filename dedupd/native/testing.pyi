@@ -25,7 +25,10 @@ def incompressible(data: Buffer) -> bool:
     """A cheap test on samples: True where compression would almost surely not pay."""
 
 def rebuild(index: TableIndex | BloomIndex) -> None:
-    """Make the index again from a sequential scan of the redirection tables. Raises OSError."""
+    """Make the index again from a sequential scan of the redirection tables. Raises OSError.
+
+    Durable effect: the file of the index, by the index's door.
+    """
 
 def load_factor(index: TableIndex) -> float:
     """The part of the table's slots that is taken."""

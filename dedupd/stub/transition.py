@@ -1,4 +1,8 @@
-"""Plain ↔ stub: the one place where that transition is made (docs/format.md, "States of a file").
+"""Plain ↔ stub: one file's transition, step by step (docs/format.md, "States of a file").
+
+The steps that set an attribute, and that punch and settle, are native code (``native/src/commit``).
+A batch of plain files takes the same native steps in one call, and comes here with those that turn
+out to be anything else: :func:`begin_commit` and :func:`finish_commit` say what is wrong with them.
 
 The invariant that every step keeps: *a block that is present in the file holds the file's current
 content; a hole below ``covered`` stands for what the recipe says.* So it never matters how many
@@ -14,7 +18,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import Damaged, FileChanged, NoSpace
-from dedupd.failpoint import define, is_armed, reach
+from dedupd.failpoint import define, reach
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
 from dedupd.system.disk import Disk
@@ -22,9 +26,10 @@ from dedupd.system.extents import drop_unwritten, has_unwritten, written_ranges
 from dedupd.system.files import read_at
 from dedupd.units import align_down, align_up
 
-_ATTRIBUTE_SET = define("stub.attribute-set", "the attribute is set, blocks are all present")
-_PUNCHED = define("stub.punched", "the blocks are punched, the times not yet restored")
-_TIMES_SET = define("stub.times-set", "the times are restored, the attribute still says committing")
+# Native code passes these three.
+define("stub.attribute-set", "the attribute is set, blocks are all present")
+define("stub.punched", "the blocks are punched, the times not yet restored")
+define("stub.times-set", "the times are restored, the attribute still says committing")
 _RESTORING = define("stub.restoring", "the attribute says restoring, nothing is filled yet")
 _FILLED = define("stub.filled", "all blocks are present and synced, and so are the times")
 _PLAIN = define("stub.plain", "the attribute is removed")
@@ -112,14 +117,13 @@ def begin_commit(
     """
     stub = committing(expected, ref)
     value = encode_stub(stub, space.volume)
-    after = disk.exchange_attribute(fd, expected, space.name, previous, value)
+    after = native.commit.exchange_attribute(fd, expected, space.name, previous, value, disk.door)
     if after is None:
         if native.system.fgetxattr(fd, space.name) != previous:
             raise FileChanged("it became a stub meanwhile, or another one")
         if native.system.fgetxattr(fd, CAPABILITY) is not None:
             raise FileChanged("it has capabilities, which it would lose")
         raise FileChanged("it changed since it was read")
-    reach(_ATTRIBUTE_SET)
     begun = FileIdentity(*after)
     if (begun.size, begun.mtime_ns) != (expected.size, expected.mtime_ns):
         # Setting the attribute has moved the ctime on; this is what still tells of a writer.
@@ -140,7 +144,15 @@ def finish_commit(
         revert_commit(fd, begun, space, disk)
         raise FileChanged("it changed while it was being committed")
     # The change time is still the one of setting the attribute, so the attribute is what was set.
-    _punch_and_settle(fd, begun.stub, status, space, disk, block_bytes)
+    settled = replace(begun.stub, flags=begun.stub.flags & Flag.DIRECT)
+    native.commit.punch_and_settle(
+        fd,
+        align_up(status.st_size, block_bytes),
+        (status.st_atime_ns, begun.stub.mtime_ns),
+        space.name,
+        encode_stub(settled, space.volume),
+        disk.door,
+    )
 
 
 def revert_commit(fd: int, begun: "Begun", space: AttributeSpace, disk: Disk) -> None:
@@ -234,28 +246,6 @@ def _punch_equal(
             else:
                 all_equal = False
     return all_equal
-
-
-def _punch_and_settle(
-    fd: int,
-    stub: StubAttribute,
-    status: os.stat_result,
-    space: AttributeSpace,
-    disk: Disk,
-    block_bytes: int,
-) -> StubAttribute:
-    length = align_up(status.st_size, block_bytes)
-    settled = replace(stub, flags=stub.flags & Flag.DIRECT)
-    value = encode_stub(settled, space.volume)
-    if is_armed() or status.st_atime_ns not in _TIMES_NS:
-        disk.punch(fd, 0, length)
-        reach(_PUNCHED)
-        disk.set_times(fd, status.st_atime_ns, stub.mtime_ns)
-        reach(_TIMES_SET)
-        disk.set_attribute(fd, space.name, value)
-    else:
-        disk.punch_and_settle(fd, length, status.st_atime_ns, stub.mtime_ns, space.name, value)
-    return settled
 
 
 def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int]]:

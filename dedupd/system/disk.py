@@ -1,20 +1,24 @@
-"""The only module that makes bytes durable. Tests put a simulated disk in its place.
+"""The only door to the disk: nothing else makes bytes durable. Tests put a simulated disk in place.
 
 Every method is one effect on a file or directory that is already open; names are bytes and
-relative to a directory descriptor, so that no step depends on a path staying what it was.
+relative to a directory descriptor, so that no step depends on a path staying what it was. Native
+code that has durable effects takes ``Disk.door``.
 """
 
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from dedupd import native
 from dedupd.errors import NoSpace
+from dedupd.failpoint import is_armed, reach
 from dedupd.system.page_cache import DONT_CACHE, kernel_writes_uncached
 
 _RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
 
 
 @contextmanager
@@ -43,6 +47,29 @@ def _write_all(fd: int, views: list[memoryview], offset: int, flags: int = 0) ->
 
 class Disk:
     """Durable effects on the real file system. Stateless; errors are OSError, and NoSpace."""
+
+    @property
+    def door(self) -> Callable[..., int] | None:
+        """What native code is given for its durable effects. None: it makes them by itself.
+
+        Where a test is to see each effect, or a fail point is armed, native code calls this: with
+        the name of one of these methods and its arguments, or with "reach" and a fail point. It
+        does so from one thread, for one effect after the other, in the same order each time. The
+        answer is 0 or the number of an error; any other exception ends the native call.
+        """
+        return None if type(self) is Disk and not is_armed() else self._native_step
+
+    def _native_step(self, name: str, *arguments: Any) -> int:
+        if name == "reach":
+            reach(*arguments)
+            return 0
+        try:
+            getattr(self, name)(*arguments)
+        except NoSpace:
+            return errno.ENOSPC
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
 
     def create(self, dir_fd: int, name: bytes, mode: int = 0o600) -> int:
         """A new file, which must not exist yet, open for reading and writing. Raises NoSpace."""
@@ -114,31 +141,6 @@ class Disk:
     def set_attribute(self, fd: int, name: bytes, value: bytes) -> None:
         os.setxattr(fd, name, value)
 
-    def exchange_attribute(
-        self,
-        fd: int,
-        identity: tuple[int, int, int, int],
-        name: bytes,
-        previous: bytes | None,
-        value: bytes,
-    ) -> tuple[int, int, int, int] | None:
-        """Set an attribute if the file is as given: see ``native.commit.exchange_attribute``."""
-        return native.commit.exchange_attribute(fd, identity, name, previous, value)
-
-    def punch_and_settle(
-        self, fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
-    ) -> None:
-        """:meth:`punch`, :meth:`set_times` and :meth:`set_attribute`, one after the other."""
-        native.commit.punch_and_settle(fd, length, atime_ns, mtime_ns, name, value)
-
-    def commits(
-        self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
-    ) -> native.commit.Commits | None:
-        """The commit of many files in two calls, each on up to ``threads`` threads; None where each
-        step is to be seen, as by tests: then it is put together from the other methods.
-        """
-        return native.commit.Commits(data_fd, name, seed, block_bytes, threads)
-
     def remove_attribute(self, fd: int, name: bytes) -> None:
         os.removexattr(fd, name)
 
@@ -151,6 +153,10 @@ class Disk:
     def rename_new(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
         """Rename, but never over something that exists (then FileExistsError)."""
         native.system.renameat2(from_fd, old, to_fd, new, _RENAME_NOREPLACE)
+
+    def exchange(self, one_fd: int, one: bytes, other_fd: int, other: bytes) -> None:
+        """Give each of two things that exist the other's name, in one step."""
+        native.system.renameat2(one_fd, one, other_fd, other, _RENAME_EXCHANGE)
 
     def unlink(self, dir_fd: int, name: bytes) -> None:
         os.unlink(name, dir_fd=dir_fd)

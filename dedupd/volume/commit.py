@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from dedupd import native
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
-from dedupd.failpoint import define, is_armed, reach
+from dedupd.failpoint import define, reach
 from dedupd.format.stub import checksum_seed
 from dedupd.stub.transition import (
     Begun,
@@ -113,8 +113,7 @@ def descriptors_to_spare() -> int:
 
 
 def _commit_here(volume: Volume, requests: Requests, threads: int) -> list[Result]:
-    commits = None if is_armed() else _commits(volume, threads)
-    with _Batch(volume, requests, commits) as batch:
+    with _Batch(volume, requests, threads) as batch:
         batch.begin()
         reach(_BEGUN)
         try:
@@ -128,32 +127,30 @@ def _commit_here(volume: Volume, requests: Requests, threads: int) -> list[Resul
         return batch.results
 
 
-def _commits(volume: Volume, threads: int) -> native.commit.Commits | None:
-    space = volume.space
-    seed = checksum_seed(space.volume)
-    return volume.disk.commits(volume.data_fd, space.name, seed, volume.block_bytes, threads)
-
-
 class _Batch:
     """Files that are committed together here.
 
-    Plain files go through ``commits`` in one call each way, where that may be. What it leaves, and
-    all else, goes one by one, which says what is wrong with it.
+    Plain files go through native code, all in one call each way. The files that it leaves, and
+    stubs, go one by one, which says what is wrong with them.
     """
 
-    def __init__(
-        self, volume: Volume, requests: Requests, commits: native.commit.Commits | None
-    ) -> None:
+    def __init__(self, volume: Volume, requests: Requests, threads: int) -> None:
         self._volume = volume
         self._requests = requests
-        self._commits = commits
+        self._plain = native.commit.CommitBatch(
+            volume.data_fd,
+            volume.space.name,
+            checksum_seed(volume.space.volume),
+            volume.block_bytes,
+            threads,
+            volume.disk.door,
+        )
         self._alone: dict[int, tuple[int, Begun]] = {}
         self._files = ExitStack()
         self.results: list[Result] = [_HALF_WAY] * len(requests)
 
     def __enter__(self) -> Self:
-        if self._commits is not None:
-            self._files.callback(self._commits.close)
+        self._files.callback(self._plain.close)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -162,7 +159,7 @@ class _Batch:
     def begin(self) -> None:
         """Set the attributes; those that cannot be set have a result afterwards."""
         try:
-            begun = b"" if self._commits is None else self._commits.begin(self._requests.plain)
+            begun = self._plain.begin(self._requests.plain)
             with closing(DirectoryOpener(self._volume.data_fd)) as directories:
                 for at in [*_zeros(begun), *range(len(begun), len(self._requests))]:
                     self._begin_alone(at, directories)
@@ -197,7 +194,7 @@ class _Batch:
 
     def finish(self) -> None:
         """Punch what has begun, now that it is durable."""
-        done = b"" if self._commits is None else self._commits.finish()
+        done = self._plain.finish()
         self.results[: len(done)] = [
             _DONE if is_done else result
             for is_done, result in zip(done, self.results, strict=False)
@@ -224,10 +221,8 @@ class _Batch:
         """What has begun and is not finished, of plain files of these positions: position,
         descriptor, what is to be finished."""
         yield from self._alone.items()
-        if self._commits is None:
-            return
         for at in plain:
-            left = self._commits.begun(at)
+            left = self._plain.begun(at)
             if left is not None:
                 fd, identity = left
                 request = self._requests[at]

@@ -411,10 +411,10 @@ def file(tmp_path: Path) -> int:
 
 def test_an_attribute_is_exchanged_for_the_one_expected(file: int) -> None:
     before = FileIdentity.of(os.fstat(file))
-    after = native.commit.exchange_attribute(file, before, NAME, None, b"first")
+    after = native.commit.exchange_attribute(file, before, NAME, None, b"first", None)
     assert after is not None and FileIdentity(*after) == FileIdentity.of(os.fstat(file))
     assert native.system.fgetxattr(file, NAME) == b"first"
-    again = native.commit.exchange_attribute(file, after, NAME, b"first", b"second")
+    again = native.commit.exchange_attribute(file, after, NAME, b"first", b"second", None)
     assert again is not None
     assert native.system.fgetxattr(file, NAME) == b"second"
 
@@ -423,7 +423,7 @@ def test_an_attribute_is_exchanged_for_the_one_expected(file: int) -> None:
 def test_another_attribute_stays(file: int, previous: bytes | None) -> None:
     os.setxattr(file, NAME, b"first")
     before = FileIdentity.of(os.fstat(file))
-    assert native.commit.exchange_attribute(file, before, NAME, previous, b"second") is None
+    assert native.commit.exchange_attribute(file, before, NAME, previous, b"second", None) is None
     assert native.system.fgetxattr(file, NAME) == b"first"
 
 
@@ -431,19 +431,19 @@ def test_another_attribute_stays(file: int, previous: bytes | None) -> None:
 def test_another_file_gets_no_attribute(file: int, field: str) -> None:
     before = FileIdentity.of(os.fstat(file))
     other = before._replace(**{field: getattr(before, field) + 1})
-    assert native.commit.exchange_attribute(file, other, NAME, None, b"value") is None
+    assert native.commit.exchange_attribute(file, other, NAME, None, b"value", None) is None
     assert native.system.fgetxattr(file, NAME) is None
 
 
 def test_an_attribute_that_is_too_large_is_an_error(file: int) -> None:
     before = FileIdentity.of(os.fstat(file))
     with pytest.raises(OSError):
-        native.commit.exchange_attribute(file, before, NAME, None, bytes(100_000))
+        native.commit.exchange_attribute(file, before, NAME, None, bytes(100_000), None)
 
 
 @pytest.mark.parametrize("mtime_ns", [OLD_NS, -1, 0, -(10**18) + 7])
 def test_punching_frees_the_blocks_and_sets_times_and_attribute(file: int, mtime_ns: int) -> None:
-    native.commit.punch_and_settle(file, 1 << 20, OLD_NS + 5, mtime_ns, NAME, b"settled")
+    native.commit.punch_and_settle(file, 1 << 20, (OLD_NS + 5, mtime_ns), NAME, b"settled", None)
     status = os.fstat(file)
     assert (status.st_blocks, status.st_size) == (0, 100_000)
     assert (status.st_atime_ns, status.st_mtime_ns) == (OLD_NS + 5, mtime_ns)
@@ -454,7 +454,7 @@ def test_punching_frees_the_blocks_and_sets_times_and_attribute(file: int, mtime
 def test_what_cannot_be_punched_keeps_its_attribute(tmp_path: Path, file: int) -> None:
     fd = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(OSError):
-        native.commit.punch_and_settle(fd, 4096, OLD_NS, OLD_NS, NAME, b"settled")
+        native.commit.punch_and_settle(fd, 4096, (OLD_NS, OLD_NS), NAME, b"settled", None)
     assert native.system.fgetxattr(file, NAME) is None
     assert os.pread(fd, 10, 0) == b"x" * 10
 

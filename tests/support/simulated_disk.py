@@ -113,13 +113,17 @@ class Unlink(NamedTuple):
 
 
 class Rename(NamedTuple):
-    """A name moves; recorded for both directories under one log position."""
+    """A name moves; recorded for both directories under one log position.
+
+    ``other`` is the inode that gets the old name in exchange, None where the name is free then.
+    """
 
     source: int
     old: bytes
     target: int
     new: bytes
     inode: int
+    other: int | None = None
 
 
 class SyncData(NamedTuple):
@@ -274,33 +278,6 @@ class RecordingDisk(Disk):
             super().set_attribute(fd, name, value)
             self._add(fd, SetAttribute(name, bytes(value)))
 
-    def exchange_attribute(
-        self,
-        fd: int,
-        identity: tuple[int, int, int, int],
-        name: bytes,
-        previous: bytes | None,
-        value: bytes,
-    ) -> tuple[int, int, int, int] | None:
-        with self._lock:
-            after = super().exchange_attribute(fd, identity, name, previous, value)
-            if after is not None:
-                self._add(fd, SetAttribute(name, bytes(value)))
-            return after
-
-    def commits(
-        self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
-    ) -> native.commit.Commits | None:
-        return None
-
-    def punch_and_settle(
-        self, fd: int, length: int, atime_ns: int, mtime_ns: int, name: bytes, value: bytes
-    ) -> None:
-        with self._lock:
-            self.punch(fd, 0, length)
-            self.set_times(fd, atime_ns, mtime_ns)
-            self.set_attribute(fd, name, value)
-
     def remove_attribute(self, fd: int, name: bytes) -> None:
         with self._lock:
             super().remove_attribute(fd, name)
@@ -333,9 +310,25 @@ class RecordingDisk(Disk):
             super().rename_new(from_fd, old, to_fd, new)
             self._add_rename(from_fd, old, to_fd, new, moved)
 
-    def _add_rename(self, from_fd: int, old: bytes, to_fd: int, new: bytes, moved: int) -> None:
+    def exchange(self, one_fd: int, one: bytes, other_fd: int, other: bytes) -> None:
+        with self._lock:
+            first = os.stat(one, dir_fd=one_fd, follow_symlinks=False).st_ino
+            second = os.stat(other, dir_fd=other_fd, follow_symlinks=False).st_ino
+            super().exchange(one_fd, one, other_fd, other)
+            self._add_rename(one_fd, one, other_fd, other, first, self._number(second))
+
+    def _add_rename(
+        self,
+        from_fd: int,
+        old: bytes,
+        to_fd: int,
+        new: bytes,
+        moved: int,
+        other: int | None = None,
+    ) -> None:
         source, target = map(self._number, (os.fstat(from_fd).st_ino, os.fstat(to_fd).st_ino))
-        self.log.append(Entry(source, Rename(source, old, target, new, self._number(moved))))
+        rename = Rename(source, old, target, new, self._number(moved), other)
+        self.log.append(Entry(source, rename))
 
     def unlink(self, dir_fd: int, name: bytes) -> None:
         with self._lock:
@@ -511,6 +504,8 @@ def _apply_name(
     if isinstance(event, Rename):
         if at < cuts.names(event.source):
             _entries(state, before, event.source).pop(event.old, None)
+            if event.other is not None:
+                _entries(state, before, event.source)[event.old] = event.other
             _entries(state, before, event.target)[event.new] = event.inode
     elif at < cuts.names(entry.inode):
         if isinstance(event, Link):

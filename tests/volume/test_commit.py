@@ -6,13 +6,12 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from dedupd import native
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.stub.transition import FileIdentity
@@ -37,28 +36,34 @@ REF = RecipeRef((1 << 32) | 7, bytes(range(16)), direct=True)
 class Steps(Disk):
     """Commits every file by itself; ``between`` runs when the attributes have been set."""
 
-    together = False
-
     def __init__(self) -> None:
         self.between: Callable[[], None] = lambda: None
 
-    def commits(
-        self, data_fd: int, name: bytes, seed: int, block_bytes: int, threads: int = 1
-    ) -> native.commit.Commits | None:
-        commits = super().commits(data_fd, name, seed, block_bytes, threads)
-        return commits if self.together else None
+    def batch(self, requests: Iterable[Request]) -> Requests:
+        batch = Requests()
+        batch.others.extend(requests)
+        return batch
 
     def sync_file_system(self, fd: int) -> None:
         self.between()
 
 
 class Together(Steps):
-    """Commits as many files as it can in one call."""
+    """Commits plain files in one call, which has each of its effects through this disk."""
 
-    together = True
+    def batch(self, requests: Iterable[Request]) -> Requests:
+        return Requests.of(requests)
 
 
-@pytest.fixture(params=[Steps, Together])
+class Unseen(Together):
+    """Commits plain files in one call, which makes its system calls by itself."""
+
+    @property
+    def door(self) -> None:
+        return None
+
+
+@pytest.fixture(params=[Steps, Together, Unseen])
 def disk(request: pytest.FixtureRequest) -> Steps:
     disk = request.param()
     assert isinstance(disk, Steps)
@@ -104,7 +109,8 @@ def put(lab: Lab, name: str, seed: int = 0) -> Request:
 
 def commit(lab: Lab, *requests: Request) -> list[Result]:
     with lab.opened() as volume:
-        return VolumeCommitter(volume, threads=3).commit(Requests.of(requests))
+        assert isinstance(volume.disk, Steps)
+        return VolumeCommitter(volume, threads=3).commit(volume.disk.batch(requests))
 
 
 def outcomes(results: list[Result]) -> list[Outcome]:
@@ -285,7 +291,7 @@ def refuse(call: str, error: int) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(platform.machine() not in _NUMBERS, reason="not this machine's numbers")
 @pytest.mark.parametrize("call", ["fallocate", "utimensat", "fsetxattr"])
-@pytest.mark.parametrize("together", [Steps, Together])
+@pytest.mark.parametrize("together", [Steps, Together, Unseen])
 def test_a_commit_that_fails_from_its_punch_on_is_never_taken_back(
     call: str, together: type[Steps]
 ) -> None:
@@ -315,13 +321,13 @@ def test_each_of_many_files_has_its_own_outcome(lab: Lab) -> None:
     assert [n for n in range(100) if n != 7 and lab.stub(f"file{n}") is None] == [64, 99]
 
 
-def test_a_batch_leaves_no_descriptor_open(lab: Lab) -> None:
+def test_a_batch_leaves_no_descriptor_open(lab: Lab, disk: Steps) -> None:
     requests = [put(lab, f"file{n}", n) for n in range(20)]
     (lab.data / "file7").unlink()
     with lab.opened() as volume:
-        VolumeCommitter(volume).commit(Requests.of(requests[:1]))
+        VolumeCommitter(volume).commit(disk.batch(requests[:1]))
         before = descriptors_to_begin_with()
-        VolumeCommitter(volume).commit(Requests.of(requests[1:]))
+        VolumeCommitter(volume).commit(disk.batch(requests[1:]))
         assert descriptors() == before
 
 

@@ -1,18 +1,19 @@
 //! Commits of many files in two calls, one before and one after the sync between them.
 //!
 //! The steps, their order and what they mean are those of `begin_commit` and `finish_commit` in
-//! `dedupd/stub.py`. Here is only the ordinary case: whatever else a file turns out to be, it is
-//! left, or put back, as it was, for the caller to take it through those and learn why.
+//! `dedupd/stub/transition.py`. Here is only the ordinary case: a file that turns out to be anything
+//! else is left, or put back, as it was. The caller takes it through those, which say what is wrong.
 
 use std::ffi::CString;
 use std::io::Result;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use crate::commit::steps::{exchange_attribute, punch_and_settle};
 use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::format::stub::{COMMITTING, DIRECT, STUB_BYTES, StubHead};
-use crate::system::calls::remove_attribute;
-use crate::system::files::{Identity, open_beneath, status_of};
+use crate::system::effects::Effects;
+use crate::system::files::{Identity, SECOND_NS, open_beneath, status_of};
 use crate::system::leases::lease_exclusively;
 use crate::threads::scoped;
 
@@ -32,6 +33,7 @@ pub struct Volume {
     pub attribute: CString,
     pub seed: u64,
     pub block_bytes: i64,
+    pub effects: Arc<dyn Effects>,
 }
 
 /// A file between the two calls: open, leased, with its attribute set. `identity` is as of then.
@@ -43,12 +45,13 @@ pub struct Begun {
 /// Files that a thread takes at once: the small files of a directory mostly lie together.
 const GROUP: usize = 32;
 
-/// A file and how far its commit is; None before it, where it is left for the caller, and behind it,
+/// A file and how far its commit is; None before it, where it is left for the caller, and after it,
 /// however that ended.
 pub type Commit = (Request, Option<Begun>);
 
 /// Begins all of `files`, on up to `threads` threads.
 pub fn begin_all(volume: &Volume, files: &mut [Commit], threads: usize) {
+    let threads = volume.effects.threads(threads);
     scoped::for_each(files.chunks_mut(GROUP), threads, |group| {
         for (request, begun) in group {
             *begun = begin(volume, request);
@@ -58,6 +61,7 @@ pub fn begin_all(volume: &Volume, files: &mut [Commit], threads: usize) {
 
 /// Finishes what has begun of `files`, on up to `threads` threads; says which of them are done.
 pub fn finish_all(volume: &Volume, files: &mut [Commit], threads: usize) -> Vec<bool> {
+    let threads = volume.effects.threads(threads);
     let mut all = vec![false; files.len()];
     let groups = files.chunks_mut(GROUP).zip(all.chunks_mut(GROUP));
     scoped::for_each(groups, threads, |(group, done)| {
@@ -81,11 +85,12 @@ fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
     }
     let value = attribute(request, COMMITTING, volume.seed);
     let name = &volume.attribute;
-    let identity = exchange_attribute(fd, request.expected, name, None, &value).ok()??;
+    let effects = &*volume.effects;
+    let identity = exchange_attribute(effects, fd, request.expected, name, None, &value).ok()??;
     if (identity.size, identity.mtime_ns) != (request.expected.size, request.expected.mtime_ns) {
         // A writer's: setting the attribute moves the ctime only. If this fails, so does the
         // caller, who finds a stub in the middle of a commit: no harm, its blocks are all there.
-        let _ = remove_attribute(fd, name);
+        let _ = effects.remove_attribute(fd, name);
         return None;
     }
     Some(Begun { file, identity })
@@ -97,7 +102,7 @@ enum End {
     Done,
     /// As `begin` made it: the caller may take it back.
     Left,
-    /// Its blocks may be gone. It is a stub from here on, which whoever opens it settles; taken
+    /// Its blocks may be gone. It is a stub from here on, which is settled when it is opened; taken
     /// back, it would be a plain file of zeros.
     HalfWay,
 }
@@ -108,26 +113,22 @@ fn finish(volume: &Volume, request: &Request, begun: &Begun) -> End {
         // The sync took longer than a lease keeps others waiting.
         return End::Left;
     }
-    let Ok(status) = status_of(fd) else { return End::Left };
-    // A time that is too far away for 64 bits is the caller's.
-    match atime_ns_of(&status) {
-        Some(atime_ns) if Identity::of(&status) == begun.identity => {
-            let done = punch(volume, request, fd, status.st_size, atime_ns);
-            done.map_or(End::HalfWay, |()| End::Done)
+    match status_of(fd) {
+        Ok(status) if Identity::of(&status) == begun.identity => {
+            punch(volume, request, fd, &status).map_or(End::HalfWay, |()| End::Done)
         }
         _ => End::Left,
     }
 }
 
-fn atime_ns_of(status: &libc::stat64) -> Option<i64> {
-    status.st_atime.checked_mul(1_000_000_000)?.checked_add(status.st_atime_nsec)
-}
-
-fn punch(volume: &Volume, request: &Request, fd: RawFd, size: i64, atime_ns: i64) -> Result<()> {
-    let length = (size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
+fn punch(volume: &Volume, request: &Request, fd: RawFd, status: &libc::stat64) -> Result<()> {
+    let length =
+        (status.st_size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
     let value = attribute(request, 0, volume.seed);
-    let mtime_ns = request.expected.mtime_ns;
-    punch_and_settle(fd, length, atime_ns, mtime_ns, &volume.attribute, &value)
+    let atime_ns =
+        i128::from(status.st_atime) * i128::from(SECOND_NS) + i128::from(status.st_atime_nsec);
+    let (mtime_ns, name) = (request.expected.mtime_ns, &volume.attribute);
+    punch_and_settle(&*volume.effects, fd, length, atime_ns, mtime_ns, name, &value)
 }
 
 /// The attribute of the stub that the file becomes.

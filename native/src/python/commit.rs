@@ -1,4 +1,4 @@
-//! `PlainRequests`, `Commits`, `exchange_attribute`, `punch_and_settle`.
+//! `PlainRequests`, `CommitBatch`, `exchange_attribute`, `punch_and_settle`.
 
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard};
@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::support::calls::{c_string, call};
+use super::support::door::Door;
 use super::support::entries::{Fields, fields_of, identity_of};
 use super::support::threads::check_threads;
 use crate::commit::batch::{self, Begun, Commit, Request, Volume};
@@ -73,44 +74,47 @@ impl PlainRequests {
 }
 
 #[pyclass(frozen, module = "dedupd.native.commit")]
-pub struct Commits {
+pub struct CommitBatch {
     volume: Volume,
     threads: usize,
-    /// Only ever locked with the GIL released, or for a moment in which no Python code runs.
+    door: Door,
+    /// Only ever locked with the GIL released: the door may take it.
     files: Mutex<Vec<Commit>>,
 }
 
-impl Commits {
+impl CommitBatch {
     fn files(&self) -> MutexGuard<'_, Vec<Commit>> {
         locked(&self.files)
     }
 }
 
 #[pymethods]
-impl Commits {
+impl CommitBatch {
     #[new]
-    #[pyo3(signature = (data_fd, attribute, seed, block_bytes, threads = 1))]
     fn new(
         data_fd: i32,
         attribute: &[u8],
         seed: u64,
         block_bytes: i64,
         threads: usize,
-    ) -> PyResult<Commits> {
+        door: Option<Py<PyAny>>,
+    ) -> PyResult<CommitBatch> {
         if block_bytes < 1 {
             return Err(PyValueError::new_err(format!("block_bytes must not be {block_bytes}")));
         }
         let attribute = c_string("attribute", attribute)?;
-        let volume = Volume { data: data_fd, attribute, seed, block_bytes };
+        let door = Door::new(door);
+        let effects = door.effects.clone();
+        let volume = Volume { data: data_fd, attribute, seed, block_bytes, effects };
         let threads = check_threads(threads)?;
-        Ok(Commits { volume, threads, files: Mutex::default() })
+        Ok(CommitBatch { volume, threads, door, files: Mutex::default() })
     }
 
     fn begin<'py>(
         &self,
         py: Python<'py>,
         requests: PyRef<'_, PlainRequests>,
-    ) -> Bound<'py, PyBytes> {
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let requests = requests.0.clone();
         let begun: Vec<u8> = py.detach(|| {
             let mut files = self.files();
@@ -119,22 +123,21 @@ impl Commits {
             batch::begin_all(&self.volume, &mut files[first..], self.threads);
             files[first..].iter().map(|(_, begun)| begun.is_some().into()).collect()
         });
-        PyBytes::new(py, &begun)
+        self.door.check()?;
+        Ok(PyBytes::new(py, &begun))
     }
 
-    fn finish<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+    fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let done = py.detach(|| batch::finish_all(&self.volume, &mut self.files(), self.threads));
+        self.door.check()?;
         let done: Vec<u8> = done.into_iter().map(u8::from).collect();
-        PyBytes::new(py, &done)
+        Ok(PyBytes::new(py, &done))
     }
 
-    fn begun(&self, at: usize) -> PyResult<Option<(i32, Fields)>> {
-        match self.files().get(at) {
-            Some((_, begun)) => Ok(begun
-                .as_ref()
-                .map(|Begun { file, identity }| (file.as_raw_fd(), fields_of(*identity)))),
-            None => Err(PyIndexError::new_err(format!("there is no request {at}"))),
-        }
+    fn begun(&self, py: Python<'_>, at: usize) -> PyResult<Option<(i32, Fields)>> {
+        let fields = |begun: &Begun| (begun.file.as_raw_fd(), fields_of(begun.identity));
+        let found = py.detach(|| self.files().get(at).map(|(_, begun)| begun.as_ref().map(fields)));
+        found.ok_or_else(|| PyIndexError::new_err(format!("there is no request {at}")))
     }
 
     fn close(&self, py: Python<'_>) {
@@ -150,23 +153,33 @@ pub fn exchange_attribute(
     name: &[u8],
     previous: Option<&[u8]>,
     value: &[u8],
+    door: Option<Py<PyAny>>,
 ) -> PyResult<Option<Fields>> {
-    let name = c_string("name", name)?;
-    let expected = identity_of(identity);
-    let after = call(py, || steps::exchange_attribute(fd, expected, &name, previous, value))?;
-    Ok(after.map(fields_of))
+    let (name, door) = (c_string("name", name)?, Door::new(door));
+    let (expected, effects) = (identity_of(identity), &*door.effects);
+    let after =
+        call(py, || steps::exchange_attribute(effects, fd, expected, &name, previous, value));
+    door.check()?;
+    Ok(after?.map(fields_of))
 }
+
+/// Times in ns: of last access, of last modification.
+type Times = (i128, i64);
 
 #[pyfunction]
 pub fn punch_and_settle(
     py: Python<'_>,
     fd: i32,
     length: i64,
-    atime_ns: i64,
-    mtime_ns: i64,
+    times: Times,
     name: &[u8],
     value: &[u8],
+    door: Option<Py<PyAny>>,
 ) -> PyResult<()> {
-    let name = c_string("name", name)?;
-    call(py, || steps::punch_and_settle(fd, length, atime_ns, mtime_ns, &name, value))
+    let (name, door) = (c_string("name", name)?, Door::new(door));
+    let ((atime_ns, mtime_ns), effects) = (times, &*door.effects);
+    let done =
+        call(py, || steps::punch_and_settle(effects, fd, length, atime_ns, mtime_ns, &name, value));
+    door.check()?;
+    done
 }

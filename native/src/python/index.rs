@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::support::calls::call;
+use super::support::door::Door;
 use super::support::input::{Input, pack_ids, pairs};
 use crate::format::ids::RecordId;
 use crate::format::saved_index::Owner;
@@ -21,17 +22,30 @@ use crate::index::table::Table;
 use crate::index::{fingerprint_map, snapshot};
 use crate::threads::lock::{locked, read, write};
 
-/// What both have in common. The lock is only ever taken with the GIL released, and no Python code
-/// runs under it.
+/// What both have in common. The lock is only ever taken with the GIL released: under it the door may
+/// take the GIL.
 pub struct Shared<S> {
     index: Mutex<ChunkIndex<S>>,
     owner: Owner,
+    /// None where the index changes nothing on a disk.
+    door: Option<Door>,
 }
 
 impl<S: Suggest + Send> Shared<S> {
-    fn new(log: Log, suggest: S, volume: [u8; 16], kind: u8) -> Shared<S> {
+    fn new(log: Log, suggest: S, volume: [u8; 16], kind: u8, door: Option<Door>) -> Shared<S> {
         let index = Mutex::new(ChunkIndex::new(log, suggest));
-        Shared { index, owner: Owner { volume, kind } }
+        Shared { index, owner: Owner { volume, kind }, door }
+    }
+
+    /// Work that may change the index's file.
+    pub fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl Fn(&mut ChunkIndex<S>) -> io::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let done = call(py, || work(&mut self.lock()));
+        self.door.as_ref().map_or(Ok(()), Door::check)?;
+        done
     }
 
     pub fn lock(&self) -> MutexGuard<'_, ChunkIndex<S>> {
@@ -43,17 +57,17 @@ impl<S: Suggest + Send> Shared<S> {
     }
 
     fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
-        call(py, || self.lock().load(container, generation))
+        self.call(py, |index| index.load(container, generation))
     }
 
     fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
         let keys = fingerprints.fingerprints("fingerprints")?;
-        Ok(pack_ids(py, call(py, || self.lock().lookup(&keys))?))
+        Ok(pack_ids(py, self.call(py, |index| index.lookup(&keys))?))
     }
 
     fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
         let rows = pairs(&fingerprints, &ids)?;
-        call(py, || self.lock().insert(&rows))
+        self.call(py, |index| index.insert(&rows))
     }
 
     fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
@@ -149,7 +163,8 @@ methods!(TableIndex {
         cache_entries: usize,
     ) -> PyResult<TableIndex> {
         let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
-        Ok(TableIndex(Shared::new(log, Table::with_capacity(capacity), volume, kind)))
+        let table = Table::with_capacity(capacity);
+        Ok(TableIndex(Shared::new(log, table, volume, kind, None)))
     }
 
     /// Entries of the table, how many of them no snapshot has, RAM in bytes.
@@ -161,7 +176,7 @@ methods!(TableIndex {
     }
 
     fn begin_snapshot(&self, py: Python<'_>) -> PyResult<()> {
-        call(py, || self.0.lock().restamp())
+        self.0.call(py, |index| index.restamp())
     }
 
     fn snapshot_part<'py>(&self, py: Python<'py>, part: usize) -> Option<Bound<'py, PyBytes>> {
@@ -180,19 +195,22 @@ pub struct BloomIndex(pub Shared<Bloom>);
 
 methods!(BloomIndex {
     #[new]
-    #[pyo3(signature = (dir_fd, volume, kind, fd, *, capacity, page_entries, cache_entries))]
+    #[expect(clippy::too_many_arguments, reason = "three of them by name")]
+    #[pyo3(signature = (dir_fd, volume, kind, fd, door, *, capacity, page_entries, cache_entries))]
     fn new(
         dir_fd: RawFd,
         volume: &[u8],
         kind: u8,
         fd: RawFd,
+        door: Option<Py<PyAny>>,
         capacity: usize,
         page_entries: usize,
         cache_entries: usize,
     ) -> PyResult<BloomIndex> {
         let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
-        let bloom = Bloom::new(file_of(fd)?, capacity);
-        Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume, kind)))
+        let door = Door::new(door);
+        let bloom = Bloom::new(file_of(fd)?, door.effects.clone(), capacity);
+        Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume, kind, Some(door))))
     }
 
     /// Entries of the chains, RAM in bytes, whether some had no room on the disk.
@@ -204,19 +222,18 @@ methods!(BloomIndex {
     }
 
     fn restore(&self, py: Python<'_>, capacity: usize) -> PyResult<bool> {
-        call(py, || self.0.lock().restore(&self.0.owner, capacity))
+        self.0.call(py, |index| index.restore(&self.0.owner, capacity))
     }
 
     fn write_lists(&self, py: Python<'_>) -> PyResult<()> {
-        call(py, || {
-            let mut index = self.0.lock();
+        self.0.call(py, |index| {
             index.restamp()?;
             index.write_lists()
         })
     }
 
     fn write_header(&self, py: Python<'_>) -> PyResult<()> {
-        call(py, || self.0.lock().write_header(&self.0.owner))
+        self.0.call(py, |index| index.write_header(&self.0.owner))
     }
 });
 

@@ -84,7 +84,9 @@ mod exported {
     #[pymodule]
     mod commit {
         #[pymodule_export]
-        use crate::python::commit::{Commits, PlainRequests, exchange_attribute, punch_and_settle};
+        use crate::python::commit::{
+            CommitBatch, PlainRequests, exchange_attribute, punch_and_settle,
+        };
     }
 
     #[pymodule]

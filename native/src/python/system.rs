@@ -8,16 +8,16 @@ use super::support::calls::{c_string, call, os_error};
 use super::support::input::pack_u64;
 use crate::system::directory_entries::{self, Entry};
 use crate::system::extents::{self, Range};
-use crate::system::{calls, watchdog};
+use crate::system::{calls, effects, watchdog};
 
 #[pyfunction]
 pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
-    call(py, || calls::punch_hole(fd, offset, length))
+    call(py, || effects::punch_hole(fd, offset, length))
 }
 
 #[pyfunction]
 pub fn fallocate_keep_size(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
-    call(py, || calls::fallocate_keep_size(fd, offset, length))
+    call(py, || effects::fallocate_keep_size(fd, offset, length))
 }
 
 #[pyfunction]
@@ -32,7 +32,7 @@ pub fn unwritten_ranges(py: Python<'_>, fd: i32, end: i64, sync: bool) -> PyResu
 
 #[pyfunction]
 pub fn syncfs(py: Python<'_>, fd: i32) -> PyResult<()> {
-    call(py, || calls::syncfs(fd))
+    call(py, || effects::syncfs(fd))
 }
 
 #[pyfunction]
@@ -45,7 +45,7 @@ pub fn renameat2(
     flags: u32,
 ) -> PyResult<()> {
     let (old, new) = (c_string("old", old)?, c_string("new", new)?);
-    call(py, || calls::renameat2(old_dir_fd, &old, new_dir_fd, &new, flags))
+    call(py, || effects::renameat2(old_dir_fd, &old, new_dir_fd, &new, flags))
 }
 
 #[pyfunction]

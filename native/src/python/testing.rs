@@ -6,7 +6,6 @@ use pyo3::types::PyBytes;
 
 use super::chunker::Chunker;
 use super::index::{BloomIndex, TableIndex};
-use super::support::calls::call;
 use super::support::input::{Input, pack_u32};
 use crate::chunker::{Scratch, available_paths};
 use crate::codec::compressibility;
@@ -64,14 +63,8 @@ pub enum AnyIndex<'py> {
 #[pyfunction]
 pub fn rebuild(py: Python<'_>, index: AnyIndex<'_>) -> PyResult<()> {
     match index {
-        AnyIndex::Table(index) => {
-            let index = index.get();
-            call(py, || index.0.lock().rebuild())
-        }
-        AnyIndex::Bloom(index) => {
-            let index = index.get();
-            call(py, || index.0.lock().rebuild())
-        }
+        AnyIndex::Table(index) => index.get().0.call(py, |index| index.rebuild()),
+        AnyIndex::Bloom(index) => index.get().0.call(py, |index| index.rebuild()),
     }
 }
 

@@ -1,4 +1,5 @@
-//! System calls that Python's `os` lacks. Each makes one attempt; the caller retries on EINTR.
+//! System calls that Python's `os` lacks and that change nothing (for those see `effects`). Each makes
+//! one attempt; the caller retries on EINTR.
 
 use std::ffi::{CStr, c_char, c_int, c_long};
 use std::io::{Error, Result};
@@ -6,37 +7,6 @@ use std::os::fd::RawFd;
 
 fn check(result: c_long) -> Result<c_long> {
     if result < 0 { Err(Error::last_os_error()) } else { Ok(result) }
-}
-
-fn fallocate(fd: RawFd, mode: c_int, offset: i64, length: i64) -> Result<()> {
-    // SAFETY: takes no pointers.
-    check(unsafe { libc::fallocate64(fd, mode, offset, length) }.into()).map(drop)
-}
-
-pub fn punch_hole(fd: RawFd, offset: i64, length: i64) -> Result<()> {
-    fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
-}
-
-pub fn fallocate_keep_size(fd: RawFd, offset: i64, length: i64) -> Result<()> {
-    fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, offset, length)
-}
-
-pub fn syncfs(fd: RawFd) -> Result<()> {
-    // SAFETY: takes no pointers.
-    check(unsafe { libc::syncfs(fd) }.into()).map(drop)
-}
-
-pub fn remove_attribute(fd: RawFd, name: &CStr) -> Result<()> {
-    // SAFETY: `name` is NUL-terminated.
-    check(unsafe { libc::fremovexattr(fd, name.as_ptr()) }.into()).map(drop)
-}
-
-pub fn renameat2(old_dir: RawFd, old: &CStr, new_dir: RawFd, new: &CStr, flags: u32) -> Result<()> {
-    // SAFETY: both names are NUL-terminated and live for the call.
-    let result = unsafe {
-        libc::syscall(libc::SYS_renameat2, old_dir, old.as_ptr(), new_dir, new.as_ptr(), flags)
-    };
-    check(result).map(drop)
 }
 
 const HANDLE_BYTES_MAX: usize = 128;

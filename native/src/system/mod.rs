@@ -2,6 +2,7 @@
 
 pub mod calls;
 pub mod directory_entries;
+pub mod effects;
 pub mod extents;
 pub mod files;
 pub mod leases;

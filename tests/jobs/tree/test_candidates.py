@@ -170,7 +170,9 @@ def test_a_file_of_a_time_that_a_stub_has_no_room_for_stays_plain(
         status = path.stat()
         believed = status.st_ino, status.st_size, (1 << 63) - 1, status.st_ctime_ns
         with opened(os.open(path, os.O_RDONLY)) as fd:
-            assert native.commit.exchange_attribute(fd, believed, b"user.x", None, b"") is None
+            assert (
+                native.commit.exchange_attribute(fd, believed, b"user.x", None, b"", None) is None
+            )
         lab.optimise()
         assert lab.stub("f") is None and path.stat().st_mtime_ns == mtime_ns
 

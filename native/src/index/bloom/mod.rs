@@ -16,10 +16,12 @@ mod units;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use self::prefilter::Prefilter;
 use self::units::{CHAIN_BLOCKS, CHAIN_PAGES, CHAIN_UNITS, PAGE_ROWS, Row, UNIT_BYTES};
 use super::suggest::Suggest;
+use crate::system::effects::Effects;
 
 /// Partitions of a small index: 64 KiB of write buffers.
 const PARTITIONS_MIN: usize = 16;
@@ -32,6 +34,8 @@ const CHAINS_WIDE: usize = 4;
 
 pub struct Bloom {
     file: File,
+    /// By which the file is changed.
+    effects: Arc<dyn Effects>,
     prefilter: Prefilter,
     /// The entries of each partition that are on no page yet.
     buffers: Vec<Vec<Row>>,
@@ -50,14 +54,20 @@ pub struct Bloom {
 
 impl Bloom {
     /// `file` is empty, or `restore` is called next.
-    pub fn new(file: File, capacity: usize) -> Bloom {
+    pub fn new(file: File, effects: Arc<dyn Effects>, capacity: usize) -> Bloom {
         let partitions = capacity * ROOM.0 / ROOM.1 / (CHAIN_PAGES * PAGE_ROWS) + 1;
-        Bloom::with_partitions(file, capacity, partitions.max(PARTITIONS_MIN))
+        Bloom::with_partitions(file, effects, capacity, partitions.max(PARTITIONS_MIN))
     }
 
-    fn with_partitions(file: File, capacity: usize, partitions: usize) -> Bloom {
+    fn with_partitions(
+        file: File,
+        effects: Arc<dyn Effects>,
+        capacity: usize,
+        partitions: usize,
+    ) -> Bloom {
         Bloom {
             file,
+            effects,
             prefilter: Prefilter::new(capacity),
             buffers: vec![Vec::new(); partitions],
             chains_of: vec![Vec::new(); partitions],
@@ -103,7 +113,7 @@ impl Bloom {
         let first = first_unit(chain);
         let unit = first + (CHAIN_BLOCKS + page) as u64;
         let rows = &self.buffers[partition];
-        self.file.write_all_at(&units::encode_page(rows, unit), offset(unit))?;
+        self.effects.write_at(&self.file, &units::encode_page(rows, unit), offset(unit))?;
         if page == 0 {
             self.blocks.fill(0);
         } else {
@@ -113,7 +123,7 @@ impl Bloom {
             units::mark(&mut self.blocks, page, signature);
         }
         units::seal(&mut self.blocks, first);
-        self.file.write_all_at(&self.blocks, offset(first))?;
+        self.effects.write_at(&self.file, &self.blocks, offset(first))?;
         self.chains[chain].1 += 1;
         Ok(())
     }
@@ -225,11 +235,11 @@ impl Suggest for Bloom {
     }
 
     fn renew(&mut self, capacity: usize) -> Result<()> {
-        self.file.set_len(0)?;
+        self.effects.truncate(&self.file, 0)?;
         // The old filter goes first.
         self.prefilter = Prefilter::new(0);
         let reads = self.reads;
-        *self = Bloom::new(self.file.try_clone()?, capacity);
+        *self = Bloom::new(self.file.try_clone()?, self.effects.clone(), capacity);
         self.reads = reads;
         Ok(())
     }

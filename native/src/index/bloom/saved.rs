@@ -133,12 +133,13 @@ impl ChunkIndex<Bloom> {
     /// The owner makes that durable before it goes on, lest a crash leave a file that only looks valid.
     pub fn restore(&mut self, owner: &Owner, capacity: usize) -> Result<bool> {
         let Some((counts, lists)) = self.read_saved(owner) else {
-            self.suggest.file.set_len(0)?;
+            self.suggest.effects.truncate(&self.suggest.file, 0)?;
             return Ok(false);
         };
         let file = self.suggest.file.try_clone()?;
-        file.write_all_at(&[0; header::BYTES], 0)?;
-        let mut bloom = Bloom::with_partitions(file, capacity, counts.partitions);
+        let effects = self.suggest.effects.clone();
+        effects.write_at(&file, &[0; header::BYTES], 0)?;
+        let mut bloom = Bloom::with_partitions(file, effects, capacity, counts.partitions);
         for (chain, &(partition, _)) in (0u32..).zip(&lists.chains) {
             bloom.chains_of[partition as usize].push(chain);
         }
@@ -175,16 +176,16 @@ impl ChunkIndex<Bloom> {
     /// Write what the next job needs beside the chains. It counts once `write_header` was called,
     /// before which the owner makes all of the file durable.
     pub fn write_lists(&self) -> Result<()> {
-        let file = &self.suggest.file;
+        let Bloom { file, effects, .. } = &self.suggest;
         let start = offset(first_unit(self.suggest.chains.len()));
         let lists = encode_lists(self);
-        file.write_all_at(&lists, start)?;
-        file.set_len(start + lists.len() as u64)
+        effects.write_at(file, &lists, start)?;
+        effects.truncate(file, start + lists.len() as u64)
     }
 
     pub fn write_header(&self, owner: &Owner) -> Result<()> {
         let mut first = Counts::of(self).encode(owner);
         first.resize(UNIT_BYTES, 0);
-        self.suggest.file.write_all_at(&first, 0)
+        self.suggest.effects.write_at(&self.suggest.file, &first, 0)
     }
 }

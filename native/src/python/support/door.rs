@@ -1,0 +1,105 @@
+//! The door through which native code has its durable effects, as Python's disk opens it.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, Mutex};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::system::effects::{Effects, SystemCalls};
+use crate::threads::lock::locked;
+
+/// `None` in production, for system calls. Else `Disk.door` of a disk that is to see each effect: a
+/// callable that is given the name of one of the disk's methods, and its arguments, and returns 0 or
+/// an error's number.
+pub struct Door {
+    pub effects: Arc<dyn Effects>,
+    watched: Option<Arc<Watched>>,
+}
+
+impl Door {
+    pub fn new(door: Option<Py<PyAny>>) -> Door {
+        match door {
+            None => Door { effects: Arc::new(SystemCalls), watched: None },
+            Some(call) => {
+                let watched = Arc::new(Watched { call, raised: Mutex::default() });
+                Door { effects: watched.clone(), watched: Some(watched) }
+            }
+        }
+    }
+
+    /// To be asked after every call that may have had effects. Raises what the door raised.
+    pub fn check(&self) -> PyResult<()> {
+        let raised = self.watched.as_ref().and_then(|watched| locked(&watched.raised).take());
+        raised.map_or(Ok(()), Err)
+    }
+}
+
+/// One effect at a time, each a call of Python with the GIL.
+struct Watched {
+    call: Py<PyAny>,
+    /// An exception other than a disk's error ends the work: there are no effects any more until
+    /// `Door::check` has raised it.
+    raised: Mutex<Option<PyErr>>,
+}
+
+impl Watched {
+    fn step(&self, call: impl FnOnce(Python<'_>, &Py<PyAny>) -> PyResult<Py<PyAny>>) -> Result<()> {
+        if locked(&self.raised).is_some() {
+            return Err(Error::from_raw_os_error(libc::ECANCELED));
+        }
+        let number = Python::attach(|py| call(py, &self.call)?.extract::<i32>(py));
+        match number {
+            Ok(0) => Ok(()),
+            Ok(number) => Err(Error::from_raw_os_error(number)),
+            Err(error) => {
+                *locked(&self.raised) = Some(error);
+                Err(Error::from_raw_os_error(libc::ECANCELED))
+            }
+        }
+    }
+}
+
+impl Effects for Watched {
+    fn set_attribute(&self, fd: RawFd, name: &CStr, value: &[u8]) -> Result<()> {
+        self.step(|py, call| {
+            let (name, value) = (PyBytes::new(py, name.to_bytes()), PyBytes::new(py, value));
+            call.call1(py, ("set_attribute", fd, name, value))
+        })
+    }
+
+    fn remove_attribute(&self, fd: RawFd, name: &CStr) -> Result<()> {
+        self.step(|py, call| {
+            call.call1(py, ("remove_attribute", fd, PyBytes::new(py, name.to_bytes())))
+        })
+    }
+
+    fn punch(&self, fd: RawFd, offset: i64, length: i64) -> Result<()> {
+        self.step(|py, call| call.call1(py, ("punch", fd, offset, length)))
+    }
+
+    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i64) -> Result<()> {
+        self.step(|py, call| call.call1(py, ("set_times", fd, atime_ns, mtime_ns)))
+    }
+
+    fn write_at(&self, file: &File, data: &[u8], offset: u64) -> Result<()> {
+        self.step(|py, call| {
+            call.call1(py, ("write_at", file.as_raw_fd(), [PyBytes::new(py, data)], offset))
+        })
+    }
+
+    fn truncate(&self, file: &File, length: u64) -> Result<()> {
+        self.step(|py, call| call.call1(py, ("truncate", file.as_raw_fd(), length)))
+    }
+
+    fn reach(&self, point: &str) -> Result<()> {
+        self.step(|py, call| call.call1(py, ("reach", point)))
+    }
+
+    fn threads(&self, _: usize) -> usize {
+        1
+    }
+}

@@ -1,0 +1,103 @@
+//! Durable effects: all that native code changes on a disk, it changes by these calls.
+//!
+//! Code that makes several of them takes `Effects`. Production gives it `SystemCalls`. Where each
+//! effect is to be seen, as on a simulated disk, Python's disk takes them instead, and may refuse
+//! one, lose it, or end the process before it: in the code that production runs.
+
+use std::ffi::{CStr, c_int, c_long};
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+
+/// Each method is one durable effect, and one method of `dedupd.system.disk.Disk`.
+pub trait Effects: Send + Sync {
+    fn set_attribute(&self, fd: RawFd, name: &CStr, value: &[u8]) -> Result<()>;
+    fn remove_attribute(&self, fd: RawFd, name: &CStr) -> Result<()>;
+    fn punch(&self, fd: RawFd, offset: i64, length: i64) -> Result<()>;
+    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i64) -> Result<()>;
+    fn write_at(&self, file: &File, data: &[u8], offset: u64) -> Result<()>;
+    fn truncate(&self, file: &File, length: u64) -> Result<()>;
+
+    /// Passes a fail point, which `dedupd.failpoint` knows by this name. An error ends the work.
+    fn reach(&self, point: &str) -> Result<()>;
+
+    /// How many threads may have effects at the same time, of `threads` that there are: one where
+    /// their order has to be the same each time.
+    fn threads(&self, threads: usize) -> usize;
+}
+
+/// The file systems of this machine.
+pub struct SystemCalls;
+
+impl Effects for SystemCalls {
+    fn set_attribute(&self, fd: RawFd, name: &CStr, value: &[u8]) -> Result<()> {
+        let (data, length) = (value.as_ptr().cast(), value.len());
+        // SAFETY: `name` is NUL-terminated, `value` readable for its length.
+        check(unsafe { libc::fsetxattr(fd, name.as_ptr(), data, length, 0) }.into())
+    }
+
+    fn remove_attribute(&self, fd: RawFd, name: &CStr) -> Result<()> {
+        // SAFETY: `name` is NUL-terminated.
+        check(unsafe { libc::fremovexattr(fd, name.as_ptr()) }.into())
+    }
+
+    fn punch(&self, fd: RawFd, offset: i64, length: i64) -> Result<()> {
+        punch_hole(fd, offset, length)
+    }
+
+    fn set_times(&self, fd: RawFd, atime_ns: i128, mtime_ns: i64) -> Result<()> {
+        const SECOND: i128 = 1_000_000_000;
+        let times = [atime_ns, mtime_ns.into()].map(|time| libc::timespec {
+            tv_sec: time.div_euclid(SECOND) as i64,
+            tv_nsec: time.rem_euclid(SECOND) as i64,
+        });
+        // SAFETY: two timespecs, as the call wants.
+        check(unsafe { libc::futimens(fd, times.as_ptr()) }.into())
+    }
+
+    fn write_at(&self, file: &File, data: &[u8], offset: u64) -> Result<()> {
+        file.write_all_at(data, offset)
+    }
+
+    fn truncate(&self, file: &File, length: u64) -> Result<()> {
+        file.set_len(length)
+    }
+
+    fn reach(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn threads(&self, threads: usize) -> usize {
+        threads
+    }
+}
+
+fn check(result: c_long) -> Result<()> {
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+}
+
+fn fallocate(fd: RawFd, mode: c_int, offset: i64, length: i64) -> Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::fallocate64(fd, mode, offset, length) }.into())
+}
+
+pub fn punch_hole(fd: RawFd, offset: i64, length: i64) -> Result<()> {
+    fallocate(fd, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, offset, length)
+}
+
+pub fn fallocate_keep_size(fd: RawFd, offset: i64, length: i64) -> Result<()> {
+    fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, offset, length)
+}
+
+pub fn syncfs(fd: RawFd) -> Result<()> {
+    // SAFETY: takes no pointers.
+    check(unsafe { libc::syncfs(fd) }.into())
+}
+
+pub fn renameat2(old_dir: RawFd, old: &CStr, new_dir: RawFd, new: &CStr, flags: u32) -> Result<()> {
+    // SAFETY: both names are NUL-terminated and live for the call.
+    check(unsafe {
+        libc::syscall(libc::SYS_renameat2, old_dir, old.as_ptr(), new_dir, new.as_ptr(), flags)
+    })
+}
