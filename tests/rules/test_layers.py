@@ -1,4 +1,4 @@
-"""The layers hold: imports point downwards, and durable effects are in one place."""
+"""The layers hold: imports point downwards, and formats do no input or output."""
 
 import ast
 import importlib.util
@@ -6,41 +6,19 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("dedupd", "jobs", "fuse_stub", "analysis")
-
-
-@dataclass(frozen=True)
-class Module:
-    """A source file: its dotted name, where it is, and its syntax tree."""
-
-    name: str
-    path: Path
-    tree: ast.Module
-
-    @property
-    def is_package(self) -> bool:
-        return self.path.name == "__init__.py"
-
-
-def parse(name: str, source: str) -> Module:
-    return Module(name, Path(name.replace(".", "/") + ".py"), ast.parse(source))
-
-
-def modules() -> Iterator[Module]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            yield Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
-
-
-MODULES = list(modules())
+from tests.support.sources import (
+    MODULES,
+    NATIVE_EFFECTS,
+    PACKAGES,
+    ROOT,
+    Module,
+    called,
+    parse,
+)
 
 
 def is_module(name: str) -> bool:
@@ -233,7 +211,8 @@ PURE = {
 }
 """What encoding and decoding may lean on."""
 
-NATIVE_EFFECTS = {"syncfs", "punch_hole", "copy_range", "fiemap", "ioctl"}
+EFFECTS = set().union(*NATIVE_EFFECTS.values())
+"""Of native code."""
 
 
 def impurities(module: Module) -> list[str]:
@@ -245,7 +224,7 @@ def impurities(module: Module) -> list[str]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and called(node.func) in ("open", "print", "input"):
             found.append(f"{module.path}:{node.lineno}: calls {called(node.func)}")
-        if isinstance(node, ast.Attribute) and node.attr in NATIVE_EFFECTS:
+        if isinstance(node, ast.Attribute) and node.attr in EFFECTS:
             found.append(f"{module.path}:{node.lineno}: uses {node.attr}")
     return found
 
@@ -269,165 +248,3 @@ def test_formats_do_no_input_or_output() -> None:
 )
 def test_input_or_output_in_a_format_is_found(source: str) -> None:
     assert impurities(parse("dedupd.format.sample", source))
-
-
-# --- durable effects are in disk.py -----------------------------------------------------------
-
-EFFECTS = {
-    "os": {
-        *("rename", "renames", "replace", "unlink", "remove", "rmdir", "removedirs", "link"),
-        *("symlink", "mkdir", "makedirs", "mknod", "mkfifo", "truncate", "ftruncate"),
-        *("fsync", "fdatasync", "sync", "write", "writev", "pwrite", "pwritev", "sendfile"),
-        *("copy_file_range", "splice", "posix_fallocate", "setxattr", "removexattr", "utime"),
-        *("chmod", "fchmod", "lchmod", "chown", "fchown", "lchown"),
-    },
-    "shutil": {
-        *("rmtree", "move", "copy", "copy2", "copyfile", "copyfileobj", "copymode", "copystat"),
-        *("copytree", "chown"),
-    },
-    "system": {"syncfs", "punch_hole"},
-}
-METHODS = {"write_text", "write_bytes", "touch", "mkdir", "unlink", "rmdir", "rename", "replace"}
-"""Of pathlib; ``replace`` and ``rename`` with one argument only, to tell them from str.replace."""
-CREATING_FLAGS = {"O_CREAT", "O_TRUNC"}
-"""Of os.open, wherever they are put together."""
-
-MAKES_BYTES_DURABLE = "dedupd.system.disk"
-
-ALLOWED = {
-    # Derived state, and LMDB does the rest.
-    "dedupd.volume.catalog": {"os.makedirs", "shutil.rmtree", "os.posix_fallocate", "O_CREAT"},
-    "dedupd.volume.volume": {"O_CREAT"},  # lock files
-    "dedupd.volume.transition_log": {
-        "os.pwrite",
-        "os.ftruncate",
-    },  # a hint in a lock file, never synced
-    "dedupd.volume.enable": {"O_CREAT"},  # lock files
-    "dedupd.volume.probe": {"os.setxattr"},  # of a file of its own
-}
-"""Effects outside of ``disk.py``, each for a reason."""
-
-SERVING = ("fuse_stub",)
-"""Carries out what users ask of their own files; its durable steps on stubs go through the disk."""
-
-REPORTING = ("analysis", "dedupd.cli", "dedupd.service")
-"""Write reports, sockets and temporary volumes, and nothing that a volume consists of."""
-
-
-def called(function: ast.expr) -> str:
-    """``os.rename`` or ``open``; the last name alone where the rest is not a plain name, or a
-    submodule of ``native``."""
-    if isinstance(function, ast.Name):
-        return function.id
-    if isinstance(function, ast.Attribute):
-        if isinstance(function.value, ast.Name):
-            return f"{function.value.id}.{function.attr}"
-        if called(function.value).startswith("native."):
-            return f"{called(function.value)}.{function.attr}"
-        return f".{function.attr}"
-    return ""
-
-
-def aliases(module: Module) -> dict[str, str]:
-    """Local name → real name of everything that is imported under a name of its own."""
-    names = {}
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            names.update({a.asname: a.name for a in node.names if a.asname})
-        elif isinstance(node, ast.ImportFrom):
-            base = (node.module or "").rpartition(".")[2]
-            for alias in node.names:
-                inner = alias.name if node.module == "dedupd" else f"{base}.{alias.name}"
-                names[alias.asname or alias.name] = inner
-    return names
-
-
-def effect(call: ast.Call, names: dict[str, str]) -> str:
-    """The durable effect of a call, as ``os.rename``; empty where it has none."""
-    function = called(call.func)
-    head, dot, tail = function.partition(".")
-    function = f"{names.get(head, head)}{dot}{tail}" if head else function
-    owner, _, name = function.rpartition(".")
-    if name in EFFECTS.get(owner.rpartition(".")[2], ()):
-        return function
-    if function in ("open", "io.open", "os.fdopen") or name == "open":
-        # The mode is the second argument of open(), and the first of a path's method.
-        modes = [*call.args[:2], *(k.value for k in call.keywords if k.arg == "mode")]
-        return "open for writing" if any(map(is_write_mode, modes)) else ""
-    if function.startswith(".") and name in METHODS and owner == "":
-        arguments = len(call.args) + len(call.keywords)
-        return function if name not in ("rename", "replace") or arguments == 1 else ""
-    return ""
-
-
-def is_write_mode(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-        return False
-    letters = set(node.value)
-    return letters <= set("rwaxbt+") and bool(letters & set("wax+")) and len(node.value) <= 3
-
-
-def effects(module: Module) -> Iterator[tuple[str, int]]:
-    """(effect, line) of everything in a module that changes what is on the disk."""
-    names = aliases(module)
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and (found := effect(node, names)):
-            yield found, node.lineno
-        elif isinstance(node, ast.Attribute) and node.attr in CREATING_FLAGS:
-            yield node.attr, node.lineno
-
-
-def test_only_the_disk_has_durable_effects() -> None:
-    wrong = [
-        f"{module.path}:{line}: {found}"
-        for module in MODULES
-        if module.name != MAKES_BYTES_DURABLE and not module.name.startswith((*SERVING, *REPORTING))
-        for found, line in effects(module)
-        if found not in ALLOWED.get(module.name, ())
-    ]
-    assert wrong == []
-
-
-def test_no_exception_is_kept_that_nobody_needs() -> None:
-    used = {module.name: {found for found, _ in effects(module)} for module in MODULES}
-    assert {name: sorted(ALLOWED[name] - used.get(name, set())) for name in ALLOWED} == {
-        name: [] for name in ALLOWED
-    }
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nos.rename(a, b)",
-        "import os as system\nsystem.unlink(a)",
-        "from os import fsync\nfsync(3)",
-        "from os import ftruncate as cut\ncut(3, 0)",
-        "import os\nflags = os.O_RDWR | os.O_CREAT\nos.open(p, flags)",
-        "import os\ndef f(fd):\n    return [os.pwrite(fd, b'', 0) for _ in range(2)]",
-        "import shutil\nshutil.rmtree(p)",
-        "from dedupd import native\nnative.system.punch_hole(3, 0, 1)",
-        "from dedupd.native.system import syncfs\nsyncfs(3)",
-        "open(p, 'w')",
-        "open(p, mode='r+b')",
-        "(base / 'x').write_text('')",
-        "(base / 'x').unlink()",
-        "(base / 'x').rename(y)",
-    ],
-)
-def test_a_durable_effect_is_found(source: str) -> None:
-    assert list(effects(parse("jobs.sample", source)))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "disk.rename(a, b'x', c, b'y')",
-        "import os\nos.open(p, os.O_RDONLY)",
-        "open(p)",
-        "open(p, 'rb')",
-        "open(p, encoding='ascii')",
-        "'a'.strip().replace('a', 'b')",
-    ],
-)
-def test_what_has_no_durable_effect_is_fine(source: str) -> None:
-    assert list(effects(parse("jobs.sample", source))) == []
