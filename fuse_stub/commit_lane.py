@@ -112,8 +112,7 @@ class CommitLane:
                         file.fd,
                         request.identity,
                         request.recipe,
-                        volume.space,
-                        volume.disk,
+                        volume.stub_files,
                         request.previous,
                     )
                 except BaseException:
@@ -157,9 +156,7 @@ class CommitLane:
                 raise FileChanged(_CHANGED)
             pending.begun = None
             try:
-                await trio.to_thread.run_sync(
-                    finish_commit, file.fd, begun, volume.space, volume.disk, volume.block_bytes
-                )
+                await trio.to_thread.run_sync(finish_commit, file.fd, begun, volume.stub_files)
             finally:
                 # Also where it failed half way: what is punched is the store's from now on.
                 self._look_again(file)
@@ -208,7 +205,7 @@ class CommitLane:
             return
         begun, pending.begun = pending.begun, None
         try:
-            revert_commit(pending.file.fd, begun, self._volume.space, self._volume.disk)
+            revert_commit(pending.file.fd, begun, self._volume.stub_files)
         except BaseException:
             # Then it is a stub that has all its blocks. As a plain file it could get holes, for
             # which whoever opens it next would take the recipe's bytes.
@@ -272,7 +269,7 @@ class CommitLane:
     def _restore(self, fd: int, stub: SparseStub) -> None:
         volume, attribute = self._volume, stub.attribute
         content = stub.content if is_missing_any(fd, attribute) else RecipeBytes()
-        restore(fd, attribute, content, volume.space, volume.disk, volume.block_bytes)
+        restore(fd, attribute, content, volume.stub_files)
 
 
 def _failure(error: DedupdError | OSError) -> Result:

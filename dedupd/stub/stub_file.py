@@ -31,8 +31,7 @@ from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
 from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.content import StoreContent
-from dedupd.stub.transition import LENGTH_BYTES_MAX, AttributeSpace
-from dedupd.system.disk import Disk
+from dedupd.stub.transition import LENGTH_BYTES_MAX, StubFiles
 from dedupd.system.extents import extent_size_hint, written_ranges
 from dedupd.system.files import data_ranges, read_at, read_into
 from dedupd.units import GIB, align_down, align_up
@@ -50,16 +49,14 @@ class SparseStub:
         self,
         fd: int,
         attribute: StubAttribute,
-        space: AttributeSpace,
-        disk: Disk,
-        block_bytes: int,
+        files: StubFiles,
         load: LoadContent,
     ) -> None:
         self.fd = fd
         self.attribute = attribute
-        self._space = space
-        self._disk = disk
-        self._block = block_bytes
+        self._files = files
+        self._disk = files.disk
+        self._block = files.block_bytes
         self._load = load
         self._content: StoreContent | None = None
         self._attribute_is_stale = False
@@ -305,7 +302,7 @@ class SparseStub:
             self.attribute = replace(self.attribute, covered=size)
             self._attribute_is_stale = True
         if size == 0:
-            self._disk.remove_attribute(self.fd, self._space.name)
+            self._disk.remove_attribute(self.fd, self._files.space.name)
             return True
         self._store_attribute()
         return False
@@ -327,7 +324,7 @@ class SparseStub:
     def _store_attribute(self) -> None:
         """Bring ``covered`` on disk up to date, before the file can grow."""
         if self._attribute_is_stale:
-            self._space.write(self.fd, self.attribute, self._disk)
+            self._files.write(self.fd, self.attribute)
             self._attribute_is_stale = False
 
 

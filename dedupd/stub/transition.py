@@ -90,8 +90,18 @@ class AttributeSpace:
         value = native.system.fgetxattr(fd, self.name)
         return None if value is None else decode_stub(value, self.volume, where)
 
-    def write(self, fd: int, stub: StubAttribute, disk: Disk) -> None:
-        disk.set_attribute(fd, self.name, encode_stub(stub, self.volume))
+
+@dataclass(frozen=True, slots=True)
+class StubFiles:
+    """How the stubs of a volume are changed: by which attribute, on which disk, in what blocks."""
+
+    space: AttributeSpace
+    disk: Disk
+    block_bytes: int
+
+    def write(self, fd: int, stub: StubAttribute) -> None:
+        """Set the attribute of an open file."""
+        self.disk.set_attribute(fd, self.space.name, encode_stub(stub, self.space.volume))
 
 
 def committing(identity: FileIdentity, ref: RecipeRef) -> StubAttribute:
@@ -104,8 +114,7 @@ def begin_commit(
     fd: int,
     expected: FileIdentity,
     ref: RecipeRef,
-    space: AttributeSpace,
-    disk: Disk,
+    files: StubFiles,
     previous: bytes | None = None,
 ) -> "Begun":
     """Make a file a stub of the recipe ``ref`` with all its blocks still present.
@@ -116,10 +125,11 @@ def begin_commit(
     Raises FileChanged where the file is not the one that was read; NoSpace.
     """
     stub = committing(expected, ref)
-    value = encode_stub(stub, space.volume)
-    after = native.commit.exchange_attribute(fd, expected, space.name, previous, value, disk.door)
+    name, value = files.space.name, encode_stub(stub, files.space.volume)
+    door = files.disk.door
+    after = native.commit.exchange_attribute(fd, expected, name, previous, value, door)
     if after is None:
-        if native.system.fgetxattr(fd, space.name) != previous:
+        if native.system.fgetxattr(fd, name) != previous:
             raise FileChanged("it became a stub meanwhile, or another one")
         if native.system.fgetxattr(fd, CAPABILITY) is not None:
             raise FileChanged("it has capabilities, which it would lose")
@@ -127,44 +137,42 @@ def begin_commit(
     begun = FileIdentity(*after)
     if (begun.size, begun.mtime_ns) != (expected.size, expected.mtime_ns):
         # Setting the attribute has moved the ctime on; this is what still tells of a writer.
-        _put_back(fd, previous, space, disk)
+        _put_back(fd, previous, files)
         raise FileChanged("it changed while it was being committed")
     return Begun(begun, stub, previous)
 
 
-def finish_commit(
-    fd: int, begun: "Begun", space: AttributeSpace, disk: Disk, block_bytes: int
-) -> None:
+def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
     """Punch a stub whose attribute, and whose chunks, are durable.
 
     Raises FileChanged, with the file as it was, where it was touched since :func:`begin_commit`.
     """
     status = os.fstat(fd)
     if FileIdentity.of(status) != begun.identity:
-        revert_commit(fd, begun, space, disk)
+        revert_commit(fd, begun, files)
         raise FileChanged("it changed while it was being committed")
     # The change time is still the one of setting the attribute, so the attribute is what was set.
     settled = replace(begun.stub, flags=begun.stub.flags & Flag.DIRECT)
     native.commit.punch_and_settle(
         fd,
-        align_up(status.st_size, block_bytes),
+        align_up(status.st_size, files.block_bytes),
         (status.st_atime_ns, begun.stub.mtime_ns),
-        space.name,
-        encode_stub(settled, space.volume),
-        disk.door,
+        files.space.name,
+        encode_stub(settled, files.space.volume),
+        files.disk.door,
     )
 
 
-def revert_commit(fd: int, begun: "Begun", space: AttributeSpace, disk: Disk) -> None:
+def revert_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
     """Take back a commit that has begun but not finished: all blocks are there."""
-    _put_back(fd, begun.previous, space, disk)
+    _put_back(fd, begun.previous, files)
 
 
-def _put_back(fd: int, previous: bytes | None, space: AttributeSpace, disk: Disk) -> None:
+def _put_back(fd: int, previous: bytes | None, files: StubFiles) -> None:
     if previous is None:
-        disk.remove_attribute(fd, space.name)
+        files.disk.remove_attribute(fd, files.space.name)
     else:
-        disk.set_attribute(fd, space.name, previous)
+        files.disk.set_attribute(fd, files.space.name, previous)
 
 
 def needs_settling(fd: int, stub: StubAttribute) -> bool:
@@ -179,19 +187,17 @@ def settle(
     fd: int,
     stub: StubAttribute,
     content: Callable[[], "RecipeBytes"],
-    space: AttributeSpace,
-    disk: Disk,
-    block_bytes: int,
+    files: StubFiles,
 ) -> StubAttribute:
     """Finish what a crash interrupted; returns the attribute as it is now. Idempotent.
 
-    Whoever is going to write to a stub settles it first; nobody else may use it meanwhile.
+    Before a stub is written to it is settled; nothing else may use it meanwhile.
     A commit is carried through block by block: those that the store gives back byte for byte are
-    punched. A block that differs was written after the commit began, by somebody whose in-place
-    write reached the disk before the removal of the attribute did: it stays, as a local one. So do
-    all that the store cannot give back; then the damage is for the reader of the holes to report.
+    punched. A block that differs was written after the commit began, in place, and reached the disk
+    before the removal of the attribute did: it stays, as a local one. So do all that the store
+    cannot give back; then the damage is for the reader of the holes to report.
     """
-    status = os.fstat(fd)
+    status, disk = os.fstat(fd), files.disk
     mtime_ns = stub.mtime_ns
     with _keeping_capability(fd, disk):
         if status.st_blocks > 0:
@@ -201,7 +207,7 @@ def settle(
             # durable.
             disk.sync_file(fd)
             try:
-                if not _punch_equal(fd, stub, content(), disk, block_bytes):
+                if not _punch_equal(fd, stub, content(), files):
                     mtime_ns = status.st_mtime_ns
             except Damaged:
                 pass
@@ -213,7 +219,7 @@ def settle(
         # It was truncated, and the attribute did not follow. What it grows by from here is zeros.
         settled = replace(settled, covered=status.st_size)
     if settled != stub:
-        space.write(fd, settled, disk)
+        files.write(fd, settled)
     return settled
 
 
@@ -229,20 +235,18 @@ def _keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
             disk.set_attribute(fd, CAPABILITY, value)
 
 
-def _punch_equal(
-    fd: int, stub: StubAttribute, content: "RecipeBytes", disk: Disk, block_bytes: int
-) -> bool:
+def _punch_equal(fd: int, stub: StubAttribute, content: "RecipeBytes", files: StubFiles) -> bool:
     """Punch the blocks that equal the recipe's bytes; False where one did not. Raises Damaged."""
     size = os.fstat(fd).st_size
     covered = min(stub.covered, size)
     if covered < size:
-        covered = align_down(covered, block_bytes)
+        covered = align_down(covered, files.block_bytes)
     all_equal = True
     for start, end in native.system.present_ranges(fd, 0, covered):
         for begin in range(start, end, _COMPARE_BYTES):
             stop = min(begin + _COMPARE_BYTES, end)
             if read_at(fd, stop - begin, begin) == content.read(begin, stop):
-                disk.punch(fd, begin, align_up(stop - begin, block_bytes))
+                files.disk.punch(fd, begin, align_up(stop - begin, files.block_bytes))
             else:
                 all_equal = False
     return all_equal
@@ -271,18 +275,16 @@ def restore(
     fd: int,
     stub: StubAttribute,
     content: "RecipeBytes",
-    space: AttributeSpace,
-    disk: Disk,
-    block_bytes: int,
+    files: StubFiles,
 ) -> None:
     """Make a stub a plain file again: fill every hole from the store, sync, remove the attribute.
 
     ``content`` gives the recipe's bytes. On NoSpace the file is the stub that it was.
     Raises NoSpace, Damaged; then the file is still a stub.
     """
-    status = os.fstat(fd)
+    status, disk = os.fstat(fd), files.disk
     local = local_ranges(fd, stub, status.st_size)
-    space.write(
+    files.write(
         fd,
         replace(
             stub,
@@ -290,7 +292,6 @@ def restore(
             # Only a crash gives it back from there.
             mtime_ns=min(max(status.st_mtime_ns, _TIMES_NS[0]), _TIMES_NS[-1]),
         ),
-        disk,
     )
     reach(_RESTORING)
     covered = min(stub.covered, status.st_size)
@@ -298,19 +299,19 @@ def restore(
     try:
         with _keeping_capability(fd, disk):
             for start, end in missing:
-                _fill(fd, start, end, status.st_size, content, disk, block_bytes)
+                _fill(fd, start, end, status.st_size, content, files)
         disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
         disk.sync_file(fd)
     except BaseException:
         # All of it: next to what was filled there may be blocks that were only allocated.
         with _keeping_capability(fd, disk):
             for start, end in missing:
-                disk.punch(fd, start, align_up(end - start, block_bytes))
+                disk.punch(fd, start, align_up(end - start, files.block_bytes))
         disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
-        space.write(fd, stub, disk)
+        files.write(fd, stub)
         raise
     reach(_FILLED)
-    disk.remove_attribute(fd, space.name)
+    disk.remove_attribute(fd, files.space.name)
     reach(_PLAIN)
 
 
@@ -341,16 +342,9 @@ def _not_zero(data: bytes, block_bytes: int) -> Iterator[tuple[int, int]]:
         yield start, len(data)
 
 
-def _fill(
-    fd: int,
-    start: int,
-    end: int,
-    size: int,
-    content: RecipeBytes,
-    disk: Disk,
-    block_bytes: int,
-) -> None:
+def _fill(fd: int, start: int, end: int, size: int, content: RecipeBytes, files: StubFiles) -> None:
     """Write a missing range, in whole blocks; recipe holes and blocks of zeros stay holes."""
+    block_bytes = files.block_bytes
     done = start
     for begin, stop in content.data_ranges(start, end):
         begin = max(align_down(begin, block_bytes), done)
@@ -361,7 +355,7 @@ def _fill(
                 # Up to the end of its block the file is zeros beyond what the recipe covers.
                 data = content.read(begin, min(part, end)).ljust(part - begin, b"\0")
                 for first, last in _not_zero(data, block_bytes):
-                    disk.write_at(fd, [memoryview(data)[first:last]], begin + first)
+                    files.disk.write_at(fd, [memoryview(data)[first:last]], begin + first)
             except NoSpace as error:
                 raise NoSpace("no space left to make the file plain; it stays a stub") from error
             begin = part

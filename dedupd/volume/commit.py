@@ -184,8 +184,7 @@ class _Batch:
                     fd,
                     request.identity,
                     request.recipe,
-                    volume.space,
-                    volume.disk,
+                    volume.stub_files,
                     request.previous,
                 ),
             )
@@ -203,11 +202,9 @@ class _Batch:
             try:
                 if not lease_exclusively(fd):
                     # The sync took longer than a lease keeps others waiting.
-                    revert_commit(fd, begun, self._volume.space, self._volume.disk)
+                    revert_commit(fd, begun, self._volume.stub_files)
                     raise Busy("it was opened in another process")
-                finish_commit(
-                    fd, begun, self._volume.space, self._volume.disk, self._volume.block_bytes
-                )
+                finish_commit(fd, begun, self._volume.stub_files)
                 self.results[at] = _DONE
             except (Busy, FileChanged, OSError) as error:
                 self.results[at] = step_failure(error)
@@ -215,7 +212,7 @@ class _Batch:
     def revert(self) -> None:
         """Take back what has begun."""
         for _, (fd, begun) in self._unfinished(range(len(self._requests.plain))):
-            revert_commit(fd, begun, self._volume.space, self._volume.disk)
+            revert_commit(fd, begun, self._volume.stub_files)
 
     def _unfinished(self, plain: Iterable[int]) -> Iterator[tuple[int, tuple[int, Begun]]]:
         """What has begun and is not finished, of plain files of these positions: position,
@@ -256,7 +253,7 @@ def _settle(volume: Volume, path: bytes) -> None:
         stub = volume.space.read(fd, where)
         if stub is not None and stub.flags.transient:
             load = partial(volume.content, stub, where)
-            settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+            settle(fd, stub, load, volume.stub_files)
 
 
 def settle_noted(volume: Volume, transitions: Transitions) -> None:

@@ -60,8 +60,8 @@ def _restored_here(volume: Volume, path: bytes, safe_point: Callable[[], None]) 
         if stub is None:
             return False
         load = partial(volume.content, stub, where)
-        stub = settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+        stub = settle(fd, stub, load, volume.stub_files)
         content = load() if is_missing_any(fd, stub) else RecipeBytes()
         safe_content = _InterruptibleBytes(content, safe_point)
-        restore(fd, stub, safe_content, volume.space, volume.disk, volume.block_bytes)
+        restore(fd, stub, safe_content, volume.stub_files)
         return True

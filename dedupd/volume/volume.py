@@ -17,7 +17,7 @@ from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
 from dedupd.store.second_copies import CopyReader
 from dedupd.stub.content import ReadChunk, StoreContent, chunk_reader, open_content
-from dedupd.stub.transition import AttributeSpace
+from dedupd.stub.transition import AttributeSpace, StubFiles
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
 from dedupd.system.disk import Disk
@@ -69,6 +69,11 @@ class Volume:
             )
             on_failure.pop_all()
         self.block_bytes = block_bytes_of(self.data_fd)
+
+    @property
+    def stub_files(self) -> StubFiles:
+        """How its stubs are changed."""
+        return StubFiles(self.space, self.disk, self.block_bytes)
 
     @classmethod
     def open(cls, path: str, disk: Disk | None = None) -> "Volume":

@@ -273,7 +273,7 @@ class OpenFiles:
         volume = self._volume
         load = partial(self._load, fd, stub)
         with opened(_open_for(b"/proc/self/fd/%d" % fd, True)) as own:
-            return settle(own, stub, load, volume.space, volume.disk, volume.block_bytes)
+            return settle(own, stub, load, volume.stub_files)
 
     def sparse(self, file: OpenFile, stub: StubAttribute) -> SparseStub:
         """The reading and writing side of a settled stub."""
@@ -281,9 +281,7 @@ class OpenFiles:
         return SparseStub(
             file.fd,
             stub,
-            volume.space,
-            volume.disk,
-            volume.block_bytes,
+            volume.stub_files,
             lambda stub: self._load(file.fd, stub),
         )
 

@@ -232,8 +232,8 @@ def write_during_commit(scene: Scene) -> None:
             with open_user_file(scene, path) as fd:
                 content = os.pread(fd, 1 << 20, 0)
                 read = FileIdentity.of(os.fstat(fd))
-                begun = begin_commit(fd, read, ref, volume.space, scene.disk)
-                revert_commit(fd, begun, volume.space, scene.disk)
+                begun = begin_commit(fd, read, ref, volume.stub_files)
+                revert_commit(fd, begun, volume.stub_files)
                 changed = _overwritten(content, 5000, b"changed by a user " * 400)
                 scene.begin_write(path, changed)
                 scene.disk.write_at(fd, [changed[5000:12200]], 5000)
@@ -248,13 +248,13 @@ def commit_of_changed_file(scene: Scene) -> None:
         ref = _recipe_of_twin(volume, "base")
         with open_user_file(scene, "base") as fd:
             content = os.pread(fd, 1 << 20, 0)
-            begun = begin_commit(fd, FileIdentity.of(os.fstat(fd)), ref, volume.space, scene.disk)
+            begun = begin_commit(fd, FileIdentity.of(os.fstat(fd)), ref, volume.stub_files)
             scene.disk.sync_file_system(fd)
             changed = _overwritten(content, 0, b"changed " * 1000)
             scene.begin_write("base", changed)
             scene.disk.write_at(fd, [changed[:8000]], 0)
             with pytest.raises(FileChanged):
-                finish_commit(fd, begun, volume.space, scene.disk, volume.block_bytes)
+                finish_commit(fd, begun, volume.stub_files)
             scene.disk.sync_file(fd)
             scene.synced("base", changed)
 
@@ -289,7 +289,7 @@ def _sparse(scene: Scene, volume: Volume, path: str, fd: int) -> SparseStub:
 
     attribute = volume.space.read(fd, path)
     assert attribute is not None
-    return SparseStub(fd, attribute, volume.space, scene.disk, volume.block_bytes, load)
+    return SparseStub(fd, attribute, volume.stub_files, load)
 
 
 def _change_stub(
@@ -327,8 +327,8 @@ def write_during_commit_of_stubs(scene: Scene) -> None:
             content = crash.read_through_store(volume, b"base")[0]
             previous = os.getxattr(fd, volume.space.name)
             identity = FileIdentity.of(os.fstat(fd))
-            begun = begin_commit(fd, identity, ref, volume.space, scene.disk, previous)
-            revert_commit(fd, begun, volume.space, scene.disk)
+            begun = begin_commit(fd, identity, ref, volume.stub_files, previous)
+            revert_commit(fd, begun, volume.stub_files)
             stub = _sparse(scene, volume, "base", fd)
             for at, sync in ((4096, scene.disk.sync_data), (9000, scene.disk.sync_file)):
                 data = random.Random(at).randbytes(3000)

@@ -58,9 +58,7 @@ class Reading:
         self.stub = SparseStub(
             self.fd,
             attribute,
-            self.volume.space,
-            self.volume.disk,
-            self.volume.block_bytes,
+            self.volume.stub_files,
             lambda stub: self.volume.content(stub, "f"),
         )
         self.records = WatchedReader(self.volume)

@@ -52,13 +52,11 @@ class Sparse:
         attribute = volume.space.read(self.fd, name)
         assert attribute is not None
         load = partial(open_content, attribute, volume.recipes, volume.read_chunk, name)
-        attribute = settle(self.fd, attribute, load, volume.space, volume.disk, volume.block_bytes)
+        attribute = settle(self.fd, attribute, load, volume.stub_files)
         self.stub = SparseStub(
             self.fd,
             attribute,
-            volume.space,
-            volume.disk,
-            volume.block_bytes,
+            volume.stub_files,
             lambda stub: open_content(stub, volume.recipes, volume.read_chunk, name),
         )
         self.is_plain = False
@@ -308,9 +306,7 @@ def test_a_restore_without_room_leaves_no_blocks_beside_those_it_filled(
         volume, attribute = one.volume, one.stub.attribute
         volume.disk.room = 12 * BLOCK
         with pytest.raises(NoSpace):
-            restore(
-                one.fd, attribute, one.stub.content, volume.space, volume.disk, volume.block_bytes
-            )
+            restore(one.fd, attribute, one.stub.content, volume.stub_files)
         os.pread(one.fd, len(model), 0)
         assert one.read(0, len(model)) == model
     assert lab.read("images/f") == model
@@ -357,7 +353,7 @@ def test_a_stub_whose_own_blocks_were_cloned_is_written_and_made_plain(
         os.pread(one.fd, len(model), 0)
         assert one.read(0, len(model)) == model
         volume, stub = one.volume, one.stub
-        restore(one.fd, stub.attribute, stub.content, volume.space, volume.disk, volume.block_bytes)
+        restore(one.fd, stub.attribute, stub.content, volume.stub_files)
     assert (lab.data / "f").read_bytes() == model
 
 

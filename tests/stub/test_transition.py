@@ -19,6 +19,7 @@ from dedupd.stub.content import open_content
 from dedupd.stub.transition import (
     AttributeSpace,
     FileIdentity,
+    StubFiles,
     begin_commit,
     finish_commit,
     local_ranges,
@@ -34,6 +35,7 @@ BLOCK = 4096
 SPACE = AttributeSpace(b"user.dedupd", bytes(16))
 REF = RecipeRef(1 << 32, bytes(16))
 DISK = LazyDisk()
+FILES = StubFiles(SPACE, DISK, BLOCK)
 
 
 @pytest.fixture
@@ -54,9 +56,9 @@ def identity(fd: int) -> FileIdentity:
 
 
 def test_a_commit_frees_the_blocks_and_changes_nothing_that_users_see(file: int) -> None:
-    begun = begin_commit(file, identity(file), REF, SPACE, DISK)
+    begun = begin_commit(file, identity(file), REF, FILES)
     assert os.pread(file, 10 * BLOCK, 0) == noise(10 * BLOCK)
-    finish_commit(file, begun, SPACE, DISK, BLOCK)
+    finish_commit(file, begun, FILES)
     status = os.fstat(file)
     assert (status.st_size, status.st_mtime_ns, status.st_blocks) == (10 * BLOCK, OLD_NS, 0)
     assert SPACE.read(file, "") == StubAttribute(REF.recipe, REF.digest, 10 * BLOCK, OLD_NS)
@@ -66,20 +68,20 @@ def test_a_commit_frees_the_blocks_and_changes_nothing_that_users_see(file: int)
 def test_a_file_that_is_not_the_one_that_was_read_is_left_alone(file: int, change: str) -> None:
     read = identity(file)
     with pytest.raises(FileChanged):
-        begin_commit(file, read._replace(**{change: 7}), REF, SPACE, DISK)
+        begin_commit(file, read._replace(**{change: 7}), REF, FILES)
     assert SPACE.read(file, "") is None
     assert identity(file) == read
 
 
 def test_a_file_that_is_a_stub_already_is_left_alone(file: int) -> None:
-    begin_commit(file, identity(file), REF, SPACE, DISK)
+    begin_commit(file, identity(file), REF, FILES)
     with pytest.raises(FileChanged, match="became a stub meanwhile"):
-        begin_commit(file, identity(file), REF, SPACE, DISK)
+        begin_commit(file, identity(file), REF, FILES)
 
 
 @pytest.mark.parametrize("change", ["content", "length", "mode"])
 def test_a_file_touched_during_its_commit_is_plain_again(file: int, change: str) -> None:
-    begun = begin_commit(file, identity(file), REF, SPACE, DISK)
+    begun = begin_commit(file, identity(file), REF, FILES)
     expected = noise(10 * BLOCK)
     if change == "content":
         os.pwrite(file, b"new", 5)
@@ -90,14 +92,14 @@ def test_a_file_touched_during_its_commit_is_plain_again(file: int, change: str)
     else:
         os.fchmod(file, 0o604)
     with pytest.raises(FileChanged, match="while it was being committed"):
-        finish_commit(file, begun, SPACE, DISK, BLOCK)
+        finish_commit(file, begun, FILES)
     assert SPACE.read(file, "") is None
     assert os.pread(file, 11 * BLOCK, 0) == expected
 
 
 def test_a_commit_that_has_begun_can_be_taken_back(file: int) -> None:
-    begun = begin_commit(file, identity(file), REF, SPACE, DISK)
-    revert_commit(file, begun, SPACE, DISK)
+    begun = begin_commit(file, identity(file), REF, FILES)
+    revert_commit(file, begun, FILES)
     assert SPACE.read(file, "") is None
     assert os.pread(file, 10 * BLOCK, 0) == noise(10 * BLOCK)
 
@@ -196,7 +198,7 @@ def settle_file(lab: Lab, name: str) -> StubAttribute:
             stub = volume.space.read(fd, name)
             assert stub is not None
             load = partial(open_content, stub, volume.recipes, volume.read_chunk, name)
-            return settle(fd, stub, load, volume.space, volume.disk, volume.block_bytes)
+            return settle(fd, stub, load, volume.stub_files)
         finally:
             os.close(fd)
 

@@ -178,9 +178,7 @@ def test_what_a_file_was_cut_by_is_garbage(
                 sparse = SparseStub(
                     fd,
                     stub,
-                    volume.space,
-                    lab.disk,
-                    volume.block_bytes,
+                    volume.stub_files,
                     partial(volume.content, where=name),
                 )
                 sparse.truncate(length)

@@ -53,7 +53,7 @@ def cut(lab: Lab, name: str, length: int) -> None:
         stub = volume.space.read(fd, name)
         assert stub is not None
         content = partial(volume.content, where=name)
-        SparseStub(fd, stub, volume.space, lab.disk, volume.block_bytes, content).truncate(length)
+        SparseStub(fd, stub, volume.stub_files, content).truncate(length)
 
 
 def put_files(lab: Lab, count: int, first: int = 0) -> None:

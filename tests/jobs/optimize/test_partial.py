@@ -45,13 +45,11 @@ def edit(lab: Lab, name: str, *edits: tuple[int, bytes], size: int | None = None
         attribute = volume.space.read(fd, name)
         assert attribute is not None
         load = partial(open_content, attribute, volume.recipes, volume.read_chunk, name)
-        attribute = settle(fd, attribute, load, volume.space, volume.disk, volume.block_bytes)
+        attribute = settle(fd, attribute, load, volume.stub_files)
         stub = SparseStub(
             fd,
             attribute,
-            volume.space,
-            volume.disk,
-            volume.block_bytes,
+            volume.stub_files,
             lambda found: open_content(found, volume.recipes, volume.read_chunk, name),
         )
         for offset, data in edits:
