@@ -26,7 +26,7 @@ from dedupd.stub.transition import (
 )
 from dedupd.system.paths import open_beneath
 from dedupd.volume.commit import Outcome, Result, open_failure, step_failure
-from dedupd.volume.commit_requests import Request
+from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
@@ -75,7 +75,7 @@ class CommitLane:
                 space = self._volume.space
                 yield decode_stub(pending.initial.previous, space.volume, pending.file.where)
 
-    async def begin(self, requests: Sequence[Request]) -> list[Result]:
+    async def begin(self, requests: Sequence[CommitRequest]) -> list[Result]:
         """The first step: files become stubs (of a new recipe) that still have all their blocks."""
         results = []
         for request in requests:
@@ -86,7 +86,7 @@ class CommitLane:
             await trio.lowlevel.checkpoint()
         return results
 
-    async def _begin(self, request: Request) -> Result:
+    async def _begin(self, request: CommitRequest) -> Result:
         volume = self._volume
         try:
             fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)

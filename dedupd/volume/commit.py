@@ -31,7 +31,7 @@ from dedupd.system.control_socket import ControlClient
 from dedupd.system.files import opened
 from dedupd.system.leases import lease_exclusively
 from dedupd.system.paths import DirectoryOpener, open_beneath, show_path
-from dedupd.volume.commit_requests import Requests, request_to_json
+from dedupd.volume.commit_requests import CommitRequests, request_to_json
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 
@@ -71,7 +71,7 @@ _HALF_WAY = Result(Outcome.FAILED, "it could not be punched; the next job goes o
 class Committer(Protocol):
     """Commits a batch of files whose chunks and recipes are durable."""
 
-    def commit(self, requests: Requests) -> list[Result]:
+    def commit(self, requests: CommitRequests) -> list[Result]:
         """One result per request. Raises NoSpace, ServiceUnreachable."""
         ...
 
@@ -84,13 +84,13 @@ class VolumeCommitter:
         self._volume = volume
         self._threads = threads
 
-    def commit(self, requests: Requests) -> list[Result]:
+    def commit(self, requests: CommitRequests) -> list[Result]:
         results: list[Result] = []
         while len(results) < len(requests):
             results += self._commit_batch(requests, len(results))
         return results
 
-    def _commit_batch(self, requests: Requests, start: int) -> list[Result]:
+    def _commit_batch(self, requests: CommitRequests, start: int) -> list[Result]:
         """Results of the next few requests."""
         with self._volume.mount_or_lock() as held:
             if isinstance(held, ControlClient):
@@ -112,7 +112,7 @@ def descriptors_to_spare() -> int:
     return max(1, min(BATCH_FILES_HERE_MAX, soft // 2))
 
 
-def _commit_here(volume: Volume, requests: Requests, threads: int) -> list[Result]:
+def _commit_here(volume: Volume, requests: CommitRequests, threads: int) -> list[Result]:
     with _Batch(volume, requests, threads) as batch:
         batch.begin()
         reach(_BEGUN)
@@ -134,7 +134,7 @@ class _Batch:
     stubs, go one by one, which says what is wrong with them.
     """
 
-    def __init__(self, volume: Volume, requests: Requests, threads: int) -> None:
+    def __init__(self, volume: Volume, requests: CommitRequests, threads: int) -> None:
         self._volume = volume
         self._requests = requests
         self._plain = native.commit.CommitBatch(
@@ -279,7 +279,9 @@ def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:
         )
 
 
-def _commit_by_mount(volume: Volume, client: ControlClient, requests: Requests) -> list[Result]:
+def _commit_by_mount(
+    volume: Volume, client: ControlClient, requests: CommitRequests
+) -> list[Result]:
     reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
     _raise_failure(volume, reply)
     reach(_BEGUN)

@@ -9,7 +9,7 @@ from dedupd.format.recipe import RecipeRef
 from dedupd.stub.transition import FileIdentity
 
 
-class Request(NamedTuple):
+class CommitRequest(NamedTuple):
     """One file to commit: ``path`` is relative to the volume's tree.
 
     ``previous`` is the attribute of a stub whose recipe is replaced, None for a plain file.
@@ -21,22 +21,22 @@ class Request(NamedTuple):
     previous: bytes | None = None
 
 
-class Requests:
+class CommitRequests:
     """Files to commit together: plain ones first, of which there is no object for each."""
 
     def __init__(self, plain: native.commit.PlainRequests | None = None) -> None:
         self.plain = native.commit.PlainRequests() if plain is None else plain
-        self.others: list[Request] = []
+        self.others: list[CommitRequest] = []
 
     @classmethod
-    def of(cls, requests: Iterable[Request]) -> Self:
+    def of(cls, requests: Iterable[CommitRequest]) -> Self:
         """Plain files come first, whatever the order."""
         several = cls()
         for request in requests:
             several.add(request)
         return several
 
-    def add(self, request: Request) -> None:
+    def add(self, request: CommitRequest) -> None:
         if request.previous is None:
             self.plain.add(*request[:3])
         else:
@@ -45,18 +45,18 @@ class Requests:
     def __len__(self) -> int:
         return len(self.plain) + len(self.others)
 
-    def __getitem__(self, at: int) -> Request:
+    def __getitem__(self, at: int) -> CommitRequest:
         if at >= len(self.plain):
             return self.others[at - len(self.plain)]
         path, identity, recipe = self.plain[at]
-        return Request(path, FileIdentity._make(identity), RecipeRef._make(recipe))
+        return CommitRequest(path, FileIdentity._make(identity), RecipeRef._make(recipe))
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[CommitRequest]:
         return map(self.__getitem__, range(len(self)))
 
-    def part(self, start: int, count: int) -> "Requests":
+    def part(self, start: int, count: int) -> "CommitRequests":
         """Up to ``count`` of them, from ``start`` on."""
-        part = Requests(self.plain.part(start, start + count))
+        part = CommitRequests(self.plain.part(start, start + count))
         first = max(0, start - len(self.plain))
         part.others = self.others[first : first + count - len(part.plain)]
         return part
@@ -71,7 +71,7 @@ class Requests:
         return self.plain.paths.split(b"\0")[:-1] + [request.path for request in self.others]
 
 
-def request_to_json(request: Request) -> dict[str, Any]:
+def request_to_json(request: CommitRequest) -> dict[str, Any]:
     return {
         "path": os.fsdecode(request.path),
         "identity": request.identity._asdict(),
@@ -82,8 +82,8 @@ def request_to_json(request: Request) -> dict[str, Any]:
     }
 
 
-def request_from_json(row: dict[str, Any]) -> Request:
-    return Request(
+def request_from_json(row: dict[str, Any]) -> CommitRequest:
+    return CommitRequest(
         os.fsencode(row["path"]),
         FileIdentity(**row["identity"]),
         RecipeRef(row["recipe"], bytes.fromhex(row["digest"]), row["direct"]),

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dedupd.volume.commit import Committer, Result
-from dedupd.volume.commit_requests import Requests
+from dedupd.volume.commit_requests import CommitRequests
 from dedupd.volume.unfinished_files import Checkpoint
 from jobs.optimize.store_session import Store, StoreSync
 
@@ -21,7 +21,7 @@ class GroupResult:
     ``checkpoint`` is that of a file in the middle of which the group ends; it is durable now.
     """
 
-    requests: Requests
+    requests: CommitRequests
     results: Sequence[Result]
     checkpoint: Checkpoint | None
     sync_s: float
@@ -45,7 +45,7 @@ class GroupCommit:
         """Whether a group is on its way."""
         return self._pending is not None
 
-    def submit(self, requests: Requests, checkpoint: Checkpoint | None = None) -> None:
+    def submit(self, requests: CommitRequests, checkpoint: Checkpoint | None = None) -> None:
         """Commit files whose chunks and recipes were all appended, after the group before them.
 
         Raises NoSpace, and whatever went wrong with the group before.
@@ -67,7 +67,7 @@ class GroupCommit:
     def _commit(
         self,
         noted: StoreSync,
-        requests: Requests,
+        requests: CommitRequests,
         checkpoint: Checkpoint | None,
     ) -> GroupResult:
         began = time.perf_counter()

@@ -16,7 +16,7 @@ from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, Result, VolumeCommitter, settle_interrupted
-from dedupd.volume.commit_requests import Request, Requests
+from dedupd.volume.commit_requests import CommitRequest, CommitRequests
 from dedupd.volume.partition_map import type_of
 from dedupd.volume.restore import restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
@@ -296,13 +296,15 @@ class Optimize(Job[OptimizeReport]):
     ) -> None:
         """Send the files that are ready on their way to become stubs."""
         ready, self._ready = self._ready, Ready()
-        requests = Requests(ready.requests)
+        requests = CommitRequests(ready.requests)
         for task in ready.tasks:
             if task.failure or task.builder is None:
                 self._leave_task(task)
             else:
                 candidate, recipe = task.candidate, task.builder.finish()
-                requests.add(Request(candidate.path, task.identity, recipe, candidate.attribute))
+                requests.add(
+                    CommitRequest(candidate.path, task.identity, recipe, candidate.attribute)
+                )
         groups.submit(requests, checkpoint)
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes
@@ -320,7 +322,7 @@ class Optimize(Job[OptimizeReport]):
             if result.outcome is not Outcome.DONE:
                 self._leave_request(requests[at], result)
 
-    def _leave_request(self, request: Request, result: Result) -> None:
+    def _leave_request(self, request: CommitRequest, result: Result) -> None:
         """A file counted as optimised is not."""
         self._report.files_optimised -= 1
         self._report.files_spliced -= request.previous is not None

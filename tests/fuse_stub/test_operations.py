@@ -23,7 +23,7 @@ from dedupd.stub.transition import FileIdentity
 from dedupd.system.disk import Disk
 from dedupd.units import MIB
 from dedupd.volume.commit import Outcome
-from dedupd.volume.commit_requests import Request
+from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.transition_log import Transitions
 from fuse_stub import commit_lane
 from fuse_stub.files import open_files
@@ -249,14 +249,14 @@ CONTENT = noise(300_000)
 
 
 @pytest.fixture
-def request_of_f(lab: Lab) -> Request:
+def request_of_f(lab: Lab) -> CommitRequest:
     """To commit the plain file ``f``."""
     lab.put("stub", CONTENT)
     lab.optimise()
     stub = lab.stub("stub")
     assert stub is not None
     identity = FileIdentity.of(os.stat(lab.put("f", CONTENT)))
-    return Request(b"f", identity, RecipeRef(stub.recipe, stub.digest, False))
+    return CommitRequest(b"f", identity, RecipeRef(stub.recipe, stub.digest, False))
 
 
 def refuse_to_revert(*_arguments: object) -> None:
@@ -264,7 +264,7 @@ def refuse_to_revert(*_arguments: object) -> None:
 
 
 def test_a_mount_may_end_while_a_commit_is_being_finished(
-    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, operations: Operations, request_of_f: CommitRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish, go_on = commit_lane.finish_commit, threading.Event()
 
@@ -297,7 +297,7 @@ def test_a_mount_may_end_while_a_commit_is_being_finished(
 
 
 def test_a_mount_goes_on_where_a_commit_can_not_be_taken_back(
-    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, operations: Operations, request_of_f: CommitRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_lane, "revert_commit", refuse_to_revert)
 
@@ -315,7 +315,7 @@ def test_a_mount_goes_on_where_a_commit_can_not_be_taken_back(
 def test_a_file_whose_commit_can_not_be_taken_back_is_cut_and_grows_with_zeros(
     lab: Lab,
     operations: Operations,
-    request_of_f: Request,
+    request_of_f: CommitRequest,
     monkeypatch: pytest.MonkeyPatch,
     by_finish: bool,
 ) -> None:
@@ -352,7 +352,7 @@ def test_a_file_whose_commit_can_not_be_taken_back_is_cut_and_grows_with_zeros(
 @pytest.mark.parametrize("by_restore", [False, True])
 def test_who_syncs_hears_that_writes_were_lost_while_somebody_else_synced(
     operations: Operations,
-    request_of_f: Request,
+    request_of_f: CommitRequest,
     monkeypatch: pytest.MonkeyPatch,
     by_restore: bool,
 ) -> None:
@@ -379,7 +379,7 @@ def test_who_syncs_hears_that_writes_were_lost_while_somebody_else_synced(
 
 
 def test_times_that_are_set_while_a_file_is_made_plain_stay(
-    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, operations: Operations, request_of_f: CommitRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_there, go_on = threading.Event(), threading.Event()
 
@@ -414,7 +414,7 @@ def test_times_that_are_set_while_a_file_is_made_plain_stay(
 
 
 def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
-    lab: Lab, operations: Operations, request_of_f: Request, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, operations: Operations, request_of_f: CommitRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk may keep blocks that were allocated and not yet written."""
 
@@ -469,7 +469,7 @@ def test_blocks_that_were_only_allocated_are_known_when_a_commit_stops_half_way(
             previous = native.system.fgetxattr(file.fileno(), volume.space.name)
             file.read()  # as the kernel reads ahead
         recipe = RecipeRef(target.recipe, target.digest, bool(target.flags & Flag.DIRECT))
-        (begun,) = await own.begin([Request(b"stub", identity, recipe, previous)])
+        (begun,) = await own.begin([CommitRequest(b"stub", identity, recipe, previous)])
         assert begun.outcome is Outcome.DONE
         (finished,) = await own.finish([identity.inode])
         assert finished.outcome is Outcome.FAILED

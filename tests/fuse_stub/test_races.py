@@ -13,7 +13,7 @@ import trio.testing
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag
 from dedupd.stub.transition import FileIdentity
-from dedupd.volume.commit_requests import Request
+from dedupd.volume.commit_requests import CommitRequest
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.operations import StubOperations
 from tests.support.lab import Lab, new_lab, noise
@@ -36,7 +36,7 @@ def served(lab: Lab) -> Iterator[MountedVolume]:
             one.close()
 
 
-def written_stub(lab: Lab) -> tuple[bytes, Request]:
+def written_stub(lab: Lab) -> tuple[bytes, CommitRequest]:
     """A stub ``f`` that was written to, its content, and what a job has that optimises it anew."""
     content = bytearray(noise(SIZE, 1))
     lab.put("f", bytes(content))
@@ -51,7 +51,7 @@ def written_stub(lab: Lab) -> tuple[bytes, Request]:
     ref = RecipeRef(stub.recipe, stub.digest, bool(stub.flags & Flag.DIRECT))
     identity = FileIdentity.of(os.stat(lab.data / "f"))
     previous = os.getxattr(lab.data / "f", "trusted.dedupd")
-    return bytes(content), Request(b"f", identity, ref, previous)
+    return bytes(content), CommitRequest(b"f", identity, ref, previous)
 
 
 def cut_by_name(operations: StubOperations, ino: int, ctx: object) -> Awaitable[object]:

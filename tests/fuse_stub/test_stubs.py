@@ -12,7 +12,7 @@ from dedupd.format.recipe import RecipeRef
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.control_socket import ControlClient
 from dedupd.volume.commit import VolumeCommitter
-from dedupd.volume.commit_requests import Request, Requests, request_to_json
+from dedupd.volume.commit_requests import CommitRequest, CommitRequests, request_to_json
 from tests.support.lab import noise, write_out
 from tests.support.mounts import MountedLab, mounted_lab
 
@@ -141,7 +141,7 @@ class Committing:
             lab.unoptimise()
             identity = FileIdentity.of(os.stat(lab.data / name))
             ref = RecipeRef(stub.recipe, stub.digest)
-            self.requests.append(Request(os.fsencode(name), identity, ref))
+            self.requests.append(CommitRequest(os.fsencode(name), identity, ref))
 
     def begin(self) -> list[str]:
         reply = self.client.call(
@@ -245,6 +245,6 @@ def test_a_file_that_is_gone_before_its_commit_is_passed_over(lab: MountedLab) -
 def test_a_committer_goes_through_the_mount(lab: MountedLab) -> None:
     committing = Committing(lab, ["f"])
     with lab.opened() as volume:
-        results = VolumeCommitter(volume).commit(Requests.of(committing.requests))
+        results = VolumeCommitter(volume).commit(CommitRequests.of(committing.requests))
     assert [result.outcome.value for result in results] == ["done"]
     assert (lab.view / "f").read_bytes() == CONTENT

@@ -17,7 +17,7 @@ from dedupd.format.stub import Flag, StubAttribute
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.disk import Disk
 from dedupd.volume.commit import Outcome, Result, VolumeCommitter
-from dedupd.volume.commit_requests import Request, Requests
+from dedupd.volume.commit_requests import CommitRequest, CommitRequests
 from tests.support.lab import (
     OLD_NS,
     Lab,
@@ -39,8 +39,8 @@ class Steps(Disk):
     def __init__(self) -> None:
         self.between: Callable[[], None] = lambda: None
 
-    def batch(self, requests: Iterable[Request]) -> Requests:
-        batch = Requests()
+    def batch(self, requests: Iterable[CommitRequest]) -> CommitRequests:
+        batch = CommitRequests()
         batch.others.extend(requests)
         return batch
 
@@ -51,8 +51,8 @@ class Steps(Disk):
 class Together(Steps):
     """Commits plain files in one call, which has each of its effects through this disk."""
 
-    def batch(self, requests: Iterable[Request]) -> Requests:
-        return Requests.of(requests)
+    def batch(self, requests: Iterable[CommitRequest]) -> CommitRequests:
+        return CommitRequests.of(requests)
 
 
 class Unseen(Together):
@@ -99,15 +99,15 @@ def see(lab: Lab, name: str) -> Seen:
     )
 
 
-def put(lab: Lab, name: str, seed: int = 0) -> Request:
+def put(lab: Lab, name: str, seed: int = 0) -> CommitRequest:
     """A file, and the request to commit it."""
     (lab.data / name).parent.mkdir(exist_ok=True)
     path = lab.put(name, noise(SIZE, seed))
     os.utime(path, ns=(OLD_NS + 5, OLD_NS))
-    return Request(name.encode(), FileIdentity.of(path.stat()), REF)
+    return CommitRequest(name.encode(), FileIdentity.of(path.stat()), REF)
 
 
-def commit(lab: Lab, *requests: Request) -> list[Result]:
+def commit(lab: Lab, *requests: CommitRequest) -> list[Result]:
     with lab.opened() as volume:
         assert isinstance(volume.disk, Steps)
         return VolumeCommitter(volume, threads=3).commit(volume.disk.batch(requests))
@@ -239,7 +239,7 @@ def test_a_stub_that_was_written_to_gets_its_new_recipe_beside_plain_files(lab: 
     first, plain = put(lab, "stub"), put(lab, "plain")
     assert outcomes(commit(lab, first)) == [Outcome.DONE]
     old = os.getxattr(lab.data / "stub", "trusted.dedupd")
-    written = Request(
+    written = CommitRequest(
         b"stub", FileIdentity.of((lab.data / "stub").stat()), REF._replace(recipe=9 << 32), old
     )
     assert outcomes(commit(lab, plain, written)) == [Outcome.DONE, Outcome.DONE]
@@ -334,6 +334,6 @@ def test_a_batch_leaves_no_descriptor_open(lab: Lab, disk: Steps) -> None:
 def test_the_last_block_of_a_file_is_freed_with_the_others(lab: Lab) -> None:
     for size in (1, 4095, 4096, 4097):
         path = lab.put(f"file{size}", noise(size))
-        request = Request(path.name.encode(), FileIdentity.of(path.stat()), REF)
+        request = CommitRequest(path.name.encode(), FileIdentity.of(path.stat()), REF)
         assert outcomes(commit(lab, request)) == [Outcome.DONE]
         assert see(lab, path.name)[1:3] == (0, size)

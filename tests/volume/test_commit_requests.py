@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from dedupd import native
 from dedupd.format.recipe import RecipeRef
 from dedupd.stub.transition import FileIdentity
-from dedupd.volume.commit_requests import Request, Requests, request_from_json, request_to_json
+from dedupd.volume.commit_requests import (
+    CommitRequest,
+    CommitRequests,
+    request_from_json,
+    request_to_json,
+)
 
 numbers = st.integers(0, 2**63 - 1)
 identities = st.builds(
@@ -15,12 +20,12 @@ identities = st.builds(
 )
 recipes = st.builds(RecipeRef, numbers, st.binary(min_size=16, max_size=16), st.booleans())
 paths = st.binary(min_size=1, max_size=20).map(lambda path: path.replace(b"\0", b"/"))
-requests = st.builds(Request, paths, identities, recipes, st.none() | st.binary(max_size=3))
+requests = st.builds(CommitRequest, paths, identities, recipes, st.none() | st.binary(max_size=3))
 
 
 @given(st.lists(requests, max_size=12))
-def test_what_is_added_is_there_plain_files_first(added: list[Request]) -> None:
-    several = Requests.of(added)
+def test_what_is_added_is_there_plain_files_first(added: list[CommitRequest]) -> None:
+    several = CommitRequests.of(added)
     expected = sorted(added, key=lambda request: request.previous is not None)
     assert list(several) == expected
     assert len(several) == len(added)
@@ -29,16 +34,18 @@ def test_what_is_added_is_there_plain_files_first(added: list[Request]) -> None:
 
 
 @given(st.lists(requests, max_size=12), st.integers(0, 13), st.integers(0, 13))
-def test_a_part_is_what_a_slice_of_a_list_is(added: list[Request], start: int, count: int) -> None:
-    several = Requests.of(added)
+def test_a_part_is_what_a_slice_of_a_list_is(
+    added: list[CommitRequest], start: int, count: int
+) -> None:
+    several = CommitRequests.of(added)
     everything = list(several)
     assert list(several.part(start, count)) == everything[start : start + count]
     assert list(several) == everything
 
 
 @given(st.lists(requests, max_size=9), st.lists(requests, max_size=9))
-def test_what_is_taken_moves(one: list[Request], other: list[Request]) -> None:
-    into, source = Requests.of(one).plain, Requests.of(other).plain
+def test_what_is_taken_moves(one: list[CommitRequest], other: list[CommitRequest]) -> None:
+    into, source = CommitRequests.of(one).plain, CommitRequests.of(other).plain
     expected = [*into, *source]
     into.take(source)
     assert list(into) == expected
@@ -46,7 +53,7 @@ def test_what_is_taken_moves(one: list[Request], other: list[Request]) -> None:
 
 
 @given(requests)
-def test_a_request_survives_its_way_to_the_mount(request: Request) -> None:
+def test_a_request_survives_its_way_to_the_mount(request: CommitRequest) -> None:
     assert request_from_json(request_to_json(request)) == request
 
 

@@ -343,10 +343,10 @@ def files_held(lab: MountedLab) -> list[str]:
 
 def test_no_commit_of_a_dead_job_begins_while_garbage_is_marked(lab: MountedLab) -> None:
     from dedupd.format.recipe import RecipeRef
-    from dedupd.volume.commit_requests import Request, request_to_json
+    from dedupd.volume.commit_requests import CommitRequest, request_to_json
 
     (lab.view / "plain").write_bytes(noise(100 * KIB))
-    request = Request(b"plain", lab.identity("plain"), RecipeRef(1 << 32, bytes(16)))
+    request = CommitRequest(b"plain", lab.identity("plain"), RecipeRef(1 << 32, bytes(16)))
     with lab.client() as marks, lab.client() as late:
         marks.call("mark_begin")
         reply = late.call("commit_begin", files=[request_to_json(request)])
