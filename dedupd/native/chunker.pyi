@@ -23,9 +23,9 @@ class Chunks:
         """u32 number of chunks found in each segment."""
     def __len__(self) -> int: ...
     def place(self, known: Buffer, as_is: Buffer) -> Placed:
-        """Sort out what becomes of them. ``known`` has the u64 id of each chunk that the index
-        knows, 0 for others; ``as_is`` has 1 for each segment whose new chunks are not to be
-        compressed, else 0. Raises ValueError where these have another number of items."""
+        """Tell new chunks from known ones. ``known`` has the u64 id of each chunk that the index
+        knows, and 0 for others; ``as_is`` has 1 for each segment whose new chunks are not to be
+        compressed, else 0. Raises ValueError where a column has the wrong number of items."""
     def rows(self, segment: int, ids: Buffer) -> list[tuple[int, int, bytes]]:
         """Id, length and fingerprint of each chunk of a segment; ``ids`` are the u64 ids of all.
 

@@ -39,7 +39,7 @@ def encode(
 ) -> Encoded:
     """Compress the selected ranges (u32 ``starts``, ``lengths``) of ``data`` where it pays.
 
-    A range is stored raw when samples of it tell that it would not pay, when ``level`` is 0, or when zstd
+    A range is stored raw when samples of it are incompressible, when ``level`` is 0, or when zstd
     saves less than ``saving_min`` (a fraction) of it. Zeros pad records to ``align_bytes``.
     """
 

@@ -32,12 +32,13 @@ class TableIndex:
         page_entries: int,
         cache_entries: int,
     ) -> TableIndex:
-        """``dir_fd`` (the tables' directory) stays the caller's, and open. ``capacity``: entries
-        to be loaded; ``page_entries``: neighbours read at once; ``cache_entries``: kept."""
+        """``dir_fd``: the directory of the tables, which the caller keeps open. ``capacity``:
+        entries to be loaded; ``page_entries``: adjacent entries read at once; ``cache_entries``:
+        entries kept."""
     def __len__(self) -> int:
         """Entries that can be found."""
     def load(self, container: int, generation: int) -> None:
-        """Take in the table of a container that nobody else writes to."""
+        """Load the table of a container, which must not be written to meanwhile."""
     def lookup(self, fingerprints: Buffer) -> bytes:
         """u64 id per fingerprint, 0 where absent."""
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int:
@@ -51,20 +52,21 @@ class TableIndex:
     def counters(self) -> tuple[int, int, int, int]:
         """Look-ups, hits, false positives, disk reads."""
     def figures(self) -> tuple[int, int, int]:
-        """Entries in RAM; how many of them no restored snapshot had; bytes of RAM."""
+        """Entries in RAM; how many of them are not from a restored snapshot; bytes of RAM."""
     def begin_snapshot(self) -> None:
         """Prepare for :meth:`snapshot_part`; nothing may be inserted until the last part."""
     def snapshot_part(self, part: int) -> bytes | None:
-        """The parts of the file, one after the other; None behind the last."""
+        """A part of the file, from 0 on; None after the last one."""
     def restore(self, fd: int, capacity: int) -> bool:
-        """Take over a saved table, before anything is loaded. False, and nothing but room for
-        ``capacity`` entries, where it is not valid."""
+        """Restore a saved table, before anything is loaded. Where it is not valid: False, and an
+        empty table with room for ``capacity`` entries."""
 
 class BloomIndex:
     """Index of fingerprints in one to two bytes of RAM each, over a file of filters and the
     redirection tables.
 
-    As :class:`TableIndex` in all that both have. What is damaged in the file is made again.
+    Methods that both have are as in :class:`TableIndex`. Damage in the file is detected and
+    repaired.
 
     Durable effect: the file's content and length, by the door. The content is derived.
     """
@@ -81,8 +83,8 @@ class BloomIndex:
         page_entries: int,
         cache_entries: int,
     ) -> BloomIndex:
-        """``fd``: the file, open for reading and writing; it stays the caller's, and may be
-        closed. ``door``: of the disk (``Disk.door``). :meth:`restore` comes next."""
+        """``fd``: the file, open for reading and writing. It is duplicated, and the caller may
+        close it. ``door``: of the disk (``Disk.door``). :meth:`restore` has to be called next."""
     def __len__(self) -> int: ...
     def load(self, container: int, generation: int) -> None: ...
     def lookup(self, fingerprints: Buffer) -> bytes: ...
@@ -90,11 +92,13 @@ class BloomIndex:
     def take_found_orphans(self) -> bytes: ...
     def counters(self) -> tuple[int, int, int, int]: ...
     def figures(self) -> tuple[int, int, bool]:
-        """Entries of the chains; bytes of RAM; whether some entries had no room on the disk."""
+        """Entries of the chains; bytes of RAM; whether entries were left out because the disk is
+        full."""
     def restore(self, capacity: int) -> bool:
-        """Take over what the file has, which then is not valid any more, and has to be synced
-        before anything else. False, and an empty file, where it is not valid."""
+        """Restore the chains from the file. The file is not valid from then on, and has to be
+        synced before any other call. False, and an empty file, where it was not valid."""
     def write_lists(self) -> None:
-        """Write what the next job needs beside the chains; the file is to be synced then."""
+        """Write the lists that the next job needs beside the chains. Then the file has to be
+        synced."""
     def write_header(self) -> None:
         """Make the file valid again."""

@@ -14,17 +14,17 @@ def read_chunks(
     cached_only: bool,
     threads: int,
 ) -> list[bytes | None]:
-    """Raw bytes of records of a container, verified: what ``Container.read`` gives, many at once.
+    """Raw bytes of many records of a container, verified as ``Container.read`` does.
 
     ``wanted`` has ordinals, raw lengths and the first 4 bytes of fingerprints (little endian);
     ``seed`` is the container's (``format.container.checksum_seed``). None where anything about a
-    record is not as expected, or its entry does not say that it is live; with ``cached_only`` also
-    where the page cache does not have it all. Never waits for the disk then. Up to ``threads``
-    threads share the work. Raises nothing else than MemoryError.
+    record is not as expected, or where it is not live; with ``cached_only``, which never waits for
+    the disk, also where the page cache does not have all of it. Up to ``threads`` threads share the
+    work. Raises MemoryError only.
     """
 
 class Window(Buffer):
-    """Raw bytes of records of a container, one after the other behind the bytes of ``head``.
+    """The bytes of ``head``, followed by the raw bytes of records of a container.
 
     Up to ``helpers`` threads verify and decompress them from now on, as :func:`read_chunks` does,
     but only what the page cache has. Raises OSError where there is no descriptor left.
@@ -40,8 +40,8 @@ class Window(Buffer):
         helpers: int,
     ) -> None: ...
     def finish(self) -> bool:
-        """Do the rest. False where anything about a record is not as expected: the object is of no
-        use then. Its bytes, which never change, can be had where it is true."""
+        """Decode the rest. True: the bytes are complete and never change. False: a record is not as
+        expected, and the bytes cannot be used."""
 
 def seal(
     encoded: Encoded,
@@ -57,16 +57,15 @@ def seal(
 
     ``raw_lengths`` and ``hints`` are u32 arrays; ``ordinal`` is the first record's, ``offset``
     where the buffer goes in the container, ``seed`` the container's
-    (``format.container.checksum_seed``).
-    Byte for byte what ``pack_record_into`` and ``encode_entry`` of ``dedupd.format`` give. Raises
-    ValueError where the columns differ in length.
+    (``format.container.checksum_seed``). The bytes are those of ``pack_record_into`` and
+    ``encode_entry`` of ``dedupd.format``. Raises ValueError where the columns differ in length.
     """
 
 def weigh_table(entries: Buffer, seed: int) -> tuple[int, int, int, int, int]:
-    """What the records of a table take: how many a compaction keeps, and the bytes of its new
-    container behind the header; how many are orphaned, and their bytes; how many are quarantined.
+    """Sums over the records of a table: how many a compaction keeps, and the bytes of its new
+    container after the header; how many are orphaned, and their bytes; how many are quarantined.
 
-    Entries that are not valid count as nothing.
+    Entries that are not valid are left out.
     """
 
 def table_states(entries: Buffer, seed: int) -> bytes:
@@ -80,13 +79,14 @@ class CheckedRecords:
         """Bytes of whole records, from the start of the data."""
     @property
     def is_lost(self) -> bool:
-        """Whether what follows them is no valid record header, and not just too few bytes."""
+        """Whether the bytes after them are no valid record header. False where there are too few
+        bytes."""
     @property
     def ordinals(self) -> bytes:
         """u32 ordinal of each record."""
     @property
     def next_ordinals(self) -> bytes:
-        """u32 ordinal behind each record: one more, except after a run of tombstones."""
+        """u32 ordinal after each record: one more, except after a run of tombstones."""
     @property
     def kinds(self) -> bytes:
         """u8 kind of each record."""
@@ -106,8 +106,8 @@ def check_records(
     """Check the records that ``data`` begins with: headers, checksums, payloads, fingerprints.
 
     ``offset`` is where the data lies in the container, ``seed`` the container's. Every payload is
-    decompressed and its fingerprint computed anew. Ends at the first header that is not valid, or
-    the first record that the data does not hold whole.
+    decompressed and its fingerprint computed. Ends at the first header that is not valid, or the
+    first record that the data does not hold whole.
     """
 
 def pass_records(
@@ -122,16 +122,18 @@ def pass_records(
     algorithm: str,
     threads: int,
 ) -> tuple[int, int, int, int, int]:
-    """How far the records of a container are what the entries of its ``table`` say, and intact.
+    """The end of the records of a container that are intact, and as the entries of its ``table``
+    say.
 
     Looks at about ``bytes_max`` bytes from ``offset`` on, below ``end``, where the record
-    ``ordinal`` should begin: each thread reads a piece, past the page cache, and checks headers,
-    checksums, payloads and fingerprints, as :func:`check_records` does. Payloads that nobody reads
-    (those of merged records and tombstones) may be anything. Returns the ordinal and the offset
-    behind the last one in a row of which all that is true, how many records and raw bytes these
-    were, and the bytes read. No way at all where the first is out of the ordinary.
+    ``ordinal`` should begin: portions are read past the page cache, and headers, checksums,
+    payloads and fingerprints are checked as by :func:`check_records`. Payloads of merged records
+    and tombstones are never used, and need not be intact. Returns the ordinal and the offset after
+    the last portion that passed, without a gap from the first one; the records and raw bytes up to
+    there; and the bytes read, including portions that did not pass. Where the first portion does
+    not pass, the position is ``ordinal`` and ``offset``.
     """
 
 def headers_agree(fd: int, table: Buffer, *, seed: int) -> bool:
-    """Whether all records of which ``table`` says that their bytes are there have the headers that
-    the entries say, at the offsets that they say. False also where an entry is not valid."""
+    """Whether every live or orphaned record has the header that its entry implies, at the offset of
+    the entry. False also where an entry is not valid."""

@@ -1,7 +1,7 @@
 //! Native kernel of dedupd: chunking, fingerprints, payload encoding, the index, and
 //! system calls. Everything but `python` is plain Rust.
 //!
-//! A folder uses those above it in this list, and no other.
+//! A folder may use the folders above it in this list, and no others.
 
 #![deny(clippy::undocumented_unsafe_blocks)]
 

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::gf2::Step;
 use super::simd::{self, Unit};
-use super::stage1::{Candidate, Filter, Tables};
+use super::stage1::{CutCandidate, Filter, Tables};
 
 struct Avx2;
 
@@ -113,7 +113,7 @@ pub fn scan(
     data: &[u8],
     from: usize,
     to: usize,
-    out: &mut Vec<Candidate>,
+    out: &mut Vec<CutCandidate>,
 ) {
     #[target_feature(enable = "avx2")]
     unsafe fn inner(
@@ -122,7 +122,7 @@ pub fn scan(
         data: &[u8],
         from: usize,
         to: usize,
-        out: &mut Vec<Candidate>,
+        out: &mut Vec<CutCandidate>,
     ) {
         // SAFETY: AVX2 is enabled here; `scan` has checked the range.
         unsafe { simd::scan::<Avx2>(tables, filter, data, from, to, out) }

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::gf2::Step;
 use super::simd::{self, Unit};
-use super::stage1::{Candidate, Filter, Tables};
+use super::stage1::{CutCandidate, Filter, Tables};
 
 /// a ^ b ^ c
 const XOR: i32 = 0b1001_0110;
@@ -168,7 +168,7 @@ pub fn scan_shuffle(
     data: &[u8],
     from: usize,
     to: usize,
-    out: &mut Vec<Candidate>,
+    out: &mut Vec<CutCandidate>,
 ) {
     #[target_feature(enable = "avx512f,avx512bw,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn inner(
@@ -177,7 +177,7 @@ pub fn scan_shuffle(
         data: &[u8],
         from: usize,
         to: usize,
-        out: &mut Vec<Candidate>,
+        out: &mut Vec<CutCandidate>,
     ) {
         // SAFETY: AVX-512BW is enabled here; `scan_shuffle` has checked the range.
         unsafe { simd::scan::<Shuffle>(tables, filter, data, from, to, out) }
@@ -194,7 +194,7 @@ pub fn scan_gfni(
     data: &[u8],
     from: usize,
     to: usize,
-    out: &mut Vec<Candidate>,
+    out: &mut Vec<CutCandidate>,
 ) {
     #[target_feature(enable = "gfni,avx512f,avx512bw,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn inner(
@@ -203,7 +203,7 @@ pub fn scan_gfni(
         data: &[u8],
         from: usize,
         to: usize,
-        out: &mut Vec<Candidate>,
+        out: &mut Vec<CutCandidate>,
     ) {
         // SAFETY: GFNI and AVX-512BW are enabled here; `scan_gfni` has checked the range.
         unsafe { simd::scan::<Gfni>(tables, filter, data, from, to, out) }

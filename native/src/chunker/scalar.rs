@@ -4,7 +4,7 @@
 //! of the range, fill the pipeline.
 
 use super::gf2::WINDOW;
-use super::stage1::{Candidate, Filter, Tables};
+use super::stage1::{CutCandidate, Filter, Tables};
 
 const LANES: usize = 4;
 
@@ -18,7 +18,7 @@ pub fn scan(
     data: &[u8],
     from: usize,
     to: usize,
-    out: &mut Vec<Candidate>,
+    out: &mut Vec<CutCandidate>,
 ) {
     let step = (to - from) / LANES;
     if step < LANE_POSITIONS_MIN {
@@ -26,10 +26,10 @@ pub fn scan(
     }
     let starts: [usize; LANES] = std::array::from_fn(|lane| from + lane * step);
     let mut values = starts.map(|start| fingerprint(tables, &data[start + 1 - WINDOW..=start]));
-    let mut found: [Vec<Candidate>; LANES] = Default::default();
+    let mut found: [Vec<CutCandidate>; LANES] = Default::default();
     let mut look = |lane: usize, position: usize, value: u16| {
         if filter.matches(value) {
-            found[lane].push(Candidate { position, value });
+            found[lane].push(CutCandidate { position, value });
         }
     };
     for lane in 0..LANES {
@@ -59,7 +59,7 @@ fn scan_lane(
     data: &[u8],
     from: usize,
     to: usize,
-    out: &mut Vec<Candidate>,
+    out: &mut Vec<CutCandidate>,
 ) {
     if from >= to {
         return;
@@ -68,7 +68,7 @@ fn scan_lane(
     let leaving = &data[from + 1 - WINDOW..];
     for position in from..to {
         if filter.matches(value) {
-            out.push(Candidate { position, value });
+            out.push(CutCandidate { position, value });
         }
         if position + 1 < to {
             value = roll(tables, value, data[position + 1], leaving[position - from]);

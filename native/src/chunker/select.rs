@@ -3,7 +3,7 @@
 use super::gf2::{Field, WINDOW};
 use super::path::{Path, available_paths};
 use super::simd;
-use super::stage1::{Candidate, Filter, Scan, Tables};
+use super::stage1::{CutCandidate, Filter, Scan, Tables};
 
 /// The largest chunk that any volume may ask for: a chunk is held in memory as a whole.
 const MAX_BYTES_LIMIT: usize = 16 << 20;
@@ -58,7 +58,7 @@ pub struct Chunker {
     block: usize,
 }
 
-/// What stage 1 scans behind a cut is scanned in vain, so chunks that are short take short blocks.
+/// Positions after a cut are scanned in vain, so short chunks take short blocks.
 fn block_positions(bits: u32) -> usize {
     // Measured: 15 bits and more gain from the large block, 14 and fewer from the medium one.
     if bits > 14 { simd::BLOCK } else { simd::MEDIUM }
@@ -151,4 +151,4 @@ impl Chunker {
 
 /// Room for one block's candidates, kept from cut to cut.
 #[derive(Default)]
-pub struct Scratch(Vec<Candidate>);
+pub struct Scratch(Vec<CutCandidate>);

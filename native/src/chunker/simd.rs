@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 
 use super::gf2::{Step, WINDOW};
 use super::scalar;
-use super::stage1::{Candidate, Filter, Tables};
+use super::stage1::{CutCandidate, Filter, Tables};
 
 /// One vector unit. All methods need its instructions: callers vouch for them.
 pub trait Unit {
@@ -71,8 +71,8 @@ const STEPS: usize = 16;
 const LANES_MAX: usize = 64;
 
 /// Positions that are scanned at once. Every stream has to warm up over 64 bytes, a quarter of what
-/// it scans in a large block and four times that in a small one; but what lies behind a cut has been
-/// scanned in vain. The sizes are constants so that the places of the streams are, too.
+/// it scans in a large block and four times that in a small one; but positions after a cut have
+/// been scanned in vain. The sizes are constants so that the places of the streams are, too.
 pub const BLOCK: usize = 16 << 10;
 pub const MEDIUM: usize = 4 << 10;
 const SMALL: usize = 1 << 10;
@@ -96,7 +96,7 @@ pub unsafe fn scan<U: Unit>(
     data: &[u8],
     from: usize,
     to: usize,
-    out: &mut Vec<Candidate>,
+    out: &mut Vec<CutCandidate>,
 ) {
     let mut hits = Hits::new();
     let mut at = from;
@@ -267,7 +267,7 @@ impl Hits {
     }
 
     /// Moves to `out` what has been found in the block at `start`, from position `from` on.
-    fn drain(&mut self, start: usize, from: usize, out: &mut Vec<Candidate>) {
+    fn drain(&mut self, start: usize, from: usize, out: &mut Vec<CutCandidate>) {
         for index in 0..self.words.len() {
             for word in ones(std::mem::take(&mut self.words[index])).map(|bit| 64 * index + bit) {
                 for bit in ones(std::mem::take(&mut self.positions[word])) {
@@ -275,7 +275,7 @@ impl Hits {
                     if start + position >= from {
                         // SAFETY: `add` has written the values of all positions with a bit.
                         let value = unsafe { self.values[position].assume_init() };
-                        out.push(Candidate { position: start + position, value });
+                        out.push(CutCandidate { position: start + position, value });
                     }
                 }
             }

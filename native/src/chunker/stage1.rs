@@ -1,10 +1,10 @@
-//! What all implementations of stage 1 share: tables in, candidates out.
+//! The interface of all implementations of stage 1: tables in, candidates out.
 
 use super::gf2::{Field, Rolling, Step};
 
 /// A position whose fingerprint matches the shortest suffix of the pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct CutCandidate {
     /// Index of the last byte of the window; the cut is after it.
     pub position: usize,
     /// The fingerprint.
@@ -44,4 +44,4 @@ impl Tables {
 /// Appends the candidates at positions `from..to` of `data` in order.
 ///
 /// Needs `63 <= from <= to <= data.len()`.
-pub type Scan = fn(&Tables, Filter, &[u8], usize, usize, &mut Vec<Candidate>);
+pub type Scan = fn(&Tables, Filter, &[u8], usize, usize, &mut Vec<CutCandidate>);

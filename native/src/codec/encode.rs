@@ -55,8 +55,8 @@ impl Options {
     }
 }
 
-/// Memory for records that is used again: of what the system gives anew, each page costs a fault
-/// and is filled with zeros first.
+/// Memory for records, used again: a page that is new from the system costs a fault, and is filled
+/// with zeros first.
 #[derive(Default)]
 pub struct Buffer(Vec<u8>);
 
@@ -126,7 +126,7 @@ pub fn encode(data: &[u8], ranges: &[(usize, usize)], options: Options) -> Resul
         let payload = at + options.header_bytes;
         let (codec, stored) = store(raw, &mut records.buffer[payload..payload + length], options)?;
         let end = (payload + stored).next_multiple_of(options.align_bytes);
-        // There may be anything, and zstd may scribble past what it returns.
+        // The buffer holds old bytes, and zstd may write past the end that it returns.
         records.buffer[at..payload].fill(0);
         records.buffer[payload + stored..end].fill(0);
         records.starts.push(at as u32);
@@ -186,14 +186,14 @@ fn describe(code: usize) -> String {
     format!("zstd: {}", zstd_safe::get_error_name(code))
 }
 
-/// What is wrong with a payload.
+/// The reason why a payload is not accepted.
 pub type Corruption = String;
 
 fn checksum_of(stored: &[u8]) -> Checksum {
     Checksum(xxh3_64(stored))
 }
 
-/// Everything that can be said without decompressing.
+/// Checks everything that needs no decompression.
 pub fn check(
     stored: &[u8],
     codec: u8,

@@ -19,7 +19,7 @@ impl<const SIZE: usize> Field<SIZE> {
 
     #[inline]
     pub fn of(self, layout: &[u8]) -> &[u8; SIZE] {
-        // Never the other one: the slice has that length.
+        // The slice has this length, so the zeros are never used.
         layout[self.start..self.end()].first_chunk().unwrap_or(&[0; SIZE])
     }
 

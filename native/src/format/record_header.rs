@@ -24,14 +24,14 @@ layout! {
 }
 
 pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
-/// Records begin at multiples of this.
+/// The offset of each record is a multiple of this.
 pub const RECORD_ALIGN_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"DDRC";
 
 pub const CODEC_RAW: u8 = 0;
 pub const CODEC_ZSTD: u8 = 1;
 
-/// What a record is. Other values than these are possible, and are none.
+/// The kind of a record. A header may hold any other value, which is not a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordKind(pub u8);
 
@@ -48,7 +48,7 @@ impl RecordKind {
     }
 }
 
-/// What a header says.
+/// The fields of a header.
 #[derive(Clone, Copy)]
 pub struct RecordHeader {
     pub ordinal: u32,
@@ -64,7 +64,8 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// None where the bytes are no header, or one of a container with another seed.
+    /// Decodes a header. None where the magic or the checksum is wrong: the bytes are no header, or
+    /// belong to a container with another seed.
     #[inline]
     pub fn sound(bytes: &[u8; RECORD_HEADER_BYTES], seed: u64) -> Option<RecordHeader> {
         let is_sound = *fields::MAGIC.of(bytes) == MAGIC
@@ -98,7 +99,8 @@ impl RecordHeader {
         fields::HEADER_CHECKSUM.put(out, &check.to_le_bytes());
     }
 
-    /// Whether an entry of a table, that of `ordinal`, can be this record's, whatever its kind.
+    /// Whether `entry`, the one of `ordinal` in the table, describes this record. The kind is not
+    /// compared.
     #[inline]
     pub fn agrees_with(&self, entry: &TableEntry, ordinal: u32) -> bool {
         self.ordinal == ordinal
@@ -108,21 +110,21 @@ impl RecordHeader {
             && self.fingerprint == entry.fingerprint
     }
 
-    /// The ordinal after this record, and after those that it stands for.
+    /// The ordinal of the record after this one. A tombstone stands for several ordinals.
     pub fn next_ordinal(&self) -> u32 {
         let run = if self.kind == RecordKind::TOMBSTONE { self.target.max(1) } else { 1 };
         self.ordinal.saturating_add(u32::try_from(run).unwrap_or(u32::MAX))
     }
 
-    /// The entry that a redirection table has for a record that begins at `offset`, and that nothing
-    /// has happened to since it was appended.
+    /// The entry of a redirection table for this record, which begins at `offset`, as of the time
+    /// when it was appended.
     pub fn table_entry(&self, offset: u64) -> TableEntry {
         let state = match self.kind {
             RecordKind::FORWARD => State::MERGED,
             RecordKind::TOMBSTONE => State::TOMBSTONE,
             _ => State::LIVE,
         };
-        // What a tombstone has there is no id.
+        // The target of a tombstone is a count, and no id.
         let target = if self.kind == RecordKind::TOMBSTONE { 0 } else { self.target };
         TableEntry {
             fingerprint: self.fingerprint,

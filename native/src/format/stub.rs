@@ -20,7 +20,7 @@ layout! {
 }
 
 layout! {
-    /// A range of the file that is local; they follow the attribute.
+    /// A local range of the file. These follow the attribute.
     mod range: 16 bytes {
         OFFSET: 8 at 0,
         LENGTH: 8 at 8,
@@ -35,7 +35,7 @@ pub const RESTORING: u8 = 2;
 /// The stub names a chunk, and no recipe.
 pub const DIRECT: u8 = 4;
 
-/// What an attribute says, but for the ranges that are local.
+/// The fields of an attribute, without the local ranges after them.
 pub struct StubHead {
     pub flags: u8,
     pub local_count: u16,
@@ -61,14 +61,14 @@ impl StubHead {
         fields::DIGEST.put(&mut value, &self.digest);
         fields::COVERED.put(&mut value, &self.covered.to_le_bytes());
         fields::MTIME_NS.put(&mut value, &self.mtime_ns.to_le_bytes());
-        // Of all, with zeros in its own place.
+        // The checksum covers the whole attribute, with zeros in the place of the checksum.
         let check = xxh3_64_with_seed(&value, seed) as u32;
         fields::CHECK.put(&mut value, &check.to_le_bytes());
         value
     }
 }
 
-/// What a sound attribute says; None where it is not that of a stub of this volume.
+/// Decodes an attribute. None where it is damaged, or belongs to another volume.
 pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
     let (head, ranges) = value.split_at_checked(STUB_BYTES)?;
     let local_count = fields::LOCAL_COUNT.u16(head);

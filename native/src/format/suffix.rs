@@ -1,7 +1,7 @@
-//! What names end in.
+//! The suffix of a name, which tells the type of the file.
 
-/// What follows the last dot of a name; empty where that is its first byte, or there is none. In
-/// lower case it is what `extension_of` in `dedupd/policy.py` gives.
+/// The part of a name after its last dot; empty where that is its first byte, or there is none. In
+/// lower case it is the result of `extension_of` in `dedupd/config/file_types.py`.
 pub fn suffix(name: &[u8]) -> &[u8] {
     match name.iter().rposition(|&byte| byte == b'.') {
         None | Some(0) => &[],

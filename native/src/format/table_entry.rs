@@ -41,7 +41,7 @@ pub const ENTRY_BYTES: usize = fields::BYTES;
 /// An entry as it lies in a table.
 pub type EntryBytes = [u8; ENTRY_BYTES];
 
-/// What became of a record. Other values than these are possible, and are none.
+/// The state of a record. An entry may hold any other value, which is not a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State(pub u8);
 
@@ -54,7 +54,7 @@ impl State {
     pub const QUARANTINED: State = State(4);
     pub const TOMBSTONE: State = State(5);
 
-    /// Whether the record's bytes are there and passed no check in vain.
+    /// Whether the bytes of such a record are there, and have failed no check.
     #[inline]
     pub fn has_bytes(self) -> bool {
         matches!(self, State::LIVE | State::ORPHANED)
@@ -65,7 +65,7 @@ impl State {
     }
 }
 
-/// What an entry says.
+/// The fields of an entry.
 #[derive(Clone, Copy)]
 pub struct TableEntry {
     pub fingerprint: Fingerprint,
@@ -81,7 +81,7 @@ pub struct TableEntry {
 }
 
 impl TableEntry {
-    /// What the bytes say, whether or not their checksum is right.
+    /// Decodes an entry without a look at its checksum.
     #[inline]
     pub fn unchecked(bytes: &EntryBytes) -> TableEntry {
         TableEntry {
@@ -96,8 +96,8 @@ impl TableEntry {
         }
     }
 
-    /// None where the checksum is wrong: the entry is damaged, was never written, or is one of a
-    /// container with another seed.
+    /// Decodes an entry. None where the checksum is wrong: the entry is damaged, was never written,
+    /// or belongs to a container with another seed.
     #[inline]
     pub fn sound(bytes: &EntryBytes, seed: u64) -> Option<TableEntry> {
         let is_sound = fields::CHECK.u16(bytes) == check(bytes, seed);
@@ -133,7 +133,7 @@ pub fn set_state(bytes: &mut EntryBytes, state: State, seed: u64) {
     fields::CHECK.put(bytes, &check.to_le_bytes());
 }
 
-/// The checksum of an entry: of all of it but these last two bytes.
+/// The checksum of an entry, which covers all bytes before the checksum.
 #[inline]
 fn check(bytes: &EntryBytes, seed: u64) -> u16 {
     xxh3_64_with_seed(&bytes[..fields::CHECK.start], seed) as u16

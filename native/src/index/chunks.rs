@@ -1,4 +1,5 @@
-//! The index itself: what suggests entries, the log below it, and what is not yet in the log.
+//! The index itself: the part that suggests entries, the log below it, and a buffer of entries that
+//! are not in the log yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{Error, ErrorKind, Result};
@@ -14,23 +15,23 @@ use crate::format::table_entry::State;
 /// each batch to find a slot have nothing to do while they wait for their buckets.
 pub const AHEAD: usize = 128;
 
-/// What `lookup` says of a fingerprint that is not known; so it can't be an id.
+/// The result of `lookup` for an unknown fingerprint, which is no id of a chunk.
 pub const ABSENT: RecordId = RecordId::HOLE;
 
-/// Entries that the write buffer holds before it is looked which of them are in the log by now.
+/// Entries of the write buffer at which those that are in the log by now are dropped.
 const BUFFER_ENTRIES: usize = 1 << 14;
 
-/// What has happened since the index was made.
+/// Counts since the index was made.
 #[derive(Clone, Copy, Default)]
 pub struct Counters {
     pub lookups: u64,
     /// Fingerprints that were found.
     pub hits: u64,
-    /// Suggested entries that turned out to be of another fingerprint, or of no use any more.
+    /// Suggested entries with another fingerprint, or in a state in which they cannot be used.
     pub false_positives: u64,
 }
 
-/// A container as it was indexed: up to which ordinal, and the digest of the entries below.
+/// A container as it was indexed: the number of entries, and their digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub generation: u32,
@@ -46,16 +47,18 @@ pub struct ChunkIndex<S> {
     /// Entries that were inserted and have not been seen in the log yet.
     buffer: FingerprintMap,
     buffer_max: usize,
-    /// Containers with entries in the buffer: which ordinals the log has. The buffer has the rest.
+    /// Containers with entries in the buffer, each with the number of entries in the log. The
+    /// buffer has the later ones.
     written: BTreeMap<u32, u32>,
     found_orphans: HashSet<RecordId>,
     pub counters: Counters,
-    /// Entries that can be found: what was usable when it was loaded, and what was inserted.
+    /// Entries that can be found: those that were usable when they were loaded, and those that were
+    /// inserted.
     pub(super) usable: usize,
-    /// Entries that were added and that the snapshot which all began with has not.
+    /// Entries that were added, and are not in the snapshot that was restored.
     pub added: usize,
     pub(super) candidates: Vec<u32>,
-    /// Whether `suggest` began with a snapshot, and so may have what is loaded.
+    /// Whether `suggest` was restored from a snapshot, and so may have the entries that are loaded.
     pub(super) has_snapshot: bool,
     /// The container that entries were put into last.
     last: Option<u32>,
@@ -93,7 +96,7 @@ impl<S: Suggest> ChunkIndex<S> {
         self.log.reads + self.suggest.reads()
     }
 
-    /// RAM of everything that grows with the store, or is bounded by a setting.
+    /// RAM of all parts that grow with the store, or are bounded by a setting.
     pub fn bytes(&self) -> usize {
         self.suggest.bytes() + self.numbers.bytes() + self.log.bytes() + self.buffer.bytes()
     }
@@ -198,7 +201,7 @@ impl<S: Suggest> ChunkIndex<S> {
         Ok(self.usable - before)
     }
 
-    /// Remember the id of a fingerprint that was just looked for in vain.
+    /// Remember the id of a fingerprint that was just looked up, and not found.
     fn put(&mut self, fingerprint: &Fingerprint, id: RecordId) -> Result<()> {
         let number = self.numbers.number(id).ok_or_else(too_many)?;
         let container = id.container();
@@ -225,7 +228,7 @@ impl<S: Suggest> ChunkIndex<S> {
         self.written.get(&id.container()).is_some_and(|&count| id.ordinal() >= count)
     }
 
-    /// Let go of the entries that the log has by now.
+    /// Drop the entries that are in the log by now.
     fn shrink_buffer(&mut self) -> Result<()> {
         for (&container, count) in &mut self.written {
             *count = self.log.count(container)?;
@@ -243,7 +246,8 @@ impl<S: Suggest> ChunkIndex<S> {
         Ok(())
     }
 
-    /// Make everything above the log anew, as large as it is needed, by a sequential scan of it.
+    /// Rebuild everything above the log, in the size that is needed, from a sequential scan of the
+    /// log.
     pub fn rebuild(&mut self) -> Result<()> {
         self.shrink_buffer()?;
         self.suggest.renew(self.usable)?;

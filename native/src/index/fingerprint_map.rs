@@ -26,7 +26,7 @@ impl FingerprintMap {
         self.0.find(hash_of(key), |(known, _)| known == key).map(|&(_, id)| id)
     }
 
-    /// False, and no change, if the fingerprint is known.
+    /// False, and nothing changed, where the fingerprint is known.
     pub fn insert(&mut self, key: &Fingerprint, id: RecordId) -> bool {
         match self.0.entry(hash_of(key), |(known, _)| known == key, |(known, _)| hash_of(known)) {
             Entry::Occupied(_) => false,
@@ -37,7 +37,8 @@ impl FingerprintMap {
         }
     }
 
-    /// Keep the entries whose id is wanted, and no more room than they need, or `capacity` of them.
+    /// Keep the entries whose id is wanted, and free the memory that is not needed for them, or for
+    /// `capacity` entries.
     pub fn retain(&mut self, capacity: usize, mut wanted: impl FnMut(RecordId) -> bool) {
         self.0.retain(|&mut (_, id)| wanted(id));
         self.0.shrink_to(capacity, |(known, _)| hash_of(known));

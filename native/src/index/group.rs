@@ -1,14 +1,15 @@
-//! Buckets of the table that grow together: eight slots each, and as many again for each plane more.
+//! Buckets of the table that grow together: each has eight slots, and eight more for each further
+//! plane.
 //!
 //! A bucket is one piece of memory: the signatures of all planes, which every look-up goes through,
-//! one cache line up to four planes; then their record numbers. So a plane more means a copy of the
-//! group.
+//! one cache line up to four planes; then their record numbers. So another plane means a copy of
+//! the group.
 
 use super::memory::{Memory, Plain};
 
 pub const SLOTS: usize = 8;
 
-/// What a bucket takes for each plane.
+/// Bytes of a bucket for each plane.
 pub const BUCKET_BYTES: usize = SLOTS * 6;
 
 /// Eight signatures, 0 where a slot is free, or four record numbers.
@@ -96,7 +97,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// So many empty buckets, of one plane and more.
+    /// Empty buckets with one plane or more.
     pub fn new(buckets: usize, planes: usize) -> Group {
         Group { buckets, planes, quads: Memory::new(buckets * planes * QUADS) }
     }
@@ -141,7 +142,7 @@ impl Group {
         self.quads[bucket * self.planes * QUADS + slot.plane].set_signature(slot.at, signature);
     }
 
-    /// A slot of a bucket that is free, and how many are.
+    /// A free slot of a bucket, and the number of its free slots.
     #[inline]
     pub fn room(&self, bucket: usize) -> Option<(Slot, u32)> {
         let (mut slot, mut count) = (None, 0);
@@ -161,7 +162,7 @@ impl Group {
         rooms.map(|(_, count)| count as usize).sum()
     }
 
-    /// Ask for what a look-up needs of a bucket.
+    /// Prefetch the part of a bucket that a look-up needs.
     #[inline]
     pub fn prefetch(&self, bucket: usize) {
         let signatures = self.signatures(bucket);
@@ -171,7 +172,7 @@ impl Group {
         }
     }
 
-    /// Ask for the record number of a slot.
+    /// Prefetch the record number of a slot.
     #[inline]
     pub fn prefetch_number(&self, bucket: usize, slot: Slot) {
         prefetch(&self.quads[self.place(bucket, slot)]);
@@ -191,7 +192,7 @@ impl Group {
     }
 }
 
-/// Ask for the cache line of a value.
+/// Prefetch the cache line of a value.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn prefetch<T>(of: &T) {

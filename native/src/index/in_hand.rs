@@ -2,7 +2,7 @@
 
 use super::group::Slot;
 
-/// Whether a signature may be among some, without a look at each of them.
+/// A set of signatures that may have false positives, for a quick test.
 #[derive(Default)]
 pub struct Held([u64; 16]);
 
@@ -18,7 +18,7 @@ impl Held {
     }
 }
 
-/// An entry on its way to a bucket that was full, and the one whose place it is going to take.
+/// An entry on its way to a full bucket, and the entry whose slot it is going to take.
 #[derive(Clone, Copy)]
 pub struct InHand {
     pub signature: u16,
@@ -35,7 +35,8 @@ pub(super) struct Victim {
     pub(super) target: u64,
 }
 
-/// Buckets, one after the other and on from the first one, most of which have a free slot.
+/// A run of buckets, most of which have a free slot. It may go on from the last bucket to the
+/// first.
 #[derive(Clone, Copy, Default)]
 pub struct Room {
     pub(super) start: u64,

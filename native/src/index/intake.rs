@@ -1,4 +1,4 @@
-//! Taking in containers that are there: each is read once, from its beginning to its end.
+//! Loading of existing containers. Each table is read once, from beginning to end.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Result};
@@ -46,7 +46,8 @@ impl Digests {
 }
 
 impl<S: Suggest> ChunkIndex<S> {
-    /// Take in a container, which nobody writes to meanwhile. What a snapshot knew is passed over.
+    /// Load a container, which must not be written to meanwhile. Entries that are in the snapshot
+    /// are skipped.
     pub fn load(&mut self, container: u32, generation: u32) -> Result<()> {
         self.log.add_container(container, generation);
         match self.add_container(container, generation) {
@@ -56,22 +57,22 @@ impl<S: Suggest> ChunkIndex<S> {
         if self.suggest.is_wide() { self.rebuild() } else { Ok(()) }
     }
 
-    /// Add what is usable in a container; returns how many entries that are.
+    /// Add the usable entries of a container; returns their number.
     pub(super) fn add_container(&mut self, container: u32, generation: u32) -> Result<usize> {
         let known = self.stamps.get(&container).filter(|known| known.generation == generation);
         let known = known.copied().unwrap_or(Stamp { generation, count: 0, digest: 0 });
         let mut digests = Digests::new(known.count);
         let usable = self.add_entries(container, known.count..u32::MAX, &mut digests)?;
         if known.count > 0 && digests.prefix != Some(known.digest) {
-            // What the snapshot knew is not what is there.
+            // The table has changed since the snapshot.
             self.add_entries(container, 0..known.count, &mut Digests::new(0))?;
         }
         self.stamps.insert(container, digests.stamp(generation));
         Ok(usable)
     }
 
-    /// Note what is usable in a container, and add what of it is in a range of ordinals; returns how
-    /// many entries are usable.
+    /// Note the usable entries of a container, and add those in a range of ordinals; returns the
+    /// number of usable entries.
     fn add_entries(
         &mut self,
         container: u32,
@@ -123,7 +124,7 @@ impl<S: Suggest> ChunkIndex<S> {
         result.map(|()| usable)
     }
 
-    /// Stamps of all containers as they are now: those that grew are read anew.
+    /// Bring the stamps of all containers up to date: those that grew are read again.
     pub fn restamp(&mut self) -> Result<()> {
         let containers: HashMap<u32, u32> = self.log.containers().collect();
         self.stamps.retain(|container, _| containers.contains_key(container));

@@ -1,4 +1,4 @@
-//! The redirection tables as the log that the index is over, with a cache of what was read of them.
+//! The redirection tables as the log below the index, with a cache of the pages that were read.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -15,24 +15,26 @@ use crate::format::table_entry::{
 };
 use crate::system::files::owned;
 
-/// Entries of one read of a scan: 256 KiB, which stay in the cache of a core until they were looked at.
+/// Entries of one read of a scan: 256 KiB, which stay in the cache of a core until they are
+/// processed.
 const SCAN_ENTRIES: usize = 1 << 12;
 
-/// What a look-up needs of an entry; no state where it is damaged or was never written.
+/// The part of an entry that a look-up needs. No state where the entry is damaged or was never
+/// written.
 #[derive(Clone, Copy)]
-pub struct Entry {
+pub struct LogEntry {
     pub fingerprint: Fingerprint,
     pub state: State,
 }
 
-pub fn decode(data: &EntryBytes, seed: u64) -> Entry {
+pub fn decode(data: &EntryBytes, seed: u64) -> LogEntry {
     let TableEntry { fingerprint, .. } = TableEntry::unchecked(data);
     let state = TableEntry::sound(data, seed).map_or(State::NONE, |entry| entry.state);
-    Entry { fingerprint, state }
+    LogEntry { fingerprint, state }
 }
 
-/// Entries of one container that lie next to each other, as they were when they were read. They are
-/// decoded one by one, as they are asked for: mostly few of them are.
+/// Adjacent entries of a container, as they were when they were read. Each is decoded on demand,
+/// because mostly few of them are used.
 struct Page {
     /// The id of the first one.
     key: RecordId,
@@ -55,9 +57,10 @@ pub struct Log {
     pages_max: usize,
     pages: Vec<Page>,
     by_key: HashMap<RecordId, usize>,
-    /// The page that was asked for last, which most often is the next one too.
+    /// The page that was used last, which most often is the next one as well.
     last: usize,
-    /// Where the cache has a fingerprint, if anybody wants to know: page times `page_entries`, place.
+    /// Places of fingerprints in the cache, where the log is searchable: page times `page_entries`,
+    /// plus the place in it.
     by_fingerprint: Option<HashTable<usize>>,
     clock: u64,
     pub reads: u64,
@@ -86,7 +89,7 @@ impl Log {
         }
     }
 
-    /// Let `search` find what the cache has.
+    /// Let `search` find the entries in the cache.
     pub fn searchable(mut self) -> Log {
         self.by_fingerprint = Some(HashTable::new());
         self
@@ -101,7 +104,8 @@ impl Log {
         self.containers.insert(container, generation);
     }
 
-    /// Know the container of an id; one that was unknown is new, and so of the first generation.
+    /// Note the container of an id. A container that was unknown is new, and so of the first
+    /// generation.
     pub fn note(&mut self, id: RecordId) {
         self.containers.entry(id.container()).or_insert(1);
     }
@@ -121,14 +125,14 @@ impl Log {
         (RecordId::new(id.container(), id.ordinal() - at as u32), at)
     }
 
-    fn decode(&self, slot: usize, at: usize) -> Option<Entry> {
+    fn decode(&self, slot: usize, at: usize) -> Option<LogEntry> {
         let page = &self.pages[slot];
         let container = page.key.container();
         let generation = *self.containers.get(&container)?;
         Some(decode(page.entry(at)?, self.seed(container, generation)))
     }
 
-    /// Where the cache has a page, which counts as a use of it.
+    /// The slot of a page in the cache. Counts as a use of the page.
     fn slot(&mut self, key: RecordId) -> Option<usize> {
         if self.pages.get(self.last).is_none_or(|page| page.key != key) {
             self.last = *self.by_key.get(&key)?;
@@ -139,7 +143,7 @@ impl Log {
     }
 
     /// The entry of an id, if it is in the cache.
-    pub fn cached(&mut self, id: RecordId) -> Option<Entry> {
+    pub fn cached(&mut self, id: RecordId) -> Option<LogEntry> {
         let (key, at) = self.place(id);
         let slot = self.slot(key)?;
         self.decode(slot, at)
@@ -160,7 +164,7 @@ impl Log {
     }
 
     /// The entry of an id, read together with its neighbours; None where there is none.
-    pub fn read(&mut self, id: RecordId) -> Result<Option<Entry>> {
+    pub fn read(&mut self, id: RecordId) -> Result<Option<LogEntry>> {
         let container = id.container();
         if !self.containers.contains_key(&container) {
             return Ok(None);
@@ -181,8 +185,8 @@ impl Log {
         Ok(self.decode(slot, at))
     }
 
-    /// A slot for a page: its own, a new one, or that of the page that was unused for longest.
-    /// Nothing of the slot is known any more.
+    /// A slot for a page: its own, a new one, or that of the least recently used page. Its old
+    /// entries are forgotten.
     fn free_slot(&mut self, key: RecordId) -> usize {
         let own = self.by_key.get(&key).copied();
         if own.is_none() && self.pages.len() < self.pages_max {
@@ -196,7 +200,7 @@ impl Log {
         slot
     }
 
-    /// Let the entries of a page be found by their fingerprints.
+    /// Make the entries of a page searchable.
     fn enter(&mut self, slot: usize) {
         let Self { by_fingerprint: Some(places), pages, page_entries, .. } = self else { return };
         let hash = |&place: &usize| {
@@ -218,7 +222,7 @@ impl Log {
         }
     }
 
-    /// Take an orphan that was found for live, as it is about to become.
+    /// Mark an orphan in the cache as live, because its state is about to be changed.
     pub fn take_for_live(&mut self, id: RecordId) {
         let container = id.container();
         let (key, at) = self.place(id);
@@ -248,7 +252,8 @@ impl Log {
         filled.map(drop)
     }
 
-    /// Show all entries of a container to `visit`, in runs of bytes, with the seed of their checks.
+    /// Pass all entries of a container to `visit`, as runs of bytes with the seed of their
+    /// checksums.
     pub fn scan(&self, container: u32, mut visit: impl FnMut(&[u8], u64)) -> Result<()> {
         let generation = self.containers.get(&container).copied().unwrap_or(1);
         let seed = self.seed(container, generation);

@@ -1,22 +1,22 @@
-//! Memory of plain values, zeros at first, that goes back to the system with whoever has it.
+//! Zeroed memory for plain values, which goes back to the system when it is dropped.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{NonNull, null_mut};
 
-/// Where a page of memory is this large, a look-up misses one cache less on its way to a bucket.
+/// With memory pages of this size, a look-up has one cache miss less.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 const LINE_BYTES: usize = 64;
 
-/// A type of which zeros are a value, and that has nothing to drop.
+/// A type without a destructor, for which zeros are a valid value.
 ///
 /// # Safety
 ///
 /// Every byte of a value may be 0.
 pub unsafe trait Plain: Copy {}
 
-/// `count` values, the first at the beginning of a cache line; in huge pages of their own where they
+/// `count` values from the beginning of a cache line on, or in huge pages of their own where they
 /// fill one.
 pub struct Memory<T: Plain> {
     values: NonNull<T>,
@@ -60,7 +60,7 @@ impl<T: Plain> Memory<T> {
 
 /// Zeros from the system, from the beginning of a huge page on; null where it has none.
 ///
-/// From the heap they would not go back as long as something behind them is in use.
+/// Memory of the heap would not go back while anything at a higher address is in use.
 fn map(bytes: usize) -> *mut u8 {
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

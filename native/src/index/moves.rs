@@ -1,18 +1,20 @@
 //! How entries of the table make room for others.
 //!
-//! What is free in a table that grows by groups is mostly in those that grew last. An entry that has
-//! to make room for another is chosen by that: it is one whose other bucket is there, if there is
-//! any, which a range of signatures tells. So two or three moves do where a random walk takes dozens.
-//! Entries on their way move in turns, and the memory that a move needs is asked for a turn before.
+//! In a table that grows by groups, the free slots are mostly in the groups that grew last. So the
+//! entry that makes room for another is one whose other bucket is there, if the bucket has such an
+//! entry; a range of signatures tells. So two or three moves are enough, where a random walk takes
+//! dozens. Entries on their way move in turns, and the memory of a move is prefetched a turn
+//! before.
 
 use super::group::{SLOTS, Slot, bits};
 use super::in_hand::{Held, InHand, Room, Victim};
 use super::table::Table;
 
-/// Below this load a key without a free slot is one of many of the same buckets.
+/// Below this load, a key finds no free slot only where many keys have the same buckets.
 const LOAD_MIN_TO_GROW: f64 = 0.90;
 
-/// Moves of an entry, or of those that it displaced, before it is given up for the moment.
+/// Moves of an entry, and of the entries that it displaced, before the table grows or the entry is
+/// stashed.
 const MOVES_MAX: usize = 400;
 const GROWTHS_MAX: usize = 4;
 
@@ -26,7 +28,7 @@ impl Table {
         self.in_hand.push(InHand { signature, number, bucket, victim });
     }
 
-    /// Give a slot to each entry in hand, moving others to their other buckets as far as needed.
+    /// Give a slot to each entry in hand, moving other entries where needed.
     pub fn settle(&mut self) {
         if self.in_hand.is_empty() {
             return;
@@ -36,7 +38,7 @@ impl Table {
         self.find_room();
     }
 
-    /// Note where most buckets have room: from the group that has grown last backwards.
+    /// Note where most buckets have room: in the groups that grew last.
     pub(super) fn find_room(&mut self) {
         let groups = self.groups.len();
         let end = self.next_group + groups;
@@ -75,8 +77,8 @@ impl Table {
         }
     }
 
-    /// Put an entry into its bucket, in the place of another one if need be. Returns that one, if its
-    /// other bucket is full as well.
+    /// Put an entry into its bucket, in the slot of another one if the bucket is full. Returns that
+    /// one, if its other bucket is full as well.
     fn move_on(&mut self, held: InHand) -> Option<InHand> {
         let InHand { mut signature, mut number, mut bucket, victim } = held;
         if self.put(signature, number, bucket) {
@@ -96,7 +98,7 @@ impl Table {
         Some(InHand { signature, number, bucket, victim })
     }
 
-    /// Ask for what `move_on` is going to need.
+    /// Prefetch the memory that `move_on` is going to need.
     #[inline]
     fn prefetch_move(&self, bucket: u64, victim: Victim) {
         let (group, at) = self.split(bucket);
@@ -104,7 +106,7 @@ impl Table {
         self.prefetch_bucket(victim.target);
     }
 
-    /// An entry of a full bucket without room that has its other bucket where there is some.
+    /// An entry of a full bucket whose other bucket is among those with room.
     #[inline]
     fn leading(&self, bucket: u64) -> Option<Victim> {
         let Room { start, buckets } = self.room;
@@ -114,7 +116,7 @@ impl Table {
         let signatures_per_bucket = 65_536.0 / self.buckets as f64;
         let sum = start + bucket;
         let sum = if sum >= self.buckets { sum - self.buckets } else { sum };
-        // Those at both ends may lead past it.
+        // The signatures at both ends may lead past the range.
         let first = (sum as f64 * signatures_per_bucket) as u16;
         let more = (buckets as f64 * signatures_per_bucket + 1.0) as u16;
         for (plane, own) in self.signatures(bucket).iter().enumerate() {

@@ -17,7 +17,7 @@ use crate::format::saved_index::{
 
 const _: () = assert!(bucket::BYTES == BUCKET_BYTES);
 
-/// How many there are of what a file consists of.
+/// The number of items in each part of a file.
 struct Counts {
     group_bits: u32,
     groups: usize,
@@ -126,7 +126,7 @@ fn decode_plane(data: &[u8], group: &mut Group, plane: usize) {
     }
 }
 
-/// Part `part` of the file, None behind the last one: a part at a time, for the sake of memory.
+/// Part `part` of the file, None after the last one. A part at a time takes little memory.
 pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec<u8>> {
     match part {
         0 => Some(Counts::of(index).encode(owner)),
@@ -139,7 +139,7 @@ pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec
     }
 }
 
-/// Table, record numbers and stamps of a file; None, for whatever reason, where it is not valid.
+/// Table, record numbers and stamps of a file; None where it cannot be read, or is not valid.
 pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, Stamp>)> {
     let at = |offset: usize, length: usize| -> Option<Vec<u8>> {
         let mut data = vec![0; length];
@@ -185,10 +185,10 @@ pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, 
 }
 
 impl ChunkIndex<Table> {
-    /// Take what a file has in place of the empty table; false, and an empty one that is ready for
-    /// `capacity` entries, where the file is not valid.
+    /// Restore the table from a file. Where the file is not valid: false, and an empty table with
+    /// room for `capacity` entries.
     pub fn restore(&mut self, file: &File, owner: &Owner, capacity: usize) -> bool {
-        // There is never memory for two.
+        // Frees the old table first: there may not be memory for two.
         self.suggest = Table::with_capacity(0);
         let Some((table, numbers, stamps)) = read(file, owner) else {
             self.suggest = Table::with_capacity(capacity);

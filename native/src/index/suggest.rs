@@ -1,22 +1,23 @@
-//! What every index in little RAM has above the log.
+//! The interface of the part of an index above the log.
 
 use std::io::Result;
 
-/// Suggests which entries of the log may be of a fingerprint, by its hash.
+/// Suggests the entries of the log that may have a fingerprint, by its hash.
 ///
-/// It may suggest too many; one that it leaves out costs a chunk that is stored once more. Errors of
-/// the kind `InvalidData` say that it has to be made anew.
+/// It may suggest too many; one that is missing costs a chunk that is stored a second time. An
+/// error of the kind `InvalidData` means that it has to be rebuilt.
 pub trait Suggest {
-    /// Ask for the memory that the next call for this hash will need.
+    /// Prefetch the memory that the next call for this hash will need.
     fn prefetch(&self, hash: u64);
 
-    /// False: nothing has the hash. Else what is known without a read is appended to `found`.
+    /// False where no entry has the hash. Else appends to `found` the entries that are known
+    /// without a read.
     fn may_have(&self, hash: u64, found: &mut Vec<u32>) -> bool;
 
-    /// Append what `may_have` left out, because it has to be read.
+    /// Append the entries that `may_have` left out, because they have to be read.
     fn search(&mut self, hash: u64, found: &mut Vec<u32>) -> Result<()>;
 
-    /// There is an entry with this hash, which may have been added before.
+    /// Note that an entry has this hash, whether or not it was added before.
     fn note(&mut self, hash: u64);
 
     /// Add an entry, whose hash was noted.
@@ -25,7 +26,7 @@ pub trait Suggest {
     /// Finish what was added.
     fn settle(&mut self);
 
-    /// Entries, also those that are of no use any more.
+    /// The number of entries, including those that cannot be used any more.
     fn len(&self) -> usize;
 
     fn is_empty(&self) -> bool {
@@ -38,9 +39,9 @@ pub trait Suggest {
     /// Reads from the disk so far.
     fn reads(&self) -> u64;
 
-    /// Whether it has grown so far that it is worth making anew.
+    /// Whether it has grown so far that a rebuild is worth its cost.
     fn is_wide(&self) -> bool;
 
-    /// Become empty, and ready for so many entries.
+    /// Remove all entries, and make room for `capacity` entries.
     fn renew(&mut self, capacity: usize) -> Result<()>;
 }

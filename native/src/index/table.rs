@@ -3,9 +3,9 @@
 //! A key has two buckets, and the second follows from the first and the signature, so that entries
 //! can be moved without their keys. For the same reason the number of buckets cannot change: the
 //! table grows by planes. A plane gives eight more slots to each bucket of one group; groups take
-//! turns, so that the table is never much larger than what it holds, and no step copies more than
-//! one of them. Wide buckets have more false matches, so the owner builds the table anew, with more
-//! buckets, once `is_wide` says so.
+//! turns, so that the table is never much larger than its entries need, and no step copies more
+//! than one group. Wide buckets have more false matches, so the owner rebuilds the table with more
+//! buckets once it `is_wide`.
 //!
 //! How entries move is in `moves`.
 
@@ -29,20 +29,20 @@ const CAPACITY_MIN: usize = 1 << 12;
 /// A plane is added before more of the slots than this are taken: beyond, insertion gets slow.
 const LOAD_MAX: f64 = 0.96;
 
-/// Entries of one key's buckets with its very signature; where these are full, more than that go to the
-/// stash.
+/// Entries with the buckets and the signature of one key. Where the buckets are full, further such
+/// entries go to the stash.
 const EQUAL_MAX: u32 = 12;
 
-/// Planes of a group, on average, from which on fresh buckets are worth a scan of all tables.
+/// When groups have this many planes on average, more buckets are worth a scan of all tables.
 const PLANES_WIDE: usize = 4;
 
-/// What is known of an entry's key: its signature, and the lower one of its buckets.
+/// The known part of an entry's key: its signature, and the lower one of its buckets.
 type Stashed = (u16, u64);
 
 pub struct Table {
     pub(super) group_bits: u32,
     pub(super) groups: Vec<Group>,
-    /// Entries that found no slot: nearly none, but where somebody makes keys to that end.
+    /// Entries that found no slot: nearly none, except with keys that were made for this purpose.
     pub(super) stash: HashMap<Stashed, Vec<u32>>,
     pub(super) len: usize,
     planes: usize,
@@ -50,7 +50,7 @@ pub struct Table {
     pub(super) next_group: usize,
     /// Free slots of each group.
     pub(super) free: Vec<u32>,
-    /// Where there were some not long ago.
+    /// Where buckets had free slots when this was last looked at.
     pub(super) room: Room,
     /// Entries that were added and have no slot yet, because their buckets were full.
     pub(super) in_hand: Vec<InHand>,
@@ -73,7 +73,7 @@ impl Table {
         )
     }
 
-    /// A table of these groups, with what they hold.
+    /// A table of these groups, with their entries.
     pub(super) fn from_groups(group_bits: u32, groups: Vec<Group>) -> Table {
         let planes: usize = groups.iter().map(Group::planes).sum();
         let free: Vec<u32> = groups.iter().map(|group| group.free() as u32).collect();
@@ -123,7 +123,7 @@ impl Table {
         (signature, (index >> 64) as u64)
     }
 
-    /// The other bucket of a key; that of the other is the first again.
+    /// The other bucket of a key. The other bucket of that one is the first again.
     ///
     /// The sum of both grows with the signature, so that the signatures which lead from a bucket to
     /// a range of others are a range.
@@ -145,7 +145,7 @@ impl Table {
         self.groups[group].signatures(at)
     }
 
-    /// Ask for the memory that a look-up of this hash will need.
+    /// Prefetch the memory that a look-up of this hash will need.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         let (signature, first) = self.place(hash);
@@ -193,7 +193,7 @@ impl Table {
 
     /// Add an entry that is not there.
     ///
-    /// Call `settle` after a few: it gives slots to those that found their buckets full.
+    /// Call `settle` after a few additions: it gives slots to the entries whose buckets were full.
     pub fn add(&mut self, hash: u64, number: u32) {
         if self.len as f64 >= self.slots() as f64 * LOAD_MAX {
             self.grow();
@@ -301,7 +301,7 @@ impl Suggest for Table {
     }
 
     fn renew(&mut self, capacity: usize) -> Result<()> {
-        // The old one goes first.
+        // The memory of the old table is freed first.
         *self = Table::with_capacity(0);
         *self = Table::with_capacity(capacity);
         Ok(())

@@ -13,7 +13,7 @@ use crate::ingest::new_chunks::{self, New, Placed as Inner};
 #[pyclass(frozen, module = "dedupd.native.chunker")]
 pub struct Chunks {
     found: Vec<Vec<Chunk>>,
-    /// How many chunks there are before each segment, and in all.
+    /// The number of chunks before each segment, and of all chunks.
     firsts: Vec<usize>,
 }
 
@@ -35,7 +35,7 @@ impl Chunks {
         self.firsts.last().copied().unwrap_or_default()
     }
 
-    /// Those of a segment, of the ids of all chunks.
+    /// The ids of the chunks of a segment, from the ids of all chunks.
     pub fn ids_of<'a>(&self, segment: usize, ids: &'a [u64]) -> &'a [u64] {
         &ids[self.firsts[segment]..self.firsts[segment + 1]]
     }

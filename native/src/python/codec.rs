@@ -125,7 +125,7 @@ pub fn decode<'py>(
         .filter(|&codec| codec <= CODEC_ZSTD)
         .ok_or_else(|| PyValueError::new_err(format!("codec must be 0 or 1, not {codec}")))?;
     let stored = stored.bytes();
-    // Before memory is taken for what the payload claims to be.
+    // Checked before memory is allocated for the stated length.
     py.detach(|| codec::check(stored, codec, raw_length, Checksum(checksum)))
         .map_err(CorruptPayload::new_err)?;
     let result = uninitialised(py, raw_length)?;

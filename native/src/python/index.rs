@@ -22,8 +22,8 @@ use crate::index::table::Table;
 use crate::index::{fingerprint_map, snapshot};
 use crate::threads::lock::{locked, read, write};
 
-/// What both have in common. The lock is only ever taken with the GIL released: under it the door may
-/// take the GIL.
+/// The common part of both indexes. The lock is only ever taken with the GIL released: under it the
+/// door may take the GIL.
 pub struct Shared<S> {
     index: Mutex<ChunkIndex<S>>,
     owner: Owner,
@@ -167,7 +167,7 @@ methods!(TableIndex {
         Ok(TableIndex(Shared::new(log, table, volume, kind, None)))
     }
 
-    /// Entries of the table, how many of them no snapshot has, RAM in bytes.
+    /// Entries of the table, how many of them are in no snapshot, RAM in bytes.
     fn figures(&self, py: Python<'_>) -> (usize, usize, usize) {
         py.detach(|| {
             let index = self.0.lock();
@@ -213,7 +213,7 @@ methods!(BloomIndex {
         Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume, kind, Some(door))))
     }
 
-    /// Entries of the chains, RAM in bytes, whether some had no room on the disk.
+    /// Entries of the chains, RAM in bytes, whether entries were left out because the disk is full.
     fn figures(&self, py: Python<'_>) -> (usize, usize, bool) {
         py.detach(|| {
             let index = self.0.lock();

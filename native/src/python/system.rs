@@ -6,7 +6,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::support::calls::{c_string, call, os_error};
 use super::support::input::pack_u64;
-use crate::system::directory_entries::{self, Entry};
+use crate::system::directory_entries::{self, DirectoryEntry};
 use crate::system::extents::{self, Range};
 use crate::system::{calls, effects, watchdog};
 
@@ -84,11 +84,11 @@ pub fn look_up<'py>(
     let names = names.iter().map(|name| c_string("name", name)).collect::<PyResult<Vec<_>>>()?;
     let found =
         call(py, || names.iter().map(|name| directory_entries::look_up(dir_fd, name)).collect())?;
-    let found: Vec<Option<Entry>> = found;
+    let found: Vec<Option<DirectoryEntry>> = found;
     found.into_iter().map(|entry| entry.map(|entry| fields(py, &entry)).transpose()).collect()
 }
 
-fn fields<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyTuple>> {
+fn fields<'py>(py: Python<'py>, entry: &DirectoryEntry) -> PyResult<Bound<'py, PyTuple>> {
     let status = &entry.status;
     let ns = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
     (

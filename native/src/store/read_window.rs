@@ -1,5 +1,5 @@
-//! Records that lie one after the other in somebody's file, decoded side by side into one piece of
-//! memory, ahead of who wants them.
+//! Consecutive records of a file, decoded in parallel into one buffer, before a reader asks for
+//! them.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -12,19 +12,20 @@ use crate::codec::encode::Buffer;
 use crate::store::record_reader::{Files, Row, Wanted, with_scratch};
 use crate::threads::pool::{self, Begun};
 
-/// Memory is taken in multiples of this, so that it fits the next window too.
+/// Memory is allocated in multiples of this, so that it fits the next window too.
 const ROOM_BYTES: usize = 512 << 10;
 
 pub struct Window {
-    // Dropped before what the tasks work on.
+    // Declared first, and so dropped before the data of the tasks.
     begun: Begun,
     parts: Arc<Parts>,
 }
 
 impl Window {
-    /// Begins to decode records behind `head`, with `helpers` threads.
+    /// Begins to decode records into the buffer after `head`, with `helpers` threads.
     ///
-    /// Gives up where the page cache does not have it all. The descriptors stay the caller's.
+    /// Fails where the page cache does not have all of the records. The descriptors stay the
+    /// caller's.
     pub fn begin(
         data: RawFd,
         table: RawFd,
@@ -55,7 +56,7 @@ struct Place {
     range: Range<usize>,
 }
 
-/// What the tasks work on, each on its own part of the buffer.
+/// The data of the tasks. Each task writes to its own part of the buffer.
 struct Parts {
     files: [OwnedFd; 2],
     seed: u64,
@@ -63,7 +64,7 @@ struct Parts {
     buffer: UnsafeCell<Buffer>,
     start: *mut u8,
     length: usize,
-    /// How many were read, and as expected.
+    /// Records that were read and are as expected.
     sound: AtomicUsize,
 }
 

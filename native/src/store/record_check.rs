@@ -1,6 +1,6 @@
-//! Records of a container as they were read: every checksum, and every fingerprint, in one pass.
+//! Checks all checksums and fingerprints of records of a container in one pass.
 //!
-//! `dedupd/format` says the same record by record; a test compares the two.
+//! `dedupd/format` does the same record by record in Python; a test compares the two.
 
 use std::cell::RefCell;
 
@@ -14,14 +14,14 @@ use crate::threads::pool;
 /// Records that a thread takes at once: about a MiB at the default chunk size.
 const BATCH: usize = 16;
 
-/// What a record's payload turned out to be.
+/// The result of the check of a record's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
     Intact = 0,
     /// The stored bytes fail their checksum, or do not decode to the stated length.
     Payload = 1,
-    /// The raw bytes have another fingerprint than the header says.
+    /// The fingerprint of the raw bytes is not the one in the header.
     Fingerprint = 2,
 }
 
@@ -29,7 +29,7 @@ pub enum Status {
 pub struct Checked {
     /// Bytes of whole records from the start of the data.
     pub consumed: usize,
-    /// Whether what follows them is no valid header (and not just the end of the data).
+    /// Whether the bytes after them are no valid header. False at the end of the data.
     pub is_lost: bool,
     pub ordinals: Vec<u32>,
     /// The ordinal after each record: one more, except after a run of tombstones.
@@ -41,7 +41,7 @@ pub struct Checked {
     pub raw_bytes: u64,
 }
 
-/// How the records are to be read: the container's seed, where in it the data lies, and how.
+/// The place of the data in its container, the seed of that, and how to check.
 pub struct Place {
     pub seed: u64,
     pub offset: u64,
@@ -89,7 +89,7 @@ pub fn check(data: &[u8], place: &Place) -> Checked {
 }
 
 thread_local! {
-    // Decompressed and forgotten: one buffer per thread, of the longest record it has seen.
+    // For decompressed payloads: one buffer per thread, as long as its longest record so far.
     static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 

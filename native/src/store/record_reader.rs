@@ -1,6 +1,6 @@
-//! Reading chunks back: table entry, record, checksum and decompression in one go.
+//! Reads chunks: table entry, record, checksum and decompression in one call.
 //!
-//! Only what is exactly as expected is answered; `dedupd/store` looks into everything else.
+//! Answers only where everything is exactly as expected. `dedupd/store` handles all other cases.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
@@ -19,7 +19,7 @@ thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Memory for what is stored, which each thread keeps.
+/// Memory for stored payloads, which each thread keeps.
 pub fn with_scratch<R>(work: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
 }
@@ -31,15 +31,14 @@ pub struct Files {
     pub table: RawFd,
     /// Of the checksums of record headers and table entries.
     pub seed: u64,
-    /// Give up where the page cache does not have it all.
+    /// Fail where the page cache does not have all of the bytes.
     pub cached_only: bool,
 }
 
-/// A chunk that is wanted: its place, its raw length, and the start of its fingerprint.
+/// A chunk to read: its ordinal, its raw length, and the start of its fingerprint.
 pub type Row = (u32, usize, u32);
 
-/// A chunk that is wanted: its place, the start of its fingerprint, and where its bytes go, all of
-/// them.
+/// A chunk to read: its ordinal, the start of its fingerprint, and a buffer of its raw length.
 pub struct Wanted<'a> {
     pub ordinal: u32,
     pub check: u32,
@@ -57,8 +56,8 @@ impl Files {
         slots.into_iter().map(|slot| unlocked(slot).1).collect()
     }
 
-    /// Fills `wanted.out`; false where anything is not as expected, and then it may hold anything.
-    /// `scratch` is kept between calls.
+    /// Fills `wanted.out`. False, with undefined bytes in it, where anything is not as expected.
+    /// `scratch` is reused by the next call.
     pub fn read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> bool {
         self.try_read(wanted, scratch).is_some()
     }
@@ -71,7 +70,7 @@ impl Files {
         self.read_entry(&entry, wanted.ordinal, wanted.out, scratch)
     }
 
-    /// What the table says of a live record; None of any other.
+    /// The table entry of a live record; None of any other record.
     pub fn entry(&self, ordinal: u32) -> Option<TableEntry> {
         let mut bytes = [0; ENTRY_BYTES];
         self.fill(self.table, entry_offset(ordinal.into()), &mut bytes, &mut [])?;
@@ -105,7 +104,7 @@ impl Files {
         decode(stored, entry.codec, out).ok()
     }
 
-    /// The payload's checksum; None where the header is not that of a chunk with this entry.
+    /// The payload's checksum. None where the header does not belong to a chunk with this entry.
     fn checksum(
         &self,
         header: &[u8; RECORD_HEADER_BYTES],

@@ -1,13 +1,14 @@
 //! Record headers and table entries of freshly encoded chunks (docs/format.md, "Record", "Entry").
 //!
-//! `dedupd/format` says the same in Python, and reads what is written here; a test compares them.
+//! `dedupd/format` does the same in Python; a test compares the two.
 
 use crate::fingerprint::Fingerprint;
 use crate::format::ids::{Checksum, RecordId};
 use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use crate::format::table_entry::ENTRY_BYTES;
 
-/// What `encode` says about each record, and what the caller knows; all of one length.
+/// The results of `encode` for each record, and the facts that the caller adds. All have the same
+/// length.
 pub struct Columns<'a> {
     pub starts: Vec<u32>,
     pub stored_lengths: Vec<u32>,
@@ -18,7 +19,8 @@ pub struct Columns<'a> {
     pub hints: Vec<u32>,
 }
 
-/// Where the records go: the container's checksum seed, the first ordinal, the buffer's offset.
+/// Where the records are to be written: the container's checksum seed, the first ordinal, and the
+/// offset of the buffer.
 pub struct Place {
     pub seed: u64,
     pub ordinal: u32,

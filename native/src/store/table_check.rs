@@ -1,7 +1,8 @@
-//! A container against its table, in pieces: one thread reads them, several check what was read.
+//! Compares a container with its table, portion by portion: some threads read, others check.
 //!
-//! The table says where records begin, so that no thread waits for another one's. Only what is
-//! exactly as the table says is passed; `jobs/records.py` looks into everything else.
+//! The table tells where records begin, so that threads can check portions independently. Only
+//! records that are exactly as the table says are passed; `jobs/check/record_check.py` handles all
+//! others.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -12,11 +13,11 @@ use crate::format::table_entry::{EntryBytes, State, TableEntry, entries};
 use crate::store::record_check::{self, Checked, Place, Status};
 use crate::threads::read_ahead::{self, Source};
 
-/// Read at once, and checked while it is in the processor's cache.
-const PIECE_BYTES: u64 = 512 << 10;
-/// No piece is begun after so long: the caller wants to stop, or to give way, at any time.
+/// Bytes that are read at once, and checked while they are in the processor's cache.
+const PORTION_BYTES: u64 = 512 << 10;
+/// No portion is begun after this time, so that the caller can stop or yield soon.
 const CALL_TIME_MAX: Duration = Duration::from_millis(250);
-/// A table that says more of a single record is not believed: none that we write is a MiB long.
+/// A longer record is taken for an error of the table: none that dedupd writes is a MiB long.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
 
 /// A container, open for reading, and the entries of its table.
@@ -34,32 +35,32 @@ pub struct Position {
     pub offset: u64,
 }
 
-/// How far everything was as the table says, and what that was.
+/// The end of the records that were as the table says, and their sums.
 pub struct Passed {
     pub to: Position,
     pub records: u64,
     pub raw_bytes: u64,
-    /// Including what was read in vain.
+    /// Including portions after the first that did not pass.
     pub read_bytes: u64,
 }
 
-struct Piece {
+struct Portion {
     from: Position,
     to: Position,
     is_read: bool,
-    /// Records and raw bytes, where all of it is as the table says.
+    /// Records and raw bytes of the portion, where all of it is as the table says.
     sound: Option<(u64, u64)>,
 }
 
-impl Piece {
-    fn new(from: Position, to: Position) -> Piece {
-        Piece { from, to, is_read: false, sound: None }
+impl Portion {
+    fn new(from: Position, to: Position) -> Portion {
+        Portion { from, to, is_read: false, sound: None }
     }
 }
 
 impl Container<'_> {
-    /// Reads and checks what the table says lies behind `from` and before `end`, `bytes` of it, or
-    /// as much as there is time for.
+    /// Reads and checks the records from `from` to `end`: about `bytes` of them, or as many as the
+    /// time allows.
     pub fn pass(
         &self,
         from: Position,
@@ -68,72 +69,72 @@ impl Container<'_> {
         algorithm: Algorithm,
         threads: usize,
     ) -> Passed {
-        let mut pieces = self.plan(from, end, bytes);
+        let mut portions = self.plan(from, end, bytes);
         let begun = Instant::now();
-        let tasks = pieces
+        let tasks = portions
             .iter_mut()
             .take_while(|_| begun.elapsed() < CALL_TIME_MAX)
-            .map(|piece| (piece.from.offset..piece.to.offset, piece));
-        read_ahead::for_each(&Source::new(self.data), tasks, threads, |piece, data| {
-            piece.is_read = true;
-            piece.sound = data.and_then(|data| self.check(piece, data, algorithm));
+            .map(|portion| (portion.from.offset..portion.to.offset, portion));
+        read_ahead::for_each(&Source::new(self.data), tasks, threads, |portion, data| {
+            portion.is_read = true;
+            portion.sound = data.and_then(|data| self.check(portion, data, algorithm));
         });
-        let read = pieces.iter().filter(|piece| piece.is_read);
-        let read_bytes = read.map(|piece| piece.to.offset - piece.from.offset).sum();
+        let read = portions.iter().filter(|portion| portion.is_read);
+        let read_bytes = read.map(|portion| portion.to.offset - portion.from.offset).sum();
         let mut passed = Passed { to: from, records: 0, raw_bytes: 0, read_bytes };
-        for piece in &pieces {
-            let Some((records, raw_bytes)) = piece.sound else { break };
-            passed.to = piece.to;
+        for portion in &portions {
+            let Some((records, raw_bytes)) = portion.sound else { break };
+            passed.to = portion.to;
             passed.records += records;
             passed.raw_bytes += raw_bytes;
         }
         passed
     }
 
-    /// Pieces one after the other, as far as the table's offsets ascend.
-    fn plan(&self, from: Position, end: u64, bytes: u64) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        let (mut begin, mut last) = (from, from.offset);
+    /// Consecutive portions, as far as the table's offsets ascend.
+    fn plan(&self, from: Position, end: u64, bytes: u64) -> Vec<Portion> {
+        let mut portions = Vec::new();
+        let (mut start, mut last) = (from, from.offset);
         let rest = self.entries.iter().enumerate().skip(from.ordinal);
         for (ordinal, entry) in rest {
             let offset = TableEntry::unchecked(entry).offset;
-            // Ordinals of a row of tombstones lie at one place.
+            // All ordinals of a run of tombstones have the same offset.
             if ordinal == from.ordinal || offset == last {
                 continue;
             }
             if offset < last || offset >= end || offset - last > RECORD_BYTES_MAX {
-                return pieces;
+                return portions;
             }
             last = offset;
-            if offset - begin.offset >= PIECE_BYTES {
+            if offset - start.offset >= PORTION_BYTES {
                 let to = Position { ordinal, offset };
-                pieces.push(Piece::new(begin, to));
-                begin = to;
+                portions.push(Portion::new(start, to));
+                start = to;
                 if offset - from.offset >= bytes {
-                    return pieces;
+                    return portions;
                 }
             }
         }
-        if begin.offset < end && end - last <= RECORD_BYTES_MAX {
+        if start.offset < end && end - last <= RECORD_BYTES_MAX {
             let to = Position { ordinal: self.entries.len(), offset: end };
-            pieces.push(Piece::new(begin, to));
+            portions.push(Portion::new(start, to));
         }
-        pieces
+        portions
     }
 
-    fn check(&self, piece: &Piece, data: &[u8], algorithm: Algorithm) -> Option<(u64, u64)> {
-        let place = Place { seed: self.seed, offset: piece.from.offset, algorithm, threads: 1 };
+    fn check(&self, portion: &Portion, data: &[u8], algorithm: Algorithm) -> Option<(u64, u64)> {
+        let place = Place { seed: self.seed, offset: portion.from.offset, algorithm, threads: 1 };
         let found = record_check::check(data, &place);
-        let is_all = found.consumed == data.len() && self.agrees(&found, piece);
+        let is_all = found.consumed == data.len() && self.agrees(&found, portion);
         is_all.then_some((found.kinds.len() as u64, found.raw_bytes))
     }
 
-    /// Whether the records of a piece are those of its ordinals, all of them, and all in order.
-    fn agrees(&self, found: &Checked, piece: &Piece) -> bool {
-        let mut expected = piece.from.ordinal;
+    /// Whether a portion holds the records of all of its ordinals, in order.
+    fn agrees(&self, found: &Checked, portion: &Portion) -> bool {
+        let mut expected = portion.from.ordinal;
         for (at, implied) in entries(&found.entries).map(TableEntry::unchecked).enumerate() {
             let next = found.next_ordinals[at] as usize;
-            if found.ordinals[at] as usize != expected || next > piece.to.ordinal {
+            if found.ordinals[at] as usize != expected || next > portion.to.ordinal {
                 return false;
             }
             let kind = RecordKind(found.kinds[at]);
@@ -144,11 +145,11 @@ impl Container<'_> {
             }
             expected = next;
         }
-        expected == piece.to.ordinal
+        expected == portion.to.ordinal
     }
 
-    /// Whether every record of which the bytes are said to be there has the header that it must
-    /// have; payloads are not read.
+    /// Whether every record whose entry says that its bytes are there has the header that the entry
+    /// implies. Payloads are not read.
     pub fn headers_agree(&self) -> bool {
         let mut header = [0; RECORD_HEADER_BYTES];
         self.entries.iter().enumerate().all(|(ordinal, entry)| {
@@ -174,7 +175,8 @@ fn read_at(fd: RawFd, offset: u64, out: &mut [u8]) -> bool {
     usize::try_from(count) == Ok(out.len())
 }
 
-/// Whether an entry is one that its record may have. `implied` is what the record says.
+/// Whether an entry of the table is one that its record may have. `implied` is the entry that
+/// follows from the record.
 fn is_as_said(
     said: &EntryBytes,
     implied: &TableEntry,
@@ -197,7 +199,7 @@ fn is_as_said(
             is_intact && kind.has_bytes() && is_target_right
         }
         State::ORPHANED => is_intact && kind.has_bytes(),
-        // Nobody reads them, so nobody asks what their bytes are.
+        // Their bytes are never read, and need not be intact.
         State::MERGED | State::TOMBSTONE => true,
         _ => false,
     }

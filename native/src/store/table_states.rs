@@ -1,4 +1,4 @@
-//! What has become of the records of a container: the states in its redirection table.
+//! States of the records of a container, from its redirection table.
 
 use crate::format::record_header::record_bytes;
 use crate::format::table_entry::{State, TableEntry, entries};
@@ -12,7 +12,7 @@ fn sound_state(entry: Option<TableEntry>) -> State {
     entry.map(|entry| entry.state).filter(|state| state.is_known()).unwrap_or(State::NONE)
 }
 
-/// What the records of a table take, and what they would take after a compaction.
+/// Bytes of the records of a table, now and after a compaction.
 #[derive(Default)]
 pub struct Weight {
     /// Records that a compaction keeps, with their bytes or as forwards.
@@ -23,7 +23,7 @@ pub struct Weight {
     pub quarantined: u64,
 }
 
-/// Entries that are not valid count as nothing.
+/// Entries that are not valid are left out.
 pub fn weigh(table: &[u8], seed: u64) -> Weight {
     let mut weight = Weight::default();
     let mut in_run = false;
@@ -38,7 +38,7 @@ pub fn weigh(table: &[u8], seed: u64) -> Weight {
                 weight.keep(stored);
                 weight.quarantined += 1;
             }
-            // A row of what is dead leaves a single record, without a payload.
+            // A run of dead records leaves a single record without a payload.
             _ if is_dead && !in_run => weight.kept_bytes += record_bytes(0),
             _ => {}
         }

@@ -8,14 +8,15 @@ use std::os::fd::{AsRawFd, RawFd};
 use crate::system::calls::name_to_handle;
 use crate::system::files::{DIRENT_BYTES, next_entries, owned, status_of};
 
-pub struct Entry {
+pub struct DirectoryEntry {
     pub status: libc::stat64,
     /// Empty where the file system has none.
     pub handle: Vec<u8>,
 }
 
-/// What `name` in the directory `dir` is, and no link's target; None where there is no such name.
-pub fn look_up(dir: RawFd, name: &CStr) -> Result<Option<Entry>> {
+/// Looks up `name` in the directory `dir`, without following a link. None where there is no such
+/// name.
+pub fn look_up(dir: RawFd, name: &CStr) -> Result<Option<DirectoryEntry>> {
     let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: `name` is NUL-terminated.
     let fd = unsafe { libc::openat(dir, name.as_ptr(), flags) };
@@ -23,16 +24,17 @@ pub fn look_up(dir: RawFd, name: &CStr) -> Result<Option<Entry>> {
         let error = Error::last_os_error();
         return if error.raw_os_error() == Some(libc::ENOENT) { Ok(None) } else { Err(error) };
     }
-    // Both of one descriptor: the name may come to mean something else at any moment.
+    // Status and handle come from one descriptor, because the name may be given to another file at
+    // any moment.
     let fd = owned(fd)?;
     let status = status_of(fd.as_raw_fd())?;
     let handle = name_to_handle(fd.as_raw_fd()).unwrap_or_default();
-    Ok(Some(Entry { status, handle }))
+    Ok(Some(DirectoryEntry { status, handle }))
 }
 
-/// Names in the directory `dir`, `.` and `..` among them, from the place `start` on, 0 or one of
-/// those that come with the names: of the entry behind each. All that are left, or `count` and as
-/// many more as are read with them.
+/// Names in the directory `dir`, `.` and `..` among them. Each comes with a position: that of the
+/// entry after it. `start` is 0 or such a position, and the listing begins there. All names that
+/// are left, or at least `count` of them.
 pub fn list(dir: RawFd, start: i64, count: usize) -> Result<Vec<(CString, i64)>> {
     // SAFETY: takes no pointers.
     if unsafe { libc::lseek64(dir, start, libc::SEEK_SET) } < 0 {

@@ -1,5 +1,5 @@
-//! What of a file is its own: ranges that have blocks, or will have once they are written; and what
-//! only looks so, as nothing was ever written there.
+//! Ranges of a file with data of its own: those with blocks, or with dirty pages; and ranges that
+//! were allocated but never written.
 
 use std::io::{Error, ErrorKind, Result};
 use std::mem::MaybeUninit;
@@ -51,14 +51,14 @@ pub fn present(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     if !is_xfs(fd)? || common(&data, &extents(fd, first, last, 0, |_| true)?) == data {
         return Ok(data);
     }
-    // What was copied from a shared block shows in the map once it is written.
+    // A copy of a shared block shows in the map only after it is written.
     Ok(common(&data, &extents(fd, first, last, FIEMAP_SYNC, |_| true)?))
 }
 
 /// The extents below `end` that are allocated and were never written, ascending; the last one may
 /// go on beyond it. Dirty pages count as unwritten, or are written first where `sync` is set.
 ///
-/// None on a file system that can't tell, which is one that does not outlive the machine (tmpfs).
+/// Empty on a file system without an extent map, such as tmpfs, whose files do not survive a crash.
 pub fn unwritten(fd: RawFd, end: i64, sync: bool) -> Result<Vec<Range>> {
     let flags = if sync { FIEMAP_SYNC } else { 0 };
     match extents(fd, 0, end, flags, |extent| extent.flags & EXTENT_UNWRITTEN != 0) {
@@ -74,17 +74,17 @@ fn cannot_tell(error: &Error) -> bool {
 fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     let (mut found, mut position) = (Vec::new(), start);
     while position < end {
-        let Some(begin) = seek(fd, position, libc::SEEK_DATA)?.filter(|&at| at < end) else {
+        let Some(start) = seek(fd, position, libc::SEEK_DATA)?.filter(|&at| at < end) else {
             break;
         };
-        let Some(stop) = seek(fd, begin, libc::SEEK_HOLE)? else { break };
-        position = stop.min(end);
-        found.push((begin, position));
+        let Some(end_of_data) = seek(fd, start, libc::SEEK_HOLE)? else { break };
+        position = end_of_data.min(end);
+        found.push((start, position));
     }
     Ok(found)
 }
 
-/// None where there is no more of it, or the file was cut meanwhile.
+/// None at the end of the file, also where the file was cut meanwhile.
 fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
     // SAFETY: takes no pointers.
     let at = unsafe { libc::lseek64(fd, position, whence) };
@@ -107,7 +107,7 @@ fn is_xfs(fd: RawFd) -> Result<bool> {
     Ok(status.f_type as i64 == XFS_MAGIC)
 }
 
-/// The extents that touch [start, end) and that somebody wants, neighbours as one.
+/// The extents that touch [start, end) and pass the filter, with adjacent ones merged.
 fn extents(
     fd: RawFd,
     start: i64,
@@ -135,12 +135,12 @@ fn extents(
             return Err(Error::new(ErrorKind::InvalidData, "more extents than were asked for"));
         };
         for extent in extents {
-            let begin = extent.logical as i64;
-            position = begin + extent.length as i64;
+            let start = extent.logical as i64;
+            position = start + extent.length as i64;
             match found.last_mut() {
                 _ if !wanted(extent) => {}
-                Some(last) if last.1 == begin => last.1 = position,
-                _ => found.push((begin, position)),
+                Some(last) if last.1 == start => last.1 = position,
+                _ => found.push((start, position)),
             }
         }
         if extents.last().is_none_or(|extent| extent.flags & EXTENT_LAST != 0) {
@@ -150,7 +150,7 @@ fn extents(
     Ok(found)
 }
 
-/// What two lists of ranges, both ascending, have in common.
+/// The intersection of two ascending lists of ranges.
 fn common(some: &[Range], others: &[Range]) -> Vec<Range> {
     let (mut found, mut at) = (Vec::new(), 0);
     for &(start, end) in some {

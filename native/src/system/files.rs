@@ -1,4 +1,4 @@
-//! Looking at many files, and reading small ones, with few crossings of the language border.
+//! Files and directories: opening, attributes, listing.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int};
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::format::bytes::layout;
 
-/// What makes a file the one that was found. Times are nanoseconds since the epoch, and the first
-/// or the last one that there is for those that are farther away (before 1677, after 2262).
+/// Tells whether a file is still the one that was found. Times are nanoseconds since the epoch;
+/// times before 1677 and after 2262 become the first or the last one that 64 bits can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub inode: u64,
@@ -28,14 +28,15 @@ impl Identity {
         }
     }
 
-    /// When the tick of the last change ended: what was changed again before has the same time. A
-    /// change time of no fraction is most likely one of a file system that keeps whole seconds.
+    /// The end of the clock tick of the last change: another change within the tick has the same
+    /// time. A change time without a fraction most likely comes from a file system that keeps whole
+    /// seconds.
     pub fn ctime_end_ns(&self) -> i64 {
         let is_whole = self.ctime_ns % SECOND_NS == 0;
         self.ctime_ns.saturating_add(if is_whole { SECOND_NS } else { 0 })
     }
 
-    /// Whether `mtime_ns` is the file's own: what else could not be given back to it.
+    /// Whether `mtime_ns` is the exact time of the file. Any other could not be given back.
     pub fn has_mtime(&self) -> bool {
         !matches!(self.mtime_ns, i64::MIN | i64::MAX)
     }
@@ -63,8 +64,8 @@ pub enum Entry {
     },
 }
 
-/// Opens a file below the directory `dir`, over no link and into no other file system. Needs Linux
-/// 5.6; `EPERM` also where a container's filter does not know the call.
+/// Opens a file below the directory `dir`, without following links or crossing into another file
+/// system. Needs Linux 5.6; `EPERM` also where a container's filter does not know the call.
 pub fn open_beneath(dir: RawFd, path: &CStr, flags: c_int) -> Result<OwnedFd> {
     let flags = flags | libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     // SAFETY: `open_how` is plain data, and zero bytes are a valid value of it.
@@ -113,15 +114,15 @@ pub fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
     }
 }
 
-/// Directories and regular files in the directory `fd` that lie on its file system; what vanishes
-/// meanwhile is passed over. `attribute` is the extended attribute to bring along.
+/// Directories, and regular files of the same file system, in the directory `fd`. Files that vanish
+/// meanwhile are left out. `attribute` is the extended attribute to read of each file.
 pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
     Scan::new(fd, attribute)?.next(usize::MAX, &mut entries)?;
     Ok(entries)
 }
 
-/// [`scan_directory`] in pieces, for whoever has something else to do in between.
+/// [`scan_directory`] step by step, for callers with other work in between.
 pub struct Scan<'a> {
     directory: OwnedFd,
     attribute: &'a CStr,
@@ -141,8 +142,8 @@ impl<'a> Scan<'a> {
         Ok(Scan { directory, attribute, device, buffer, names, is_over: false })
     }
 
-    /// Adds entries until there are `count`, or no more. Called again after an error, it goes on
-    /// where it was.
+    /// Adds entries until there are `count`, or no more. After an error, the next call continues at
+    /// the same entry.
     pub fn next(&mut self, count: usize, entries: &mut Vec<Entry>) -> Result<()> {
         while !self.is_over && entries.len() < count {
             let Some((name, kind)) = self.names.front() else {
@@ -187,7 +188,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Whatever changes a file's blocks takes this away.
+/// The kernel removes this attribute when the file's blocks change.
 pub const CAPABILITY: &CStr = c"security.capability";
 
 pub const DIRENT_BYTES: usize = 64 << 10;
@@ -201,8 +202,8 @@ layout! {
     }
 }
 
-/// An entry of a directory as the kernel tells of it. `kind` is one of `DT_*`, `next` where in the
-/// directory the entry behind this one is.
+/// An entry of a directory as the kernel returns it. `kind` is one of `DT_*`, `next` the position
+/// of the next entry.
 pub struct Dirent {
     pub name: CString,
     pub kind: u8,
@@ -245,8 +246,8 @@ pub fn next_names(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<(CString, u8)>> {
     }
 }
 
-/// None where there is none. Empty where it cannot be read, so that no file passes for plain that
-/// may not be.
+/// None where the file has no such attribute. Empty where the attribute cannot be read, so that a
+/// stub never passes for a plain file.
 fn attribute_of(dir: RawFd, name: &CStr, attribute: &CStr) -> Option<Vec<u8>> {
     const USUAL: usize = 256;
     let mut value = vec![0u8; USUAL];
@@ -275,7 +276,7 @@ struct XattrArgs {
 
 /// Since Linux 6.13; the same number on every architecture.
 const SYS_GETXATTRAT: libc::c_long = 464;
-/// Cleared by a kernel that does not know the call, and by a filter that does not.
+/// Cleared after the first call that the kernel, or a seccomp filter, does not know.
 static GETXATTRAT: AtomicBool = AtomicBool::new(true);
 
 /// Negative where it fails, with the reason in errno. Follows no link.

@@ -1,4 +1,4 @@
-//! Leases of files: whether anybody else has them open.
+//! Leases of files, which tell whether another process has the file open.
 
 use std::ffi::c_int;
 use std::io::Error;
@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 /// From `fcntl.h`; the libc crate leaves it out.
 const F_SETSIG: c_int = 10;
 
-/// Asked by taking a read lease for an instant.
+/// Whether any process has the file open for writing. Takes a read lease for an instant.
 pub fn has_writers(fd: RawFd) -> bool {
     if !lease(fd, libc::F_RDLCK) {
         return true;
@@ -17,14 +17,14 @@ pub fn has_writers(fd: RawFd) -> bool {
     false
 }
 
-/// Takes the write lease of a file open for writing, until it is closed; false where anybody else
-/// has it open.
+/// Takes the write lease of a file that is open for writing. The lease lasts until the file is
+/// closed. False where another process has the file open.
 pub fn lease_exclusively(fd: RawFd) -> bool {
     lease(fd, libc::F_WRLCK)
 }
 
-/// True also where leases cannot be had. Who would break it makes the kernel send SIGURG, which is
-/// ignored, and not SIGIO, which kills.
+/// True also on file systems without leases. An attempt to break the lease sends SIGURG, which is
+/// ignored, and not SIGIO, which would end this process.
 fn lease(fd: RawFd, kind: c_int) -> bool {
     // SAFETY: these take no pointers.
     unsafe {

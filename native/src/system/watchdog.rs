@@ -1,8 +1,8 @@
-//! Freeing a thread that waits in `read` for what will not come.
+//! Wakes a thread that is blocked in `read` of /dev/fuse after the request was withdrawn.
 //!
-//! Who polls a descriptor and then reads it may find it empty: `/dev/fuse` takes a request back when
-//! the program that made it is killed. A descriptor that blocks then keeps the reader, and with it
-//! whatever lock it holds (Python's, say), until somebody makes another request.
+//! A reader that polls a descriptor before it reads may still find it empty: `/dev/fuse` withdraws
+//! a request when the calling program is killed. A blocking read then lasts until the next request,
+//! and so does every lock of the reader, the GIL for example.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,13 @@ use std::thread;
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(250);
-/// Of what the kernel says of a call, so much has its number and its first argument.
+/// Bytes to read of /proc/self/task/*/syscall: enough for the call number and its first argument.
 const CALL_BYTES: usize = 64;
 
 extern "C" fn ignore(_: libc::c_int) {}
 
-/// From now on, interrupts (EINTR) the thread `tid` of this process wherever it is found waiting in
-/// `read` of `fd`. Uses `SIGURG`, which nobody sends to such a process.
+/// From now on, interrupts (EINTR) the thread `tid` of this process whenever it is blocked in
+/// `read` of `fd`. Uses `SIGURG`, which this process otherwise ignores.
 pub fn interrupt_reads(fd: RawFd, tid: i32) -> io::Result<()> {
     // SAFETY: the handler does nothing; the structure is zeroed but for it, so without SA_RESTART.
     let installed = unsafe {
@@ -29,12 +29,12 @@ pub fn interrupt_reads(fd: RawFd, tid: i32) -> io::Result<()> {
     if installed < 0 {
         return Err(io::Error::last_os_error());
     }
-    // Opened once: descriptors may run out later, and that is no time to stop.
+    // Opened once, because descriptors may run out later.
     let calls = File::open(format!("/proc/self/task/{tid}/syscall"))?;
     let waits = format!("{} {fd:#x} ", libc::SYS_read);
     thread::Builder::new().name("read-watchdog".into()).spawn(move || {
         let mut call = [0; CALL_BYTES];
-        // It cannot be read any more once the thread is gone.
+        // The file cannot be read after the thread has ended.
         while let Ok(length) = calls.read_at(&mut call, 0) {
             if call[..length].starts_with(waits.as_bytes()) {
                 // SAFETY: takes no pointers; a thread that has gone meanwhile is ESRCH.

@@ -1,7 +1,7 @@
 //! Threads that stay, for work of less than a millisecond: starting one takes a tenth of that.
 //!
-//! Who has work does it himself; a thread of the crew that is free lends a hand. So nobody waits for
-//! a thread that the scheduler has not got round to: only for tasks that were begun.
+//! The caller does its own work, and idle threads of the pool help. So the caller never waits for a
+//! thread that has not been scheduled yet, but only for tasks that were begun.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,7 +12,8 @@ use crate::threads::lock::{locked, woken};
 
 /// Runs `work` on every task, on up to `threads` threads, the caller's among them.
 ///
-/// Work that waits, for a disk say, would keep the crew from others: see `parallel` for that.
+/// Work that waits, for a disk for example, would block the pool for other callers: use `scoped`
+/// for that.
 pub fn for_each_of<T: Send>(
     tasks: impl ExactSizeIterator<Item = T> + Send,
     threads: usize,
@@ -42,7 +43,7 @@ pub fn for_each(count: usize, helpers: usize, work: impl Fn(usize) + Sync) {
     assert!(!begun.0.has_panicked.load(Ordering::Acquire), "a helper panicked");
 }
 
-/// Has up to `helpers` threads begin to run `work` on every number below `count`.
+/// Starts `work` on every number below `count`, on up to `helpers` threads.
 pub fn begin(count: usize, helpers: usize, work: impl Fn(usize) + Send + Sync + 'static) -> Begun {
     let job = Arc::new(Job {
         work: Box::new(work),
@@ -53,15 +54,15 @@ pub fn begin(count: usize, helpers: usize, work: impl Fn(usize) + Send + Sync + 
         ending: Mutex::new(()),
         ended: Condvar::new(),
     });
-    Crew::of_all().lend(&job, helpers.min(count));
+    Pool::of_all().lend(&job, helpers.min(count));
     Begun(job)
 }
 
-/// What the crew may be working on; once this is dropped, it works on it no more.
+/// Tasks that the pool may be working on. Dropping this ends the work.
 pub struct Begun(Arc<Job>);
 
 impl Begun {
-    /// Does what nobody has begun, and waits for the rest.
+    /// Runs the tasks that no thread has begun, and waits for the others.
     pub fn finish(&self) {
         self.0.help();
         self.0.wait();
@@ -69,7 +70,7 @@ impl Begun {
 }
 
 impl Drop for Begun {
-    /// Takes what nobody has, and waits for what others have begun.
+    /// Cancels the tasks that no thread has begun, and waits for the others.
     fn drop(&mut self) {
         while self.0.take().is_some() {
             self.0.finish_one();
@@ -81,7 +82,7 @@ impl Drop for Begun {
 struct Job {
     work: Box<dyn Fn(usize) + Send + Sync>,
     count: usize,
-    /// The first task that nobody has taken.
+    /// The first task that no thread has taken.
     next: AtomicUsize,
     unfinished: AtomicUsize,
     has_panicked: AtomicBool,
@@ -104,7 +105,8 @@ impl Job {
     }
 
     fn finish_one(&self) {
-        // Release: what the task wrote is seen by who waits, who acquires it.
+        // Release: pairs with the acquire of the waiting thread, which then sees what the task
+        // wrote.
         if self.unfinished.fetch_sub(1, Ordering::Release) == 1 {
             let _guard = locked(&self.ending);
             self.ended.notify_all();
@@ -132,29 +134,30 @@ impl Drop for Done<'_> {
 }
 
 #[derive(Default)]
-struct Crew {
+struct Pool {
     /// How many threads there are.
     threads: Mutex<usize>,
     asked: Mutex<VecDeque<Arc<Job>>>,
     called: Condvar,
 }
 
-impl Crew {
-    fn of_all() -> &'static Crew {
-        static CREW: OnceLock<Crew> = OnceLock::new();
-        CREW.get_or_init(Crew::default)
+impl Pool {
+    fn of_all() -> &'static Pool {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        POOL.get_or_init(Pool::default)
     }
 
     fn lend(&'static self, job: &Arc<Job>, helpers: usize) {
         let mut threads = locked(&self.threads);
         while *threads < helpers {
-            let builder = thread::Builder::new().name("crew".into());
+            let builder = thread::Builder::new().name("pool".into());
             if builder.spawn(|| self.serve()).is_err() {
                 break; // the owner does it all
             }
             *threads += 1;
         }
-        // What nobody takes would stay, and with it whatever the work holds.
+        // A job that no thread takes would stay in the queue, and keep everything that it refers
+        // to.
         let helpers = helpers.min(*threads);
         drop(threads);
         locked(&self.asked).extend((0..helpers).map(|_| Arc::clone(job)));
@@ -173,7 +176,7 @@ impl Crew {
                 }
             };
             drop(asked);
-            // A panic is the task's; the thread goes on.
+            // A panic ends the task only; the thread continues.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| job.help()));
         }
     }

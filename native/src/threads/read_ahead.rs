@@ -1,8 +1,7 @@
-//! A file read span by span, ahead of the threads that look at what was read.
+//! Reads a file span by span, ahead of the threads that process the spans.
 //!
-//! Past the page cache, by `O_DIRECT`: it takes a fifth of the processor's time that reading through
-//! the cache does, pushes out nothing that users have read, and shows what the disk has, not what
-//! somebody read from it a while ago.
+//! The page cache is bypassed with `O_DIRECT`: that takes a fifth of the CPU time, evicts no pages
+//! of users, and reads the disk itself rather than a cached copy.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -15,14 +14,15 @@ use std::thread;
 use crate::system::reads::fill_at;
 use crate::threads::lock::locked;
 
-/// What direct reads ask of offsets, lengths and addresses: a multiple of every usual block size.
+/// Alignment of offsets, lengths and addresses of direct reads: a multiple of every usual block
+/// size.
 const DIRECT_ALIGN_BYTES: usize = 4096;
-/// Threads that read: the disk has something to do while one of them hands over what it has.
+/// Threads that read, so that the disk stays busy while one of them hands over a span.
 const READERS: usize = 2;
-/// Spans that may lie there read, or are being read, with every thread busy.
+/// Spans that are read ahead while every processing thread is busy.
 const AHEAD: usize = 4;
 
-/// A file that is open for reading, and where that can be done, once more for direct reads.
+/// A file that is open for reading, and for direct reads as well where the file system has them.
 pub struct Source {
     fd: RawFd,
     direct: Option<File>,
@@ -37,7 +37,7 @@ impl Source {
     }
 }
 
-/// The bytes of a span, at `at` among those around it. Used again.
+/// Memory for a span, which lies at `at` among the aligned bytes around it. Used again.
 #[derive(Default)]
 struct Buffer {
     bytes: Vec<u8>,
@@ -51,9 +51,9 @@ impl Buffer {
         let length = (span.end - span.start) as usize;
         let whole = (skipped + length).next_multiple_of(DIRECT_ALIGN_BYTES);
         self.bytes.resize(self.bytes.len().max(whole + DIRECT_ALIGN_BYTES), 0);
-        let begin = self.bytes.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
-        self.at = begin + skipped..begin + skipped + length;
-        let around = &mut self.bytes[begin..begin + whole];
+        let start = self.bytes.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
+        self.at = start + skipped..start + skipped + length;
+        let around = &mut self.bytes[start..start + whole];
         self.is_filled = match &source.direct {
             Some(file) => read_direct(file, span.start - skipped as u64, around, skipped + length)
                 .unwrap_or_else(|| {
@@ -68,7 +68,8 @@ impl Buffer {
     }
 }
 
-/// Whether the first `wanted` bytes of `out` could be filled; None where direct reads cannot be had.
+/// Whether the first `wanted` bytes of `out` could be filled. None where direct reads are not
+/// possible.
 fn read_direct(file: &File, offset: u64, out: &mut [u8], wanted: usize) -> Option<bool> {
     let mut have = 0;
     while have < wanted {
@@ -92,8 +93,8 @@ fn read_direct(file: &File, offset: u64, out: &mut [u8], wanted: usize) -> Optio
 /// Reads the span of each task, in order, and does `work` on it, on one of `threads`; None stands
 /// for bytes that could not be read.
 ///
-/// A task is asked for when there is room to read it into: who ends `tasks` when it is time to
-/// waits for [`AHEAD`] of them, and what the threads have, at most.
+/// The next task is taken from `tasks` when there is memory for its span. So after `tasks` ends, at
+/// most [`AHEAD`] spans and those of the threads are left to process.
 pub fn for_each<T: Send>(
     source: &Source,
     mut tasks: impl Iterator<Item = (Range<u64>, T)> + Send,
@@ -102,7 +103,7 @@ pub fn for_each<T: Send>(
 ) {
     let Some(first) = tasks.next() else { return };
     let Some(second) = tasks.next() else {
-        // Nothing that could be read meanwhile.
+        // A single task: there is nothing to read ahead.
         let mut buffer = Buffer::default();
         buffer.fill(source, &first.0);
         return work(first.1, buffer.data());
@@ -110,7 +111,7 @@ pub fn for_each<T: Send>(
     let tasks = Mutex::new([first, second].into_iter().chain(tasks));
     let (give, free) = channel();
     for _ in 0..threads + AHEAD {
-        // The receiver is there.
+        // Cannot fail: the receiver exists.
         let _ = give.send(Buffer::default());
     }
     let (free, (put, full)) = (Mutex::new(free), channel());
@@ -122,10 +123,10 @@ pub fn for_each<T: Send>(
             thread::Builder::new().spawn_scoped(scope, read).is_ok()
         });
         if readers.count() == 0 {
-            // The system has no more threads.
+            // The system refused another thread.
             return one_by_one(source, &tasks, &work);
         }
-        // Each side ends with the other.
+        // With the last sender gone, the receivers end.
         drop(put);
         let workers = (0..threads).filter(|_| {
             let give = give.clone();
@@ -176,7 +177,7 @@ fn look_at_all<T>(
     let next = || locked(full).recv();
     while let Ok((task, buffer)) = next() {
         work(task, buffer.data());
-        // Nobody wants it any more once everything is read.
+        // Fails when all readers have ended, and then the buffer is not needed.
         let _ = give.send(buffer);
     }
 }

@@ -1,12 +1,13 @@
-//! Threads of their own for work that may wait, for a disk say; see `pool` for work that does not.
+//! Threads started for work that may wait, for a disk for example; see `pool` for work that does
+//! not.
 
 use std::sync::Mutex;
 use std::thread;
 
 use crate::threads::lock::locked;
 
-/// Runs `work` on every task, on up to `threads` threads, each taking the next task when free. Where
-/// the system has no more threads, those that there are do it all.
+/// Runs `work` on every task, on up to `threads` threads, each taking the next task when free.
+/// Where the system refuses more threads, those that were started do all of it.
 pub fn for_each<T: Send>(
     tasks: impl ExactSizeIterator<Item = T> + Send,
     threads: usize,

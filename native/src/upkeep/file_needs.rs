@@ -1,5 +1,5 @@
-//! How many bytes of each node of a recipe are needed: columns of little-endian u64, as they lie in
-//! memory and in a file. Behind the end of a column are zeros.
+//! How many bytes of each recipe node are needed: columns of little-endian u64, in memory and in a
+//! file. Items after the end of a column count as zeros.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ pub fn more_than(now: &[u8], before: &[u8]) -> Vec<u8> {
     bits
 }
 
-/// For each item of `one` the larger of it and that of `other`.
+/// The larger one of each item of `one` and of `other`.
 pub fn longest(one: &[u8], other: &[u8]) -> Vec<u8> {
     let other = u64s(other).chain(std::iter::repeat(0));
     u64s(one).zip(other).flat_map(|(one, other)| one.max(other).to_le_bytes()).collect()
 }
 
-/// A digest of the fingerprints of those entries of a redirection table of which any is needed.
+/// A digest of the fingerprints of the entries of a table with a length that is not 0.
 pub fn digest_needed(table: &[u8], lengths: &[u8], seed: u64) -> u64 {
     let mut digest = Xxh3::with_seed(seed);
     for (entry, length) in entries(table).zip(u64s(lengths)) {
@@ -43,19 +43,20 @@ struct Column {
     fresh: Vec<u8>,
 }
 
-/// How many bytes of each node are needed, and a bit for those of which more is needed than when
-/// they were taken.
+/// How many bytes of each node are needed, and which nodes are fresh: more of them is needed than
+/// when they were last taken.
 #[derive(Default)]
 pub struct Needs(BTreeMap<u32, Column>);
 
 impl Needs {
-    /// Know a container with so many nodes, none of them needed.
+    /// Add a container with `count` nodes, none of them needed.
     pub fn add_container(&mut self, number: u32, count: usize) {
         let fresh = vec![0; count.div_ceil(8)];
         self.0.insert(number, Column { lengths: vec![0; count], fresh });
     }
 
-    /// The first `length` bytes of a node, at least, are needed. What there is not is passed over.
+    /// Note that at least the first `length` bytes of a node are needed. Ids of no node are
+    /// ignored.
     pub fn need(&mut self, id: RecordId, length: u64) {
         let ordinal = id.place();
         let Some(own) = self.0.get_mut(&id.container()) else {
@@ -83,7 +84,7 @@ impl Needs {
         self.0.get(&number).map_or(&[], |own| &own.fresh)
     }
 
-    /// Put lengths and fresh nodes in place of a container's; what either lacks is zeros.
+    /// Replace the lengths and fresh nodes of a container. Missing items are zeros.
     pub fn put(&mut self, number: u32, lengths: &[u8], fresh: &[u8]) {
         if let Some(own) = self.0.get_mut(&number) {
             let given = u64s(lengths).chain(std::iter::repeat(0));
@@ -93,8 +94,8 @@ impl Needs {
         }
     }
 
-    /// Those of the nodes from `first` on, a multiple of 8, up to `end`, that are fresh, each with
-    /// how much of it is needed. They are no longer, until more of them is.
+    /// The fresh nodes from `first`, a multiple of 8, to `end`, each with the number of bytes that
+    /// are needed. They are fresh again when more of them is needed.
     pub fn take_fresh(&mut self, number: u32, first: usize, end: usize) -> Vec<(u32, u64)> {
         let Some(own) = self.0.get_mut(&number) else {
             return Vec::new();

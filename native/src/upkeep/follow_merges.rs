@@ -1,24 +1,24 @@
-//! What redirection tables say of marked records: what they lead to, what repeats them, and which
-//! states do not fit the marks.
+//! Redirection tables compared with marks: records that marked ones lead to, records that repeat
+//! marked ones, and states that do not fit the marks.
 
 use crate::format::ids::RecordId;
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 use crate::upkeep::mark_set::Marks;
 
-/// What [`Marks::follow`] found.
+/// The result of [`Marks::follow`].
 #[derive(Default)]
 pub struct Followed {
     /// Whether anything was marked.
     pub any: bool,
     /// The highest epoch of an orphan; 0 where there is none.
     pub epoch: u64,
-    /// Ids of no record that marked ones lead to.
+    /// Targets of marked records that are ids of no record.
     pub strays: Vec<RecordId>,
 }
 
 impl Marks {
-    /// Marks what marked entries were merged into, and live ones that repeat a record that is
-    /// marked, or that there is not. `first` is the id of the first entry.
+    /// Marks the targets of marked merged entries, and live entries that repeat a record which is
+    /// marked or unknown. `first` is the id of the first entry.
     pub fn follow(&mut self, first: RecordId, entries: &[&EntryBytes]) -> Followed {
         let mut found = Followed::default();
         for (own, entry) in (0..).map(|at| first.plus(at)).zip(entries) {
@@ -42,8 +42,8 @@ impl Marks {
         found
     }
 
-    /// Marks second copies, of which `first` is the first one's id, of what `of` has marked, and of
-    /// what it does not know. Returns the highest epoch of an orphan; 0 where there is none.
+    /// Marks second copies of records that `of` has marked or does not know. `first` is the id of
+    /// the first copy. Returns the highest epoch of an orphan; 0 where there is none.
     pub fn add_copies(&mut self, first: RecordId, entries: &[&EntryBytes], of: &Marks) -> u64 {
         let mut epoch = 0;
         for (own, entry) in (0..).map(|at| first.plus(at)).zip(entries) {
@@ -57,15 +57,15 @@ impl Marks {
         epoch
     }
 
-    /// Whether what repeats a record is needed: where that is, and where it is lost, so that nobody
-    /// can tell.
+    /// Whether a record that repeats `target` is needed: where `target` is marked, and where it is
+    /// lost.
     fn is_repeated(&self, target: RecordId) -> bool {
         self.contains(target) || !self.knows(target)
     }
 }
 
-/// The places of entries that are marked and were collected, or are not and were not; and how many
-/// orphans there are. `needed` has a bit for each entry.
+/// The places of entries whose state does not fit: needed orphans, and other entries that are not
+/// needed. Also the number of orphans. `needed` has a bit for each entry.
 pub fn misfits(entries: &[&EntryBytes], needed: &[u8]) -> (Vec<u32>, u64) {
     let (mut places, mut orphans) = (Vec::new(), 0);
     for (at, entry) in entries.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! The hash join of reconciliation (seed 003, 4.5): which chunks of two sets have one fingerprint.
 //!
-//! One set is added, the other one streams by. An entry keeps 8 bytes of hash of a fingerprint and 4
-//! bytes for its number, at up to seven eighths of the slots: 14 bytes a chunk. What equal hashes
-//! suggest is compared as a whole by whoever acts upon it.
+//! One set is added, the other one streams by. An entry keeps 8 bytes of hash of a fingerprint and
+//! 4 bytes for its number, at up to seven eighths of the slots: 14 bytes a chunk. The caller
+//! compares the whole fingerprints of a pair before it acts on it.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -14,7 +14,7 @@ pub type Pairs = Vec<(RecordId, RecordId)>;
 
 /// A slot without an entry.
 const EMPTY: u32 = u32::MAX;
-/// Set in the number of an entry that has found the one that it is merged into.
+/// Set in the number of an entry that is part of a pair already.
 const TAKEN: u32 = 1 << 31;
 
 /// Keys whose memory is asked for before the first of them is looked at.
@@ -40,8 +40,8 @@ pub struct Join {
 }
 
 impl Join {
-    /// For up to `capacity` chunks; of all keys one in 2^`sample_bits` counts.
-    /// Who doesn't know `key_seed` can't make chunks whose keys are equal.
+    /// For up to `capacity` chunks; of all keys one in 2^`sample_bits` counts. As long as
+    /// `key_seed` is secret, chunks with equal keys cannot be constructed.
     pub fn new(capacity: usize, sample_bits: u32, key_seed: u64) -> Join {
         let slots = (capacity + capacity / 7 + 8).next_multiple_of(8);
         Join {
@@ -68,8 +68,8 @@ impl Join {
         self.keys.len() * 12 + self.runs.len() * size_of::<Run>()
     }
 
-    /// Add the live entries of a piece of a table, whose first has `id`. False, and nothing done,
-    /// where they may be too many.
+    /// Add the live entries of a part of a table. `id` is the id of its first entry. False, and
+    /// nothing added, where there may not be room for them.
     pub fn add(&mut self, table: &[u8], seed: u64, id: RecordId) -> bool {
         let keys = self.keys(table, seed, id);
         let Some(end) = self.next_number.checked_add((table.len() / ENTRY_BYTES) as u32) else {
@@ -96,8 +96,8 @@ impl Join {
         true
     }
 
-    /// Whether what was added has chunks of the other set, the live entries of a piece of a table:
-    /// those are to be merged. Each is found once.
+    /// Pairs of added chunks and equal chunks of the other set, the live entries of a part of a
+    /// table. Each added chunk is found once.
     pub fn probe(&mut self, table: &[u8], seed: u64, id: RecordId) -> Pairs {
         let mut pairs = Pairs::new();
         for batch in self.keys(table, seed, id).chunks(AHEAD) {
@@ -119,12 +119,13 @@ impl Join {
         pairs
     }
 
-    /// What was added more than once, and not found in the other set: the first added stays.
+    /// Pairs among the added chunks without an equal chunk in the other set. The first one added
+    /// stays.
     pub fn finish(&mut self) -> Pairs {
         let mut pairs = Pairs::new();
-        // From an empty slot on, so that no row of taken ones is begun in its middle.
-        let begin = self.numbers.iter().position(|&number| number == EMPTY).unwrap_or(0);
-        for at in (begin..self.keys.len()).chain(0..begin) {
+        // Starts at an empty slot, so that no run of used slots is entered in its middle.
+        let start = self.numbers.iter().position(|&number| number == EMPTY).unwrap_or(0);
+        for at in (start..self.keys.len()).chain(0..start) {
             if self.numbers[at] & TAKEN != 0 {
                 continue; // also where the slot is empty
             }

@@ -1,4 +1,4 @@
-//! Sets of records, a bit for each that there is, and the marking of what recipes name.
+//! Sets of records, with a bit for each record, and marking of the chunks that recipes name.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -11,7 +11,7 @@ use crate::format::table_entry::{EntryBytes, TableEntry};
 use crate::system::files::status_of;
 use crate::system::reads::fill_at;
 
-/// Read at once: recipes lie one behind the other.
+/// Bytes that are read at once: recipes lie one after the other.
 const WINDOW_BYTES: u64 = 4 << 20;
 
 #[derive(Default)]
@@ -24,7 +24,7 @@ struct Bits {
 pub struct Marks(BTreeMap<u32, Bits>);
 
 impl Marks {
-    /// Know a container with so many records, none of them marked.
+    /// Add a container with `count` records, none of them marked.
     pub fn add_container(&mut self, number: u32, count: usize) {
         self.0.insert(number, Bits { count, bits: vec![0; count.div_ceil(8)] });
     }
@@ -59,8 +59,8 @@ impl Marks {
         true
     }
 
-    /// Mark what `bits` has marked, as [`Marks::bits`] gives them. False, and nothing marked, where
-    /// that is any record that there is not.
+    /// Mark the records whose bit is set in `bits`, in the form of [`Marks::bits`]. False, and
+    /// nothing marked, where a bit is set that belongs to no record.
     pub fn merge(&mut self, number: u32, bits: &[u8]) -> bool {
         let Some(own) = self.0.get_mut(&number) else {
             return bits.iter().all(|&byte| byte == 0);
@@ -88,21 +88,21 @@ impl Marks {
     }
 }
 
-/// A node of a recipe that is needed: its ordinal, and how many bytes of what it stands for.
+/// A recipe node that is needed: its ordinal, and how many bytes of the file below it.
 #[derive(Clone, Copy)]
 pub struct Needed {
     pub ordinal: u32,
     pub end: u64,
 }
 
-/// What [`mark_named`] did.
+/// The result of [`mark_named`].
 #[derive(Default)]
 pub struct Marked {
     pub recipes: u64,
     pub rows: u64,
-    /// Nodes that nothing was marked of: the caller has to look into them.
+    /// Nodes of which nothing was marked, for the caller to handle.
     pub left: Vec<u32>,
-    /// Ids that leaves name and that are of no record.
+    /// Ids in leaves that belong to no record.
     pub strays: Vec<RecordId>,
 }
 
@@ -156,11 +156,11 @@ fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<RecordId>> {
     let leaf = Leaf::of(payload)?;
     let whole = end >= leaf.length;
     let rows = leaf.rows();
-    let (mut ids, mut begin) = (Vec::with_capacity(rows.len()), 0u64);
+    let (mut ids, mut start) = (Vec::with_capacity(rows.len()), 0u64);
     for row in rows {
         ids.push(row.id);
-        begin = begin.checked_add(row.length)?;
-        if !whole && begin >= end {
+        start = start.checked_add(row.length)?;
+        if !whole && start >= end {
             return Some(ids);
         }
     }
@@ -169,7 +169,7 @@ fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<RecordId>> {
 
 struct Reader {
     data: RawFd,
-    /// Nothing behind it is wanted, as far as the table says.
+    /// The end of the last node to read, according to the table.
     end: u64,
     base: u64,
     buffer: Vec<u8>,

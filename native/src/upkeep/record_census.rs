@@ -1,6 +1,7 @@
-//! What the tables of one kind of container say, and how often each record is referred to.
+//! The records of all containers of one kind, from their tables, and the number of references to
+//! each.
 //!
-//! Nine bytes a record, and an entry of a map for those that lead to others.
+//! Takes nine bytes a record, and a map entry for each record that leads to another.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
@@ -11,12 +12,13 @@ use crate::format::recipe::Leaf;
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 use crate::threads::lock::locked;
 
-/// Where the counting of references stops.
+/// References are counted up to this number.
 pub const REFERENCES_MAX: u8 = u8::MAX;
-/// Steps from a merged record to the one that has its bytes, as readers take them; more are a ring.
+/// Steps that readers take from a merged record to the one with its bytes. More are taken for a
+/// loop.
 pub const FORWARDS_MAX: usize = 64;
 
-/// What is known of a record's bytes.
+/// Length and check of the bytes of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownBytes {
     /// 0 where the bytes are not there: no record is empty.
@@ -62,8 +64,8 @@ pub struct Known {
 }
 
 impl Known {
-    /// Takes in a table. Returns the ordinals of the entries that are not valid, and of records that
-    /// lead to others or are quarantined: they are for the caller to take in.
+    /// Adds a table. Returns the ordinals of the entries that are not valid, merged or quarantined,
+    /// for the caller to add.
     pub fn add_table(&mut self, number: u32, entries: &[&EntryBytes], seed: u64) -> Vec<u32> {
         let container = self.containers.entry(number).or_default();
         container.grow(entries.len());
@@ -80,7 +82,7 @@ impl Known {
         others
     }
 
-    /// Sets what is known of a record, and what it leads to, in place of what was known before.
+    /// Replaces the known bytes of a record, and the record that it leads to.
     pub fn set(&mut self, id: RecordId, known: KnownBytes, target: Option<RecordId>) {
         let container = self.containers.entry(id.container()).or_default();
         container.grow(id.place() + 1);
@@ -115,7 +117,7 @@ impl Known {
         id
     }
 
-    /// What is known of the record itself.
+    /// The known bytes of the record itself.
     pub fn own(&self, id: RecordId) -> KnownBytes {
         let known = self.containers.get(&id.container()).map(|container| &container.known);
         known.and_then(|known| known.get(id.place())).copied().unwrap_or(KnownBytes::NONE)
@@ -177,8 +179,8 @@ impl Known {
     }
 }
 
-/// The rows of a leaf of a recipe whose bytes `chunks` has, each once; None where it is no leaf, or
-/// covers less than `covered` bytes, or any of its chunks is not there.
+/// The ids of the chunks in a leaf. None where the payload is no leaf, covers less than `covered`
+/// bytes, or names a chunk whose bytes are not there.
 pub fn sound_leaf(payload: &[u8], covered: u64, chunks: &Known) -> Option<Vec<RecordId>> {
     let leaf = Leaf::of(payload)?;
     if leaf.length < covered {

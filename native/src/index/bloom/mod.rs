@@ -1,12 +1,12 @@
 //! Suggestions in one to two bytes of RAM an entry: BloomStore (seed 002, chapter 4).
 //!
-//! Keys are divided by their hashes into partitions. Each has a write buffer of one page of entries,
-//! and a chain of full pages in a file, with a Bloom filter for each of them beside. What no filter in
-//! RAM, the pre-filter, says may be there is new; else the chain is asked, which is a read, and a page
-//! is read for each filter that says yes.
+//! Keys are divided by their hashes into partitions. Each has a write buffer of one page of
+//! entries, and a chain of full pages in a file, with a Bloom filter for each of them beside. A key
+//! that the pre-filter, a filter in RAM, does not have is new. For other keys the filters of the
+//! chain are read, and then each page whose filter says yes.
 //!
-//! The file is derived, and so is all that is in it: whatever is damaged there is noticed, and made
-//! anew from the log. What does not fit on the disk any more is left out.
+//! Everything in the file is derived data: damage is detected, and the file is then rebuilt from
+//! the log. Entries that no longer fit on the disk are left out.
 
 mod positions;
 mod prefilter;
@@ -26,10 +26,12 @@ use crate::system::effects::Effects;
 /// Partitions of a small index: 64 KiB of write buffers.
 const PARTITIONS_MIN: usize = 16;
 
-/// There are chains for so many entries at first, by how many are expected: numerator, denominator.
+/// Entries that the first chains have room for, as a fraction of the expected ones: numerator,
+/// denominator.
 const ROOM: (usize, usize) = (3, 2);
 
-/// Chains of a partition, on average, from which on more partitions are worth a scan of all tables.
+/// When partitions have this many chains on average, more partitions are worth a scan of all
+/// tables.
 const CHAINS_WIDE: usize = 4;
 
 pub struct Bloom {
@@ -48,7 +50,7 @@ pub struct Bloom {
     reads: u64,
     /// The blocks of a chain while they are changed.
     blocks: Vec<u8>,
-    /// Whether entries were left out for want of space.
+    /// Whether entries were left out because the disk is full.
     is_lossy: bool,
 }
 
@@ -83,7 +85,7 @@ impl Bloom {
         self.is_lossy
     }
 
-    /// The partition of a hash, and what stands for it there: of other bits.
+    /// The partition of a hash, and its signature there, which is made of other bits.
     fn place(&self, hash: u64) -> (usize, u32) {
         let partition = u128::from(hash.rotate_left(32)) * self.buffers.len() as u128;
         ((partition >> 64) as usize, (hash >> 32) as u32)
@@ -136,7 +138,7 @@ impl Bloom {
             return Ok(());
         }
         let block = self.read_unit(first + units::block_of(signature) as u64)?;
-        // A filter of a page that was never finished says nothing.
+        // Filters of pages that were not written completely are not asked.
         let mut yes =
             units::filters(&block, signature) & (u128::MAX >> (CHAIN_PAGES as u32 - pages));
         while yes != 0 {
@@ -165,7 +167,7 @@ fn offset(unit: u64) -> u64 {
     unit * UNIT_BYTES as u64
 }
 
-/// Read sealed units. What cannot be read is as good as damaged.
+/// Read sealed units. A unit that cannot be read counts as damaged.
 fn read_units(file: &File, data: &mut [u8], unit: u64) -> Result<()> {
     let read = file.read_exact_at(data, offset(unit));
     match read.is_ok() && units::are_valid(data, unit) {
@@ -236,7 +238,7 @@ impl Suggest for Bloom {
 
     fn renew(&mut self, capacity: usize) -> Result<()> {
         self.effects.truncate(&self.file, 0)?;
-        // The old filter goes first.
+        // The memory of the old filter is freed first.
         self.prefilter = Prefilter::new(0);
         let reads = self.reads;
         *self = Bloom::new(self.file.try_clone()?, self.effects.clone(), capacity);

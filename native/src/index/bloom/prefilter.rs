@@ -1,7 +1,7 @@
 //! The pre-filter: a Bloom filter in RAM that answers for most of what is new (seed 002, 4.4.3).
 //!
-//! A key's bits lie in one cache line. The filter grows by parts, each of which is made for so many
-//! keys; the owner makes it anew, in one part, before they are many.
+//! A key's bits lie in one cache line. The filter grows by parts, each of which is made for a
+//! number of keys. The owner rebuilds it in one part before there are many parts.
 
 use super::positions::{Line, mix};
 
@@ -17,10 +17,10 @@ const KEY_ONES: u32 = 6;
 /// Keys of the smallest part: 80 KiB.
 const PART_KEYS_MIN: usize = 1 << 16;
 
-/// A part that is added holds one key for so many that there are.
+/// An added part has room for this fraction of the keys that exist: 1 in so many.
 const GROWTH: usize = 4;
 
-/// Each part says yes for nothing now and then: more than so many are too many.
+/// Each part has false positives; more parts than this are too many.
 const PARTS_MAX: usize = 4;
 
 struct Part {
@@ -56,7 +56,7 @@ fn ones(hash: u64) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl Prefilter {
-    /// A filter that holds so many keys in one part.
+    /// A filter with room for `capacity` keys in one part.
     pub fn new(keys: usize) -> Prefilter {
         Prefilter { parts: vec![Part::new(keys)], keys: 0 }
     }
@@ -65,7 +65,7 @@ impl Prefilter {
         self.parts.iter().map(|part| part.lines.len() * LINE_BYTES).sum()
     }
 
-    /// Whether it is worth making anew, in one part.
+    /// Whether a rebuild in one part is worth its cost.
     pub fn is_wide(&self) -> bool {
         self.parts.len() > PARTS_MAX
     }

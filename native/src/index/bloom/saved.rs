@@ -14,7 +14,7 @@ use crate::format::saved_index::{
     stamp,
 };
 
-/// How many there are of what the file consists of.
+/// The number of items in each part of the file.
 struct Counts {
     partitions: usize,
     entries: u64,
@@ -127,10 +127,11 @@ impl Lists {
 }
 
 impl ChunkIndex<Bloom> {
-    /// Take what the file has in place of the empty chains; false, and an empty file, where it is not
-    /// valid. The file is not valid from here on, until `write_lists` and `write_header`.
+    /// Restore the chains from the file. False, and an empty file, where the file is not valid.
+    /// From here on the file is not valid, until `write_lists` and `write_header`.
     ///
-    /// The owner makes that durable before it goes on, lest a crash leave a file that only looks valid.
+    /// The owner syncs the file before any other write to it. Otherwise a crash could leave a file
+    /// that looks valid and is not.
     pub fn restore(&mut self, owner: &Owner, capacity: usize) -> Result<bool> {
         let Some((counts, lists)) = self.read_saved(owner) else {
             self.suggest.effects.truncate(&self.suggest.file, 0)?;
@@ -173,8 +174,8 @@ impl ChunkIndex<Bloom> {
         Some((counts, lists))
     }
 
-    /// Write what the next job needs beside the chains. It counts once `write_header` was called,
-    /// before which the owner makes all of the file durable.
+    /// Write the lists that the next job needs beside the chains. They become valid with
+    /// `write_header`, before which the owner syncs the file.
     pub fn write_lists(&self) -> Result<()> {
         let Bloom { file, effects, .. } = &self.suggest;
         let start = offset(first_unit(self.suggest.chains.len()));

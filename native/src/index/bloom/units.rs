@@ -1,4 +1,4 @@
-//! What the file of the chains consists of: units of 4 KiB, each with its own checksum. No I/O.
+//! The units of the file of chains: 4 KiB each, with a checksum of its own. No I/O.
 //!
 //! A chain is up to 128 pages of entries, each with a Bloom filter. The filters lie next to each other
 //! bit by bit: a row has one bit of each, so that one AND of a few rows asks all filters at once
@@ -15,14 +15,14 @@ pub const UNIT_BYTES: usize = unit::BYTES;
 pub const CHAIN_PAGES: usize = 128;
 const ROW_BYTES: usize = CHAIN_PAGES / 8;
 
-/// Rows of a block; what they leave of a unit is its checksum, and 8 bytes of zeros.
+/// Rows of a block. They leave room for the checksum of the unit, and 8 bytes of zeros.
 const BLOCK_ROWS: u64 = 255;
 
 /// Blocks of a chain: 8,160 bits a filter, 16 for each entry of a page.
 pub const CHAIN_BLOCKS: usize = 32;
 
-/// Rows of a key: less than the best number for 16 bits, for the sake of cost; one filter in 1,500
-/// says yes for nothing.
+/// Rows of a key: fewer than the best number for 16 bits, to save time. One filter in 1,500 has a
+/// false positive.
 const KEY_ROWS: u32 = 8;
 
 /// Entries of a page: four bytes of hash and the record number of each.

@@ -23,11 +23,11 @@ pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
 /// Names of directories, and files.
 pub type Found<'py> = (Bound<'py, PyList>, Bound<'py, PyList>);
 
-/// How many entries of a directory are looked at before the caller has its say: some 20 ms.
+/// Entries of a directory between two calls of `check`: they take about 20 ms.
 const ENTRIES_AT_ONCE: usize = 8192;
 
-/// The entries of a directory of which `keep` leaves some, piece by piece, with `check` called in
-/// between. Files are in the order of their inodes, which on a disk is near that of their blocks.
+/// The entries of a directory that `keep` leaves. `check` is called in between. Files are in the
+/// order of their inodes, which on a disk is near that of their blocks.
 pub fn scan<'py>(
     py: Python<'py>,
     fd: i32,
@@ -63,7 +63,7 @@ fn inode(entry: &Entry) -> u64 {
     }
 }
 
-/// What Python sees of entries, with `check` called now and then.
+/// Entries as Python objects. `check` is called now and then.
 pub fn found<'py>(
     py: Python<'py>,
     entries: Vec<Entry>,

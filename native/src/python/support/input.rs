@@ -79,7 +79,7 @@ impl Input {
     }
 }
 
-/// What an insertion takes: fingerprints, and an id for each, which is not 0.
+/// The arguments of an insertion: fingerprints, and an id for each, which is not 0.
 pub fn pairs<'a>(
     fingerprints: &'a Input,
     ids: &Input,

@@ -1,4 +1,4 @@
-//! What the functions and classes of all submodules have in common.
+//! Conversions of arguments, results and errors, for all submodules.
 
 pub mod calls;
 pub mod door;

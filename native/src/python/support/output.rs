@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 /// new bytes; nothing here reads them back.
 pub struct Output(Box<ffi::Py_buffer>);
 
-// SAFETY: the view itself is only touched by whoever owns the value.
+// SAFETY: the view itself is only touched by the owner of the value.
 unsafe impl Send for Output {}
 // SAFETY: as above; a shared reference gives no access.
 unsafe impl Sync for Output {}

@@ -1,9 +1,9 @@
-//! How many threads a call may ask for.
+//! The check of the number of threads that a call asks for.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// More would only be a mistake in the unit.
+/// A larger number is taken for a mistake.
 const THREADS_MAX: usize = 1024;
 
 pub fn check_threads(threads: usize) -> PyResult<usize> {
