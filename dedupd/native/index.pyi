@@ -25,7 +25,7 @@ class TableIndex:
     def __new__(
         cls,
         dir_fd: int,
-        volume: bytes,
+        volume_id: bytes,
         kind: int,
         *,
         capacity: int,
@@ -74,7 +74,7 @@ class BloomIndex:
     def __new__(
         cls,
         dir_fd: int,
-        volume: bytes,
+        volume_id: bytes,
         kind: int,
         fd: int,
         door: Callable[..., int] | None,

@@ -113,23 +113,26 @@ def digest_needed(entries: Buffer, lengths: Buffer, seed: int) -> int:
 class KnownRecords:
     """The records of all containers of one kind: see ``jobs/check/record_census.py``.
 
-    A record that is there has a length, which is not 0, and a check: the first 4 bytes of its
-    fingerprint. Any number of threads may count at once.
+    A record that is there has a raw length, which is not 0, and a fingerprint check: the first 4
+    bytes of its fingerprint. Any number of threads may count at once.
     """
 
     def add_table(self, number: int, table: Buffer, seed: int) -> bytes:
         """Add the entries of a container. Returns the u32 ordinals of those that are damaged,
         merged or quarantined, for the caller to :meth:`set`."""
-    def set(self, record_id: int, length: int, check: int, target: int | None = None) -> None:
-        """Replace the facts about a record. ``length`` is 0 where its bytes are not there,
+    def set(
+        self, record_id: int, raw_length: int, fingerprint_check: int, target: int | None = None
+    ) -> None:
+        """Replace the facts about a record. ``raw_length`` is 0 where its bytes are not there,
         ``target`` the record that it leads to."""
-    def set_second(self, record_id: int, length: int, check: int) -> None:
+    def set_second(self, record_id: int, raw_length: int, fingerprint_check: int) -> None:
         """Note that a record has a second copy."""
     def count(self, number: int) -> int: ...
     def numbers(self) -> list[int]: ...
-    def holds(self, record_id: int, length: int, check: int) -> bool: ...
+    def holds(self, record_id: int, raw_length: int, fingerprint_check: int) -> bool: ...
     def known(self, record_id: int) -> tuple[int, int]:
-        """Length and check of the record that an id leads to, or of its second copy; (0, 0)."""
+        """Raw length and fingerprint check of the record that an id leads to, or of its second copy;
+        (0, 0) where neither is there."""
     def is_primary(self, record_id: int) -> bool: ...
     def relied_on(self) -> list[int]: ...
     def refer(self, record_id: int) -> None: ...

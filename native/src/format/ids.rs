@@ -55,10 +55,16 @@ pub type Fingerprint = [u8; FINGERPRINT_BYTES];
 /// The half of a fingerprint that a stub has of its recipe.
 pub const DIGEST_BYTES: usize = 16;
 
-/// The check of a chunk: the first four bytes of its fingerprint, as a recipe keeps them.
-#[inline]
-pub fn check_of(fingerprint: &[u8]) -> u32 {
-    Field::<4>::at(0).u32(fingerprint)
+/// The first four bytes of a fingerprint, as a recipe keeps them of each chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FingerprintCheck(pub u32);
+
+impl FingerprintCheck {
+    /// Of a fingerprint, or of the first half of one.
+    #[inline]
+    pub fn of(fingerprint: &[u8]) -> FingerprintCheck {
+        FingerprintCheck(Field::<4>::at(0).u32(fingerprint))
+    }
 }
 
 /// A fingerprint is a hash already: its first 8 bytes.

@@ -1,7 +1,7 @@
 //! Nodes of recipes (docs/format.md, "Recipe").
 
 use super::bytes::layout;
-use super::ids::RecordId;
+use super::ids::{FingerprintCheck, RecordId};
 
 layout! {
     pub mod header: 40 bytes {
@@ -38,8 +38,7 @@ pub struct Leaf<'a> {
 pub struct Row {
     pub id: RecordId,
     pub length: u64,
-    /// The start of the chunk's fingerprint.
-    pub check: u32,
+    pub fingerprint_check: FingerprintCheck,
 }
 
 impl<'a> Leaf<'a> {
@@ -58,7 +57,8 @@ impl<'a> Leaf<'a> {
             let (id, length) = (RecordId(fields::ID.u64(row)), fields::LENGTH.u64(row));
             // A chunk's check is in the upper half; a hole has all 64 bits for its length.
             let own = if id.is_hole() { length } else { u64::from(length as u32) };
-            Row { id, length: own, check: (length >> 32) as u32 }
+            let fingerprint_check = FingerprintCheck((length >> 32) as u32);
+            Row { id, length: own, fingerprint_check }
         })
     }
 }

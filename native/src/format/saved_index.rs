@@ -114,7 +114,7 @@ pub fn checked(data: &[u8]) -> Option<&[u8]> {
 
 /// Whose index a file is: the volume, and the kind of its containers.
 pub struct Owner {
-    pub volume: [u8; 16],
+    pub volume_id: [u8; 16],
     pub kind: u8,
 }
 
@@ -146,7 +146,7 @@ impl Header {
         header::KIND.put(&mut out, &[owner.kind]);
         header::GROUP_BITS.put(&mut out, &[self.group_bits]);
         header::PARTS.put(&mut out, &self.parts.to_le_bytes());
-        header::VOLUME.put(&mut out, &owner.volume);
+        header::VOLUME.put(&mut out, &owner.volume_id);
         header::ENTRIES.put(&mut out, &self.entries.to_le_bytes());
         header::CONTAINERS.put(&mut out, &self.containers.to_le_bytes());
         header::BLOCKS.put(&mut out, &self.blocks.to_le_bytes());

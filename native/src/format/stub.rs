@@ -4,7 +4,7 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::bytes::layout;
-use super::ids::{DIGEST_BYTES, RecordId, check_of};
+use super::ids::{DIGEST_BYTES, FingerprintCheck, RecordId};
 
 layout! {
     pub mod fields: 48 bytes {
@@ -48,8 +48,8 @@ pub struct StubHead {
 
 impl StubHead {
     /// The start of the fingerprint that the stub names, as a recipe keeps it.
-    pub fn check(&self) -> u32 {
-        check_of(&self.digest)
+    pub fn fingerprint_check(&self) -> FingerprintCheck {
+        FingerprintCheck::of(&self.digest)
     }
 
     /// An attribute without local ranges.

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::bytes::layout;
-use super::ids::{Fingerprint, RecordId, check_of};
+use super::ids::{Fingerprint, FingerprintCheck, RecordId};
 
 layout! {
     pub mod header: 64 bytes {
@@ -121,8 +121,8 @@ impl TableEntry {
 
     /// The start of the fingerprint, as a recipe keeps it.
     #[inline]
-    pub fn check(&self) -> u32 {
-        check_of(&self.fingerprint)
+    pub fn fingerprint_check(&self) -> FingerprintCheck {
+        FingerprintCheck::of(&self.fingerprint)
     }
 }
 
@@ -170,9 +170,9 @@ layout! {
 }
 
 /// The seed of the checksums of a container's record headers and table entries.
-pub fn checksum_seed(volume: &[u8; 16], container: u32, generation: u32) -> u64 {
+pub fn checksum_seed(volume_id: &[u8; 16], container: u32, generation: u32) -> u64 {
     let mut key = [0; seed::BYTES];
-    seed::VOLUME.put(&mut key, volume);
+    seed::VOLUME.put(&mut key, volume_id);
     seed::CONTAINER.put(&mut key, &container.to_le_bytes());
     seed::GENERATION.put(&mut key, &generation.to_le_bytes());
     xxh3_64(&key)

@@ -50,7 +50,7 @@ impl Page {
 
 pub struct Log {
     dir_fd: RawFd,
-    volume: [u8; 16],
+    volume_id: [u8; 16],
     /// Container → generation.
     containers: HashMap<u32, u32>,
     page_entries: usize,
@@ -72,11 +72,16 @@ fn hash_in(entry: &EntryBytes) -> u64 {
 
 impl Log {
     /// `dir_fd` stays the caller's.
-    pub fn new(dir_fd: RawFd, volume: [u8; 16], page_entries: usize, cache_entries: usize) -> Log {
+    pub fn new(
+        dir_fd: RawFd,
+        volume_id: [u8; 16],
+        page_entries: usize,
+        cache_entries: usize,
+    ) -> Log {
         let page_entries = page_entries.max(1);
         Log {
             dir_fd,
-            volume,
+            volume_id,
             containers: HashMap::new(),
             page_entries,
             pages_max: (cache_entries / page_entries).max(1),
@@ -116,7 +121,7 @@ impl Log {
     }
 
     fn seed(&self, container: u32, generation: u32) -> u64 {
-        checksum_seed(&self.volume, container, generation)
+        checksum_seed(&self.volume_id, container, generation)
     }
 
     /// The page that an id is on, and its place there.

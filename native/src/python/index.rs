@@ -32,9 +32,9 @@ pub struct Shared<S> {
 }
 
 impl<S: Suggest + Send> Shared<S> {
-    fn new(log: Log, suggest: S, volume: [u8; 16], kind: u8, door: Option<Door>) -> Shared<S> {
+    fn new(log: Log, suggest: S, volume_id: [u8; 16], kind: u8, door: Option<Door>) -> Shared<S> {
         let index = Mutex::new(ChunkIndex::new(log, suggest));
-        Shared { index, owner: Owner { volume, kind }, door }
+        Shared { index, owner: Owner { volume_id, kind }, door }
     }
 
     /// Work that may change the index's file.
@@ -88,19 +88,19 @@ impl<S: Suggest + Send> Shared<S> {
 /// The redirection tables below an index.
 fn log_of(
     dir_fd: RawFd,
-    volume: &[u8],
+    volume_id: &[u8],
     capacity: usize,
     page_entries: usize,
     cache_entries: usize,
 ) -> PyResult<(Log, [u8; 16])> {
-    let volume = *volume
+    let volume_id = *volume_id
         .first_chunk()
-        .filter(|_| volume.len() == 16)
-        .ok_or_else(|| PyValueError::new_err("volume must have 16 bytes"))?;
+        .filter(|_| volume_id.len() == 16)
+        .ok_or_else(|| PyValueError::new_err("volume_id must have 16 bytes"))?;
     if u32::try_from(capacity).is_err() || page_entries == 0 {
         return Err(PyValueError::new_err("capacity or page_entries is out of range"));
     }
-    Ok((Log::new(dir_fd, volume, page_entries, cache_entries), volume))
+    Ok((Log::new(dir_fd, volume_id, page_entries, cache_entries), volume_id))
 }
 
 /// The file of a descriptor, which stays the caller's.
@@ -153,18 +153,18 @@ pub struct TableIndex(pub Shared<Table>);
 
 methods!(TableIndex {
     #[new]
-    #[pyo3(signature = (dir_fd, volume, kind, *, capacity, page_entries, cache_entries))]
+    #[pyo3(signature = (dir_fd, volume_id, kind, *, capacity, page_entries, cache_entries))]
     fn new(
         dir_fd: RawFd,
-        volume: &[u8],
+        volume_id: &[u8],
         kind: u8,
         capacity: usize,
         page_entries: usize,
         cache_entries: usize,
     ) -> PyResult<TableIndex> {
-        let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
+        let (log, volume_id) = log_of(dir_fd, volume_id, capacity, page_entries, cache_entries)?;
         let table = Table::with_capacity(capacity);
-        Ok(TableIndex(Shared::new(log, table, volume, kind, None)))
+        Ok(TableIndex(Shared::new(log, table, volume_id, kind, None)))
     }
 
     /// Entries of the table, how many of them are in no snapshot, RAM in bytes.
@@ -196,10 +196,10 @@ pub struct BloomIndex(pub Shared<Bloom>);
 methods!(BloomIndex {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "three of them by name")]
-    #[pyo3(signature = (dir_fd, volume, kind, fd, door, *, capacity, page_entries, cache_entries))]
+    #[pyo3(signature = (dir_fd, volume_id, kind, fd, door, *, capacity, page_entries, cache_entries))]
     fn new(
         dir_fd: RawFd,
-        volume: &[u8],
+        volume_id: &[u8],
         kind: u8,
         fd: RawFd,
         door: Option<Py<PyAny>>,
@@ -207,10 +207,10 @@ methods!(BloomIndex {
         page_entries: usize,
         cache_entries: usize,
     ) -> PyResult<BloomIndex> {
-        let (log, volume) = log_of(dir_fd, volume, capacity, page_entries, cache_entries)?;
+        let (log, volume_id) = log_of(dir_fd, volume_id, capacity, page_entries, cache_entries)?;
         let door = Door::new(door);
         let bloom = Bloom::new(file_of(fd)?, door.effects.clone(), capacity);
-        Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume, kind, Some(door))))
+        Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume_id, kind, Some(door))))
     }
 
     /// Entries of the chains, RAM in bytes, whether entries were left out because the disk is full.

@@ -11,7 +11,7 @@ use super::codec::Encoded;
 use super::hashing::algorithm_named;
 use super::support::input::{Input, pack_u32};
 use super::support::output::{Output, uninitialised};
-use crate::format::ids::Checksum;
+use crate::format::ids::{Checksum, FingerprintCheck};
 use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
 use crate::store::record_reader::{Files, Row, Wanted};
@@ -39,7 +39,8 @@ pub fn read_chunks(
         .map(|(&(ordinal, length, check), result)| {
             let start = result.bind(py).as_bytes().as_ptr().cast_mut();
             // SAFETY: the object is new, and nobody else has it before this function returns.
-            Wanted { ordinal, check, out: unsafe { std::slice::from_raw_parts_mut(start, length) } }
+            let out = unsafe { std::slice::from_raw_parts_mut(start, length) };
+            Wanted { ordinal, fingerprint_check: FingerprintCheck(check), out }
         })
         .collect();
     let found = py.detach(|| files.read_all(chunks, threads));

@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyList};
 use super::support::calls::c_string;
 use super::support::entries::{found, scan};
 use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
-use crate::format::ids::RecordId;
+use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::format::stub::{DIRECT, stub_head};
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, read, write};
@@ -319,8 +319,8 @@ impl KnownRecords {
     }
 }
 
-fn bytes_of(raw_length: u32, check: u32) -> KnownBytes {
-    KnownBytes { raw_length, check }
+fn bytes_of(raw_length: u32, fingerprint_check: u32) -> KnownBytes {
+    KnownBytes { raw_length, fingerprint_check: FingerprintCheck(fingerprint_check) }
 }
 
 #[pymethods]
@@ -342,13 +342,14 @@ impl KnownRecords {
         Ok(pack_u32(py, others))
     }
 
-    #[pyo3(signature = (record_id, length, check, target = None))]
-    fn set(&self, record_id: u64, length: u32, check: u32, target: Option<u64>) {
-        write(&self.0).set(RecordId(record_id), bytes_of(length, check), target.map(RecordId));
+    #[pyo3(signature = (record_id, raw_length, fingerprint_check, target = None))]
+    fn set(&self, record_id: u64, raw_length: u32, fingerprint_check: u32, target: Option<u64>) {
+        let bytes = bytes_of(raw_length, fingerprint_check);
+        write(&self.0).set(RecordId(record_id), bytes, target.map(RecordId));
     }
 
-    fn set_second(&self, record_id: u64, length: u32, check: u32) {
-        write(&self.0).set_second(RecordId(record_id), bytes_of(length, check));
+    fn set_second(&self, record_id: u64, raw_length: u32, fingerprint_check: u32) {
+        write(&self.0).set_second(RecordId(record_id), bytes_of(raw_length, fingerprint_check));
     }
 
     fn count(&self, number: u32) -> usize {
@@ -359,14 +360,14 @@ impl KnownRecords {
         read(&self.0).numbers()
     }
 
-    fn holds(&self, record_id: u64, length: u32, check: u32) -> bool {
-        read(&self.0).holds(RecordId(record_id), bytes_of(length, check))
+    fn holds(&self, record_id: u64, raw_length: u32, fingerprint_check: u32) -> bool {
+        read(&self.0).holds(RecordId(record_id), bytes_of(raw_length, fingerprint_check))
     }
 
     fn known(&self, record_id: u64) -> (u32, u32) {
         let known = read(&self.0);
         let found = known.known(known.resolve(RecordId(record_id)));
-        (found.raw_length, found.check)
+        (found.raw_length, found.fingerprint_check.0)
     }
 
     fn is_primary(&self, record_id: u64) -> bool {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::codec::encode::Buffer;
+use crate::format::ids::FingerprintCheck;
 use crate::store::record_reader::{Files, Row, Wanted, with_scratch};
 use crate::threads::pool::{self, Begun};
 
@@ -52,7 +53,7 @@ impl Window {
 
 struct Place {
     ordinal: u32,
-    check: u32,
+    fingerprint_check: FingerprintCheck,
     range: Range<usize>,
 }
 
@@ -82,7 +83,7 @@ impl Parts {
             .map(|&(ordinal, raw_length, check)| {
                 let range = length..length + raw_length;
                 length = range.end;
-                Place { ordinal, check, range }
+                Place { ordinal, fingerprint_check: FingerprintCheck(check), range }
             })
             .collect();
         let mut buffer = Buffer::of(length.next_multiple_of(ROOM_BYTES));
@@ -93,13 +94,13 @@ impl Parts {
     }
 
     fn read(&self, at: usize) {
-        let Place { ordinal, check, range } = &self.places[at];
+        let Place { ordinal, fingerprint_check, range } = &self.places[at];
         let [data, table] = self.files.each_ref().map(AsRawFd::as_raw_fd);
         let files = Files { data, table, seed: self.seed, cached_only: true };
         // SAFETY: the range lies in the buffer, and is this task's alone.
         let out =
             unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) };
-        let mut wanted = Wanted { ordinal: *ordinal, check: *check, out };
+        let mut wanted = Wanted { ordinal: *ordinal, fingerprint_check: *fingerprint_check, out };
         if with_scratch(|scratch| files.read(&mut wanted, scratch)) {
             self.sound.fetch_add(1, Ordering::Release);
         }

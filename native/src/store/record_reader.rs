@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::Mutex;
 
 use crate::codec::encode::{check, decode};
-use crate::format::ids::Checksum;
+use crate::format::ids::{Checksum, FingerprintCheck};
 use crate::format::record_header::{
     CODEC_RAW, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader, RecordKind,
 };
@@ -41,7 +41,7 @@ pub type Row = (u32, usize, u32);
 /// A chunk to read: its ordinal, the start of its fingerprint, and a buffer of its raw length.
 pub struct Wanted<'a> {
     pub ordinal: u32,
-    pub check: u32,
+    pub fingerprint_check: FingerprintCheck,
     pub out: &'a mut [u8],
 }
 
@@ -64,7 +64,9 @@ impl Files {
 
     fn try_read(&self, wanted: &mut Wanted<'_>, scratch: &mut Vec<u8>) -> Option<()> {
         let entry = self.entry(wanted.ordinal)?;
-        if entry.raw_length as usize != wanted.out.len() || entry.check() != wanted.check {
+        if entry.raw_length as usize != wanted.out.len()
+            || entry.fingerprint_check() != wanted.fingerprint_check
+        {
             return None;
         }
         self.read_entry(&entry, wanted.ordinal, wanted.out, scratch)

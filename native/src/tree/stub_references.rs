@@ -86,7 +86,7 @@ impl Store<'_> {
     fn count_chunk(&self, stub: &StubHead) -> bool {
         let known = self.chunks.known(self.chunks.resolve(stub.recipe));
         let is_there = known.is_there()
-            && known.check == stub.check()
+            && known.fingerprint_check == stub.fingerprint_check()
             && u64::from(known.raw_length) >= stub.covered;
         if is_there {
             self.chunks.refer(stub.recipe);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::format::ids::RecordId;
+use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::format::recipe::Leaf;
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 use crate::threads::lock::locked;
@@ -23,16 +23,15 @@ pub const FORWARDS_MAX: usize = 64;
 pub struct KnownBytes {
     /// 0 where the bytes are not there: no record is empty.
     pub raw_length: u32,
-    /// The start of the fingerprint.
-    pub check: u32,
+    pub fingerprint_check: FingerprintCheck,
 }
 
 impl KnownBytes {
     /// Of a record whose bytes are not there.
-    const NONE: KnownBytes = KnownBytes { raw_length: 0, check: 0 };
+    const NONE: KnownBytes = KnownBytes { raw_length: 0, fingerprint_check: FingerprintCheck(0) };
 
     pub fn of(entry: &TableEntry) -> KnownBytes {
-        KnownBytes { raw_length: entry.raw_length, check: entry.check() }
+        KnownBytes { raw_length: entry.raw_length, fingerprint_check: entry.fingerprint_check() }
     }
 
     pub fn is_there(self) -> bool {
@@ -195,7 +194,10 @@ pub fn sound_leaf(payload: &[u8], covered: u64, chunks: &Known) -> Option<Vec<Re
         }
         sum = sum.checked_add(row.length)?;
         if !row.id.is_hole() {
-            let bytes = KnownBytes { raw_length: row.length as u32, check: row.check };
+            let bytes = KnownBytes {
+                raw_length: row.length as u32,
+                fingerprint_check: row.fingerprint_check,
+            };
             if !chunks.holds(row.id, bytes) {
                 return None;
             }
