@@ -2,6 +2,10 @@
 
 use crate::format::bytes::Field;
 
+/// The number of a container, from 1 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContainerNumber(pub u32);
+
 /// Names a record: the number of its container in the upper 32 bits, its ordinal in the lower 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId(pub u64);
@@ -11,13 +15,13 @@ impl RecordId {
     pub const HOLE: RecordId = RecordId(0);
 
     #[inline]
-    pub const fn new(container: u32, ordinal: u32) -> RecordId {
-        RecordId((container as u64) << 32 | ordinal as u64)
+    pub const fn new(container: ContainerNumber, ordinal: u32) -> RecordId {
+        RecordId((container.0 as u64) << 32 | ordinal as u64)
     }
 
     #[inline]
-    pub const fn container(self) -> u32 {
-        (self.0 >> 32) as u32
+    pub const fn container(self) -> ContainerNumber {
+        ContainerNumber((self.0 >> 32) as u32)
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::bytes::layout;
-use super::ids::{Fingerprint, FingerprintCheck, RecordId};
+use super::ids::{ContainerNumber, Fingerprint, FingerprintCheck, RecordId};
 
 layout! {
     pub mod header: 64 bytes {
@@ -156,8 +156,8 @@ pub fn entry_count(table_bytes: u64) -> u64 {
 }
 
 /// The name of a container's table in its directory.
-pub fn table_name(container: u32) -> String {
-    format!("{container:08}.dir")
+pub fn table_name(container: ContainerNumber) -> String {
+    format!("{:08}.dir", container.0)
 }
 
 layout! {
@@ -170,10 +170,10 @@ layout! {
 }
 
 /// The seed of the checksums of a container's record headers and table entries.
-pub fn checksum_seed(volume_id: &[u8; 16], container: u32, generation: u32) -> u64 {
+pub fn checksum_seed(volume_id: &[u8; 16], container: ContainerNumber, generation: u32) -> u64 {
     let mut key = [0; seed::BYTES];
     seed::VOLUME.put(&mut key, volume_id);
-    seed::CONTAINER.put(&mut key, &container.to_le_bytes());
+    seed::CONTAINER.put(&mut key, &container.0.to_le_bytes());
     seed::GENERATION.put(&mut key, &generation.to_le_bytes());
     xxh3_64(&key)
 }

@@ -8,7 +8,7 @@ use super::fingerprint_map::FingerprintMap;
 use super::log::Log;
 use super::numbers::Numbers;
 use super::suggest::Suggest;
-use crate::format::ids::{Fingerprint, RecordId, hash_of};
+use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::State;
 
 /// Keys whose memory is asked for before the first of them is looked at. With fewer, the last entries of
@@ -42,14 +42,14 @@ pub struct Stamp {
 pub struct ChunkIndex<S> {
     pub suggest: S,
     pub(super) numbers: Numbers,
-    pub(super) stamps: HashMap<u32, Stamp>,
+    pub(super) stamps: HashMap<ContainerNumber, Stamp>,
     pub(super) log: Log,
     /// Entries that were inserted and have not been seen in the log yet.
     buffer: FingerprintMap,
     buffer_max: usize,
     /// Containers with entries in the buffer, each with the number of entries in the log. The
     /// buffer has the later ones.
-    written: BTreeMap<u32, u32>,
+    written: BTreeMap<ContainerNumber, u32>,
     found_orphans: HashSet<RecordId>,
     pub counters: Counters,
     /// Entries that can be found: those that were usable when they were loaded, and those that were
@@ -61,7 +61,7 @@ pub struct ChunkIndex<S> {
     /// Whether `suggest` was restored from a snapshot, and so may have the entries that are loaded.
     pub(super) has_snapshot: bool,
     /// The container that entries were put into last.
-    last: Option<u32>,
+    last: Option<ContainerNumber>,
 }
 
 impl<S: Suggest> ChunkIndex<S> {
@@ -255,7 +255,7 @@ impl<S: Suggest> ChunkIndex<S> {
         self.numbers = Numbers::default();
         self.stamps.clear();
         self.usable = self.buffer.len();
-        let containers: Vec<(u32, u32)> = self.log.containers().collect();
+        let containers: Vec<(ContainerNumber, u32)> = self.log.containers().collect();
         for (container, generation) in containers {
             self.usable += self.add_container(container, generation)?;
         }

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::chunks::{AHEAD, ChunkIndex, Stamp, too_many};
 use super::log;
 use super::suggest::Suggest;
-use crate::format::ids::{RecordId, hash_of};
+use crate::format::ids::{ContainerNumber, RecordId, hash_of};
 use crate::format::table_entry::{ENTRY_BYTES, entries};
 
 /// The digest of the entries of a container, and that of the first `count` of them.
@@ -48,7 +48,7 @@ impl Digests {
 impl<S: Suggest> ChunkIndex<S> {
     /// Load a container, which must not be written to meanwhile. Entries that are in the snapshot
     /// are skipped.
-    pub fn load(&mut self, container: u32, generation: u32) -> Result<()> {
+    pub fn load(&mut self, container: ContainerNumber, generation: u32) -> Result<()> {
         self.log.add_container(container, generation);
         match self.add_container(container, generation) {
             Err(error) if error.kind() == ErrorKind::InvalidData => return self.rebuild(),
@@ -58,7 +58,11 @@ impl<S: Suggest> ChunkIndex<S> {
     }
 
     /// Add the usable entries of a container; returns their number.
-    pub(super) fn add_container(&mut self, container: u32, generation: u32) -> Result<usize> {
+    pub(super) fn add_container(
+        &mut self,
+        container: ContainerNumber,
+        generation: u32,
+    ) -> Result<usize> {
         let known = self.stamps.get(&container).filter(|known| known.generation == generation);
         let known = known.copied().unwrap_or(Stamp { generation, count: 0, digest: 0 });
         let mut digests = Digests::new(known.count);
@@ -75,7 +79,7 @@ impl<S: Suggest> ChunkIndex<S> {
     /// number of usable entries.
     fn add_entries(
         &mut self,
-        container: u32,
+        container: ContainerNumber,
         range: Range<u32>,
         digests: &mut Digests,
     ) -> Result<usize> {
@@ -126,7 +130,7 @@ impl<S: Suggest> ChunkIndex<S> {
 
     /// Bring the stamps of all containers up to date: those that grew are read again.
     pub fn restamp(&mut self) -> Result<()> {
-        let containers: HashMap<u32, u32> = self.log.containers().collect();
+        let containers: HashMap<ContainerNumber, u32> = self.log.containers().collect();
         self.stamps.retain(|container, _| containers.contains_key(container));
         for (container, generation) in containers {
             let known = self.stamps.get(&container);

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use super::chunks::Stamp;
 use super::numbers::Numbers;
+use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::{block, stamp};
 
-pub fn encode_stamps(stamps: &HashMap<u32, Stamp>) -> Vec<u8> {
+pub fn encode_stamps(stamps: &HashMap<ContainerNumber, Stamp>) -> Vec<u8> {
     let mut out = Vec::with_capacity(stamps.len() * stamp::BYTES);
     for (container, known) in stamps {
         let mut row = [0; stamp::BYTES];
-        stamp::CONTAINER.put(&mut row, &container.to_le_bytes());
+        stamp::CONTAINER.put(&mut row, &container.0.to_le_bytes());
         stamp::GENERATION.put(&mut row, &known.generation.to_le_bytes());
         stamp::COUNT.put(&mut row, &known.count.to_le_bytes());
         stamp::DIGEST.put(&mut row, &known.digest.to_le_bytes());
@@ -19,14 +20,14 @@ pub fn encode_stamps(stamps: &HashMap<u32, Stamp>) -> Vec<u8> {
     out
 }
 
-pub fn decode_stamps(data: &[u8]) -> HashMap<u32, Stamp> {
+pub fn decode_stamps(data: &[u8]) -> HashMap<ContainerNumber, Stamp> {
     let decode = |row: &[u8]| {
         let known = Stamp {
             generation: stamp::GENERATION.u32(row),
             count: stamp::COUNT.u32(row),
             digest: stamp::DIGEST.u64(row),
         };
-        (stamp::CONTAINER.u32(row), known)
+        (ContainerNumber(stamp::CONTAINER.u32(row)), known)
     };
     data.chunks_exact(stamp::BYTES).map(decode).collect()
 }

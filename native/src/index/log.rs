@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use hashbrown::HashTable;
 
-use crate::format::ids::{Fingerprint, RecordId, hash_of};
+use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::{
     ENTRY_BYTES, EntryBytes, State, TableEntry, checksum_seed, entries, entry_count, entry_offset,
     set_state, table_name,
@@ -52,7 +52,7 @@ pub struct Log {
     dir_fd: RawFd,
     volume_id: [u8; 16],
     /// Container → generation.
-    containers: HashMap<u32, u32>,
+    containers: HashMap<ContainerNumber, u32>,
     page_entries: usize,
     pages_max: usize,
     pages: Vec<Page>,
@@ -101,11 +101,11 @@ impl Log {
     }
 
     /// Containers that exist, with their generations.
-    pub fn containers(&self) -> impl Iterator<Item = (u32, u32)> {
+    pub fn containers(&self) -> impl Iterator<Item = (ContainerNumber, u32)> {
         self.containers.iter().map(|(&container, &generation)| (container, generation))
     }
 
-    pub fn add_container(&mut self, container: u32, generation: u32) {
+    pub fn add_container(&mut self, container: ContainerNumber, generation: u32) {
         self.containers.insert(container, generation);
     }
 
@@ -120,7 +120,7 @@ impl Log {
             + self.by_fingerprint.as_ref().map_or(0, HashTable::allocation_size)
     }
 
-    fn seed(&self, container: u32, generation: u32) -> u64 {
+    fn seed(&self, container: ContainerNumber, generation: u32) -> u64 {
         checksum_seed(&self.volume_id, container, generation)
     }
 
@@ -241,7 +241,7 @@ impl Log {
     }
 
     /// How many entries a container's table has by now.
-    pub fn count(&self, container: u32) -> Result<u32> {
+    pub fn count(&self, container: ContainerNumber) -> Result<u32> {
         let Some(file) = self.open(container)? else { return Ok(0) };
         Ok(entry_count(file.metadata()?.len()) as u32)
     }
@@ -259,7 +259,11 @@ impl Log {
 
     /// Pass all entries of a container to `visit`, as runs of bytes with the seed of their
     /// checksums.
-    pub fn scan(&self, container: u32, mut visit: impl FnMut(&[u8], u64)) -> Result<()> {
+    pub fn scan(
+        &self,
+        container: ContainerNumber,
+        mut visit: impl FnMut(&[u8], u64),
+    ) -> Result<()> {
         let generation = self.containers.get(&container).copied().unwrap_or(1);
         let seed = self.seed(container, generation);
         let Some(file) = self.open(container)? else { return Ok(()) };
@@ -276,7 +280,7 @@ impl Log {
     }
 
     /// The redirection table of a container; None where there is no such file.
-    fn open(&self, container: u32) -> Result<Option<std::fs::File>> {
+    fn open(&self, container: ContainerNumber) -> Result<Option<std::fs::File>> {
         let name = CString::new(table_name(container))?;
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
         loop {

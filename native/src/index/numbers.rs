@@ -65,12 +65,14 @@ impl Numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::ids::ContainerNumber;
 
     #[test]
     fn a_number_leads_back_to_its_id() {
         let mut numbers = Numbers::default();
         let ids = [(1, 0), (1, 4095), (1, 4096), (7, 5), (u32::MAX, u32::MAX), (1, 1)];
-        let ids = ids.map(|(container, ordinal)| RecordId::new(container, ordinal));
+        let ids =
+            ids.map(|(container, ordinal)| RecordId::new(ContainerNumber(container), ordinal));
         for id in ids {
             let number = numbers.number(id);
             assert_eq!(number.and_then(|number| numbers.id(number)), Some(id));

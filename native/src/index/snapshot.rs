@@ -10,6 +10,7 @@ use super::lists::{decode_blocks, decode_stamps, encode_blocks, encode_stamps};
 use super::numbers::Numbers;
 use super::table::{GROUP_BITS_MAX, Table};
 use crate::format::bytes::{u16s, u32s};
+use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::{
     CHECKSUM_BYTES, Header, Owner, SAVED_TABLE, block, bucket, checked, group, header, seal, stamp,
     stashed,
@@ -140,7 +141,10 @@ pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec
 }
 
 /// Table, record numbers and stamps of a file; None where it cannot be read, or is not valid.
-pub fn read(file: &File, owner: &Owner) -> Option<(Table, Numbers, HashMap<u32, Stamp>)> {
+pub fn read(
+    file: &File,
+    owner: &Owner,
+) -> Option<(Table, Numbers, HashMap<ContainerNumber, Stamp>)> {
     let at = |offset: usize, length: usize| -> Option<Vec<u8>> {
         let mut data = vec![0; length];
         file.read_exact_at(&mut data, offset as u64).ok().map(|()| data)

@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 use super::support::calls::call;
 use super::support::door::Door;
 use super::support::input::{Input, pack_ids, pairs};
-use crate::format::ids::RecordId;
+use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::saved_index::Owner;
 use crate::index::bloom::Bloom;
 use crate::index::chunks::ChunkIndex;
@@ -57,7 +57,7 @@ impl<S: Suggest + Send> Shared<S> {
     }
 
     fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
-        self.call(py, |index| index.load(container, generation))
+        self.call(py, |index| index.load(ContainerNumber(container), generation))
     }
 
     fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {

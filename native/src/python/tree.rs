@@ -13,6 +13,7 @@ use pyo3::types::{PyAny, PyBytes, PyList};
 use super::support::calls::c_string;
 use super::support::entries::{Found, found, scan};
 use super::upkeep::KnownRecords;
+use crate::format::ids::ContainerNumber;
 use crate::store::record_reader::Files;
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, unlocked};
@@ -148,7 +149,7 @@ pub fn listed<'py, L>(
 pub struct StubCounter {
     chunks: Py<KnownRecords>,
     nodes: Py<KnownRecords>,
-    streams: HashMap<u32, Files>,
+    streams: HashMap<ContainerNumber, Files>,
     attribute: CString,
     seed: u64,
     tables: Option<Tables>,
@@ -171,14 +172,14 @@ impl StubCounter {
         let streams = streams
             .into_iter()
             .map(|(number, data, table, seed)| {
-                (number, Files { data, table, seed, cached_only: false })
+                (ContainerNumber(number), Files { data, table, seed, cached_only: false })
             })
             .collect();
         let attribute = c_string("attribute", attribute)?;
         let tables = tables
             .map(|(directory, names)| {
                 let named = |(number, name, seed): (u32, Vec<u8>, u64)| {
-                    Ok((number, (c_string("table", &name)?, seed)))
+                    Ok((ContainerNumber(number), (c_string("table", &name)?, seed)))
                 };
                 let names = names.into_iter().map(named).collect::<PyResult<_>>()?;
                 PyResult::Ok(Tables { directory, names })

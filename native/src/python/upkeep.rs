@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyList};
 use super::support::calls::c_string;
 use super::support::entries::{found, scan};
 use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
-use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::format::ids::{ContainerNumber, FingerprintCheck, RecordId};
 use crate::format::stub::{DIRECT, stub_head};
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, read, write};
@@ -35,11 +35,11 @@ impl MarkSet {
     }
 
     fn add_container(&self, number: u32, count: usize) {
-        write(&self.0).add_container(number, count);
+        write(&self.0).add_container(ContainerNumber(number), count);
     }
 
     fn numbers(&self) -> Vec<u32> {
-        read(&self.0).numbers()
+        read(&self.0).numbers().into_iter().map(|number| number.0).collect()
     }
 
     fn knows(&self, record_id: u64) -> bool {
@@ -60,7 +60,7 @@ impl MarkSet {
     }
 
     fn merge(&self, number: u32, bits: Input) -> bool {
-        write(&self.0).merge(number, bits.bytes())
+        write(&self.0).merge(ContainerNumber(number), bits.bytes())
     }
 
     fn discard(&self, ids: Input) -> PyResult<()> {
@@ -72,7 +72,7 @@ impl MarkSet {
     }
 
     fn bits<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, read(&self.0).bits(number))
+        PyBytes::new(py, read(&self.0).bits(ContainerNumber(number)))
     }
 
     fn count(&self, py: Python<'_>) -> u64 {
@@ -197,7 +197,7 @@ impl NeedSet {
     }
 
     fn add_container(&self, number: u32, count: usize) {
-        write(&self.0).add_container(number, count);
+        write(&self.0).add_container(ContainerNumber(number), count);
     }
 
     fn need(&self, ids: Input, lengths: Input) -> PyResult<()> {
@@ -215,15 +215,15 @@ impl NeedSet {
     }
 
     fn lengths<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        pack_u64(py, read(&self.0).lengths(number).iter().copied())
+        pack_u64(py, read(&self.0).lengths(ContainerNumber(number)).iter().copied())
     }
 
     fn fresh<'py>(&self, py: Python<'py>, number: u32) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, read(&self.0).fresh(number))
+        PyBytes::new(py, read(&self.0).fresh(ContainerNumber(number)))
     }
 
     fn put(&self, number: u32, lengths: Input, fresh: Input) {
-        write(&self.0).put(number, lengths.bytes(), fresh.bytes());
+        write(&self.0).put(ContainerNumber(number), lengths.bytes(), fresh.bytes());
     }
 
     fn take_fresh<'py>(
@@ -236,7 +236,7 @@ impl NeedSet {
         if first % 8 != 0 {
             return Err(PyValueError::new_err("first is a multiple of 8"));
         }
-        let taken = write(&self.0).take_fresh(number, first, end);
+        let taken = write(&self.0).take_fresh(ContainerNumber(number), first, end);
         let ordinals = pack_u32(py, taken.iter().map(|&(ordinal, _)| ordinal));
         Ok((ordinals, pack_u64(py, taken.iter().map(|&(_, length)| length))))
     }
@@ -338,7 +338,8 @@ impl KnownRecords {
         seed: u64,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let entries = table.entries("table")?;
-        let others = py.detach(|| write(&self.0).add_table(number, &entries, seed));
+        let others =
+            py.detach(|| write(&self.0).add_table(ContainerNumber(number), &entries, seed));
         Ok(pack_u32(py, others))
     }
 
@@ -353,11 +354,11 @@ impl KnownRecords {
     }
 
     fn count(&self, number: u32) -> usize {
-        read(&self.0).count(number)
+        read(&self.0).count(ContainerNumber(number))
     }
 
     fn numbers(&self) -> Vec<u32> {
-        read(&self.0).numbers()
+        read(&self.0).numbers().into_iter().map(|number| number.0).collect()
     }
 
     fn holds(&self, record_id: u64, raw_length: u32, fingerprint_check: u32) -> bool {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use crate::format::ids::RecordId;
+use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::stub::{DIRECT, StubHead, stub_head};
 use crate::format::table_entry::TableEntry;
 use crate::store::record_reader::Files;
@@ -29,7 +29,7 @@ pub struct Store<'a> {
     pub chunks: &'a Known,
     pub nodes: &'a Known,
     /// Containers of recipes, by number.
-    pub streams: &'a HashMap<u32, Files>,
+    pub streams: &'a HashMap<ContainerNumber, Files>,
     /// Of the attribute's checksum.
     pub seed: u64,
     /// Hold stubs that name a chunk against its entry as well: what is known of chunks is less than
@@ -40,7 +40,7 @@ pub struct Store<'a> {
 /// Tables of the containers of chunks: name and seed, by number.
 pub struct Tables {
     pub directory: RawFd,
-    pub names: HashMap<u32, (CString, u64)>,
+    pub names: HashMap<ContainerNumber, (CString, u64)>,
 }
 
 /// Tables that are kept open: the small files of a directory mostly lie together.
@@ -128,7 +128,7 @@ impl Store<'_> {
 pub struct Scratch {
     payload: Vec<u8>,
     stored: Vec<u8>,
-    open: HashMap<u32, OwnedFd>,
+    open: HashMap<ContainerNumber, OwnedFd>,
 }
 
 impl Scratch {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::format::bytes::u64s;
-use crate::format::ids::RecordId;
+use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::table_entry::{TableEntry, entries};
 
 /// A bit for each item of `now`, set where it is more than that of `before`, the first in the
@@ -46,11 +46,11 @@ struct Column {
 /// How many bytes of each node are needed, and which nodes are fresh: more of them is needed than
 /// when they were last taken.
 #[derive(Default)]
-pub struct Needs(BTreeMap<u32, Column>);
+pub struct Needs(BTreeMap<ContainerNumber, Column>);
 
 impl Needs {
     /// Add a container with `count` nodes, none of them needed.
-    pub fn add_container(&mut self, number: u32, count: usize) {
+    pub fn add_container(&mut self, number: ContainerNumber, count: usize) {
         let fresh = vec![0; count.div_ceil(8)];
         self.0.insert(number, Column { lengths: vec![0; count], fresh });
     }
@@ -76,16 +76,16 @@ impl Needs {
             .unwrap_or(0)
     }
 
-    pub fn lengths(&self, number: u32) -> &[u64] {
+    pub fn lengths(&self, number: ContainerNumber) -> &[u64] {
         self.0.get(&number).map_or(&[], |own| &own.lengths)
     }
 
-    pub fn fresh(&self, number: u32) -> &[u8] {
+    pub fn fresh(&self, number: ContainerNumber) -> &[u8] {
         self.0.get(&number).map_or(&[], |own| &own.fresh)
     }
 
     /// Replace the lengths and fresh nodes of a container. Missing items are zeros.
-    pub fn put(&mut self, number: u32, lengths: &[u8], fresh: &[u8]) {
+    pub fn put(&mut self, number: ContainerNumber, lengths: &[u8], fresh: &[u8]) {
         if let Some(own) = self.0.get_mut(&number) {
             let given = u64s(lengths).chain(std::iter::repeat(0));
             own.lengths.iter_mut().zip(given).for_each(|(own, given)| *own = given);
@@ -96,7 +96,12 @@ impl Needs {
 
     /// The fresh nodes from `first`, a multiple of 8, to `end`, each with the number of bytes that
     /// are needed. They are fresh again when more of them is needed.
-    pub fn take_fresh(&mut self, number: u32, first: usize, end: usize) -> Vec<(u32, u64)> {
+    pub fn take_fresh(
+        &mut self,
+        number: ContainerNumber,
+        first: usize,
+        end: usize,
+    ) -> Vec<(u32, u64)> {
         let Some(own) = self.0.get_mut(&number) else {
             return Vec::new();
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
 use crate::codec::encode::{check, decode};
-use crate::format::ids::RecordId;
+use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::recipe::Leaf;
 use crate::format::record_header::{CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader};
 use crate::format::table_entry::{EntryBytes, TableEntry};
@@ -21,15 +21,15 @@ struct Bits {
 }
 
 #[derive(Default)]
-pub struct Marks(BTreeMap<u32, Bits>);
+pub struct Marks(BTreeMap<ContainerNumber, Bits>);
 
 impl Marks {
     /// Add a container with `count` records, none of them marked.
-    pub fn add_container(&mut self, number: u32, count: usize) {
+    pub fn add_container(&mut self, number: ContainerNumber, count: usize) {
         self.0.insert(number, Bits { count, bits: vec![0; count.div_ceil(8)] });
     }
 
-    pub fn numbers(&self) -> Vec<u32> {
+    pub fn numbers(&self) -> Vec<ContainerNumber> {
         self.0.keys().copied().collect()
     }
 
@@ -61,7 +61,7 @@ impl Marks {
 
     /// Mark the records whose bit is set in `bits`, in the form of [`Marks::bits`]. False, and
     /// nothing marked, where a bit is set that belongs to no record.
-    pub fn merge(&mut self, number: u32, bits: &[u8]) -> bool {
+    pub fn merge(&mut self, number: ContainerNumber, bits: &[u8]) -> bool {
         let Some(own) = self.0.get_mut(&number) else {
             return bits.iter().all(|&byte| byte == 0);
         };
@@ -77,7 +77,7 @@ impl Marks {
     }
 
     /// The lowest ordinal in the lowest bit.
-    pub fn bits(&self, number: u32) -> &[u8] {
+    pub fn bits(&self, number: ContainerNumber) -> &[u8] {
         self.0.get(&number).map_or(&[], |own| &own.bits)
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::format::ids::{FingerprintCheck, RecordId};
+use crate::format::ids::{ContainerNumber, FingerprintCheck, RecordId};
 use crate::format::recipe::Leaf;
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 use crate::threads::lock::locked;
@@ -56,7 +56,7 @@ impl Container {
 
 #[derive(Default)]
 pub struct Known {
-    containers: BTreeMap<u32, Container>,
+    containers: BTreeMap<ContainerNumber, Container>,
     merged: HashMap<RecordId, RecordId>,
     second: HashMap<RecordId, KnownBytes>,
     relied_on: Mutex<HashSet<RecordId>>,
@@ -65,7 +65,12 @@ pub struct Known {
 impl Known {
     /// Adds a table. Returns the ordinals of the entries that are not valid, merged or quarantined,
     /// for the caller to add.
-    pub fn add_table(&mut self, number: u32, entries: &[&EntryBytes], seed: u64) -> Vec<u32> {
+    pub fn add_table(
+        &mut self,
+        number: ContainerNumber,
+        entries: &[&EntryBytes],
+        seed: u64,
+    ) -> Vec<u32> {
         let container = self.containers.entry(number).or_default();
         container.grow(entries.len());
         let mut others = Vec::new();
@@ -97,11 +102,11 @@ impl Known {
         self.second.insert(id, known);
     }
 
-    pub fn count(&self, number: u32) -> usize {
+    pub fn count(&self, number: ContainerNumber) -> usize {
         self.containers.get(&number).map_or(0, |container| container.known.len())
     }
 
-    pub fn numbers(&self) -> Vec<u32> {
+    pub fn numbers(&self) -> Vec<ContainerNumber> {
         self.containers.keys().copied().collect()
     }
 

@@ -9,6 +9,7 @@ use super::super::lists::{decode_blocks, decode_stamps, encode_blocks, encode_st
 use super::super::numbers::Numbers;
 use super::units::{CHAIN_PAGES, UNIT_BYTES};
 use super::{Bloom, first_unit, offset};
+use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::{
     CHECKSUM_BYTES, Header, Owner, SAVED_CHAINS, block, buffered, chain, checked, header, seal,
     stamp,
@@ -94,7 +95,7 @@ fn encode_lists(index: &ChunkIndex<Bloom>) -> Vec<u8> {
 }
 
 struct Lists {
-    stamps: HashMap<u32, Stamp>,
+    stamps: HashMap<ContainerNumber, Stamp>,
     numbers: Numbers,
     chains: Vec<(u32, u32)>,
     buffered: Vec<[u32; 3]>,
