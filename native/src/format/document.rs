@@ -97,3 +97,26 @@ fn numbers_have_the_names_of_the_document() {
     has_numbers("Stub attribute (48 bytes)", "flags", &flags);
     assert!(TEXT.contains(&format!("each beginning at a multiple of {RECORD_ALIGN_BYTES}")));
 }
+
+#[test]
+fn sizes_of_saved_indexes_are_those_of_the_document() {
+    use saved_index::{
+        BLOCK_BITS, BLOCK_ROWS, CHAIN_BLOCKS, CHAIN_PAGES, PAGE_ROWS, bucket, page_entry, stamp,
+        stashed, unit,
+    };
+    let said = [
+        format!("a stamp of {} bytes", stamp::BYTES),
+        format!("for each stashed entry {} bytes", stashed::BYTES),
+        format!("A plane has {} bytes for each bucket", bucket::BYTES),
+        format!("block of 4,096 record numbers the upper {} bits", 64 - BLOCK_BITS),
+        format!("units of {} KiB", unit::BYTES >> 10),
+        format!("chains of {} units each", CHAIN_BLOCKS + CHAIN_PAGES),
+        format!("A chain has {CHAIN_BLOCKS} blocks of filters, then up to {CHAIN_PAGES} pages"),
+        format!("A page has {PAGE_ROWS} entries of {} bytes", page_entry::BYTES),
+        format!("A block has {BLOCK_ROWS} rows of {CHAIN_PAGES} bits"),
+    ];
+    let text = TEXT.split_whitespace().collect::<Vec<_>>().join(" ");
+    for sentence in said {
+        assert!(text.contains(&sentence), "{sentence}");
+    }
+}

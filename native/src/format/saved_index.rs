@@ -97,6 +97,25 @@ layout! {
     }
 }
 
+/// Filters of a chain, which is as many as a row has bits, and one for each page.
+pub const CHAIN_PAGES: usize = 128;
+
+/// Blocks of filters of a chain: 8,160 bits a filter, 16 for each entry of a page.
+pub const CHAIN_BLOCKS: usize = 32;
+
+/// Rows of a block. They leave room for the checksum of the unit, and 8 bytes of zeros.
+pub const BLOCK_ROWS: u64 = 255;
+
+/// Rows of a key: fewer than the best number for 16 bits, to save time. One filter in 1,500 has a
+/// false positive.
+pub const KEY_ROWS: u32 = 8;
+
+/// Entries of a page: four bytes of hash and the record number of each.
+pub const PAGE_ROWS: usize = unit::CHECKSUM.start / page_entry::BYTES;
+
+/// A block of record numbers has 2 to this many.
+pub const BLOCK_BITS: u32 = 12;
+
 pub const CHECKSUM_BYTES: usize = size_of::<u64>();
 
 /// `body` with its checksum after it.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use crate::format::ids::RecordId;
+use crate::format::saved_index::BLOCK_BITS;
 
-const BLOCK_BITS: u32 = 12;
 const BLOCKS_MAX: usize = 1 << (32 - BLOCK_BITS);
 
 #[derive(Default)]

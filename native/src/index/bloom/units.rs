@@ -7,26 +7,11 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::positions::mix;
-use crate::format::saved_index::{page_entry, unit};
+use crate::format::saved_index::{BLOCK_ROWS, KEY_ROWS, page_entry, unit};
+pub use crate::format::saved_index::{CHAIN_BLOCKS, CHAIN_PAGES, PAGE_ROWS};
 
 pub const UNIT_BYTES: usize = unit::BYTES;
-
-/// Filters of a chain, which is as many as a row has bits.
-pub const CHAIN_PAGES: usize = 128;
 const ROW_BYTES: usize = CHAIN_PAGES / 8;
-
-/// Rows of a block. They leave room for the checksum of the unit, and 8 bytes of zeros.
-const BLOCK_ROWS: u64 = 255;
-
-/// Blocks of a chain: 8,160 bits a filter, 16 for each entry of a page.
-pub const CHAIN_BLOCKS: usize = 32;
-
-/// Rows of a key: fewer than the best number for 16 bits, to save time. One filter in 1,500 has a
-/// false positive.
-const KEY_ROWS: u32 = 8;
-
-/// Entries of a page: four bytes of hash and the record number of each.
-pub const PAGE_ROWS: usize = unit::CHECKSUM.start / page_entry::BYTES;
 
 /// Units of a chain: its blocks, then its pages.
 pub const CHAIN_UNITS: usize = CHAIN_BLOCKS + CHAIN_PAGES;
