@@ -1,4 +1,4 @@
-"""What the jobs that look after a store keep of its records in memory."""
+"""The memory of the jobs that look after a store: marks, needs, references."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class Join:
     def __new__(cls, capacity: int, sample_bits: int = 0, seed: int = 0) -> Join:
         """For ``capacity`` chunks; of all fingerprints, one in 2^``sample_bits`` counts.
 
-        ``seed`` is that of the hash; where it is a secret, nobody can make two hashes equal.
+        ``seed`` is that of the hash. As long as it is secret, equal hashes cannot be constructed.
         """
     def __len__(self) -> int: ...
     @property

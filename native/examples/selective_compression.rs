@@ -1,4 +1,4 @@
-//! What the test for incompressible data keeps of the savings, and what it saves of the time.
+//! Savings and time of compression with and without the test for incompressible data.
 //!
 //! `cargo run --release --no-default-features --example selective_compression PATH...` chunks the
 //! files as a volume would, and compresses every distinct chunk twice: always, and where

@@ -1,5 +1,5 @@
-//! What a tree of small files costs at the least: a plain loop over the system calls that nobody who
-//! reads it can do without, on one thread and on two.
+//! The least cost of a tree of small files: a plain loop over the system calls that every reader
+//! needs, on one thread and on two.
 //!
 //! `cargo run --release --no-default-features --example small_files -- DIR`
 

@@ -12,7 +12,7 @@ use super::stage1::{CutCandidate, Filter, Tables};
 /// a ^ b ^ c
 const XOR: i32 = 0b1001_0110;
 
-/// What the two ways to multiply share.
+/// The common part of the two ways to multiply.
 macro_rules! common {
     () => {
         type Vector = __m512i;

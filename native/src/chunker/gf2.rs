@@ -60,9 +60,9 @@ fn gcd(mut a: u32, mut b: u32) -> u32 {
 
 /// Tables of the byte-at-a-time loop.
 pub struct Rolling {
-    /// What the byte shifted out at the top adds: byte·x^16.
+    /// The term of the byte that is shifted out at the top: byte·x^16.
     pub overflow: [u16; 256],
-    /// What the byte that leaves the window adds: byte·x^(8·64).
+    /// The term of the byte that leaves the window: byte·x^(8·64).
     pub leave: [u16; 256],
 }
 

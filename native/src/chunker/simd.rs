@@ -20,7 +20,7 @@ pub trait Unit {
     type Vector: Copy;
     /// The constants of a step, ready for use.
     type Multiplier: Copy;
-    /// What `matches` compares with, ready for use.
+    /// The operands of `matches`, ready for use.
     type Filter: Copy;
     /// Pieces of 16 bytes in a vector.
     const GROUPS: usize;
@@ -80,7 +80,7 @@ const SMALL: usize = 1 << 10;
 /// Fewer positions than this are left to the rolling loop.
 const VECTOR_POSITIONS_MIN: usize = 96;
 
-/// What every stage 1 demands of its range.
+/// Asserts the conditions of every stage 1 for its range.
 pub fn in_range(data: &[u8], from: usize, to: usize) -> bool {
     WINDOW - 1 <= from && from <= to && to <= data.len()
 }

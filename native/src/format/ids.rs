@@ -1,4 +1,4 @@
-//! What names a record and its bytes: ids, fingerprints, checksums (docs/format.md, "Ids").
+//! Names of records and of their bytes: ids, fingerprints, checksums (docs/format.md, "Ids").
 
 use crate::format::bytes::Field;
 

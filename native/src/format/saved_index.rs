@@ -5,8 +5,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::bytes::layout;
 
 layout! {
-    /// The header of both. The name of a field that they use for different things is followed by
-    /// those in the document: the saved table's first, then the saved chains'.
+    /// The header of both files. Four fields have different names in the document, which follow
+    /// here: first that of the saved table, then that of the saved chains.
     pub mod header: 64 bytes {
         MAGIC: 8 at 0,
         FORMAT: 2 at 8,
@@ -24,7 +24,7 @@ layout! {
 }
 
 layout! {
-    /// What the index knows of a container.
+    /// A container as the index has it.
     pub mod stamp: 24 bytes {
         CONTAINER: 4 at 0,
         GENERATION: 4 at 4,
@@ -146,7 +146,7 @@ pub struct FileFormat {
 pub const SAVED_TABLE: FileFormat = FileFormat { magic: b"DEDUPTBL", format: 2 };
 pub const SAVED_CHAINS: FileFormat = FileFormat { magic: b"DEDUPBLM", format: 1 };
 
-/// What a header says, beside whose index it is.
+/// The fields of a header, without those of its owner.
 pub struct Header {
     pub group_bits: u8,
     pub parts: u32,

@@ -134,8 +134,8 @@ impl Table {
     #[inline]
     fn has_room(&self, bucket: u64) -> bool {
         let Room { start, buckets } = self.room;
-        let behind = if bucket >= start { bucket } else { bucket + self.buckets };
-        behind - start < buckets
+        let unwrapped = if bucket >= start { bucket } else { bucket + self.buckets };
+        unwrapped - start < buckets
     }
 
     /// Any entry of a full bucket.

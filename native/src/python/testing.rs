@@ -1,5 +1,5 @@
-//! What tests and benchmarks alone need: each step of the chunker by itself, what the encoder asks
-//! before it compresses, and the inside of an index.
+//! Functions for tests and benchmarks alone: the single steps of the chunker, the test of the
+//! encoder for incompressible data, and the inside of an index.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

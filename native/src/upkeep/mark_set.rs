@@ -66,8 +66,8 @@ impl Marks {
             return bits.iter().all(|&byte| byte == 0);
         };
         let (whole, rest) = (own.count / 8, own.count % 8);
-        let behind = bits.get(whole).map_or(0, |&byte| byte >> rest);
-        if behind != 0 || bits.iter().skip(whole + 1).any(|&byte| byte != 0) {
+        let beyond = bits.get(whole).map_or(0, |&byte| byte >> rest);
+        if beyond != 0 || bits.iter().skip(whole + 1).any(|&byte| byte != 0) {
             return false;
         }
         for (own, &byte) in own.bits.iter_mut().zip(bits) {

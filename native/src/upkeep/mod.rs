@@ -1,4 +1,4 @@
-//! What jobs that look after a store keep of its records in memory.
+//! The memory of the jobs that look after a store: marks, needs, references.
 
 pub mod file_needs;
 pub mod follow_merges;

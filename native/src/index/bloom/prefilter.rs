@@ -1,4 +1,5 @@
-//! The pre-filter: a Bloom filter in RAM that answers for most of what is new (seed 002, 4.4.3).
+//! The pre-filter: a Bloom filter in RAM that tells most of the keys that are new (seed 002,
+//! 4.4.3).
 //!
 //! A key's bits lie in one cache line. The filter grows by parts, each of which is made for a
 //! number of keys. The owner rebuilds it in one part before there are many parts.
