@@ -126,8 +126,7 @@ def begin_commit(
     """
     stub = committing(expected, ref)
     name, value = files.space.name, encode_stub(stub, files.space.volume)
-    door = files.disk.door
-    after = native.commit.exchange_attribute(fd, expected, name, previous, value, door)
+    after = native.commit.exchange_attribute(fd, expected, name, previous, value, files.disk.door)
     if after is None:
         if native.system.fgetxattr(fd, name) != previous:
             raise FileChanged("it became a stub meanwhile, or another one")
