@@ -168,7 +168,7 @@ def _sample(containers: list[Path]) -> Sample:
     for path in containers:
         with open(path, "rb", buffering=0) as file:
             header = fmt.decode_file_header(file.read(fmt.FILE_HEADER_BYTES), path.name)
-            seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+            seed = fmt.seed_of(header)
             end = path.stat().st_size
             for item in scan(file.fileno(), seed, fmt.FILE_HEADER_BYTES, end):
                 if not isinstance(item, Found) or item.record.codec != Codec.ZSTD:

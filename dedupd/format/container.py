@@ -96,7 +96,7 @@ class Record:
         return self.ordinal + (max(1, self.target) if self.kind == RecordKind.TOMBSTONE else 1)
 
 
-def seed_of(header: "FileHeader") -> int:
+def seed_of(header: FileHeader) -> int:
     """The checksum seed of the container with this header."""
     return checksum_seed(header.volume, header.container, header.generation)
 

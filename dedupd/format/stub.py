@@ -96,10 +96,10 @@ def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
 
 
 def _check(value: bytes, volume: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(value, seed=checksum_seed(volume)) & 0xFFFF_FFFF
+    return xxhash.xxh3_64_intdigest(value, seed=attribute_seed(volume)) & 0xFFFF_FFFF
 
 
 @lru_cache(maxsize=16)
-def checksum_seed(volume: bytes) -> int:
-    """What the attribute's checksum begins with: an attribute of another volume fails it."""
+def attribute_seed(volume: bytes) -> int:
+    """Seed of the attribute's checksum: an attribute of another volume fails it."""
     return xxhash.xxh3_64_intdigest(volume)

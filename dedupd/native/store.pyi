@@ -17,7 +17,7 @@ def read_chunks(
     """Raw bytes of many records of a container, verified as ``Container.read`` does.
 
     ``wanted`` has ordinals, raw lengths and the first 4 bytes of fingerprints (little endian);
-    ``seed`` is the container's (``format.container.checksum_seed``). None where anything about a
+    ``seed`` is the container's (``format.container.seed_of``). None where anything about a
     record is not as expected, or where it is not live; with ``cached_only``, which never waits for
     the disk, also where the page cache does not have all of it. Up to ``threads`` threads share the
     work. Raises MemoryError only.
@@ -57,7 +57,7 @@ def seal(
 
     ``raw_lengths`` and ``hints`` are u32 arrays; ``ordinal`` is the first record's, ``offset``
     where the buffer goes in the container, ``seed`` the container's
-    (``format.container.checksum_seed``). The bytes are those of ``pack_record_into`` and
+    (``format.container.seed_of``). The bytes are those of ``pack_record_into`` and
     ``encode_entry`` of ``dedupd.format``. Raises ValueError where the columns differ in length.
     """
 

@@ -102,4 +102,4 @@ def _weight(dir_fd: int, number: int, kind: Kind, volume: bytes) -> Weight:
         header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
         size = os.fstat(fd).st_size
         _, entries = load_packed_table(dir_fd, header)
-    return weigh(entries, fmt.checksum_seed(volume, number, header.generation), size)
+    return weigh(entries, fmt.seed_of(header), size)

@@ -55,7 +55,7 @@ def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> Sequenc
             entries = list(table)
         except DamagedTable:
             entries = []
-        seed = fmt.checksum_seed(volume, number, header.generation)
+        seed = fmt.seed_of(header)
         found = {
             item.record.ordinal: entry_of(item)
             for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size)

@@ -165,7 +165,7 @@ class ContainerWriter:
             number,
             data_fd,
             self._disk.open_write(self._dir_fd, table_name(number)),
-            fmt.checksum_seed(self._volume, number, header.generation),
+            fmt.seed_of(header),
             header,
             state.end,
             len(state.entries),
@@ -214,7 +214,7 @@ class ContainerWriter:
             reach(_CREATED)
             table_fd = self._disk.create(self._dir_fd, table_name(number))
             on_failure.callback(os.close, table_fd)
-            seed = fmt.checksum_seed(self._volume, number, 1)
+            seed = fmt.seed_of(header)
             start = fmt.FILE_HEADER_BYTES
             opened = _Open(number, data_fd, table_fd, seed, header, start, 0, 0, start)
             self._disk.write_at(table_fd, [tbl.encode_header(self._mark(opened))], 0)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from dedupd import native
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
 from dedupd.failpoint import define, reach
-from dedupd.format.stub import checksum_seed
+from dedupd.format.stub import attribute_seed
 from dedupd.stub.transition import (
     Begun,
     FileIdentity,
@@ -140,7 +140,7 @@ class _Batch:
         self._plain = native.commit.CommitBatch(
             volume.data_fd,
             volume.space.name,
-            checksum_seed(volume.space.volume),
+            attribute_seed(volume.space.volume),
             volume.block_bytes,
             threads,
             volume.disk.door,

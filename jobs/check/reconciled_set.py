@@ -43,7 +43,7 @@ def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
         count = sum(mark.reconciled for _, mark, _ in _tables(directory, run))
         join = native.upkeep.Join(count)
         for header, mark, body in _tables(directory, run):
-            seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+            seed = fmt.seed_of(header)
             in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]
             join.add(in_set, seed, make_id(header.container, 0))
         ids = memoryview(join.finish()).cast("Q").tolist()

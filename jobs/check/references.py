@@ -11,7 +11,7 @@ from dedupd import native
 from dedupd.errors import Damaged, DamagedStub
 from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
+from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.store.container.container import Container, table_name
 from dedupd.store.recipe.recipe_reader import Broken, Leaf
 from dedupd.stub.transition import FileIdentity
@@ -98,7 +98,7 @@ class ReferenceWalk:
                 self._nodes.counted,
                 self._streams(stack),
                 attribute=self._volume.space.name,
-                seed=checksum_seed(self._volume.space.volume),
+                seed=attribute_seed(self._volume.space.volume),
                 tables=self._tables(stack) if self._is_exact else None,
             )
             while pending:

@@ -191,7 +191,7 @@ class Verify(Job[VerifyReport]):
                 self._find(Invariant.CONTAINER_HEADER, where, detail)
                 return None
             end = size = os.fstat(fd).st_size
-            entries = UncheckedEntries(b"", _seed(header))
+            entries = UncheckedEntries(b"", fmt.seed_of(header))
             try:
                 mark, table = load_table(directory, header)
                 entries = table.resized(mark.synced_count)
@@ -209,7 +209,7 @@ class Verify(Job[VerifyReport]):
             detail = f"{mark.synced_bytes - size} bytes are missing at its end"
             self._find(Invariant.CONTAINER_RECORDS, where, detail)
         end = mark.synced_bytes
-        for item in scan(fd, _seed(header), end, size):
+        for item in scan(fd, fmt.seed_of(header), end, size):
             if isinstance(item, Gap) or not payload_is_intact(fd, item):
                 break
             end = item.offset + fmt.record_size(item.record.stored_length)
@@ -225,12 +225,12 @@ class Verify(Job[VerifyReport]):
         where: str,
     ) -> "_Checked":
         """What the records are that are there, by themselves where the table does not say."""
-        check = RecordCheck(entries, _seed(header))
-        found = _Checked(entries, _seed(header))
+        check = RecordCheck(entries, fmt.seed_of(header))
+        found = _Checked(entries, fmt.seed_of(header))
         start = fmt.FILE_HEADER_BYTES
         for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
             if not entries and isinstance(item, Window):
-                for row in rows(item.records, _seed(header)):
+                for row in rows(item.records, fmt.seed_of(header)):
                     found.changed.update(dict.fromkeys(row.ordinals, row.entry))
             for problem in problems:
                 self._problem(problem, where, found)
@@ -273,7 +273,3 @@ class Verify(Job[VerifyReport]):
             for record_id in sorted(known.relied_on):
                 detail = "only its second copy is there"
                 self._find(Invariant.PRIMARY_THERE, show_id(record_id), detail)
-
-
-def _seed(header: fmt.FileHeader) -> int:
-    return fmt.checksum_seed(header.volume, header.container, header.generation)

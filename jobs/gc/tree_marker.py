@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dedupd import native
 from dedupd.errors import Busy, DamagedStub, ServiceUnreachable
-from dedupd.format.stub import Flag, StubAttribute, checksum_seed, decode_stub
+from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient
@@ -243,7 +243,7 @@ class TreeMarker:
             names, damaged, files, stubs, chunks, recipes, covered = native.upkeep.scan_stubs(
                 fd,
                 self._volume.space.name,
-                checksum_seed(self._volume.space.volume),
+                attribute_seed(self._volume.space.volume),
                 self._run.check,
             )
         except OSError as error:

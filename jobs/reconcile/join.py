@@ -95,7 +95,7 @@ class ChunkTables:
         Each is valid until the next is asked for.
         """
         header = self.shapes[one.container].header
-        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        seed = fmt.seed_of(header)
         name = table_name(one.container)
         buffer = bytearray(min(PIECE_ENTRIES, one.end - one.first) * tbl.ENTRY_BYTES)
         with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.dir_fd)) as fd:

@@ -197,7 +197,7 @@ class Scrub(Job[ScrubReport]):
 
     def _take_in(self, known: KnownRecords, found: Recovered) -> None:
         header = found.header
-        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        seed = fmt.seed_of(header)
         known.add_container(header.container, found.entries, seed)
         self._run.check()
 

@@ -149,7 +149,7 @@ class RecordScrub:
         header: fmt.FileHeader,
         entries: UncheckedEntries,
     ) -> None:
-        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        seed = fmt.seed_of(header)
         check = RecordCheck(entries, seed)
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
         begun = self.progress.within(kind, header)
@@ -181,7 +181,7 @@ class RecordScrub:
 
     def _headers_agree(self, fd: int, header: fmt.FileHeader, entries: UncheckedEntries) -> bool:
         """Whether every record is where its entry says; payloads are not read."""
-        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        seed = fmt.seed_of(header)
         self._pace(len(entries) * fmt.RECORD_HEADER_BYTES)
         if not native.store.headers_agree(fd, entries.data, seed=seed):
             return False

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, TypeAlias
 from dedupd import native
 from dedupd.config.policy import Policy
 from dedupd.errors import DamagedStub
-from dedupd.format.stub import checksum_seed, decode_stub
+from dedupd.format.stub import attribute_seed, decode_stub
 from dedupd.stub.transition import CAPABILITY, LENGTH_BYTES_MAX, FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
@@ -246,7 +246,7 @@ class _Search:
             volume.space.name,
             self._threads,
             self._check,
-            seed=checksum_seed(volume.space.volume),
+            seed=attribute_seed(volume.space.volume),
             size_min=policy.min_size_bytes,
             newest_ns=self._newest_ns,
             chunk_bytes=volume.parameters.chunking.average_bytes,

@@ -133,7 +133,7 @@ def is_padding(path: Path, at: int) -> bool:
 
     with opened(os.open(path, os.O_RDONLY)) as fd:
         header = fmt.decode_file_header(os.pread(fd, fmt.FILE_HEADER_BYTES, 0), "")
-        seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        seed = fmt.seed_of(header)
         for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, path.stat().st_size):
             assert isinstance(item, Found)
             end = item.offset + fmt.RECORD_HEADER_BYTES + item.record.stored_length

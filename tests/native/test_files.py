@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dedupd import native
-from dedupd.format.stub import Flag, StubAttribute, checksum_seed, encode_stub
+from dedupd.format.stub import Flag, StubAttribute, attribute_seed, encode_stub
 from dedupd.system.files import opened
 from dedupd.stub.transition import FileIdentity
 from tests.support.lab import as_user, public_directory
@@ -130,7 +130,7 @@ def find(
         NAME,
         2,
         check,
-        seed=checksum_seed(VOLUME),
+        seed=attribute_seed(VOLUME),
         size_min=size_min,
         newest_ns=newest_ns,
         chunk_bytes=1000,
@@ -469,7 +469,7 @@ def test_a_scan_for_work_does_without_threads_where_there_are_no_more() -> None:
             NAME,
             8,
             lambda: None,
-            seed=checksum_seed(VOLUME),
+            seed=attribute_seed(VOLUME),
             size_min=1,
             newest_ns=2**63 - 1,
             chunk_bytes=1000,

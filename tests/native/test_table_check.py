@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Records:
 
 
 def seed_of(header: fmt.FileHeader) -> int:
-    return fmt.checksum_seed(header.volume, header.container, header.generation)
+    return fmt.seed_of(header)
 
 
 def packed(store: Records) -> UncheckedEntries:

@@ -109,9 +109,7 @@ def _kept(fd: int, state: Recovered) -> Iterator[tuple[fmt.Record, memoryview]]:
     A payload is valid until the next record is asked for. Raises DamagedChunk.
     """
     number = state.header.container
-    source = SequentialReader(
-        fd, fmt.checksum_seed(state.header.volume, number, state.header.generation)
-    )
+    source = SequentialReader(fd, fmt.seed_of(state.header))
     nothing = memoryview(b"")
     run = 0
     with source:
@@ -173,7 +171,7 @@ class _Copy:
         self._reconciled = reconciled
         self._disk = disk
         self._progress = progress
-        self._seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+        self._seed = fmt.seed_of(header)
         self._buffer = bytearray(WINDOW_BYTES)
         self._view = memoryview(self._buffer)
         self._entries = bytearray()

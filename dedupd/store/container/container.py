@@ -160,7 +160,7 @@ class Container:
             # A compaction put both files in the place of the old ones, one before the table was
             # opened and one after the data was.
             self.close()
-        self.seed = fmt.checksum_seed(volume, number, self.header.generation)
+        self.seed = fmt.seed_of(self.header)
         self._lock = threading.Lock()
         self._scanned: dict[int, Found] = {}
         self._scanned_to = fmt.FILE_HEADER_BYTES

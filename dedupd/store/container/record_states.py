@@ -33,7 +33,7 @@ def set_states(
     if not entries:
         return
     name = table_name(header.container)
-    seed = fmt.checksum_seed(header.volume, header.container, header.generation)
+    seed = fmt.seed_of(header)
     with _opened_table(disk, dir_fd, header) as (fd, table):
         live = [at for at, entry in entries.items() if entry.state == tbl.State.LIVE]
         reconciled = min([table.reconciled, *live])

@@ -23,7 +23,7 @@ from dedupd.store.container.container import (
     table_name,
 )
 from dedupd.store.container.files import container_numbers
-from dedupd.store.container.table_file import LOST, Recovered, _seed, load_packed_table, write_table
+from dedupd.store.container.table_file import LOST, Recovered, load_packed_table, write_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import is_readable, opened, read_readable
 
@@ -178,7 +178,7 @@ def _recover_tail(
             " at its end; run scrub"
         )
     count = table.synced_count
-    known = PackedEntries.checked(body[: count * tbl.ENTRY_BYTES], _seed(header))
+    known = PackedEntries.checked(body[: count * tbl.ENTRY_BYTES], fmt.seed_of(header))
     is_whole = known is not None and len(known) == count
     if is_whole and size == table.synced_bytes and len(body) // tbl.ENTRY_BYTES == count:
         assert known is not None
@@ -189,11 +189,11 @@ def _recover_tail(
         assert known is not None
         kept, reconciled = list(known), min(table.reconciled, count)
     else:
-        kept = completed(fd, header, table, UncheckedEntries(body, _seed(header)))
+        kept = completed(fd, header, table, UncheckedEntries(body, fmt.seed_of(header)))
         reconciled = 0  # what a scan says of a record is not what became of it
     end = table.synced_bytes
     _must_be_readable(fd, header, end, size)
-    for item in scan(fd, _seed(header), end, size):
+    for item in scan(fd, fmt.seed_of(header), end, size):
         if isinstance(item, Gap) or not payload_is_intact(fd, item):
             break
         if item.record.ordinal != len(kept):
@@ -272,7 +272,7 @@ def _entries_below(fd: int, header: fmt.FileHeader, end: int, count_min: int) ->
     is still whole would lose its own.
     """
     entries = [LOST] * count_min
-    for item in scan(fd, _seed(header), fmt.FILE_HEADER_BYTES, end):
+    for item in scan(fd, fmt.seed_of(header), fmt.FILE_HEADER_BYTES, end):
         if isinstance(item, Gap) or item.record.ordinal > _ordinal_max(header, item.offset):
             continue
         ordinals = item.ordinals()

@@ -44,7 +44,7 @@ def load_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, Un
     Where a compaction was interrupted between its two renames, that is the table's temporary file.
     """
     table, body = load_packed_table(dir_fd, header)
-    return table, UncheckedEntries(body, _seed(header))
+    return table, UncheckedEntries(body, fmt.seed_of(header))
 
 
 def load_packed_table(dir_fd: int, header: fmt.FileHeader) -> tuple[tbl.TableHeader, bytes]:
@@ -82,10 +82,6 @@ def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeade
     return table
 
 
-def _seed(header: fmt.FileHeader) -> int:
-    return fmt.checksum_seed(header.volume, header.container, header.generation)
-
-
 def write_table(
     dir_fd: int,
     header: fmt.FileHeader,
@@ -94,7 +90,7 @@ def write_table(
     disk: Disk,
 ) -> PackedEntries:
     """Put a table in the place of the one that is there; returns its entries."""
-    packed = PackedEntries.of(entries, _seed(header))
+    packed = PackedEntries.of(entries, fmt.seed_of(header))
     disk.replace_file(dir_fd, table_name(header.container), tbl.encode_header(mark) + packed.data)
     reach(_REBUILT)
     return packed
