@@ -39,6 +39,7 @@ from dedupd.index.choice import make_index, saved_name
 from dedupd.index.table_index import TableIndex
 from dedupd.store.chunk_index import StoreIndex
 from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_file import Recovered
 from dedupd.system.disk import Disk
 
@@ -183,9 +184,11 @@ def streams(
     return made
 
 
-def make(choice: IndexChoice, dir_fd: int, chunks: int) -> TableIndex | BloomIndex:
+def make(
+    choice: IndexChoice, directory: ContainerDirectory, chunks: int
+) -> TableIndex | BloomIndex:
     """An index that ``chunks`` entries are about to be loaded into."""
-    index = make_index(choice, dir_fd, VOLUME, fmt.Kind.CHUNKS, Disk(), partition=0, entries=chunks)
+    index = make_index(choice, directory, partition=0, entries=chunks)
     assert isinstance(index, TableIndex | BloomIndex)
     return index
 
@@ -200,10 +203,11 @@ def measure(
     """Every figure of one size."""
     directory.mkdir(parents=True)
     chunks = -(-chunks // CONTAINER_CHUNKS) * CONTAINER_CHUNKS
-    dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    containers = ContainerDirectory(fd, fmt.Kind.CHUNKS, VOLUME, Disk())
     asked = streams(chunks, duplicates, programs)
     base = rss_bytes()
-    index = make(choice, dir_fd, 0)
+    index = make(choice, containers, 0)
     result: dict[str, object] = {"index": choice, "chunks": chunks, "duplicates": duplicates}
     result |= fill(index, Tables(directory), chunks)
     for name, stream in asked.items():
@@ -220,7 +224,7 @@ def measure(
     del index
     for name in ("restore_s", "scan_s"):
         began = time.process_time()
-        index = make(choice, dir_fd, chunks)
+        index = make(choice, containers, chunks)
         for container in range(1, container_of(chunks - 1) + 1):
             index.load(recovered(container))
         result[name] = time.process_time() - began
@@ -228,7 +232,7 @@ def measure(
         result[name.replace("_s", "_rss_bytes_per_chunk")] = (rss_bytes() - base) / chunks
         del index
         file.unlink(missing_ok=True)
-    os.close(dir_fd)
+    containers.close()
     return result
 
 

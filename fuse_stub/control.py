@@ -155,9 +155,7 @@ class ControlServer:
 
     def _reopen(self, request: dict[str, Any]) -> dict[str, Any]:
         """Close containers that a compaction has replaced."""
-        volume = self._mount.volume
-        readers = {Kind.CHUNKS: volume.chunk_records, Kind.STREAMS: volume.stream_records}
-        readers[Kind(request["kind"])].drop(request["containers"])
+        self._mount.volume.records(Kind(request["kind"])).drop(request["containers"])
         self._mount.stub_reader.forget_all()
         return {}
 

@@ -1,7 +1,6 @@
 """The rebuild job: all derived data, made again from containers and stubs alone."""
 
 import os
-from contextlib import closing
 from dataclasses import dataclass, field
 
 from dedupd.errors import CatalogUnusable, Damaged, DamagedChunk
@@ -10,7 +9,7 @@ from dedupd.format.ids import make_id
 from dedupd.format.table import State
 from dedupd.store import saved_marks
 from dedupd.store.container.directory import OpenContainers
-from dedupd.store.container.files import container_numbers
+from dedupd.store.container.record_states import set_states
 from dedupd.volume.catalog import Catalog
 from dedupd.volume.volume import Volume
 from jobs.check.losses import Loss
@@ -87,9 +86,9 @@ class Rebuild(Job[RebuildReport]):
         may call records garbage that files have come to need since, and a compaction would believe
         it."""
         self._run.update(phase=f"{kind.name.lower()} that were garbage")
-        with closing(self._volume.containers(kind)) as directory:
-            containers = OpenContainers(directory.fd, kind, self._volume.space.volume)
-            for number in container_numbers(directory.fd):
+        with self._volume.containers(kind) as directory:
+            containers = OpenContainers(directory)
+            for number in directory.numbers():
                 self._run.check()
                 try:
                     changes = {
@@ -101,13 +100,12 @@ class Rebuild(Job[RebuildReport]):
                     }
                 except (Damaged, OSError):
                     continue  # it is not compacted either
-                directory.set_states(changes)
+                set_states(directory, changes)
                 self._report.orphans_released += len(changes)
 
     def _count_tables(self, kind: Kind) -> None:
-        directory = self._volume.containers(kind)
-        try:
-            for number in container_numbers(directory.fd):
+        with self._volume.containers(kind) as directory:
+            for number in directory.numbers():
                 self._run.check()
                 self._report.tables += 1
                 try:
@@ -115,8 +113,6 @@ class Rebuild(Job[RebuildReport]):
                 except (Damaged, OSError):
                     is_whole = False
                 self._report.tables_rebuilt += not is_whole
-        finally:
-            directory.close()
 
 
 def _target(containers: OpenContainers, kind: Kind, number: int, ordinal: int) -> int | None:

@@ -101,6 +101,11 @@ def seed_of(header: FileHeader) -> int:
     return checksum_seed(header.volume, header.container, header.generation)
 
 
+def belongs_to(header: FileHeader, kind: Kind, number: int, volume_id: bytes) -> bool:
+    """Whether a header is that of a volume's container ``number`` of a kind."""
+    return (header.kind, header.container, header.volume) == (kind, number, volume_id)
+
+
 def checksum_seed(volume: bytes, container: int, generation: int) -> int:
     """Seed of all checksums in one container, so that a record of another one never passes."""
     return xxhash.xxh3_64_intdigest(volume + struct.pack("<II", container, generation))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from dedupd import native
-from dedupd.format.container import Kind
 from dedupd.index.saved_index import (
     CACHE_ENTRIES,
     PAGE_ENTRIES,
@@ -17,11 +16,12 @@ from dedupd.index.saved_index import (
     LoggedIndex,
     SavedFile,
 )
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.system.files import opened
 
 
 class BloomIndex(LoggedIndex[native.index.BloomIndex]):
-    """A ``StoreIndex`` over ``native.index.BloomIndex``; borrows ``dir_fd``: containers and tables.
+    """A ``StoreIndex`` over ``native.index.BloomIndex``; borrows ``directory``.
 
     ``capacity``: entries that are about to be loaded. The file ``saved`` is there, and not valid,
     for as long as the index is used; ``save`` makes it valid. Raises OSError where a redirection
@@ -30,9 +30,7 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
 
     def __init__(
         self,
-        dir_fd: int,
-        volume: bytes,
-        kind: Kind,
+        directory: ContainerDirectory,
         saved: SavedFile,
         *,
         capacity: int,
@@ -44,9 +42,9 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
         self._saved_entries_min = saved_entries_min
         with self._opened() as fd:
             self._native = native.index.BloomIndex(
-                dir_fd,
-                volume,
-                kind,
+                directory.fd,
+                directory.volume_id,
+                directory.kind,
                 fd,
                 saved.disk.door,
                 capacity=capacity,

@@ -1,13 +1,12 @@
 """The index that the policy asks for."""
 
 from dedupd.config.policy import IndexChoice
-from dedupd.format.container import Kind
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.memory import MemoryIndex
 from dedupd.index.saved_index import SavedFile
 from dedupd.index.table_index import TableIndex
 from dedupd.store.chunk_index import StoreIndex
-from dedupd.system.disk import Disk
+from dedupd.store.container.directory import ContainerDirectory
 
 _SAVED = (IndexChoice.TABLE, IndexChoice.BLOOM)
 
@@ -19,20 +18,14 @@ def saved_name(choice: IndexChoice, partition: int) -> bytes:
 
 
 def make_index(
-    choice: IndexChoice,
-    dir_fd: int,
-    volume: bytes,
-    kind: Kind,
-    disk: Disk,
-    *,
-    partition: int,
-    entries: int,
+    choice: IndexChoice, directory: ContainerDirectory, *, partition: int, entries: int
 ) -> StoreIndex:
-    """An index that nothing was loaded into, of one partition's containers in a directory.
+    """An empty index of one partition's containers in a directory.
 
-    ``dir_fd`` is borrowed for as long as the index is used. ``entries`` are about to be loaded.
+    ``directory`` is borrowed as long as the index is used. ``entries`` are about to be loaded.
     Files that other indexes left there are removed. Raises NoSpace.
     """
+    disk, dir_fd = directory.disk, directory.fd
     saved = {other: SavedFile(disk, dir_fd, saved_name(other, partition)) for other in _SAVED}
     for other, file in saved.items():
         if other is not choice:
@@ -40,4 +33,4 @@ def make_index(
     if choice is IndexChoice.MEMORY:
         return MemoryIndex()
     kind_of = BloomIndex if choice is IndexChoice.BLOOM else TableIndex
-    return kind_of(dir_fd, volume, kind, saved[choice], capacity=entries)
+    return kind_of(directory, saved[choice], capacity=entries)

@@ -9,7 +9,6 @@ from itertools import count
 
 from dedupd import native
 from dedupd.errors import NoSpace
-from dedupd.format.container import Kind
 from dedupd.index.saved_index import (
     CACHE_ENTRIES,
     PAGE_ENTRIES,
@@ -18,7 +17,7 @@ from dedupd.index.saved_index import (
     SavedFile,
 )
 from dedupd.store.container.container import NEW
-from dedupd.store.container.files import container_numbers
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_totals import entries_in
 from dedupd.system.files import opened
 
@@ -27,7 +26,7 @@ _SAVED_NEWS = 16
 
 
 class TableIndex(LoggedIndex[native.index.TableIndex]):
-    """A ``StoreIndex`` over ``native.index.TableIndex``; borrows ``dir_fd``: containers and tables.
+    """A ``StoreIndex`` over ``native.index.TableIndex``; borrows ``directory``.
 
     ``capacity``: entries that are about to be loaded; without it, as many as all tables there have.
     A container that is loaded has been recovered, and nobody but this job changes it afterwards.
@@ -36,9 +35,7 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
 
     def __init__(
         self,
-        dir_fd: int,
-        volume: bytes,
-        kind: Kind,
+        directory: ContainerDirectory,
         saved: SavedFile | None = None,
         *,
         capacity: int | None = None,
@@ -47,11 +44,11 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
         saved_entries_min: int = SAVED_ENTRIES_MIN,
     ) -> None:
         if capacity is None:
-            capacity = _entries_in(dir_fd)
+            capacity = _entries_in(directory)
         self._native = native.index.TableIndex(
-            dir_fd,
-            volume,
-            kind,
+            directory.fd,
+            directory.volume_id,
+            directory.kind,
             capacity=capacity,
             page_entries=page_entries,
             cache_entries=cache_entries,
@@ -107,7 +104,7 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
             yield part
 
 
-def _entries_in(dir_fd: int) -> int:
+def _entries_in(directory: ContainerDirectory) -> int:
     """How many entries the containers' tables have, as far as their sizes tell."""
-    total = sum(entries_in(dir_fd, number) for number in container_numbers(dir_fd))
+    total = sum(entries_in(directory.fd, number) for number in directory.numbers())
     return min(total, 0xFFFF_FFFF)

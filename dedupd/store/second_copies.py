@@ -46,7 +46,7 @@ def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> Sequenc
     name = data_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
         header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
-        if (header.kind, header.container, header.volume) != (kind, number, volume):
+        if not fmt.belongs_to(header, kind, number, volume):
             return []
         try:
             _, table = load_table(dir_fd, header)

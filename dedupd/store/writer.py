@@ -16,11 +16,11 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.store.container.container import Found, data_name, table_name
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
 from dedupd.store.container.recovery import entry_of, recover, recover_sound
 from dedupd.store.container.table_file import Recovered, table_header
-from dedupd.system.disk import Disk
 from dedupd.system.files import is_readable
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
@@ -81,21 +81,16 @@ class ContainerWriter:
 
     def __init__(
         self,
-        directory: str,
-        kind: fmt.Kind,
-        volume: bytes,
-        disk: Disk,
+        directory: ContainerDirectory,
         *,
         partition: int = 0,
         container_bytes_max: int = fmt.CONTAINER_BYTES_MAX,
         given_number: int = 0,
     ) -> None:
-        """``given_number``: the highest that a container is known to have had, whether there is
-        anything left of that or not."""
-        self._dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._kind = kind
-        self._volume = volume
-        self._disk = disk
+        """Takes over ``directory``. ``given_number``: the highest that a container is known to have
+        had, whether there is anything left of that or not."""
+        self._directory = directory
+        self._disk = directory.disk
         self._partition = partition
         self._bytes_max = container_bytes_max
         self._current: _Open | None = None
@@ -111,8 +106,8 @@ class ContainerWriter:
         together. Containers that cannot be opened at all are left for scrub, unless a crash
         interrupted their creation. Must be called first.
         """
-        self._last_number = max(self._given_number, last_number(self._dir_fd))
-        for state in recover_sound(self._dir_fd, self._kind, self._volume, self._disk):
+        self._last_number = max(self._given_number, last_number(self._directory.fd))
+        for state in recover_sound(self._directory):
             visit(state)
             self._growing.pop(state.header.partition, None)
             if self._may_reopen(state):
@@ -154,9 +149,9 @@ class ContainerWriter:
             if target.number == number:
                 self._current = target
                 return
-        state = recover(self._dir_fd, number, self._kind, self._volume, self._disk)
+        state = recover(self._directory, number)
         header = state.header
-        data_fd = self._disk.open_write(self._dir_fd, data_name(number))
+        data_fd = self._disk.open_write(self._directory.fd, data_name(number))
         if not is_readable(data_fd, state.end & -mmap.PAGESIZE, state.end):
             # What is appended would be written together with what the disk cannot give.
             os.close(data_fd)
@@ -164,7 +159,7 @@ class ContainerWriter:
         self._current = _Open(
             number,
             data_fd,
-            self._disk.open_write(self._dir_fd, table_name(number)),
+            self._disk.open_write(self._directory.fd, table_name(number)),
             fmt.seed_of(header),
             header,
             state.end,
@@ -203,16 +198,15 @@ class ContainerWriter:
 
     def _start_container(self) -> _Open:
         number = self._last_number + 1
-        header = fmt.FileHeader(
-            self._kind, number, 1, self._partition, self._volume, time.time_ns()
-        )
+        kind, volume_id = self._directory.kind, self._directory.volume_id
+        header = fmt.FileHeader(kind, number, 1, self._partition, volume_id, time.time_ns())
         with ExitStack() as on_failure:
-            data_fd = self._disk.create(self._dir_fd, data_name(number))
+            data_fd = self._disk.create(self._directory.fd, data_name(number))
             on_failure.callback(os.close, data_fd)
             self._last_number = number
             self._disk.write_at(data_fd, [fmt.encode_file_header(header)], 0)
             reach(_CREATED)
-            table_fd = self._disk.create(self._dir_fd, table_name(number))
+            table_fd = self._disk.create(self._directory.fd, table_name(number))
             on_failure.callback(os.close, table_fd)
             seed = fmt.seed_of(header)
             start = fmt.FILE_HEADER_BYTES
@@ -221,7 +215,7 @@ class ContainerWriter:
             # So that recovery can tell a container that holds something from one that never did.
             self._disk.sync_data(data_fd)
             self._disk.sync_data(table_fd)
-            self._disk.sync_dir(self._dir_fd)
+            self._disk.sync_dir(self._directory.fd)
             on_failure.pop_all()
         reach(_READY)
         if self._current is not None and self._current not in self._unsynced:
@@ -344,16 +338,16 @@ class ContainerWriter:
         for one in ids:
             by_container.setdefault(container_of(one), []).append(ordinal_of(one))
         for number, ordinals in by_container.items():
-            revive(self._dir_fd, number, self._kind, self._volume, ordinals, self._disk)
+            revive(self._directory, number, ordinals)
 
     def _mark(self, target: _Open) -> tbl.TableHeader:
         """What a table is to say of what was appended; the reconciled set is left out."""
         return tbl.TableHeader(
-            self._kind,
+            target.header.kind,
             target.number,
             target.header.generation,
             target.header.partition,
-            self._volume,
+            target.header.volume,
             target.end,
             target.count,
         )
@@ -374,4 +368,4 @@ class ContainerWriter:
             os.close(target.table_fd)
         self._unsynced.clear()
         self._current = None
-        os.close(self._dir_fd)
+        self._directory.close()

@@ -31,14 +31,8 @@ class Numbers:
 
     def writer(self, kind: Kind, partition: int = 0) -> ContainerWriter:
         """A writer whose new containers get numbers that none has had."""
-        volume = self._volume
         return ContainerWriter(
-            volume.directory(kind),
-            kind,
-            volume.parameters.uuid_bytes,
-            volume.disk,
-            partition=partition,
-            given_number=self.last(kind),
+            self._volume.containers(kind), partition=partition, given_number=self.last(kind)
         )
 
     def note(self, given: Mapping[Kind, int]) -> None:

@@ -214,6 +214,10 @@ class Volume:
         """Notes of damage that readers met."""
         return RepairNotes(self.hints)
 
+    def records(self, kind: Kind) -> RecordReader:
+        """The reader of the chunks, or of the recipes."""
+        return self.chunk_records if kind is Kind.CHUNKS else self.stream_records
+
     @cached_property
     def chunk_records(self) -> RecordReader:
         return self._records(Kind.CHUNKS)

@@ -4,13 +4,12 @@ import os
 from collections.abc import Iterator
 
 from dedupd import native
-from dedupd.errors import Damaged, DamagedTable
+from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.container.files import container_numbers
-from dedupd.store.container.table_file import load_packed_table
+from dedupd.store.container.table_scan import LoadedTable, loaded_tables
 from dedupd.store.merge_log import MergeLog
 from dedupd.store.reader import FORWARDS_MAX
 from dedupd.system.files import opened
@@ -22,9 +21,8 @@ from jobs.frame.run import JobRun
 
 def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Finding]:
     """Containers and tables that do not name the same partition, or count what is not there."""
-    directory = volume.containers(kind)
-    try:
-        for header, mark, _ in _tables(directory, run):
+    with volume.containers(kind) as directory:
+        for header, mark, _ in _checked(directory, run):
             where = directory.where(header.container)
             if mark.partition != header.partition:
                 detail = f"the table says {mark.partition}, the container {header.partition}"
@@ -32,28 +30,28 @@ def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Fi
             if mark.reconciled > mark.synced_count:
                 detail = f"{mark.reconciled} of {mark.synced_count} records are reconciled"
                 yield Finding(Invariant.TABLE_AGREES, where, detail)
-    finally:
-        directory.close()
 
 
 def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
     """Chunks that are in the reconciled set twice. 14 bytes of memory for each that is in it."""
-    directory = volume.containers(fmt.Kind.CHUNKS)
-    try:
-        count = sum(mark.reconciled for _, mark, _ in _tables(directory, run))
+    with volume.containers(fmt.Kind.CHUNKS) as directory:
+        count = sum(table.mark.reconciled for table in _checked(directory, run))
         join = native.upkeep.Join(count)
-        for header, mark, body in _tables(directory, run):
-            seed = fmt.seed_of(header)
+        for header, mark, body in _checked(directory, run):
             in_set = memoryview(body)[: mark.reconciled * tbl.ENTRY_BYTES]
-            join.add(in_set, seed, make_id(header.container, 0))
+            join.add(in_set, fmt.seed_of(header), make_id(header.container, 0))
         ids = memoryview(join.finish()).cast("Q").tolist()
         for own, other in zip(ids[::2], ids[1::2], strict=True):
             first, second = directory.entry(own), directory.entry(other)
             if first is not None and second is not None and _are_twice(first, second):
                 detail = f"is the same as {show_id(other)}"
                 yield Finding(Invariant.SET_DISTINCT, show_id(own), detail)
-    finally:
-        directory.close()
+
+
+def _checked(directory: ContainerDirectory, run: JobRun) -> Iterator[LoadedTable]:
+    for table in loaded_tables(directory):
+        run.check()
+        yield table
 
 
 def check_merges(known: KnownRecords, run: JobRun) -> Iterator[Finding]:
@@ -87,17 +85,3 @@ def check_log(volume: Volume) -> Iterator[Finding]:
 def _are_twice(first: tbl.Entry, second: tbl.Entry) -> bool:
     is_live = first.state == second.state == tbl.State.LIVE
     return is_live and first.fingerprint == second.fingerprint
-
-
-def _tables(
-    directory: ContainerDirectory, run: JobRun
-) -> Iterator[tuple[fmt.FileHeader, tbl.TableHeader, bytes]]:
-    """Of each container that can be opened: its header, its table's, and the entries."""
-    for number in container_numbers(directory.fd):
-        run.check()
-        try:
-            header = directory.header(number)
-            mark, body = load_packed_table(directory.fd, header)
-        except (Damaged, OSError):
-            continue
-        yield header, mark, body

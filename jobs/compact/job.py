@@ -1,7 +1,7 @@
 """The compact job: containers give the space of their garbage back (docs/upkeep.md)."""
 
 import os
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,13 +9,12 @@ from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace, ServiceUnreac
 from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.format.ids import show_id
 from dedupd.store.container.compaction import compact, remove, remove_remains
-from dedupd.store.container.container import data_name
-from dedupd.store.container.directory import OpenContainers
-from dedupd.store.container.files import container_numbers, last_number
+from dedupd.store.container.container import container_name, data_name
+from dedupd.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd.store.container.files import last_number
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
-from dedupd.system.files import opened
 from dedupd.units import MIB, format_size
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
@@ -82,39 +81,35 @@ class Compact(Job[CompactReport]):
             self._compact(chosen)
         return self.report()
 
-    def _directory(self, kind: Kind) -> AbstractContextManager[int]:
-        return opened(self._volume.open_directory(kind))
-
     def _candidates(self, kind: Kind) -> list[_Candidate]:
         """Bring every container of a kind into a known state, and weigh it."""
         found, report = [], self._report
-        with self._directory(kind) as dir_fd:
+        with self._volume.containers(kind) as directory:
             if not self._dry_run:
-                remove_remains(dir_fd, self._volume.disk)
-            numbers = container_numbers(dir_fd)
+                remove_remains(directory)
+            numbers = directory.numbers()
             self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=len(numbers))
             for done, number in enumerate(numbers):
                 self._run.check()
-                state = self._recovered(dir_fd, kind, number)
+                state = self._recovered(directory, number)
                 if state is None:
                     continue
                 weight = weigh(state.entries.data, seed_of(state.header), state.end)
                 report.containers += 1
                 report.stored_bytes += weight.size_bytes
                 report.dead_bytes += max(0, weight.gain_bytes)
-                is_removable = weight.is_dead and number < last_number(dir_fd)
+                is_removable = weight.is_dead and number < last_number(directory.fd)
                 if is_removable or self._is_worth_it(kind, number, weight):
                     found.append(_Candidate(kind, number, weight))
                 self._run.update(done=done + 1)
         return found
 
-    def _recovered(self, dir_fd: int, kind: Kind, number: int) -> Recovered | None:
-        """None for what is scrub's to look at, or was never begun."""
-        volume = self._volume
+    def _recovered(self, directory: ContainerDirectory, number: int) -> Recovered | None:
+        """None where scrub must look at the container first, or where it was never begun."""
         try:
-            return recover_or_discard(dir_fd, number, kind, volume.space.volume, volume.disk)
+            return recover_or_discard(directory, number)
         except DamagedContainer as error:
-            self._run.findings.add(f"{kind.name.lower()}: {error}")
+            self._run.findings.add(f"{directory.kind.name.lower()}: {error}")
             return None
 
     def _is_worth_it(self, kind: Kind, number: int, weight: Weight) -> bool:
@@ -124,10 +119,9 @@ class Compact(Job[CompactReport]):
             self._report.below_threshold += 1
             return False
         if weight.quarantined:
-            name = f"{kind.name.lower()}/{data_name(number).decode()}"
             self._run.findings.add(
-                f"{name}: stays as it is, {weight.quarantined} of its records are quarantined;"
-                " run scrub"
+                f"{container_name(kind, number)}: stays as it is, {weight.quarantined} of its"
+                " records are quarantined; run scrub"
             )
             return False
         return True
@@ -152,23 +146,22 @@ class Compact(Job[CompactReport]):
         volume, report, run = self._volume, self._report, self._run
         before = run.progress.done
         with ExitStack() as stack:
-            dir_fd = stack.enter_context(self._directory(kind))
-            state = self._recovered(dir_fd, kind, number)
+            directory = stack.enter_context(volume.containers(kind))
+            state = self._recovered(directory, number)
             if state is None:
                 return
-            # Who closes the old file last gives its blocks back, which takes long: not the mount.
-            old_fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            # The last to close the old file frees its blocks, which takes long: not the mount.
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            old_fd = os.open(data_name(number), flags, dir_fd=directory.fd)
             stack.callback(os.close, old_fd)
             try:
-                self._keep_last_bytes(dir_fd, kind, state)
-                if weight.is_dead and number < last_number(dir_fd):
-                    remove(dir_fd, state, volume.disk)
+                self._keep_last_bytes(directory, state)
+                if weight.is_dead and number < last_number(directory.fd):
+                    remove(directory, state)
                     report.removed += 1
                     size = 0
                 else:
-                    size = compact(
-                        dir_fd, state, volume.disk, lambda done: self._step(before + done)
-                    )
+                    size = compact(directory, state, lambda done: self._step(before + done))
                     report.rewritten += 1
                     report.copied_bytes += size
             except (DamagedChunk, NoSpace) as error:
@@ -180,12 +173,11 @@ class Compact(Job[CompactReport]):
             report.freed_bytes += weight.size_bytes - size
             self._tell_readers(kind, number)
 
-    def _keep_last_bytes(self, dir_fd: int, kind: Kind, state: Recovered) -> None:
-        """Raises DamagedChunk where a record that was merged has the only bytes left: what it
-        leads to was lost since, and readers, and scrub, use its own."""
-        volume, number = self._volume, state.header.container
-        containers = OpenContainers(dir_fd, kind, volume.space.volume)
-        merged = MergedBytes(self._run, containers, volume.parameters.fingerprint)
+    def _keep_last_bytes(self, directory: ContainerDirectory, state: Recovered) -> None:
+        """Raises DamagedChunk where a merged record has the only bytes left: the record that it
+        leads to was lost since, and readers and scrub use its own."""
+        number, algorithm = state.header.container, self._volume.parameters.fingerprint
+        merged = MergedBytes(self._run, OpenContainers(directory), algorithm)
         found = merged.first_needed(state)
         if found is not None:
             needed, lost = found
@@ -205,8 +197,7 @@ class Compact(Job[CompactReport]):
         volume = self._volume
         if kind not in COPIES_OF:
             return  # copies are opened for each read
-        own = volume.chunk_records if kind is Kind.CHUNKS else volume.stream_records
-        own.drop([number])
+        volume.records(kind).drop([number])
         client = self._volume.mount_client()
         if client is None:
             return

@@ -6,17 +6,19 @@ recipes that these name. What a run tells the next is what recipes name, which n
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dedupd import native
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
-from dedupd.format.container import COPIES_OF, Kind, seed_of
-from dedupd.format.ids import make_id, show_id
+from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.ids import show_id
 from dedupd.format.table import State
 from dedupd.store import saved_marks
-from dedupd.store.container.record_states import set_states
+from dedupd.store.container.record_states import set_entries
 from dedupd.store.container.table_file import LOST
+from dedupd.store.container.table_scan import TableScan
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.volume.hints import HintKey
 from dedupd.volume.unfinished_files import Checkpoints
@@ -26,7 +28,7 @@ from jobs.frame.run import JobRun
 from jobs.gc import mark_phases
 from jobs.gc.mark_phases import RecipeMarks
 from jobs.gc.recipe_marker import RecipeReading
-from jobs.gc.tables import Shape, Tables, fingerprint_of, states_of
+from jobs.gc.tables import live_digests, recovered_tables
 from jobs.gc.tree_marker import TreeMarker
 
 _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
@@ -79,14 +81,20 @@ class Gc(Job[GcReport]):
         Where anything could not be read that may name a chunk, nothing is swept: the report says
         what it was.
         """
-        volume, run, report = self._volume, self._run, self._report
+        volume = self._volume
         if not self._dry_run:
             # Chunks that only a checkpoint names are garbage from here on.
             Checkpoints(volume).clear()
             saved_marks.remove_unfinished(volume.base_fd, volume.disk)
-        self._tables = Tables(volume, run)
-        marks = {kind: Marks(self._tables.counts(kind)) for kind in Kind}
-        chunks, wanted = marks[Kind.CHUNKS], Needs(self._tables.counts(Kind.STREAMS))
+        with ExitStack() as files:
+            self._tables = recovered_tables(volume, self._run, files)
+            self._collect()
+        return self.report()
+
+    def _collect(self) -> None:
+        volume, run, report, tables = self._volume, self._run, self._report, self._tables
+        marks = {kind: Marks(tables[kind].counts()) for kind in Kind}
+        chunks, wanted = marks[Kind.CHUNKS], Needs(tables[Kind.STREAMS].counts())
         run.update(phase="walking the tree")
         roots = TreeMarker(volume, run, chunks, wanted).mark()
         report.files, report.stubs = roots.files, roots.stubs
@@ -95,7 +103,7 @@ class Gc(Job[GcReport]):
         named = {Kind.CHUNKS: chunks.digest(), Kind.STREAMS: wanted.digest()}
         if not self._full and volume.hints.get(HintKey.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW
-            return self.report()
+            return
         recipes = self._read_recipes(wanted)
         chunks.include(recipes.chunks)
         marks[Kind.STREAMS] = recipes.nodes
@@ -107,7 +115,7 @@ class Gc(Job[GcReport]):
         for kind, copies in COPIES_OF.items():
             self._mark_copies(copies, marks[kind], marks[copies])
         report.chunks_needed = chunks.count()
-        report.chunks = sum(self._tables.counts(Kind.CHUNKS).values())
+        report.chunks = sum(tables[Kind.CHUNKS].counts().values())
         reach(_MARKED)
         if run.findings.count:
             report.outcome = "nothing collected: see the messages"
@@ -115,7 +123,6 @@ class Gc(Job[GcReport]):
             self._sweep(marks)
             if not self._dry_run:
                 volume.hints.put(HintKey.LAST_COLLECTION, self._state(named))
-        return self.report()
 
     def _state(self, named: dict[Kind, bytes]) -> str:
         """A digest of what the tree names, given as digests of marks, and of which records are
@@ -126,7 +133,7 @@ class Gc(Job[GcReport]):
         a job died. A wrong hint is only ever a reason to do nothing, and leaves garbage where it
         is.
         """
-        live = [(int(kind), sorted(self._tables.live(kind).items())) for kind in Kind]
+        live = [(int(kind), sorted(live_digests(self._tables[kind]).items())) for kind in Kind]
         return native.hashing.fingerprint(b"".join(named.values()) + repr(live).encode()).hex()
 
     # --- marking ------------------------------------------------------------------------------
@@ -148,48 +155,45 @@ class Gc(Job[GcReport]):
             mark_phases.save(self._volume, self._tables, marks)
 
     def _follow(self, kind: Kind, marks: Marks) -> None:
-        """Mark what marked records were merged into, and what repeats them: a repaired record names
-        the one whose bytes it has, and is all that there is of it where the table was lost."""
+        """Mark the records that marked ones were merged into, and the records that repeat these.
+
+        A repaired record names the one whose bytes it has. Where the table of that one was lost,
+        the repaired record alone still has them.
+        """
         found_any = True
         while found_any:
             found_any = False
-            with self._tables.directory(kind) as dir_fd:
-                for number, shape in self._tables.shapes[kind].items():
-                    for first, block in self._tables.blocks(dir_fd, shape):
-                        is_new, epoch, strays = marks.native.follow(make_id(number, first), block)
-                        marks.note_strays(strays)
-                        self._epoch = max(self._epoch, epoch + 1)
-                        found_any |= is_new
+            for block in self._tables[kind].blocks():
+                is_new, epoch, strays = marks.native.follow(block.first_id, block.entries)
+                marks.note_strays(strays)
+                self._epoch = max(self._epoch, epoch + 1)
+                found_any |= is_new
 
     def _mark_twins(self, kind: Kind, marks: Marks) -> bool:
-        """Mark what has the fingerprint of a marked record that is lost: scrub is to make up for it
-        with that, and an entry that led there may be lost too. Says whether there is any."""
+        """Mark the records with the fingerprint of a marked record that is lost; returns whether
+        there are any. Scrub repairs the lost one with them, and an entry that led to them may be
+        lost too."""
         lost = set(self._lost_fingerprints(kind, marks))
         if not lost:
             return False
         before = marks.count()
-        with self._tables.directory(kind) as dir_fd:
-            for number, shape in self._tables.shapes[kind].items():
-                for first, block in self._tables.blocks(dir_fd, shape):
-                    count = len(block) // tbl.ENTRY_BYTES
-                    twins = (at for at in range(count) if fingerprint_of(block, at) in lost)
-                    marks.add(make_id(number, first + at) for at in twins)
+        for block in self._tables[kind].blocks():
+            twins = (at for at in range(block.end - block.first) if block.fingerprint(at) in lost)
+            marks.add(block.first_id + at for at in twins)
         return marks.count() > before
 
     def _lost_fingerprints(self, kind: Kind, marks: Marks) -> Iterator[bytes]:
         """Those of marked records that are quarantined, as far as they are known."""
-        with self._tables.directory(kind) as dir_fd:
-            for number, shape in self._tables.shapes[kind].items():
-                for first, block in self._tables.blocks(dir_fd, shape):
-                    for at, state in enumerate(states_of(block)):
-                        if state == State.QUARANTINED and make_id(number, first + at) in marks:
-                            fingerprint = fingerprint_of(block, at)
-                            if fingerprint != LOST.fingerprint:
-                                yield fingerprint
+        for block in self._tables[kind].blocks():
+            for at, state in enumerate(block.states()):
+                if state == State.QUARANTINED and block.first_id + at in marks:
+                    fingerprint = block.fingerprint(at)
+                    if fingerprint != LOST.fingerprint:
+                        yield fingerprint
 
     def _tell_strays(self, kind: Kind, marks: Marks) -> None:
-        """Ids that no table knows are findings: what they were merged into is needed, and what that
-        is nobody can tell before scrub has made their container one that can be opened."""
+        """Report ids that no table knows. A record that one of them was merged into is needed, and
+        is not known before scrub has made the container one that can be opened."""
         what = "chunk" if kind is Kind.CHUNKS else "recipe"
         for stray in sorted(marks.strays):
             self._run.findings.add(
@@ -197,13 +201,11 @@ class Gc(Job[GcReport]):
             )
 
     def _mark_copies(self, kind: Kind, marks: Marks, copies: Marks) -> None:
-        """Mark the second copies of marked records, and those of records that are lost: nobody can
-        tell whether these are needed, and the copy may be all that there is."""
-        with self._tables.directory(kind) as dir_fd:
-            for number, shape in self._tables.shapes[kind].items():
-                for first, block in self._tables.blocks(dir_fd, shape):
-                    epoch = copies.native.add_copies(make_id(number, first), block, marks.native)
-                    self._epoch = max(self._epoch, epoch + 1)
+        """Mark the second copies of marked records, and of lost records: whether a lost one is
+        needed is unknown, and its copy may be the only one."""
+        for block in self._tables[kind].blocks():
+            epoch = copies.native.add_copies(block.first_id, block.entries, marks.native)
+            self._epoch = max(self._epoch, epoch + 1)
 
     # --- sweeping -----------------------------------------------------------------------------
 
@@ -214,27 +216,25 @@ class Gc(Job[GcReport]):
             self._volume.disk.sync_file_system(self._volume.data_fd)
             reach(_SYNCED)
         for kind in Kind:
-            shapes = self._tables.shapes[kind]
-            self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=len(shapes))
-            with self._tables.directory(kind) as dir_fd:
-                for done, shape in enumerate(shapes.values()):
-                    self._run.check()
-                    bits = memoryview(marks[kind].bits(shape.header.container))
-                    self._sweep_container(dir_fd, shape, bits)
-                    self._run.update(done=done + 1)
+            tables = self._tables[kind]
+            total = len(tables.shapes)
+            self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=total)
+            for done, number in enumerate(tables.shapes):
+                self._run.check()
+                self._sweep_container(tables, number, memoryview(marks[kind].bits(number)))
+                self._run.update(done=done + 1)
 
-    def _sweep_container(self, dir_fd: int, shape: Shape, bits: memoryview) -> None:
-        header = shape.header
-        for first, block in self._tables.blocks(dir_fd, shape):
-            places, orphans = native.upkeep.misfits(block, bits[first // 8 :])
+    def _sweep_container(self, tables: TableScan, number: int, bits: memoryview) -> None:
+        for block in tables.blocks([tables.whole(number)]):
+            places, orphans = native.upkeep.misfits(block.entries, bits[block.first // 8 :])
             self._report.orphans_before += orphans
             changes: dict[int, tbl.Entry] = {}
             for at in memoryview(places).cast("I"):
-                entry = tbl.decode_entry(block[at * tbl.ENTRY_BYTES :], seed_of(header))
+                entry = block.entry(at)
                 if entry is not None:
-                    changes[first + at] = self._swept(entry, header.kind)
+                    changes[block.first + at] = self._swept(entry, tables.directory.kind)
             if changes and not self._dry_run:
-                set_states(self._volume.disk, dir_fd, header, changes)
+                set_entries(tables.directory, block.header, changes)
         reach(_SWEPT)
 
     def _swept(self, entry: tbl.Entry, kind: Kind) -> tbl.Entry:
@@ -249,5 +249,5 @@ class Gc(Job[GcReport]):
             report.orphaned_copies += kind not in COPIES_OF
             report.orphaned_bytes += entry.stored_length
             return entry._replace(state=State.ORPHANED, target=self._epoch)
-        # Nobody will ask for what it was merged into, or for bytes that failed a check.
+        # Nothing will ask for the record that it was merged into, or for bytes that failed a check.
         return entry._replace(state=State.TOMBSTONE, target=0)

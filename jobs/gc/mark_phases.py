@@ -15,7 +15,7 @@ from dedupd.store import saved_marks
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.store.saved_marks import ChunkSection, SavedMarks, SavedMarksWriter, StreamSection
 from dedupd.volume.volume import Volume
-from jobs.gc.tables import Tables
+from jobs.gc.tables import Tables, needed_digest
 
 _SAVED = define("gc.marks-saved", "what recipes name is durable, as far as it is marked")
 
@@ -29,10 +29,10 @@ class RecipeMarks:
         self.are_known = False
         """Whether all that is not fresh was known from an earlier run, which has saved it."""
         self.wanted = wanted
-        self.nodes = Needs(tables.counts(Kind.STREAMS))
+        self.nodes = Needs(tables[Kind.STREAMS].counts())
         self.nodes.include(wanted)
-        self.chunks = Marks(tables.counts(Kind.CHUNKS))
-        for number in tables.shapes[Kind.STREAMS]:
+        self.chunks = Marks(tables[Kind.CHUNKS].counts())
+        for number in tables[Kind.STREAMS].shapes:
             self.nodes.put(number, wanted.lengths(number), wanted.fresh(number))
 
     @property
@@ -66,14 +66,15 @@ def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None
 def _take_nodes(section: StreamSection, marks: RecipeMarks, tables: Tables) -> bool:
     """Take over what is known of a container of recipes, if all of it still holds."""
     number = section.container
-    if number not in tables.shapes[Kind.STREAMS]:
+    if number not in tables[Kind.STREAMS].shapes:
         return not any(section.needed)
     now = marks.wanted.lengths(number)
     if any(native.upkeep.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
         return False
     # A recipe is what its fingerprint says. An id has another one only where a part of the store
     # was lost, or brought back from an older copy.
-    if tables.fingerprints(number, memoryview(section.needed)) != section.fingerprints:
+    digest = needed_digest(tables[Kind.STREAMS], number, memoryview(section.needed))
+    if digest != section.fingerprints:
         return False
     more = native.upkeep.more_than(now, section.needed)
     fresh = int.from_bytes(more, "little") | int.from_bytes(section.fresh[: len(more)], "little")
@@ -87,15 +88,15 @@ def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
     room for them it marks everything itself."""
     try:
         with closing(SavedMarksWriter(volume.base_fd, volume.space.volume, volume.disk)) as writer:
-            for number, shape in sorted(tables.shapes[Kind.CHUNKS].items()):
+            for number, shape in sorted(tables[Kind.CHUNKS].shapes.items()):
                 writer.add_chunks(ChunkSection(number, shape.count, marks.chunks.bits(number)))
-            for number, shape in sorted(tables.shapes[Kind.STREAMS].items()):
+            for number, shape in sorted(tables[Kind.STREAMS].shapes.items()):
                 needed = marks.nodes.lengths(number)
                 writer.add_streams(
                     StreamSection(
                         number,
                         shape.count,
-                        tables.fingerprints(number, memoryview(needed)),
+                        needed_digest(tables[Kind.STREAMS], number, memoryview(needed)),
                         marks.wanted.lengths(number),
                         needed,
                         marks.nodes.fresh(number),

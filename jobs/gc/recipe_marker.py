@@ -7,17 +7,18 @@ from collections.abc import Callable, Sequence
 from dedupd import native
 from dedupd.errors import Damaged, DamagedRecipe
 from dedupd.format import table as tbl
-from dedupd.format.container import FileHeader, Kind, seed_of
-from dedupd.format.ids import make_id, ordinal_of, show_id
+from dedupd.format.container import Kind, seed_of
+from dedupd.format.ids import ordinal_of, show_id
 from dedupd.format.recipe import named_by
 from dedupd.store.container.container import data_name
 from dedupd.store.container.sequential_reader import SequentialReader
+from dedupd.store.container.table_scan import TableBlock
 from dedupd.store.mark_set import Needs
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun
 from jobs.gc.mark_phases import RecipeMarks
-from jobs.gc.tables import Shape, Tables
+from jobs.gc.tables import Tables
 
 NODES_AT_ONCE = 1024
 """Of 64 KiB at most: a run stops within the time that reading so many takes. A multiple of 8."""
@@ -61,10 +62,10 @@ class RecipeReading:
             found_any = True
             while found_any:
                 found_any = False
-                for number, shape in self._tables.shapes[Kind.STREAMS].items():
+                for number in self._tables[Kind.STREAMS].shapes:
                     if any(nodes.fresh(number)):
                         found_any = True
-                        self._mark_container(shape)
+                        self._mark_container(number)
         except Cancelled:
             # Every safe place lies between two parts, so nothing is half marked.
             self._save_whole()
@@ -79,21 +80,19 @@ class RecipeReading:
         if self._marks.are_whole and not self._run.findings.count:
             self._save(self._marks)
 
-    def _mark_container(self, shape: Shape) -> None:
-        header, nodes = shape.header, self._marks.nodes
-        number = header.container
+    def _mark_container(self, number: int) -> None:
+        tables, nodes = self._tables[Kind.STREAMS], self._marks.nodes
+        flags, seed = os.O_RDONLY | os.O_CLOEXEC, seed_of(tables.shapes[number].header)
         with (
-            self._tables.directory(Kind.STREAMS) as dir_fd,
-            opened(os.open(data_name(number), os.O_RDONLY, dir_fd=dir_fd)) as fd,
-            SequentialReader(fd, seed_of(header)) as reader,
+            opened(os.open(data_name(number), flags, dir_fd=tables.directory.fd)) as fd,
+            SequentialReader(fd, seed) as reader,
         ):
-            for first, block in self._tables.blocks(dir_fd, shape):
-                end = first + len(block) // tbl.ENTRY_BYTES
-                for begin in range(first, end, NODES_AT_ONCE):
-                    part = min(begin + NODES_AT_ONCE, end)
-                    ordinals, ends = nodes.take_fresh(number, begin, part)
+            for block in tables.blocks([tables.whole(number)]):
+                for first in range(block.first, block.end, NODES_AT_ONCE):
+                    end = min(first + NODES_AT_ONCE, block.end)
+                    ordinals, ends = nodes.take_fresh(number, first, end)
                     if ordinals:
-                        self._mark_part(reader, fd, header, first, block, ordinals, ends)
+                        self._mark_part(reader, block, ordinals, ends)
                         self._between_parts()
 
     def _between_parts(self) -> None:
@@ -103,38 +102,24 @@ class RecipeReading:
             self._save_whole()
 
     def _mark_part(
-        self,
-        reader: SequentialReader,
-        fd: int,
-        header: FileHeader,
-        first: int,
-        block: memoryview,
-        ordinals: bytes,
-        ends: bytes,
+        self, reader: SequentialReader, block: TableBlock, ordinals: bytes, ends: bytes
     ) -> None:
         """Mark what the beginnings of some nodes name: all of it, in one go."""
-        for ordinal in self._mark_leaves(fd, header, first, block, ordinals, ends):
-            entry_at = (ordinal - first) * tbl.ENTRY_BYTES
-            entry = tbl.decode_entry(block[entry_at:], seed_of(header))
-            self._mark_node(reader, make_id(header.container, ordinal), entry)
+        for ordinal in self._mark_leaves(reader, block, ordinals, ends):
+            at = ordinal - block.first
+            self._mark_node(reader, block.first_id + at, block.entry(at))
 
     def _mark_leaves(
-        self,
-        fd: int,
-        header: FileHeader,
-        first: int,
-        block: memoryview,
-        ordinals: bytes,
-        ends: bytes,
+        self, reader: SequentialReader, block: TableBlock, ordinals: bytes, ends: bytes
     ) -> Sequence[int]:
-        """Mark what leaves name, without a step of Python's for each: most nodes are leaves, and as
-        they should be. Returns the ordinals of the others, of which nothing is marked."""
+        """Mark what leaves name, natively: most nodes are sound leaves. Returns the ordinals of the
+        other nodes, of which nothing is marked."""
         chunks = self._marks.chunks
         read, rows, left, strays = chunks.native.add_named(
-            fd,
-            block,
-            seed=seed_of(header),
-            first=first,
+            reader.fd,
+            block.entries,
+            seed=seed_of(block.header),
+            first=block.first,
             ordinals=ordinals,
             ends=ends,
         )

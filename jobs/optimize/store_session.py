@@ -1,6 +1,5 @@
 """The volume's store opened for writing: writers, the index of one partition, one sync for all."""
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -47,13 +46,6 @@ class StoreSync:
     stream_orphans: set[int]
 
 
-def _directory(volume: Volume, kind: Kind, files: ExitStack) -> int:
-    """The directory of a kind, which is made where there is none, and closed with ``files``."""
-    fd = volume.open_directory(kind)
-    files.callback(os.close, fd)
-    return fd
-
-
 class Store:
     """The volume's store opened for writing, with the index of one partition loaded.
 
@@ -69,15 +61,16 @@ class Store:
     ) -> None:
         """``check`` is a safe place of the job: it is called between two containers."""
         self._check = check
-        self._uuid, self._disk, self._choice = volume.parameters.uuid_bytes, volume.disk, index
+        self._choice = index
         self._memory_bytes = volume.policy().memory_bytes
         self.partition = partition
         with ExitStack() as files:
-            self._fds = {kind: _directory(volume, kind, files) for kind in _KINDS}
+            self._directories = {
+                kind: files.enter_context(volume.containers(kind)) for kind in _KINDS
+            }
             quarantine_noted(volume, check)
             self._numbers = Numbers(volume)
             copies_kind = COPIES_OF[Kind.STREAMS]
-            _directory(volume, copies_kind, files)
             self.copies = files.enter_context(closing(self._numbers.writer(copies_kind)))
             self.copies.recover(self._note_copied)
             self.chunks, self.streams = (
@@ -94,12 +87,10 @@ class Store:
         self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
 
     def _new_index(self, kind: Kind) -> StoreIndex:
-        fd, partition = self._fds[kind], self.partition
-        entries = entries_by_partition(fd).get(partition, 0)
+        directory, partition = self._directories[kind], self.partition
+        entries = entries_by_partition(directory.fd).get(partition, 0)
         choice = fitting(self._choice, entries, self._memory_bytes)
-        return make_index(
-            choice, fd, self._uuid, kind, self._disk, partition=partition, entries=entries
-        )
+        return make_index(choice, directory, partition=partition, entries=entries)
 
     def _note_copied(self, container: Recovered) -> None:
         """Recipes that have a second copy were there, whatever has become of their container."""
@@ -142,11 +133,11 @@ class Store:
     def _loaded_index(self, kind: Kind) -> StoreIndex:
         """An index of what the partition has; every container has been recovered."""
         index = self._new_index(kind)
-        for one in census(self._fds[kind]):
+        for one in census(self._directories[kind].fd):
             self._check()
             if one.partition == self.partition:
                 with suppress(DamagedContainer):
-                    index.load(recover(self._fds[kind], one.number, kind, self._uuid, self._disk))
+                    index.load(recover(self._directories[kind], one.number))
         return index
 
     def counters(self) -> IndexCounters:

@@ -16,6 +16,7 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import container_of
 from dedupd.store import merge_log
 from dedupd.store.container.recovery import recover_sound
+from dedupd.store.container.table_scan import RecordRange
 from dedupd.store.merge_log import MergeLog, MergeLogWriter
 from dedupd.system.files import opened
 from dedupd.volume.partition_map import PartitionMap, load_map
@@ -23,7 +24,7 @@ from dedupd.volume.volume import Volume
 from jobs.frame.backoff import busy_with
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
-from jobs.reconcile.join import ENTRY_BYTES, ChunkTables, Range, join, rounds, unreconciled
+from jobs.reconcile.join import ENTRY_BYTES, ChunkTables, join, rounds, unreconciled
 from jobs.reconcile.merge import Merged, Merging
 from jobs.tree.stub_sizes import stub_bytes_by_type
 
@@ -123,8 +124,8 @@ class Reconcile(Job[ReconcileReport]):
             stack.enter_context(opened(self._log_fd))
             if not self._dry_run:
                 self._finish_log()
-            self._tables = ChunkTables(self._volume, self._run)
-            stack.callback(self._tables.close)
+            directory = stack.enter_context(self._volume.containers(Kind.CHUNKS))
+            self._tables = ChunkTables(directory, self._run)
             self._describe()
             todo = unreconciled(self._tables.shapes, self._chosen())
             groups = list(rounds(todo, self._capacity))
@@ -164,9 +165,8 @@ class Reconcile(Job[ReconcileReport]):
     def _bring_in_order(self) -> None:
         """Recover every container, before anything is put into its table. Raises Cancelled."""
         self._run.update(phase="tables", done=0, total=0)
-        uuid, disk = self._volume.space.volume, self._volume.disk
-        with opened(self._volume.open_directory(Kind.CHUNKS)) as dir_fd:
-            for _ in recover_sound(dir_fd, Kind.CHUNKS, uuid, disk):
+        with self._volume.containers(Kind.CHUNKS) as directory:
+            for _ in recover_sound(directory):
                 self._run.check()
 
     def _carry_out(self, log: MergeLog) -> None:
@@ -178,7 +178,7 @@ class Reconcile(Job[ReconcileReport]):
         merge_log.remove(self._log_fd, self._volume.disk)
         reach(_FINISHED)
 
-    def _round(self, group: list[Range]) -> None:
+    def _round(self, group: list[RecordRange]) -> None:
         """Compare a group with the reconciled set, merge what both have, and let it join."""
         report, shapes = self._report, self._tables.shapes
         against = self._tables.reconciled()
@@ -196,7 +196,7 @@ class Reconcile(Job[ReconcileReport]):
         for one in joined:
             shapes[one.container].reconciled = one.end
 
-    def _plan(self, group: list[Range], against: list[Range]) -> MergeLog:
+    def _plan(self, group: list[RecordRange], against: list[RecordRange]) -> MergeLog:
         """The merge log of a round, durable."""
         writer = MergeLogWriter(self._log_fd, self._volume.space.volume, self._volume.disk)
         try:

@@ -14,13 +14,13 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.store.container.directory import OpenContainers
-from dedupd.store.container.record_states import join_set
+from dedupd.store.container.record_states import join_set, set_states
+from dedupd.store.container.table_scan import RecordRange
 from dedupd.store.merge_log import MergeLog
 from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import BytesCheck
-from jobs.reconcile.join import Range
 
 _MERGED = define("reconcile.merged", "some chunks of the merge log lead to those that stay")
 _JOINED = define("reconcile.joined", "a round is merged, and its chunks are in the set")
@@ -52,7 +52,7 @@ class Merging:
         self._run = run
         self._algorithm = volume.parameters.fingerprint
         self._directory = volume.containers(fmt.Kind.CHUNKS)
-        self._containers = OpenContainers(self._directory.fd, fmt.Kind.CHUNKS, volume.space.volume)
+        self._containers = OpenContainers(self._directory)
         self._workers = ThreadPoolExecutor(threads or cores(), thread_name_prefix="check")
         self._left: dict[int, int] = {}
         self.merged = Merged()
@@ -70,7 +70,7 @@ class Merging:
             self._merge(pairs)
             self._run.update(done=self._run.progress.done + len(pairs))
 
-    def join_set(self, ranges: list[Range]) -> list[Range]:
+    def join_set(self, ranges: list[RecordRange]) -> list[RecordRange]:
         """Let what was compared join the reconciled set, once its log was carried out.
 
         What could not be merged stays out, with what follows it in its container. Returns what
@@ -98,7 +98,7 @@ class Merging:
                 self.merged.chunks += 1
                 self.merged.stored_bytes += entry.stored_length
                 self.merged.raw_bytes += entry.raw_length
-        self._directory.set_states(changes)
+        set_states(self._directory, changes)
         for own, _ in pairs:
             if own not in changes and self._is_live(own):
                 self.merged.left += 1
@@ -147,6 +147,6 @@ class Merging:
     def _join(self, number: int, first: int, end: int) -> bool:
         try:
             header = self._directory.header(number)
-            return join_set(self._volume.disk, self._directory.fd, header, first, end)
+            return join_set(self._directory, header, first, end)
         except (Damaged, OSError):
             return False  # it is gone, or scrub's: what is still there is compared again

@@ -6,7 +6,7 @@ stored anew instead, and whatever else needs it has it back (``jobs/repair/retur
 """
 
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 
 from dedupd.errors import Damaged
 from dedupd.format import table as tbl
@@ -14,6 +14,7 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import container_of, ordinal_of
 from dedupd.store.container.container import Container
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd.store.container.record_states import set_states
 from dedupd.store.container.recovery import recover
 from dedupd.system.files import UNREADABLE
 from dedupd.volume.volume import Volume
@@ -28,12 +29,12 @@ def quarantine_noted(volume: Volume, check: Callable[[], None]) -> None:
     for kind, record_id in volume.repairs.pending():
         noted.setdefault(kind, []).append(record_id)
     for kind, record_ids in noted.items():
-        with closing(volume.containers(kind)) as directory:
+        with volume.containers(kind) as directory:
             for number in sorted({container_of(record_id) for record_id in record_ids}):
                 # What is put into a table that a recovery replaces is lost.
                 with suppress(Damaged, FileNotFoundError):
-                    recover(directory.fd, number, kind, volume.space.volume, volume.disk)
-            containers = OpenContainers(directory.fd, kind, volume.space.volume)
+                    recover(directory, number)
+            containers = OpenContainers(directory)
             for record_id in record_ids:
                 check()
                 container = containers.get(container_of(record_id))
@@ -46,7 +47,7 @@ def _quarantine(directory: ContainerDirectory, container: Container, record_id: 
     if entry is None or entry.state not in tbl.USABLE or _is_intact(container, record_id):
         return
     with suppress(Damaged):  # a table that is made anew looks at every payload
-        directory.set_states({record_id: entry._replace(state=tbl.State.QUARANTINED)})
+        set_states(directory, {record_id: entry._replace(state=tbl.State.QUARANTINED)})
 
 
 def _is_intact(container: Container, record_id: int) -> bool:

@@ -17,6 +17,7 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id
 from dedupd.format.recipe import check_of
 from dedupd.format.table_columns import UncheckedEntries
+from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
@@ -76,7 +77,7 @@ class Repair:
         self._expected = expected
         self._directory = volume.containers(kind)
         self._copies = volume.copies(kind)
-        self._reader = volume.chunk_records if kind is fmt.Kind.CHUNKS else volume.stream_records
+        self._reader = volume.records(kind)
         self._algorithm = volume.parameters.fingerprint
         self._group = _Group()
         self.repaired = Repaired()
@@ -113,7 +114,7 @@ class Repair:
                         if is_orphan:
                             revived[own] = entry._replace(state=tbl.State.LIVE, target=0)
         # Before anything leads there: a compaction may be the next job.
-        self._directory.set_states(revived)
+        set_states(self._directory, revived)
         self._merge(found)
         self.repaired.from_twin += len(found)
 
@@ -235,7 +236,7 @@ class Repair:
     def _merge(self, changes: dict[int, tbl.Entry]) -> None:
         if not changes:
             return
-        self._directory.set_states(changes)
+        set_states(self._directory, changes)
         reach(_MERGED)
         for record_id, entry in changes.items():
             self._known.add_references(entry.target, self._known.references(record_id))

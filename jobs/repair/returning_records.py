@@ -9,6 +9,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.store.chunk_index import ChunkIndex
+from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST, Recovered
 from dedupd.store.writer import ContainerWriter
 from dedupd.volume.volume import Volume
@@ -48,8 +49,5 @@ class Wanted:
     def settle(self, changes: dict[int, tbl.Entry]) -> None:
         """Let the entries lead to the new records, durably. Raises DamagedTable, NoSpace."""
         if changes:
-            directory = self._volume.containers(self._kind)
-            try:
-                directory.set_states(changes)
-            finally:
-                directory.close()
+            with self._volume.containers(self._kind) as directory:
+                set_states(directory, changes)

@@ -159,9 +159,8 @@ class Scrub(Job[ScrubReport]):
         self, kind: fmt.Kind, directory: ContainerDirectory, number: int, count_min: int = 0
     ) -> None:
         where = directory.where(number)
-        uuid = self._volume.space.volume
         try:
-            for wrong in mend(directory.fd, number, kind, uuid, self._volume.disk, count_min):
+            for wrong in mend(directory, number, count_min):
                 is_header = "header" in wrong or wrong.endswith("is missing")
                 self._find(
                     Invariant.CONTAINER_HEADER if is_header else Invariant.CONTAINER_RECORDS,

@@ -10,8 +10,9 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.container import Container, data_name
+from dedupd.store.container.container import data_name
 from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.record_states import set_states
 from dedupd.store.container.rescue import mend
 from dedupd.store.container.table_file import LOST
 from dedupd.system.files import opened
@@ -110,8 +111,7 @@ class RecordScrub:
             if entry is None or entry.state not in tbl.USABLE:
                 continue
             try:
-                container = Container(directory.fd, kind, number, self._volume.space.volume)
-                container.read_own(ordinal_of(record_id))
+                directory.open(number).read_own(ordinal_of(record_id))
             except (Damaged, OSError) as error:
                 problem = Problem(
                     Invariant.RECORD_PAYLOAD, str(error), ordinal_of(record_id), entry
@@ -175,8 +175,7 @@ class RecordScrub:
     ) -> None:
         """Bytes that are no record, and that no entry accounts for, were one whose entry is lost as
         well: an entry says so from now on, and the ordinal is never given out again."""
-        uuid = self._volume.space.volume
-        mend(directory.fd, number, kind, uuid, self._volume.disk, count + 1)
+        mend(directory, number, count + 1)
         self._known[kind].add(make_id(number, count), LOST)
 
     def _headers_agree(self, fd: int, header: fmt.FileHeader, entries: UncheckedEntries) -> bool:
@@ -240,7 +239,7 @@ class RecordScrub:
         if not changes:
             return
         by_id = {make_id(header.container, ordinal): e for ordinal, e in changes.items()}
-        directory.set_states(by_id)
+        set_states(directory, by_id)
         reach(_QUARANTINED)
         for record_id, entry in by_id.items():
             self._known[kind].add(record_id, entry)

@@ -7,7 +7,7 @@ from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.reader import RecordReader
+from dedupd.store.container.record_states import set_states
 from dedupd.store.second_copies import Copy, all_copies, append_copies
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
@@ -47,9 +47,7 @@ class Redundancy:
         """``writer`` is that of the copies, and has recovered."""
         self._run = run
         self._throttle = throttle
-        self._records: RecordReader = (
-            volume.chunk_records if kind is fmt.Kind.CHUNKS else volume.stream_records
-        )
+        self._records = volume.records(kind)
         self._writer = writer
         self._uuid = volume.space.volume
         self._kind = fmt.COPIES_OF[kind]
@@ -75,7 +73,7 @@ class Redundancy:
                 have.add(target)
             else:
                 dropped[copy.copy_id] = copy.entry._replace(state=tbl.State.TOMBSTONE)
-        self._directory.set_states(dropped)
+        set_states(self._directory, dropped)
         self.copied.dropped += len(dropped)
         reach(_DROPPED)
         group: list[tuple[fmt.Record, bytes]] = []

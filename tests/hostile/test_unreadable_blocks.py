@@ -182,8 +182,8 @@ def test_a_block_that_can_be_read_at_last_is_kept(
     monkeypatch.setattr(rescue, "READ_PAUSE_S", 0.01)
     monkeypatch.setattr(files, "read_at", fails_for_a_while)
     monkeypatch.setattr(files, "_readable", lambda *_: b"")
-    with lab.opened() as volume, opened(volume.open_directory(Kind.CHUNKS)) as fd:
-        rescue.mend(fd, 1, Kind.CHUNKS, volume.space.volume, volume.disk)
+    with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:
+        rescue.mend(directory, 1)
     assert left == 0 and path.read_bytes()[FILE_HEADER_BYTES:] == records
     monkeypatch.undo()
     assert not scrub(lab.root).losses and readable(lab) == set(CONTENTS)

@@ -16,8 +16,8 @@ from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.choice import make_index
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.system.disk import Disk
-from dedupd.system.files import opened
 from dedupd.units import MIB
 from tests.support.indexes import Indexed, indexed
 from tests.support.lab import fill, flip_bit, lab_in
@@ -260,10 +260,11 @@ def test_a_partition_that_has_no_room_in_a_table_gets_chains() -> None:
 
 def test_an_index_removes_what_another_one_left(tmp_path: Path) -> None:
     made = []
-    with opened(os.open(tmp_path, os.O_RDONLY)) as fd:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    with ContainerDirectory(fd, Kind.CHUNKS, VOLUME, Disk()) as directory:
         for choice in (IndexChoice.TABLE, IndexChoice.BLOOM, IndexChoice.MEMORY):
             (tmp_path / "saved-00000003.table").touch()
             (tmp_path / "saved-00000003.bloom").touch()
-            make_index(choice, fd, VOLUME, Kind.CHUNKS, Disk(), partition=3, entries=0)
+            make_index(choice, directory, partition=3, entries=0)
             made.append(sorted(os.listdir(tmp_path)))
     assert made == [["saved-00000003.table"], ["saved-00000003.bloom"], []]

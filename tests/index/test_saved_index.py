@@ -12,6 +12,7 @@ from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
 from dedupd.index.table_index import TableIndex
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.system.disk import Disk
 from tests.support.indexes import KINDS, Indexed, ask, indexed
 from tests.support.lab import flip_bit, noise
@@ -55,7 +56,8 @@ def test_a_short_file_is_noticed(lab: Indexed, cut: int) -> None:
 def test_the_file_of_another_volume_is_noticed(lab: Indexed) -> None:
     lab.fill(100)
     lab.open().save()
-    other = lab.kind(lab.dir_fd, bytes(16), Kind.CHUNKS, lab.saved, capacity=0)
+    stranger = ContainerDirectory(lab.directory.fd, Kind.CHUNKS, bytes(16), lab.store.disk)
+    other = lab.kind(stranger, lab.saved, capacity=0)
     assert not other.was_restored
 
 
@@ -216,7 +218,7 @@ def test_wrong_arguments_are_refused(
     table: Indexed, call: Callable[[native.index.TableIndex], object]
 ) -> None:
     index = native.index.TableIndex(
-        table.dir_fd, VOLUME, 1, capacity=0, page_entries=1, cache_entries=1
+        table.directory.fd, VOLUME, 1, capacity=0, page_entries=1, cache_entries=1
     )
     with pytest.raises(ValueError):
         call(index)

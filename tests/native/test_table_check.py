@@ -18,7 +18,7 @@ from dedupd.system.files import opened
 from dedupd.store.container.compaction import compact
 from dedupd.store.container.recovery import (recover)
 from dedupd.store.container.table_file import (Recovered)
-from dedupd.store.container.record_states import set_states
+from dedupd.store.container.record_states import set_entries
 from jobs.frame.run import JobRun
 from jobs.check.record_census import KnownRecords
 from jobs.check.record_check import RecordCheck, check_all
@@ -73,8 +73,8 @@ def change(store: Records, changes: dict[int, tuple[State, int]]) -> Recovered:
         at: state.entries[at]._replace(state=new, target=target)
         for at, (new, target) in changes.items()
     }
-    with opened(os.open(store.directory, os.O_RDONLY)) as directory:
-        set_states(store.disk, directory, state.header, entries)
+    with store.opened() as directory:
+        set_entries(directory, state.header, entries)
     return store.recover_one()
 
 
@@ -154,8 +154,8 @@ def test_what_was_collected_merged_and_compacted_is_passed(store: Records) -> No
     dead = dict.fromkeys((*range(10, 25), 59), (State.ORPHANED, 3))
     state = change(store, {**merged, **dead})
     assert passed(store).to.ordinal == COUNT
-    with opened(os.open(store.directory, os.O_RDONLY)) as directory:
-        compact(directory, state, store.disk)
+    with store.opened() as directory:
+        compact(directory, state)
     found = passed(store)
     assert found.to == Place(COUNT, store.data().stat().st_size)
     assert found.records == COUNT - 14
@@ -226,8 +226,8 @@ def test_references_are_those_that_stubs_and_recipes_name(tmp_path: Path) -> Non
         with lab.opened() as volume:
             known = {kind: KnownRecords() for kind in (fmt.Kind.CHUNKS, fmt.Kind.STREAMS)}
             for kind, records in known.items():
-                with opened(volume.open_directory(kind)) as directory:
-                    state = recover(directory, 1, kind, volume.space.volume, volume.disk)
+                with volume.containers(kind) as directory:
+                    state = recover(directory, 1)
                 records.add_container(1, state.entries, seed_of(state.header))
             walk = ReferenceWalk(volume, JobRun("test"), *known.values())
             found = walk.walk()

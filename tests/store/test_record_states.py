@@ -13,8 +13,7 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.format.table import State
 from dedupd.store.container.container import Found, scan
-from dedupd.store.container.record_states import set_states
-from dedupd.system.disk import Disk
+from dedupd.store.container.record_states import set_entries
 from dedupd.system.files import opened
 from tests.support.lab import flip_bit, noise, stop_at
 from tests.support.stores import VOLUME, Records
@@ -38,8 +37,8 @@ def change(store: Records, **states: tuple[State, int]) -> None:
         int(name[1:]): entries[int(name[1:])]._replace(state=state, target=target)
         for name, (state, target) in states.items()
     }
-    with opened(os.open(store.directory, os.O_RDONLY)) as dir_fd:
-        set_states(Disk(), dir_fd, header, changes)
+    with store.opened() as directory:
+        set_entries(directory, header, changes)
 
 
 def states(store: Records) -> list[int]:
@@ -86,10 +85,10 @@ def test_a_table_of_another_generation_is_not_touched(tmp_path: Path) -> None:
     header = fmt.FileHeader(fmt.Kind.CHUNKS, 1, 2, 0, VOLUME, 0)
     before = store.table().read_bytes()
     with (
-        opened(os.open(store.directory, os.O_RDONLY)) as dir_fd,
+        store.opened() as directory,
         pytest.raises(DamagedTable, match="of another container"),
     ):
-        set_states(Disk(), dir_fd, header, {0: entry})
+        set_entries(directory, header, {0: entry})
     assert store.table().read_bytes() == before
 
 

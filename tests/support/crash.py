@@ -235,13 +235,7 @@ def optimize_with_garbage(root: Path) -> None:
         with Volume.open(str(root)) as volume, volume.job_lock():
             Optimize(volume, JobRun("optimize"), part.encode()).run()
             for kind in Kind if part else ():
-                writer = ContainerWriter(
-                    volume.directory(kind),
-                    kind,
-                    volume.space.volume,
-                    Disk(),
-                    container_bytes_max=1,
-                )
+                writer = ContainerWriter(volume.containers(kind), container_bytes_max=1)
                 writer.recover(lambda _: None)
                 writer.reserve(1, 1)  # the containers so far are full: this begins new ones
                 writer.close()

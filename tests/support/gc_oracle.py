@@ -8,7 +8,6 @@ from dedupd.format.ids import make_id
 from dedupd.format.recipe import decode_node
 from dedupd.format.stub import Flag
 from dedupd.format.table import Entry, State
-from dedupd.store.container.files import container_numbers
 from dedupd.store.container.recovery import recover
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
@@ -20,9 +19,9 @@ COLLECTED = frozenset((State.ORPHANED, State.TOMBSTONE))
 def entries(volume: Volume, kind: Kind) -> dict[int, Entry]:
     """What the tables say of every record of a kind, by id."""
     found: dict[int, Entry] = {}
-    with opened(os.open(volume.directory(kind), os.O_RDONLY)) as dir_fd:
-        for number in container_numbers(dir_fd):
-            state = recover(dir_fd, number, kind, volume.space.volume, volume.disk)
+    with volume.containers(kind) as directory:
+        for number in directory.numbers():
+            state = recover(directory, number)
             found |= {make_id(number, at): entry for at, entry in enumerate(state.entries)}
     return found
 

@@ -1,6 +1,5 @@
 """A store of small records, and the indexes that one job after the other has over it."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,13 +7,12 @@ from tempfile import TemporaryDirectory
 
 from dedupd import native
 from dedupd.format import table as tbl
-from dedupd.format.container import Kind
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.saved_index import SavedFile
 from dedupd.index.table_index import TableIndex
-from dedupd.store.container.record_states import set_states
+from dedupd.store.container.record_states import set_entries
 from tests.support.lab import noise
-from tests.support.stores import VOLUME, Records
+from tests.support.stores import Records
 
 KINDS = {"table": TableIndex, "bloom": BloomIndex}
 
@@ -26,19 +24,17 @@ class Indexed:
         self, directory: Path, kind: str = "table", container_bytes_max: int = 20_000
     ) -> None:
         self.store = Records(directory, container_bytes_max=container_bytes_max)
-        self.dir_fd = os.open(directory, os.O_RDONLY)
+        self.directory = self.store.opened()
         self.kind = KINDS[kind]
         name = f"saved.{kind}"
-        self.saved = SavedFile(self.store.disk, self.dir_fd, name.encode())
+        self.saved = SavedFile(self.store.disk, self.directory.fd, name.encode())
         self.file = directory / name
 
     def open(self, page_entries: int = 10, cache_entries: int = 40) -> TableIndex | BloomIndex:
         """What the next job begins with."""
         containers = self.store.reopen()
         index = self.kind(
-            self.dir_fd,
-            VOLUME,
-            Kind.CHUNKS,
+            self.directory,
             self.saved,
             capacity=len(self.store.contents),
             page_entries=page_entries,
@@ -75,7 +71,7 @@ class Indexed:
         entry = self.store.recover_one(number).entries[ordinal]
         header = self.store.recovered_header(number)
         changed = entry._replace(state=state)
-        set_states(self.store.disk, self.dir_fd, header, {ordinal: changed})
+        set_entries(self.directory, header, {ordinal: changed})
 
 
 @contextmanager
@@ -86,7 +82,7 @@ def indexed(kind: str = "table", container_bytes_max: int = 20_000) -> Iterator[
             yield made
         finally:
             made.store.writer.close()
-            os.close(made.dir_fd)
+            made.directory.close()
 
 
 def ask(index: TableIndex | BloomIndex, content: bytes) -> int:

@@ -11,6 +11,7 @@ from dedupd.errors import NoSpace
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
 from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import recover
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.reader import RecordReader
@@ -70,13 +71,7 @@ class Records:
         self.writer, self.recovered = self._writer()
 
     def _writer(self) -> tuple[ContainerWriter, list[Recovered]]:
-        writer = ContainerWriter(
-            str(self.directory),
-            self.kind,
-            VOLUME,
-            self.disk,
-            container_bytes_max=self.container_bytes_max,
-        )
+        writer = ContainerWriter(self.opened(), container_bytes_max=self.container_bytes_max)
         recovered: list[Recovered] = []
         writer.recover(recovered.append)
         return writer, recovered
@@ -133,8 +128,10 @@ class Records:
         return fmt.decode_file_header(self.data(number).read_bytes()[: fmt.FILE_HEADER_BYTES], "")
 
     def recover_one(self, number: int = 1) -> Recovered:
+        with self.opened() as directory:
+            return recover(directory, number)
+
+    def opened(self) -> ContainerDirectory:
+        """The directory of the containers, to be closed by the caller."""
         fd = os.open(self.directory, os.O_RDONLY)
-        try:
-            return recover(fd, number, self.kind, VOLUME, self.disk)
-        finally:
-            os.close(fd)
+        return ContainerDirectory(fd, self.kind, VOLUME, self.disk)

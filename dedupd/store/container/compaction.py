@@ -17,6 +17,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.store.container.container import NEW, Found, data_name, table_name
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import remains
 from dedupd.store.container.recovery import entry_of
 from dedupd.store.container.sequential_reader import WINDOW_BYTES, SequentialReader
@@ -36,7 +37,9 @@ _DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
 
 
 def compact(
-    dir_fd: int, state: Recovered, disk: Disk, progress: Callable[[int], None] = lambda _: None
+    directory: ContainerDirectory,
+    state: Recovered,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Put a new generation in the place of a container; returns its size in bytes.
 
@@ -44,6 +47,7 @@ def compact(
     file go on with it. Raises DamagedChunk where a record that is needed is not intact, and
     NoSpace; then, and after a crash at any point, the container is the old one or the new.
     """
+    dir_fd, disk = directory.fd, directory.disk
     number = state.header.container
     generation = state.header.generation + 1
     header = replace(state.header, generation=generation, created_ns=time.time_ns())
@@ -79,28 +83,29 @@ def compact(
     return copy.end
 
 
-def remove(dir_fd: int, state: Recovered, disk: Disk) -> None:
+def remove(directory: ContainerDirectory, state: Recovered) -> None:
     """Remove a container in which nothing is needed. It must not be the one of the highest number,
     which would be given out again.
 
     It is compacted first, which takes next to nothing: then its table says of every record that it
     was collected, and does not tell of a loss where it is found alone.
     """
-    compact(dir_fd, state, disk)
-    disk.unlink(dir_fd, data_name(state.header.container))
-    disk.sync_dir(dir_fd)
+    compact(directory, state)
+    disk = directory.disk
+    disk.unlink(directory.fd, data_name(state.header.container))
+    disk.sync_dir(directory.fd)
     reach(_DATA_REMOVED)
-    remove_remains(dir_fd, disk)
+    remove_remains(directory)
     reach(_REMOVED)
 
 
-def remove_remains(dir_fd: int, disk: Disk) -> None:
+def remove_remains(directory: ContainerDirectory) -> None:
     """Remove the tables of containers that were removed."""
-    numbers = remains(dir_fd)
+    disk, numbers = directory.disk, remains(directory.fd)
     for number in numbers:
-        disk.unlink(dir_fd, table_name(number))
+        disk.unlink(directory.fd, table_name(number))
     if numbers:
-        disk.sync_dir(dir_fd)
+        disk.sync_dir(directory.fd)
 
 
 def _kept(fd: int, state: Recovered) -> Iterator[tuple[fmt.Record, memoryview]]:

@@ -55,6 +55,11 @@ def data_name(container: int) -> bytes:
     return b"%08d.dat" % container
 
 
+def container_name(kind: fmt.Kind, number: int) -> str:
+    """A container's name in messages."""
+    return f"{kind.name.lower()}/{data_name(number).decode()}"
+
+
 def table_name(container: int) -> bytes:
     return b"%08d.dir" % container
 
@@ -151,7 +156,7 @@ class Container:
         self.number = number
         self.fd = -1
         self._table_fd: int | None = None
-        self._where = f"{kind.name.lower()}/{data_name(number).decode()}"
+        self._where = container_name(kind, number)
         for _ in range(_OPENS_MAX):
             self.header = self._open_data(dir_fd, kind, volume)
             self._table_fd = self._open_table(dir_fd)
@@ -173,7 +178,7 @@ class Container:
             raise DamagedContainer(f"{self._where}: the container is missing") from None
         data = read_readable(self.fd, fmt.FILE_HEADER_BYTES, 0)
         header = fmt.decode_file_header(data, self._where)
-        if (header.kind, header.container, header.volume) != (kind, self.number, volume):
+        if not fmt.belongs_to(header, kind, self.number, volume):
             raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
         return header
 

@@ -1,39 +1,55 @@
-"""All containers of a volume opened for a job that mends them: writers, tables, states."""
+"""The containers of one kind in an open directory, for jobs that change them."""
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
 
 from dedupd.errors import Damaged
+from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of
-from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.container import Container, data_name
-from dedupd.store.container.record_states import set_states
+from dedupd.format.table_columns import PackedEntries, UncheckedEntries
+from dedupd.store.container.container import Container, container_name, data_name, table_name
+from dedupd.store.container.files import container_numbers
 from dedupd.store.container.table_file import load_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_readable
+
+_REBUILT = define("recovery.table-written", "a rebuilt table is in place")
 
 CONTAINERS_OPEN_MAX = 64
 
 
 class ContainerDirectory:
-    """The containers of one kind: their headers, tables and states."""
+    """The containers of one kind: which there are, their headers and their tables."""
 
-    def __init__(self, fd: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> None:
-        """Takes ``fd`` over, a descriptor of the directory. ``volume`` is the volume's uuid."""
+    def __init__(self, fd: int, kind: fmt.Kind, volume_id: bytes, disk: Disk) -> None:
+        """Takes over ``fd``, a descriptor of the directory."""
         self.fd = fd
         self.kind = kind
-        self._volume = volume
-        self._disk = disk
+        self.volume_id = volume_id
+        self.disk = disk
 
     def close(self) -> None:
         os.close(self.fd)
 
+    def __enter__(self) -> "ContainerDirectory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def numbers(self) -> list[int]:
+        """Numbers of all containers, ascending."""
+        return container_numbers(self.fd)
+
     def where(self, number: int) -> str:
         """A container's name in messages."""
-        return f"{self.kind.name.lower()}/{data_name(number).decode()}"
+        return container_name(self.kind, number)
+
+    def owns(self, header: fmt.FileHeader, number: int) -> bool:
+        """Whether a header is that of the container ``number`` of this directory."""
+        return fmt.belongs_to(header, self.kind, number, self.volume_id)
 
     def header(self, number: int) -> fmt.FileHeader:
         """Raises DamagedContainer, OSError."""
@@ -41,6 +57,10 @@ class ContainerDirectory:
         with opened(fd):
             data = read_readable(fd, fmt.FILE_HEADER_BYTES, 0)
         return fmt.decode_file_header(data, self.where(number))
+
+    def open(self, number: int) -> Container:
+        """A container open for reading. Raises DamagedContainer."""
+        return Container(self.fd, self.kind, number, self.volume_id)
 
     def entries(self, number: int) -> UncheckedEntries:
         """The table's entries, by ordinal. Raises Damaged, OSError."""
@@ -55,26 +75,26 @@ class ContainerDirectory:
         ordinal = ordinal_of(record_id)
         return entries[ordinal] if ordinal < len(entries) else None
 
-    def set_states(self, changes: Mapping[int, tbl.Entry]) -> None:
-        """Put entries, by id, in place of those that the tables have, durably. Raises Damaged."""
-        by_container: dict[int, dict[int, tbl.Entry]] = {}
-        for record_id, entry in changes.items():
-            by_container.setdefault(container_of(record_id), {})[ordinal_of(record_id)] = entry
-        for number, entries in sorted(by_container.items()):
-            set_states(self._disk, self.fd, self.header(number), entries)
+    def write_table(
+        self, header: fmt.FileHeader, mark: tbl.TableHeader, entries: list[tbl.Entry]
+    ) -> PackedEntries:
+        """Put a table in the place of a container's present one; returns its entries."""
+        packed = PackedEntries.of(entries, fmt.seed_of(header))
+        data = tbl.encode_header(mark) + packed.data
+        self.disk.replace_file(self.fd, table_name(header.container), data)
+        reach(_REBUILT)
+        return packed
 
 
 class OpenContainers:
     """Containers of one kind, some of them kept open. For one thread.
 
-    Those that are handed out stay open for as long as somebody holds them.
+    A container that was handed out stays open as long as something refers to it.
     """
 
-    def __init__(self, dir_fd: int, kind: fmt.Kind, volume: bytes) -> None:
-        """``dir_fd`` is borrowed."""
-        self._dir_fd = dir_fd
-        self._kind = kind
-        self._volume = volume
+    def __init__(self, directory: ContainerDirectory) -> None:
+        """``directory`` is borrowed."""
+        self._directory = directory
         self._open: OrderedDict[int, Container] = OrderedDict()
 
     def get(self, number: int) -> Container | None:
@@ -82,7 +102,7 @@ class OpenContainers:
         container = self._open.get(number)
         if container is None:
             try:
-                container = Container(self._dir_fd, self._kind, number, self._volume)
+                container = self._directory.open(number)
             except (Damaged, OSError):
                 return None
             self._open[number] = container

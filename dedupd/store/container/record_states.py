@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from dedupd.errors import DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import Container, table_name
+from dedupd.format.ids import container_of, ordinal_of
+from dedupd.store.container.container import table_name
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_file import table_header
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
@@ -18,8 +20,17 @@ _WRITTEN = define("states.written", "entries of a table are changed, not yet syn
 _DURABLE = define("states.durable", "changed entries of a table are durable")
 
 
-def set_states(
-    disk: Disk, dir_fd: int, header: fmt.FileHeader, entries: Mapping[int, tbl.Entry]
+def set_states(directory: ContainerDirectory, changes: Mapping[int, tbl.Entry]) -> None:
+    """Put entries, by id, in place of those that the tables have, durably. Raises Damaged."""
+    by_container: dict[int, dict[int, tbl.Entry]] = {}
+    for record_id, entry in changes.items():
+        by_container.setdefault(container_of(record_id), {})[ordinal_of(record_id)] = entry
+    for number, entries in sorted(by_container.items()):
+        set_entries(directory, directory.header(number), entries)
+
+
+def set_entries(
+    directory: ContainerDirectory, header: fmt.FileHeader, entries: Mapping[int, tbl.Entry]
 ) -> None:
     """Put ``entries`` (by ordinal) in place of those in the table of a container, durably.
 
@@ -32,9 +43,9 @@ def set_states(
     """
     if not entries:
         return
-    name = table_name(header.container)
+    disk, name = directory.disk, table_name(header.container)
     seed = fmt.seed_of(header)
-    with _opened_table(disk, dir_fd, header) as (fd, table):
+    with _opened_table(directory, header) as (fd, table):
         live = [at for at, entry in entries.items() if entry.state == tbl.State.LIVE]
         reconciled = min([table.reconciled, *live])
         if reconciled < table.reconciled:
@@ -50,16 +61,16 @@ def set_states(
     reach(_DURABLE)
 
 
-def join_set(disk: Disk, dir_fd: int, header: fmt.FileHeader, first: int, end: int) -> bool:
+def join_set(directory: ContainerDirectory, header: fmt.FileHeader, first: int, end: int) -> bool:
     """Let records [first, end) of a container join the reconciled set, durably.
 
     They do where those before them are in it, and those themselves are there; says whether it was
     so. Needs the job lock. Raises DamagedTable, NoSpace.
     """
-    with _opened_table(disk, dir_fd, header) as (fd, table):
+    with _opened_table(directory, header) as (fd, table):
         if not first <= table.reconciled < end <= table.synced_count:
             return False
-        _set_reconciled(disk, fd, table, end)
+        _set_reconciled(directory.disk, fd, table, end)
     return True
 
 
@@ -70,32 +81,24 @@ def _set_reconciled(disk: Disk, fd: int, table: tbl.TableHeader, count: int) -> 
 
 @contextmanager
 def _opened_table(
-    disk: Disk, dir_fd: int, header: fmt.FileHeader
+    directory: ContainerDirectory, header: fmt.FileHeader
 ) -> Iterator[tuple[int, tbl.TableHeader]]:
     """The table of a container, open for writing, and its header. Raises DamagedTable."""
     name = table_name(header.container)
     try:
-        fd = disk.open_write(dir_fd, name)
+        fd = directory.disk.open_write(directory.fd, name)
     except FileNotFoundError:
         raise DamagedTable(f"{name.decode()}: the redirection table is missing") from None
     with opened(fd):
         yield fd, table_header(fd, name, header)
 
 
-def revive(
-    dir_fd: int,
-    number: int,
-    kind: fmt.Kind,
-    volume: bytes,
-    ordinals: Sequence[int],
-    disk: Disk,
-) -> None:
+def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) -> None:
     """Make orphans of a container live again, durably, so that files may name them.
 
     Needs the job lock. Raises Damaged where an entry cannot be read, or is of no orphan.
     """
-    container = Container(dir_fd, kind, number, volume)
-    try:
+    with closing(directory.open(number)) as container:
         changes: dict[int, tbl.Entry] = {}
         for ordinal in ordinals:
             entry = container.entry(ordinal)
@@ -105,9 +108,7 @@ def revive(
                     " job began; run it again"
                 )
             changes[ordinal] = entry._replace(state=tbl.State.LIVE, target=0)
-        set_states(disk, dir_fd, container.header, changes)
-    finally:
-        container.close()
+        set_entries(directory, container.header, changes)
 
 
 def _runs(entries: Mapping[int, tbl.Entry]) -> Iterator[tuple[int, list[tbl.Entry]]]:

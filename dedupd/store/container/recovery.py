@@ -22,8 +22,8 @@ from dedupd.store.container.container import (
     scan,
     table_name,
 )
-from dedupd.store.container.files import container_numbers
-from dedupd.store.container.table_file import LOST, Recovered, load_packed_table, write_table
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.table_file import LOST, Recovered, load_packed_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import is_readable, opened, read_readable
 
@@ -51,22 +51,23 @@ def entry_of(found: Found) -> tbl.Entry:
     )
 
 
-def recover(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> Recovered:
+def recover(directory: ContainerDirectory, number: int) -> Recovered:
     """Cut a torn tail, and make the table complete. Raises DamagedContainer.
 
     Idempotent; interrupted anywhere, the next call finishes.
     """
     name = data_name(number)
-    with opened(os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)) as fd:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    with opened(os.open(name, flags, dir_fd=directory.fd)) as fd:
         header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
-        if (header.kind, header.container, header.volume) != (kind, number, volume):
+        if not directory.owns(header, number):
             raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
-        _settle_switch(dir_fd, header, disk)
+        _settle_switch(directory.fd, header, directory.disk)
         try:
-            table, body = load_packed_table(dir_fd, header)
+            table, body = load_packed_table(directory.fd, header)
         except DamagedTable:
-            return _rebuild(dir_fd, fd, header, disk)
-        return _recover_tail(dir_fd, fd, header, table, body, disk)
+            return _rebuild(directory, fd, header)
+        return _recover_tail(directory, fd, header, table, body)
 
 
 def _settle_switch(dir_fd: int, header: fmt.FileHeader, disk: Disk) -> None:
@@ -128,14 +129,13 @@ def is_unfinished(dir_fd: int, number: int) -> bool:
     return False
 
 
-def recover_or_discard(
-    dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk
-) -> Recovered | None:
+def recover_or_discard(directory: ContainerDirectory, number: int) -> Recovered | None:
     """As :func:`recover`; None where a crash had interrupted the making of the container, which is
-    removed then. Raises DamagedContainer where it cannot be opened: that is scrub's to see to.
+    removed then. Raises DamagedContainer where it cannot be opened: scrub deals with that.
     """
+    dir_fd, disk = directory.fd, directory.disk
     try:
-        return recover(dir_fd, number, kind, volume, disk)
+        return recover(directory, number)
     except DamagedContainer:
         if not is_unfinished(dir_fd, number):
             raise
@@ -148,14 +148,14 @@ def recover_or_discard(
     return None
 
 
-def recover_sound(dir_fd: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> Iterator[Recovered]:
+def recover_sound(directory: ContainerDirectory) -> Iterator[Recovered]:
     """All containers of a directory that can be opened, ascending, each brought into a known state.
 
-    What cannot is left for scrub.
+    The others are left for scrub.
     """
-    for number in container_numbers(dir_fd):
+    for number in directory.numbers():
         try:
-            state = recover_or_discard(dir_fd, number, kind, volume, disk)
+            state = recover_or_discard(directory, number)
         except DamagedContainer:
             continue
         if state is not None:
@@ -163,12 +163,11 @@ def recover_sound(dir_fd: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> Ite
 
 
 def _recover_tail(
-    dir_fd: int,
+    directory: ContainerDirectory,
     fd: int,
     header: fmt.FileHeader,
     table: tbl.TableHeader,
     body: bytes,
-    disk: Disk,
 ) -> Recovered:
     """Keep what is intact after the synced mark, cut the rest; fill in lost entries before it."""
     size = os.fstat(fd).st_size
@@ -184,7 +183,7 @@ def _recover_tail(
         assert known is not None
         reconciled = min(table.reconciled, count)
         return Recovered(header, size, known, _may_grow(known, size), 0, reconciled)
-    _settle_pages(fd, disk)
+    _settle_pages(fd, directory.disk)
     if is_whole:
         assert known is not None
         kept, reconciled = list(known), min(table.reconciled, count)
@@ -201,11 +200,11 @@ def _recover_tail(
         kept += [entry_of(item)] * len(item.ordinals())
         end = item.offset + fmt.record_size(item.record.stored_length)
     if end < size:
-        disk.truncate(fd, end)
-        disk.sync_file(fd)
+        directory.disk.truncate(fd, end)
+        directory.disk.sync_file(fd)
     reach(_CUT)
     mark = replace(table, synced_bytes=end, synced_count=len(kept), reconciled=reconciled)
-    packed = write_table(dir_fd, header, mark, kept, disk)
+    packed = directory.write_table(header, mark, kept)
     return Recovered(header, end, packed, _may_grow(kept, end), size - end, reconciled)
 
 
@@ -225,9 +224,9 @@ def completed(
     return [own or found for own, found in zip(said, scanned, strict=True)]
 
 
-def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recovered:
+def _rebuild(directory: ContainerDirectory, fd: int, header: fmt.FileHeader) -> Recovered:
     """Build the table from the container alone. Nothing is cut: any record may be referenced."""
-    _settle_pages(fd, disk)
+    _settle_pages(fd, directory.disk)
     size = os.fstat(fd).st_size
     entries = _entries_below(fd, header, size, 0)
     if not _may_grow(entries, size):
@@ -242,7 +241,7 @@ def _rebuild(dir_fd: int, fd: int, header: fmt.FileHeader, disk: Disk) -> Recove
         size,
         len(entries),
     )
-    packed = write_table(dir_fd, header, mark, entries, disk)
+    packed = directory.write_table(header, mark, entries)
     return Recovered(header, size, packed, _may_grow(entries, size), 0)
 
 

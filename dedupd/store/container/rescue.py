@@ -14,8 +14,9 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.store.container.container import Found, data_name, scan, table_name
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import completed, is_unfinished
-from dedupd.store.container.table_file import LOST, load_table, write_table
+from dedupd.store.container.table_file import LOST, load_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import BLOCK_BYTES, is_readable, opened, read_readable
 
@@ -32,19 +33,18 @@ READ_PAUSE_S = 2.0
 fail for a moment, and many a weak sector can be read at last."""
 
 
-def mend(
-    dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk, count_min: int = 0
-) -> list[str]:
-    """Make a container openable, with at least ``count_min`` entries; says what was wrong with it.
+def mend(directory: ContainerDirectory, number: int, count_min: int = 0) -> list[str]:
+    """Make a container openable, with at least ``count_min`` entries; returns what was wrong.
 
-    Needs the job lock, and nobody who appends. Idempotent; interrupted anywhere, the next call
+    Needs the job lock, and no open writer. Idempotent; interrupted anywhere, the next call
     finishes. A container that was never finished is left to recovery. Raises DamagedContainer where
     the file is another container, UnknownFormat, NoSpace, OSError.
     """
     wrong: list[str] = []
+    dir_fd, disk = directory.fd, directory.disk
     if _is_missing(dir_fd, number):
         wrong.append("the container is missing")
-        _create(dir_fd, number, kind, volume, disk)
+        _create(directory, number)
     elif count_min == 0 and is_unfinished(dir_fd, number):
         return []
     name = data_name(number)
@@ -55,14 +55,13 @@ def mend(
             )
         except DamagedContainer:
             wrong.append("the container has no valid header")
-            header = _new_header(
-                dir_fd, number, kind, volume, _generation(fd, dir_fd, number, volume)
-            )
+            generation = _generation(fd, dir_fd, number, directory.volume_id)
+            header = _new_header(directory, number, generation)
             _write_header(fd, header, disk)
             reach(_HEADER)
-        if (header.kind, header.container, header.volume) != (kind, number, volume):
+        if not directory.owns(header, number):
             raise DamagedContainer(f"{name.decode()}: this file is another container, misplaced")
-        return wrong + _mend_table(dir_fd, fd, header, count_min, disk)
+        return wrong + _mend_table(directory, fd, header, count_min)
 
 
 def _write_header(fd: int, header: fmt.FileHeader, disk: Disk) -> None:
@@ -92,23 +91,23 @@ def _is_missing(dir_fd: int, number: int) -> bool:
     return False
 
 
-def _create(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, disk: Disk) -> None:
-    mark = _table_header(dir_fd, number)
-    header = _new_header(dir_fd, number, kind, volume, mark.generation if mark is not None else 1)
+def _create(directory: ContainerDirectory, number: int) -> None:
+    mark = _table_header(directory.fd, number)
+    header = _new_header(directory, number, mark.generation if mark is not None else 1)
     if mark is None:
-        # First of all, so that nobody takes the new file for one that was never finished.
-        blank = tbl.TableHeader(kind, number, 1, 0, volume, fmt.FILE_HEADER_BYTES, 1)
-        write_table(dir_fd, header, blank, [LOST], disk)
-    disk.replace_file(dir_fd, data_name(number), fmt.encode_file_header(header))
+        # First of all, so that the new file is not taken for one that was never finished.
+        blank = tbl.TableHeader(header.kind, number, 1, 0, header.volume, fmt.FILE_HEADER_BYTES, 1)
+        directory.write_table(header, blank, [LOST])
+    data = fmt.encode_file_header(header)
+    directory.disk.replace_file(directory.fd, data_name(number), data)
     reach(_CREATED)
 
 
-def _new_header(
-    dir_fd: int, number: int, kind: fmt.Kind, volume: bytes, generation: int
-) -> fmt.FileHeader:
-    mark = _table_header(dir_fd, number)
+def _new_header(directory: ContainerDirectory, number: int, generation: int) -> fmt.FileHeader:
+    mark = _table_header(directory.fd, number)
     partition = mark.partition if mark is not None else 0
-    return fmt.FileHeader(kind, number, generation, partition, volume, time.time_ns())
+    kind, volume_id = directory.kind, directory.volume_id
+    return fmt.FileHeader(kind, number, generation, partition, volume_id, time.time_ns())
 
 
 def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:
@@ -121,26 +120,26 @@ def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:
     return mark if mark.container == number else None
 
 
-def _generation(fd: int, dir_fd: int, number: int, volume: bytes) -> int:
+def _generation(fd: int, dir_fd: int, number: int, volume_id: bytes) -> int:
     """The generation of a container without a header: the one whose records are valid."""
     mark = _table_header(dir_fd, number)
     tried = [mark.generation] if mark is not None else []
     tried += range(1, GENERATIONS_MAX + 1)
     size = os.fstat(fd).st_size
     for generation in tried:
-        seed = fmt.checksum_seed(volume, number, generation)
+        seed = fmt.checksum_seed(volume_id, number, generation)
         if any(isinstance(item, Found) for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size)):
             return generation
     return tried[0]
 
 
 def _mend_table(
-    dir_fd: int, fd: int, header: fmt.FileHeader, count_min: int, disk: Disk
+    directory: ContainerDirectory, fd: int, header: fmt.FileHeader, count_min: int
 ) -> list[str]:
     """Bring the table down to what the container still has, and up to the entries it must have."""
     wrong: list[str] = []
     try:
-        mark, entries = load_table(dir_fd, header)
+        mark, entries = load_table(directory.fd, header)
     except DamagedTable:
         return wrong  # recovery makes it anew, and marks what is damaged
     size = os.fstat(fd).st_size
@@ -153,7 +152,7 @@ def _mend_table(
     kept = completed(fd, header, mark, entries)
     kept += [LOST] * (count - len(kept))
     kept = [_as_far_as_there(entry, size) for entry in kept]
-    write_table(dir_fd, header, replace(mark, synced_count=len(kept), reconciled=0), kept, disk)
+    directory.write_table(header, replace(mark, synced_count=len(kept), reconciled=0), kept)
     reach(_TABLE)
     return wrong
 

@@ -16,7 +16,7 @@ class SequentialReader:
     """Reads records of a container in the order of their offsets, in large pieces."""
 
     def __init__(self, fd: int, seed: int) -> None:
-        self._fd = fd
+        self.fd = fd
         self._seed = seed
         self._buffer = new_buffer(WINDOW_BYTES)
         self._view = memoryview(self._buffer)
@@ -39,7 +39,7 @@ class SequentialReader:
             if size > len(self._view):
                 return None
             self._base, at = entry.offset, 0
-            self._filled = read_uncached_readable(self._fd, self._view, entry.offset)
+            self._filled = read_uncached_readable(self.fd, self._view, entry.offset)
             if self._filled < size:
                 return None
         record = fmt.unpack_record(self._view, at, self._seed)

@@ -1,10 +1,9 @@
-"""Redirection tables: reading one from its file, and writing one anew."""
+"""Redirection tables as they are read from their files."""
 
 import os
 from dataclasses import dataclass
 
 from dedupd.errors import DamagedTable
-from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
@@ -12,11 +11,7 @@ from dedupd.store.container.container import (
     NEW,
     table_name,
 )
-from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_readable
-
-_REBUILT = define("recovery.table-written", "a rebuilt table is in place")
-
 
 LOST = tbl.Entry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
 """Stands in a table for an ordinal whose record was not found, so that one scan is enough."""
@@ -80,17 +75,3 @@ def table_header(fd: int, name: bytes, header: fmt.FileHeader) -> tbl.TableHeade
     if not tbl.belongs(table, header):
         raise DamagedTable(f"{name.decode()}: the redirection table is of another container")
     return table
-
-
-def write_table(
-    dir_fd: int,
-    header: fmt.FileHeader,
-    mark: tbl.TableHeader,
-    entries: list[tbl.Entry],
-    disk: Disk,
-) -> PackedEntries:
-    """Put a table in the place of the one that is there; returns its entries."""
-    packed = PackedEntries.of(entries, fmt.seed_of(header))
-    disk.replace_file(dir_fd, table_name(header.container), tbl.encode_header(mark) + packed.data)
-    reach(_REBUILT)
-    return packed

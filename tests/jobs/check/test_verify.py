@@ -15,6 +15,7 @@ from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
 from dedupd.format.stub import StubAttribute, encode_stub
+from dedupd.store.container.record_states import set_states
 from dedupd.stub.content import open_content
 from dedupd.units import KIB
 from jobs.check.invariants import INVARIANTS
@@ -87,7 +88,7 @@ def set_entry(lab: Lab, kind: Kind, ordinal: int, **changes: object) -> None:
         directory = volume.containers(kind)
         entry = directory.entries(1)[ordinal]
         assert entry is not None
-        directory.set_states({make_id(1, ordinal): entry._replace(**changes)})  # type: ignore
+        set_states(directory, {make_id(1, ordinal): entry._replace(**changes)})  # type: ignore
         directory.close()
 
 

@@ -1,6 +1,5 @@
 """Compaction: space comes back, ids stay, and readers never notice."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ from dedupd.format.ids import ordinal_of
 from dedupd.format.table import State
 from dedupd.store.container.compaction import compact, remove, remove_remains
 from dedupd.store.container.files import container_numbers, remains, table_numbers
-from dedupd.store.container.record_states import set_states
+from dedupd.store.container.record_states import set_entries
 from dedupd.store.container.recovery import recover
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import Weight, garbage_of, weigh, weights
-from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
 from tests.support.lab import flip_bit, lab_in, noise, prose, stop_at
 from tests.support.stores import VOLUME, FullDisk, LazyDisk, Records
@@ -33,14 +31,14 @@ def become(store: Records, states: dict[int, tuple[State, int]], number: int = 1
         at: state.entries[at]._replace(state=new, target=target)
         for at, (new, target) in states.items()
     }
-    with opened(os.open(store.directory, os.O_RDONLY)) as dir_fd:
-        set_states(store.disk, dir_fd, state.header, changes)
+    with store.opened() as directory:
+        set_entries(directory, state.header, changes)
     return store.recover_one(number)
 
 
 def run_compact(store: Records, number: int = 1) -> int:
-    with opened(os.open(store.directory, os.O_RDONLY)) as dir_fd:
-        return compact(dir_fd, store.recover_one(number), store.disk)
+    with store.opened() as directory:
+        return compact(directory, store.recover_one(number))
 
 
 def weight_of(store: Records, number: int = 1) -> Weight:
@@ -324,19 +322,16 @@ def test_removing_a_dead_container_survives_a_death_at_each_step(tmp_path: Path)
         ids = [*store.append(noise(3000)), *store.append(noise(3000, 1))]
         store.writer.sync()
         become(store, {0: (State.ORPHANED, 1)})
-        with (
-            opened(os.open(store.directory, os.O_RDONLY)) as dir_fd,
-            stop_at(point),
-        ):
-            remove(dir_fd, store.recover_one(1), store.disk)
+        with store.opened() as directory, stop_at(point):
+            remove(directory, store.recover_one(1))
         assert store.read([ids[1]]) == [noise(3000, 1)]
         store.reopen()
         (new,) = store.append(noise(100, 2))
         assert new >> 32 >= 2
-        with opened(os.open(store.directory, os.O_RDONLY)) as dir_fd:
-            remove_remains(dir_fd, store.disk)
-            assert remains(dir_fd) == []
-            assert table_numbers(dir_fd) == container_numbers(dir_fd)
+        with store.opened() as directory:
+            remove_remains(directory)
+            assert remains(directory.fd) == []
+            assert table_numbers(directory.fd) == container_numbers(directory.fd)
         store.writer.close()
 
 
@@ -349,14 +344,11 @@ def test_a_quarantined_record_that_is_needed_keeps_its_container_and_is_reported
         lab.optimise()
         (lab.data / "gone").unlink()
         lab.collect()
-        with (
-            lab.opened() as volume,
-            opened(os.open(volume.directory(Kind.CHUNKS), os.O_RDONLY)) as dir_fd,
-        ):
-            state = recover(dir_fd, 1, Kind.CHUNKS, volume.space.volume, lab.disk)
+        with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:
+            state = recover(directory, 1)
             hurt = state.entries[0]._replace(state=State.QUARANTINED)
-            set_states(lab.disk, dir_fd, state.header, {0: hurt})
+            set_entries(directory, state.header, {0: hurt})
             report = lab.compact()
             assert (report.rewritten, report.errors) == (0, 1)
             assert "quarantined" in report.messages[0]
-            set_states(lab.disk, dir_fd, state.header, {0: state.entries[0]})
+            set_entries(directory, state.header, {0: state.entries[0]})

@@ -15,7 +15,6 @@ from dedupd.format.container import Kind, seed_of
 from dedupd.format.ids import make_id
 from dedupd.format.recipe import encode_node, named_by
 from dedupd.format.table import State
-from dedupd.store.container.files import container_numbers
 from dedupd.store.container.recovery import recover
 from dedupd.store.mark_set import Marks
 from dedupd.stub.stub_file import SparseStub
@@ -42,12 +41,9 @@ from tests.support.upkeep import chunks_of, damage_record, scrub
 def states(lab: Lab, kind: Kind = Kind.CHUNKS) -> dict[int, int]:
     """How many records of each state a store has."""
     counts: dict[int, int] = {}
-    with (
-        lab.opened() as volume,
-        opened(os.open(volume.directory(kind), os.O_RDONLY)) as dir_fd,
-    ):
-        for number in container_numbers(dir_fd):
-            for entry in recover(dir_fd, number, kind, volume.space.volume, lab.disk).entries:
+    with lab.opened() as volume, volume.containers(kind) as directory:
+        for number in directory.numbers():
+            for entry in recover(directory, number).entries:
                 counts[entry.state] = counts.get(entry.state, 0) + 1
     return counts
 

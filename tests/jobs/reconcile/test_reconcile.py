@@ -11,15 +11,16 @@ from dedupd.errors import DamagedTable
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.record_states import join_set
+from dedupd.store.container.record_states import join_set, set_states
 from dedupd.store.container.table_file import load_table
+from dedupd.store.container.table_scan import TableShape
 from dedupd.store.merge_log import MergeLog, MergeLogWriter
 from dedupd.store.writer import ContainerWriter
 from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
 from jobs.frame.run import JobRun
 from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
-from jobs.reconcile.join import Shape, rounds, unreconciled
+from jobs.reconcile.join import rounds, unreconciled
 from tests.support.lab import Lab, lab_in, new_lab, noise, stop_at
 from tests.support.upkeep import chunks_of, damage_record, entry, scrub
 
@@ -195,7 +196,7 @@ def test_rounds_hold_everything_once_in_the_order_of_partitions(
             self.partition = partition
 
     known = {
-        number: Shape(Header(partition), max(a, b), min(a, b))  # type: ignore[arg-type]
+        number: TableShape(Header(partition), max(a, b), min(a, b))  # type: ignore[arg-type]
         for number, (partition, a, b) in given_shapes.items()
     }
     groups = list(rounds(unreconciled(known), capacity))
@@ -328,7 +329,7 @@ def test_verify_finds_a_chunk_that_is_in_the_set_twice(tmp_path: Path) -> None:
     for number, (_, count) in reconciled(lab).items():
         with lab.opened() as volume:
             directory = volume.containers(Kind.CHUNKS)
-            assert join_set(lab.disk, directory.fd, directory.header(number), 0, count)
+            assert join_set(directory, directory.header(number), 0, count)
             directory.close()
     assert lab.broken() == {"set-distinct"}
 
@@ -341,7 +342,7 @@ def test_verify_finds_merges_without_an_end(tmp_path: Path) -> None:
     with lab.opened() as volume:
         directory = volume.containers(Kind.CHUNKS)
         before = {into: entry(lab, Kind.CHUNKS, into)}
-        directory.set_states({into: before[into]._replace(state=tbl.State.MERGED, target=own)})
+        set_states(directory, {into: before[into]._replace(state=tbl.State.MERGED, target=own)})
         directory.close()
     assert "merge-ends" in lab.broken()
 
