@@ -78,7 +78,7 @@ class UncheckedEntries(Sequence[Entry | None]):
     def __init__(self, data: bytes, seed: int) -> None:
         """``seed`` is the container's; what is left behind the last whole entry is left out."""
         self.data = data[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
-        self._seed = seed
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.data) // ENTRY_BYTES
@@ -91,19 +91,19 @@ class UncheckedEntries(Sequence[Entry | None]):
         if isinstance(at, slice):
             start, stop, step = at.indices(len(self))
             assert step == 1
-            return UncheckedEntries(self.data[start * ENTRY_BYTES : stop * ENTRY_BYTES], self._seed)
+            return UncheckedEntries(self.data[start * ENTRY_BYTES : stop * ENTRY_BYTES], self.seed)
         start = range(len(self))[at] * ENTRY_BYTES
-        return tbl.decode_entry(self.data[start : start + ENTRY_BYTES], self._seed)
+        return tbl.decode_entry(self.data[start : start + ENTRY_BYTES], self.seed)
 
     def __iter__(self) -> Iterator[Entry | None]:
-        return iter(tbl.decode_entries(self.data, self._seed))
+        return iter(tbl.decode_entries(self.data, self.seed))
 
     def resized(self, count: int) -> "UncheckedEntries":
         """The first ``count``, with None for those that are not there."""
         size = count * ENTRY_BYTES
-        return UncheckedEntries(self.data[:size].ljust(size, b"\0"), self._seed)
+        return UncheckedEntries(self.data[:size].ljust(size, b"\0"), self.seed)
 
     def damaged(self) -> list[int]:
         """The ordinals of those that are None."""
-        states = native.store.table_states(self.data, self._seed)
+        states = native.store.table_states(self.data, self.seed)
         return [at for at, state in enumerate(states) if state == 0] if 0 in states else []

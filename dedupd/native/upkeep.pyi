@@ -111,7 +111,7 @@ def digest_needed(entries: Buffer, lengths: Buffer, seed: int) -> int:
     0, one after the other."""
 
 class KnownRecords:
-    """The records of all containers of one kind: see ``jobs/check/record_census.py``.
+    """The records of all containers of one kind: ``jobs/check/record_census.py`` builds on it.
 
     A record that is there has a raw length, which is not 0, and a fingerprint check: the first 4
     bytes of its fingerprint. Any number of threads may count at once.

@@ -15,14 +15,11 @@ from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.recipe import check_of
 from dedupd.format.table import State
 from dedupd.store.container.container import Container
+from dedupd.store.forwards import FORWARDS_MAX
 from dedupd.store.second_copies import CopyReader
 
 CONTAINERS_OPEN_MAX = 256
 """Two descriptors each: well below the usual limit of 1,024."""
-
-FORWARDS_MAX = native.upkeep.FORWARDS_MAX
-"""Steps from a merged record to the one that has its bytes; more are a loop. A merge takes one, and
-so does each repair of what a row ends at."""
 
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about what was to be read."""

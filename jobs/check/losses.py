@@ -10,7 +10,7 @@ from dedupd.stub.transition import local_ranges
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.volume.volume import Volume
-from jobs.check.record_census import KnownRecords
+from jobs.check.record_census import RecordCensus
 from jobs.check.references import hits
 
 
@@ -29,7 +29,7 @@ class Loss:
     reason: str
 
 
-def losses(volume: Volume, path: bytes, chunks: KnownRecords) -> Iterator[Loss]:
+def losses(volume: Volume, path: bytes, chunks: RecordCensus) -> Iterator[Loss]:
     """What a file has lost, in order. A file that is gone, or plain by now, has lost nothing.
 
     What lies in the file's own blocks is not lost, whatever has become of it in the store.

@@ -10,12 +10,12 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_scan import LoadedTable, loaded_tables
+from dedupd.store.forwards import FORWARDS_MAX
 from dedupd.store.merge_log import MergeLog
-from dedupd.store.reader import FORWARDS_MAX
 from dedupd.system.files import opened
 from dedupd.volume.volume import MERGE_DIR, Volume
 from jobs.check.invariants import Finding, Invariant
-from jobs.check.record_census import KnownRecords
+from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
 
 
@@ -54,15 +54,10 @@ def _checked(directory: ContainerDirectory, run: JobRun) -> Iterator[LoadedTable
         yield table
 
 
-def check_merges(known: KnownRecords, run: JobRun) -> Iterator[Finding]:
+def check_merges(known: RecordCensus, run: JobRun) -> Iterator[Finding]:
     """Merged records that lead to merged records without an end."""
     for record_id in run.checked(known.merged):
-        at = record_id
-        for _ in range(FORWARDS_MAX + 1):
-            if at not in known.merged:
-                break
-            at = known.merged[at].target
-        else:
+        if known.end_of(record_id) in known.merged:
             detail = f"leads on after {FORWARDS_MAX} steps"
             yield Finding(Invariant.MERGE_ENDS, show_id(record_id), detail)
 

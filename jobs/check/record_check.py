@@ -9,13 +9,43 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.container import Gap
+from dedupd.units import MIB
 from jobs.check.invariants import Invariant
 from jobs.check.record_windows import Passed, Place, Window, WindowReader
 
 _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.TOMBSTONE))
 """States in which a record may be damaged or gone: nobody reads it."""
 
-_INTACT, _PAYLOAD = 0, 1
+INTACT, _PAYLOAD = 0, 1
+"""What the native check says of a record (``CheckedRecords.statuses``)."""
+
+
+PORTION_BYTES = 128 * MIB
+"""Read by one call: at its end, the cores wait for a moment."""
+
+
+class CheckedTable:
+    """The entries of a container's table, and those that a check found to be another one, or none.
+
+    ``changed`` are the latter, by ordinal.
+    """
+
+    def __init__(self, entries: UncheckedEntries) -> None:
+        self.entries = entries
+        self.changed: dict[int, tbl.Entry | None] = {}
+
+    def __getitem__(self, ordinal: int) -> tbl.Entry | None:
+        if ordinal in self.changed or ordinal >= len(self.entries):
+            return self.changed.get(ordinal)
+        return self.entries[ordinal]
+
+    def of_state(self, state: tbl.State) -> Iterator[tbl.Entry]:
+        """The entries in a state."""
+        count = max([len(self.entries), *(ordinal + 1 for ordinal in self.changed)])
+        for ordinal in range(count):
+            entry = self[ordinal]
+            if entry is not None and entry.state == state:
+                yield entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +74,13 @@ class Row:
 class RecordCheck:
     """Takes the windows of a container in order, and says what is wrong.
 
-    ``entries`` are the table's, ``seed`` is the container's. ``expected`` is
-    the ordinal that the first record must have. A record beyond the table is compared with nothing.
+    ``entries`` are the table's. ``expected`` is the ordinal that the first record must have. A
+    record beyond the table is compared with nothing.
     """
 
-    def __init__(self, entries: UncheckedEntries, seed: int, expected: int = 0) -> None:
+    def __init__(self, entries: UncheckedEntries, expected: int = 0) -> None:
         self.entries = entries
-        self.seed = seed
+        self.seed = entries.seed
         self.gaps: list[Gap] = []
         self._seen = bytearray(len(entries))
         self._seen[:expected] = b"\1" * min(expected, len(entries))
@@ -98,7 +128,7 @@ class RecordCheck:
                     row.entry,
                 )
             if said is not None and said.state in _WITHOUT_BYTES:
-                if said.state == tbl.State.QUARANTINED and row.status == _INTACT:
+                if said.state == tbl.State.QUARANTINED and row.status == INTACT:
                     self.quarantined_intact.append(ordinal)
                 continue
             yield from _damage(row, ordinal)
@@ -182,7 +212,7 @@ def place(entry: tbl.Entry) -> tuple[bytes, int, int, int, int]:
 
 
 def _damage(row: Row, ordinal: int) -> Iterator[Problem]:
-    if row.status == _INTACT:
+    if row.status == INTACT:
         return
     if row.status == _PAYLOAD:
         detail = "the payload fails its checksum, or does not decode"

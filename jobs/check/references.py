@@ -20,7 +20,7 @@ from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
-from jobs.check.record_census import KnownRecords
+from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
 from jobs.tree.walk import Found
 
@@ -72,8 +72,8 @@ class ReferenceWalk:
         self,
         volume: Volume,
         run: JobRun,
-        chunks: KnownRecords,
-        nodes: KnownRecords,
+        chunks: RecordCensus,
+        nodes: RecordCensus,
         *,
         is_exact: bool = False,
         threads: int = 0,
@@ -94,8 +94,8 @@ class ReferenceWalk:
         pending = [b""]
         with ExitStack() as stack:
             counter = native.tree.StubCounter(
-                self._chunks.counted,
-                self._nodes.counted,
+                self._chunks,
+                self._nodes,
                 self._streams(stack),
                 attribute=self._volume.space.name,
                 seed=attribute_seed(self._volume.space.volume),
@@ -257,7 +257,7 @@ class Hit(NamedTuple):
     reason: str
 
 
-def hits(volume: Volume, stub: StubAttribute, where: str, chunks: KnownRecords) -> Iterator[Hit]:
+def hits(volume: Volume, stub: StubAttribute, where: str, chunks: RecordCensus) -> Iterator[Hit]:
     """The ranges of a stub's recipe that cannot be read, whether the file needs them or not.
 
     ``chunks`` says which chunks are there; damaged nodes are found by reading them.

@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dedupd.errors import Damaged, DamagedTable
@@ -16,20 +15,23 @@ from dedupd.store.container.recovery import is_unfinished
 from dedupd.store.container.table_file import load_table
 from dedupd.system.files import opened, read_readable
 from dedupd.system.processes import cores
-from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import OF_FILES, Finding, Invariant
 from jobs.check.losses import losses
 from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
-from jobs.check.record_census import KnownRecords
-from jobs.check.record_check import Problem, RecordCheck, check_all, rows
+from jobs.check.record_census import RecordCensus
+from jobs.check.record_check import (
+    PORTION_BYTES,
+    CheckedTable,
+    Problem,
+    RecordCheck,
+    check_all,
+    rows,
+)
 from jobs.check.record_windows import Window, WindowReader
 from jobs.check.references import ReferenceWalk
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
-
-PORTION_BYTES = 128 * MIB
-"""Read by one call: at its end, the cores wait for a moment."""
 
 
 @dataclass(slots=True)
@@ -59,33 +61,12 @@ class VerifyReport(Report):
     by_invariant: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Checked:
-    """The entries of a container's table, and those that turned out to be another one, or none."""
-
-    entries: UncheckedEntries
-    seed: int
-    changed: dict[int, tbl.Entry | None] = field(default_factory=dict)
-
-    def entry(self, ordinal: int) -> tbl.Entry | None:
-        if ordinal in self.changed or ordinal >= len(self.entries):
-            return self.changed.get(ordinal)
-        return self.entries[ordinal]
-
-    def of_state(self, state: tbl.State) -> Iterator[tbl.Entry]:
-        count = max([len(self.entries), *(ordinal + 1 for ordinal in self.changed)])
-        for ordinal in range(count):
-            entry = self.entry(ordinal)
-            if entry is not None and entry.state == state:
-                yield entry
-
-
 class Verify(Job[VerifyReport]):
     """One offline check of a volume. Changes nothing. Needs the job lock, and no mount."""
 
     def __init__(self, volume: Volume, run: JobRun) -> None:
         super().__init__(volume, run, VerifyReport())
-        self._known = {kind: KnownRecords() for kind in fmt.COPIES_OF}
+        self._known = {kind: RecordCensus() for kind in fmt.COPIES_OF}
         self._copied: dict[fmt.Kind, dict[int, dict[int, set[bytes]]]] = {
             kind: {} for kind in fmt.COPIES_OF
         }
@@ -116,7 +97,7 @@ class Verify(Job[VerifyReport]):
     def report(self) -> VerifyReport:
         report = self._report
         report.quarantined = sum(len(known.lost) for known in self._known.values())
-        report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced
+        report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced()
         report.by_invariant = dict(Counter(f.invariant for f in report.findings))
         report.files_hit = len({f.where for f in report.findings if f.invariant in OF_FILES})
         report.outcome = "damaged" if report.findings else "clean"
@@ -148,7 +129,7 @@ class Verify(Job[VerifyReport]):
                 self._run.update(done=done + 1)
                 self._run.check()
 
-    def _take_in(self, kind: fmt.Kind, of: fmt.Kind, number: int, checked: "_Checked") -> None:
+    def _take_in(self, kind: fmt.Kind, of: fmt.Kind, number: int, checked: CheckedTable) -> None:
         """Note what is there, and what repeats what."""
         known = self._known[of]
         if kind is not of:
@@ -158,14 +139,14 @@ class Verify(Job[VerifyReport]):
                 known.add_copy(copy)
                 self._report.copies += 1
             return
-        known.add_container(number, checked.entries, checked.seed)
+        known.add_container(number, checked.entries, checked.entries.seed)
         for ordinal, changed in checked.changed.items():
             if changed is None:
                 known.forget(make_id(number, ordinal))
             else:
                 known.add(make_id(number, ordinal), changed)
         for ordinal, fingerprints in sorted(self._copied[of].get(number, {}).items()):
-            entry = checked.entry(ordinal)
+            entry = checked[ordinal]
             if entry is None or entry.state not in tbl.USABLE:
                 continue
             if fingerprints - {entry.fingerprint}:
@@ -174,7 +155,7 @@ class Verify(Job[VerifyReport]):
 
     def _check_container(
         self, directory: int, kind: fmt.Kind, number: int, windows: WindowReader, where: str
-    ) -> "_Checked | None":
+    ) -> CheckedTable | None:
         """Check one container; None where there is none to speak of."""
         if is_unfinished(directory, number):
             return None
@@ -223,10 +204,10 @@ class Verify(Job[VerifyReport]):
         end: int,
         windows: WindowReader,
         where: str,
-    ) -> "_Checked":
+    ) -> CheckedTable:
         """What the records are that are there, by themselves where the table does not say."""
-        check = RecordCheck(entries, fmt.seed_of(header))
-        found = _Checked(entries, fmt.seed_of(header))
+        check = RecordCheck(entries)
+        found = CheckedTable(entries)
         start = fmt.FILE_HEADER_BYTES
         for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
             if not entries and isinstance(item, Window):
@@ -240,7 +221,7 @@ class Verify(Job[VerifyReport]):
         self._report.stored_bytes += end - fmt.FILE_HEADER_BYTES
         return found
 
-    def _problem(self, problem: Problem, where: str, found: "_Checked") -> None:
+    def _problem(self, problem: Problem, where: str, found: CheckedTable) -> None:
         is_of_record = problem.invariant in (
             Invariant.RECORD_PAYLOAD,
             Invariant.RECORD_FINGERPRINT,
@@ -270,6 +251,6 @@ class Verify(Job[VerifyReport]):
                 detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
                 self._find(invariant, loss.path, detail)
         for known in self._known.values():
-            for record_id in sorted(known.relied_on):
+            for record_id in sorted(known.relied_on()):
                 detail = "only its second copy is there"
                 self._find(Invariant.PRIMARY_THERE, show_id(record_id), detail)

@@ -9,11 +9,10 @@ from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.store.container.container import Container
 from dedupd.store.container.directory import OpenContainers
 from dedupd.store.container.table_file import Recovered
-from dedupd.store.reader import FORWARDS_MAX
+from dedupd.store.forwards import end_of
 from dedupd.system.page_cache import read_uncached
+from jobs.check.record_check import INTACT
 from jobs.frame.run import JobRun
-
-_INTACT = 0
 
 
 class BytesCheck(NamedTuple):
@@ -39,7 +38,7 @@ class BytesCheck(NamedTuple):
             threads=1,
         )
         return (
-            list(found.statuses) == [_INTACT]
+            list(found.statuses) == [INTACT]
             and memoryview(found.ordinals).cast("I")[0] == ordinal_of(self.record_id)
             and found.entries[: tbl.FINGERPRINT_BYTES] == self.entry.fingerprint
         )
@@ -54,8 +53,8 @@ class MergedBytes:
         self._algorithm = algorithm
 
     def first_needed(self, state: Recovered) -> tuple[int, int] | None:
-        """A merged record of a container that has its bytes, and the one that it leads to, whose
-        bytes are not to be had; None where there is none. Reads each of the others once. Raises
+        """A merged record that still has its bytes, and the record that it leads to and whose bytes
+        are lost; None where a container has no such record. Reads each of the others once. Raises
         Cancelled."""
         number = state.header.container
         merged = [
@@ -65,22 +64,17 @@ class MergedBytes:
         ]
         for target, own, entry in sorted(merged):  # in the order of the disk
             self._run.check()
-            end = self._end_of(target)
+            end = end_of(target, self._target)
             if not self._is_given(entry, end) and self._is_intact(own, entry):
                 return own, end
         return None
 
-    def _end_of(self, record_id: int) -> int:
-        """Where a row of merged records ends."""
-        for _ in range(FORWARDS_MAX):
-            entry = self._containers.entry(record_id)
-            if entry is None or entry.state != tbl.State.MERGED:
-                break
-            record_id = entry.target
-        return record_id
+    def _target(self, record_id: int) -> int | None:
+        entry = self._containers.entry(record_id)
+        return None if entry is None or entry.state != tbl.State.MERGED else entry.target
 
     def _is_given(self, merged: tbl.Entry, end: int) -> bool:
-        """Whether the end of its row has a merged record's bytes, or nobody needs them any more."""
+        """Whether the end of its row has a merged record's bytes, or they are needed no more."""
         entry = self._containers.entry(end)
         if entry is None:
             return False

@@ -22,7 +22,7 @@ from dedupd.store.container.table_file import LOST
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
-from jobs.check.record_census import KnownRecords
+from jobs.check.record_census import RecordCensus
 from jobs.check.references import Missing
 from jobs.frame.run import JobRun
 
@@ -67,7 +67,7 @@ class Repair:
         run: JobRun,
         kind: fmt.Kind,
         writer: ContainerWriter,
-        known: KnownRecords,
+        known: RecordCensus,
         expected: dict[int, Missing],
     ) -> None:
         self._volume = volume

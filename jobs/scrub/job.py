@@ -26,7 +26,7 @@ from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.losses import Loss, losses
-from jobs.check.record_census import KnownRecords
+from jobs.check.record_census import RecordCensus
 from jobs.check.references import References, ReferenceWalk
 from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
@@ -103,7 +103,7 @@ class Scrub(Job[ScrubReport]):
         self._counts: Counter[str] = Counter()
         self._checked: RecordScrub | None = None
         self._noted: list[Note] = []
-        self._known = {kind: KnownRecords() for kind in fmt.Kind}
+        self._known = {kind: RecordCensus() for kind in fmt.Kind}
         self._directories: dict[fmt.Kind, ContainerDirectory] = {}
         self._threads = self._policy.cores or cores()
         self._numbers = Numbers(volume)
@@ -189,12 +189,12 @@ class Scrub(Job[ScrubReport]):
         for kind in fmt.Kind:
             writer = self._numbers.writer(kind)
             try:
-                known = self._known[kind] = KnownRecords()
+                known = self._known[kind] = RecordCensus()
                 writer.recover(lambda found, known=known: self._take_in(known, found))  # type: ignore[misc]
             finally:
                 writer.close()
 
-    def _take_in(self, known: KnownRecords, found: Recovered) -> None:
+    def _take_in(self, known: RecordCensus, found: Recovered) -> None:
         header = found.header
         seed = fmt.seed_of(header)
         known.add_container(header.container, found.entries, seed)
@@ -243,9 +243,9 @@ class Scrub(Job[ScrubReport]):
         for finding in tree.findings:
             self._find(Invariant(finding.invariant), finding.where, finding.detail)
         grown = self._ensure_entries(
-            fmt.Kind.CHUNKS, {*tree.missing_chunks, *chunks.relied_on, *_unknown_ends(chunks)}
+            fmt.Kind.CHUNKS, {*tree.missing_chunks, *chunks.relied_on(), *_unknown_ends(chunks)}
         ) | self._ensure_entries(
-            fmt.Kind.STREAMS, {*tree.missing_nodes, *nodes.relied_on, *_unknown_ends(nodes)}
+            fmt.Kind.STREAMS, {*tree.missing_nodes, *nodes.relied_on(), *_unknown_ends(nodes)}
         )
         if grown:
             self._recover_all()
@@ -253,7 +253,7 @@ class Scrub(Job[ScrubReport]):
             self._references(chunks, nodes)
         return tree
 
-    def _references(self, chunks: KnownRecords, nodes: KnownRecords) -> References:
+    def _references(self, chunks: RecordCensus, nodes: RecordCensus) -> References:
         walk = ReferenceWalk(self._volume, self._run, chunks, nodes, threads=self._threads)
         return walk.walk()
 
@@ -349,7 +349,7 @@ class Scrub(Job[ScrubReport]):
                 self._find(invariant, loss.path, detail)
 
 
-def _unknown_ends(known: KnownRecords) -> set[int]:
+def _unknown_ends(known: RecordCensus) -> set[int]:
     """What merged records lead to and no table knows: their own bytes may make up for it."""
     ends = map(known.end_of, known.merged)
     return set(filter(known.is_unknown, ends))

@@ -20,8 +20,8 @@ from dedupd.units import MIB
 from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import Invariant
-from jobs.check.record_census import KnownRecords
-from jobs.check.record_check import Problem, RecordCheck, check_all
+from jobs.check.record_census import RecordCensus
+from jobs.check.record_check import PORTION_BYTES, CheckedTable, Problem, RecordCheck, check_all
 from jobs.check.record_windows import WindowReader
 from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
@@ -31,23 +31,6 @@ _QUARANTINED = define("scrub.quarantined", "what was found about records is in t
 
 _METADATA = frozenset((fmt.Kind.STREAMS, fmt.Kind.STREAM_COPIES))
 """What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
-
-
-PORTION_BYTES = 128 * MIB
-"""Read by one call, unless a rate says less: at its end, the cores wait for a moment."""
-
-
-class Said:
-    """What a table says by now: its entries, and what was put in their place since."""
-
-    def __init__(self, entries: UncheckedEntries) -> None:
-        self._entries = entries
-        self.changed: dict[int, tbl.Entry] = {}
-
-    def __getitem__(self, ordinal: int) -> tbl.Entry | None:
-        if ordinal in self.changed or ordinal >= len(self._entries):
-            return self.changed.get(ordinal)
-        return self._entries[ordinal]
 
 
 class RecordScrub:
@@ -64,7 +47,7 @@ class RecordScrub:
         throttle: Throttle,
         threads: int,
         directories: dict[fmt.Kind, ContainerDirectory],
-        known: dict[fmt.Kind, KnownRecords],
+        known: dict[fmt.Kind, RecordCensus],
         find: Callable[[Invariant, str, str], None],
     ) -> None:
         self._volume = volume
@@ -99,7 +82,7 @@ class RecordScrub:
                 self.resumed = True
                 self._run.update(done=self._run.progress.done + size)
                 continue
-            self._check(kind, self._directories[kind], number)
+            self._check(self._directories[kind], number)
             self.progress.done(kind, number)
 
     def look_at(self, notes: Iterable[Note]) -> None:
@@ -116,8 +99,8 @@ class RecordScrub:
                 problem = Problem(
                     Invariant.RECORD_PAYLOAD, str(error), ordinal_of(record_id), entry
                 )
-                said = Said(directory.entries(number))
-                self._settle(kind, directory, directory.header(number), said, [problem])
+                said = CheckedTable(directory.entries(number))
+                self._settle(directory, directory.header(number), said, [problem])
 
     @staticmethod
     def _size(directory: ContainerDirectory, number: int) -> int:
@@ -128,71 +111,65 @@ class RecordScrub:
         self.read_bytes += count
         self._run.update(done=self._run.progress.done + count)
 
-    def _check(self, kind: fmt.Kind, directory: ContainerDirectory, number: int) -> None:
+    def _check(self, directory: ContainerDirectory, number: int) -> None:
         self.containers += 1
         try:
             header = directory.header(number)
             entries = directory.entries(number)
             fd = os.open(data_name(number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.fd)
             with opened(fd):
-                is_deep = self._is_full or kind in _METADATA
-                if is_deep or not self._headers_agree(fd, header, entries):
-                    self._check_records(kind, directory, fd, header, entries)
+                is_deep = self._is_full or directory.kind in _METADATA
+                if is_deep or not self._headers_agree(fd, entries):
+                    self._check_records(directory, fd, header, entries)
         except (Damaged, OSError) as error:
             self._find(Invariant.CONTAINER_RECORDS, directory.where(number), str(error))
 
     def _check_records(
         self,
-        kind: fmt.Kind,
         directory: ContainerDirectory,
         fd: int,
         header: fmt.FileHeader,
         entries: UncheckedEntries,
     ) -> None:
-        seed = fmt.seed_of(header)
-        check = RecordCheck(entries, seed)
+        check = RecordCheck(entries)
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
-        begun = self.progress.within(kind, header)
+        begun = self.progress.within(directory.kind, header)
         if begun is not None:
-            start, check = begun[0], RecordCheck(entries, seed, begun[1])
+            start, check = begun[0], RecordCheck(entries, begun[1])
             self.resumed = True
         portion = self._throttle.portion(PORTION_BYTES, MIB)
-        said = Said(entries)
+        said = CheckedTable(entries)
         for offset, _, problems in check_all(self._windows, fd, check, start, end, portion):
-            self._settle(kind, directory, header, said, problems)
+            self._settle(directory, header, said, problems)
             if not check.gaps:
-                self.progress.note(kind, header, offset, check.expected)
+                self.progress.note(directory.kind, header, offset, check.expected)
         problems = list(check.finish())
-        self._settle(kind, directory, header, said, problems)
+        self._settle(directory, header, said, problems)
         if any(problem.ordinal < 0 for problem in problems):
-            self._account_for_gap(kind, directory, header.container, len(entries))
-        self._release(kind, directory, header, said, check.quarantined_intact)
+            self._account_for_gap(directory, header.container, len(entries))
+        self._release(directory, header, said, check.quarantined_intact)
         self.records += check.records
         self.raw_bytes += check.raw_bytes
 
-    def _account_for_gap(
-        self, kind: fmt.Kind, directory: ContainerDirectory, number: int, count: int
-    ) -> None:
+    def _account_for_gap(self, directory: ContainerDirectory, number: int, count: int) -> None:
         """Bytes that are no record, and that no entry accounts for, were one whose entry is lost as
         well: an entry says so from now on, and the ordinal is never given out again."""
         mend(directory, number, count + 1)
-        self._known[kind].add(make_id(number, count), LOST)
+        self._known[directory.kind].add(make_id(number, count), LOST)
 
-    def _headers_agree(self, fd: int, header: fmt.FileHeader, entries: UncheckedEntries) -> bool:
+    def _headers_agree(self, fd: int, entries: UncheckedEntries) -> bool:
         """Whether every record is where its entry says; payloads are not read."""
-        seed = fmt.seed_of(header)
         self._pace(len(entries) * fmt.RECORD_HEADER_BYTES)
-        if not native.store.headers_agree(fd, entries.data, seed=seed):
+        if not native.store.headers_agree(fd, entries.data, seed=entries.seed):
             return False
         self.records += len(entries)
         return True
 
     def _settle(
         self,
-        kind: fmt.Kind,
         directory: ContainerDirectory,
         header: fmt.FileHeader,
-        said: "Said",
+        said: CheckedTable,
         problems: list[Problem],
     ) -> None:
         """Tell problems, and put into the table what is true now: durably, before going on."""
@@ -210,14 +187,13 @@ class RecordScrub:
                 lost = entry or problem.entry or LOST
                 changes[problem.ordinal] = lost._replace(state=tbl.State.QUARANTINED)
         said.changed.update(changes)
-        self._change(kind, directory, header, changes)
+        self._change(directory, header, changes)
 
     def _release(
         self,
-        kind: fmt.Kind,
         directory: ContainerDirectory,
         header: fmt.FileHeader,
-        said: "Said",
+        said: CheckedTable,
         ordinals: list[int],
     ) -> None:
         """Records that were quarantined and are right after all: it was not the disk."""
@@ -227,11 +203,10 @@ class RecordScrub:
             if (entry := said[ordinal]) is not None
         }
         self.released += len(changes)
-        self._change(kind, directory, header, changes)
+        self._change(directory, header, changes)
 
     def _change(
         self,
-        kind: fmt.Kind,
         directory: ContainerDirectory,
         header: fmt.FileHeader,
         changes: dict[int, tbl.Entry],
@@ -242,7 +217,7 @@ class RecordScrub:
         set_states(directory, by_id)
         reach(_QUARANTINED)
         for record_id, entry in by_id.items():
-            self._known[kind].add(record_id, entry)
+            self._known[directory.kind].add(record_id, entry)
 
 
 def _agreeing(found: tbl.Entry, said: tbl.Entry | None) -> tbl.Entry:

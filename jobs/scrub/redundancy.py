@@ -12,7 +12,7 @@ from dedupd.store.second_copies import Copy, all_copies, append_copies
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
-from jobs.check.record_census import KnownRecords
+from jobs.check.record_census import RecordCensus
 from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 
@@ -57,7 +57,7 @@ class Redundancy:
     def close(self) -> None:
         self._directory.close()
 
-    def update(self, known: KnownRecords, references_min: int) -> None:
+    def update(self, known: RecordCensus, references_min: int) -> None:
         """Copy every record that is there and is referred to at least so often.
 
         A copy is given up where what it repeats has no reference left, or there is another one; not
@@ -78,7 +78,7 @@ class Redundancy:
         reach(_DROPPED)
         group: list[tuple[fmt.Record, bytes]] = []
         size = 0
-        for record_id in self._run.checked(known.referred_at_least(references_min)):
+        for record_id in self._run.checked(known.often_referred(references_min)):
             if record_id in have:
                 continue
             try:

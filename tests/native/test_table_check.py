@@ -20,7 +20,7 @@ from dedupd.store.container.recovery import (recover)
 from dedupd.store.container.table_file import (Recovered)
 from dedupd.store.container.record_states import set_entries
 from jobs.frame.run import JobRun
-from jobs.check.record_census import KnownRecords
+from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import RecordCheck, check_all
 from jobs.check.references import ReferenceWalk
 from jobs.check.record_windows import Passed, Place, WindowReader
@@ -187,7 +187,7 @@ def test_what_is_not_passed_is_found_and_nothing_else(store: Records) -> None:
         flip_bit(store.data(), entries[ordinal].offset + fmt.RECORD_HEADER_BYTES + 50)
     reader = WindowReader("blake3", 2, lambda _: None)
     with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-        check = RecordCheck(packed(store), seed_of(store.recovered_header()))
+        check = RecordCheck(packed(store))
         end = os.fstat(fd).st_size
         found = [
             problem.ordinal
@@ -224,7 +224,7 @@ def test_references_are_those_that_stubs_and_recipes_name(tmp_path: Path) -> Non
         os.link(lab.data / "one chunk", lab.data / "another name of it")
         lab.optimise()
         with lab.opened() as volume:
-            known = {kind: KnownRecords() for kind in (fmt.Kind.CHUNKS, fmt.Kind.STREAMS)}
+            known = {kind: RecordCensus() for kind in (fmt.Kind.CHUNKS, fmt.Kind.STREAMS)}
             for kind, records in known.items():
                 with volume.containers(kind) as directory:
                     state = recover(directory, 1)

@@ -310,7 +310,7 @@ impl Join {
 }
 
 /// Nobody waits for the GIL while holding the lock.
-#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[pyclass(frozen, subclass, module = "dedupd.native.upkeep")]
 pub struct KnownRecords(RwLock<Known>);
 
 impl KnownRecords {
