@@ -143,7 +143,7 @@ def _missing(volume: Volume, path: bytes) -> Iterator[tuple[StoreContent, int, i
         if stub is None:
             return
         size = os.fstat(fd).st_size
-        local = local_ranges(fd, stub, size)
+        local = local_ranges(fd, size)
     content = volume.content(stub, where)
     for gap_start, gap_end in missing_ranges(local, 0, min(stub.covered, size)):
         for start, end in content.data_ranges(gap_start, gap_end):

@@ -2,7 +2,7 @@
 
 import enum
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import xxhash
@@ -11,11 +11,9 @@ from dedupd.errors import DamagedStub
 
 FORMAT = 1
 HEAD_BYTES = 48
-CLEAN_BYTES_MAX = 64
-"""What fits into a 256-byte ext4 inode beside its other fields; a clean stub stays below it."""
+"""Little enough to fit into a 256-byte ext4 inode beside its other fields."""
 
 _HEAD = struct.Struct("<BBHIQ16sQq")
-_RANGE = struct.Struct("<QQ")
 _U32 = struct.Struct("<I")
 
 _ADVICE = "if the file was never deduplicated here, remove its attribute (setfattr -x)"
@@ -49,8 +47,7 @@ class StubAttribute:
 
     ``digest`` is the first half of the fingerprint of the recipe's record, or of the chunk's if
     DIRECT; ``covered`` is how many bytes from the start of the file the recipe stands for;
-    ``mtime_ns`` is the time to be restored while COMMITTING or RESTORING; ``local`` are
-    (offset, length) ranges that lie in the file itself.
+    ``mtime_ns`` is the time to be restored while COMMITTING or RESTORING.
     """
 
     recipe: int
@@ -58,7 +55,6 @@ class StubAttribute:
     covered: int
     mtime_ns: int
     flags: Flag = NO_FLAGS
-    local: tuple[tuple[int, int], ...] = field(default=())
 
 
 def encode_stub(stub: StubAttribute, volume: bytes) -> bytes:
@@ -66,13 +62,13 @@ def encode_stub(stub: StubAttribute, volume: bytes) -> bytes:
     value = _HEAD.pack(
         FORMAT,
         int(stub.flags),
-        len(stub.local),
+        0,
         0,
         stub.recipe,
         stub.digest,
         stub.covered,
         stub.mtime_ns,
-    ) + b"".join(_RANGE.pack(*pair) for pair in stub.local)
+    )
     return value[:4] + _U32.pack(_check(value, volume)) + value[8:]
 
 
@@ -80,7 +76,7 @@ def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
     """Raises DamagedStub."""
     if len(value) < HEAD_BYTES:
         raise DamagedStub(f"{where}: the stub attribute is cut short; {_ADVICE}")
-    version, flags, count, check, recipe, digest, covered, mtime_ns = _HEAD.unpack_from(value)
+    version, flags, reserved, check, recipe, digest, covered, mtime_ns = _HEAD.unpack_from(value)
     blank = value[:4] + b"\0\0\0\0" + value[8:]
     if check != _check(blank, volume):
         raise DamagedStub(
@@ -89,10 +85,9 @@ def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
         )
     if version != FORMAT:
         raise DamagedStub(f"{where}: stub format {version}; this program reads {FORMAT}")
-    if len(value) != HEAD_BYTES + count * _RANGE.size:
-        raise DamagedStub(f"{where}: the stub attribute has the wrong length")
-    local = tuple(_RANGE.iter_unpack(value[HEAD_BYTES:]))
-    return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags), local)
+    if len(value) != HEAD_BYTES or reserved != 0:
+        raise DamagedStub(f"{where}: the stub attribute has parts that this program does not know")
+    return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags))
 
 
 def _check(value: bytes, volume: bytes) -> int:

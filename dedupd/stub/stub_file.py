@@ -87,7 +87,7 @@ class SparseStub:
         end = min(end, self.attribute.covered)
         if start >= end:
             return []
-        if not self._may_be_local and not self.attribute.local:
+        if not self._may_be_local:
             return [(start, end)]
         return list(missing_ranges(self._local(start, end), start, end))
 
@@ -97,7 +97,7 @@ class SparseStub:
         Most small reads are this. Raises Damaged.
         """
         attribute = self.attribute
-        if self._may_be_local or attribute.local or end > attribute.covered:
+        if self._may_be_local or end > attribute.covered:
             return None
         span = self.content.recipe.span_of(start, end)
         return None if span is None or span.chunk == HOLE else span
@@ -106,7 +106,7 @@ class SparseStub:
         """The chunks that have all of [start, end), in order; None where anything else has a part,
         or there is nothing. Raises Damaged."""
         attribute = self.attribute
-        if self._may_be_local or attribute.local or not start < end <= attribute.covered:
+        if self._may_be_local or not start < end <= attribute.covered:
             return None
         spans = list(self.content.recipe.spans(start, end))
         return None if HOLE in [span.chunk for span in spans] else spans
@@ -119,17 +119,8 @@ class SparseStub:
     def _local(self, start: int, end: int) -> list[tuple[int, int]]:
         if self.has_unwritten:
             written = written_ranges(self.fd, end)
-            ranges = [(max(begin, start), stop) for begin, stop in written if stop > start]
-        else:
-            ranges = native.system.present_ranges(self.fd, start, end)
-        if not self.attribute.local:
-            return ranges
-        mapped = (
-            (max(o, start), min(o + n, end))
-            for o, n in self.attribute.local
-            if o < end and o + n > start
-        )
-        return sorted([*ranges, *mapped])
+            return [(max(begin, start), stop) for begin, stop in written if stop > start]
+        return native.system.present_ranges(self.fd, start, end)
 
     def read(self, start: int, length: int) -> bytes | bytearray:
         """Up to ``length`` bytes at ``start``; shorter only at the end. Raises Damaged, OSError."""

@@ -251,11 +251,10 @@ def _punch_equal(fd: int, stub: StubAttribute, content: "RecipeBytes", files: St
     return all_equal
 
 
-def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int]]:
-    """(start, end) ranges of a stub in the file itself: its map, and whatever was written."""
-    ranges = sorted([*written_ranges(fd, size), *((o, min(o + n, size)) for o, n in stub.local)])
+def local_ranges(fd: int, size: int) -> list[tuple[int, int]]:
+    """(start, end) ranges of a stub that lie in the file itself."""
     merged: list[tuple[int, int]] = []
-    for start, end in ranges:
+    for start, end in sorted(written_ranges(fd, size)):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         elif start < end:
@@ -266,7 +265,7 @@ def local_ranges(fd: int, stub: StubAttribute, size: int) -> list[tuple[int, int
 def is_missing_any(fd: int, stub: StubAttribute) -> bool:
     """Whether a stub needs the store to be made plain: not where it has all its blocks."""
     size = os.fstat(fd).st_size
-    local = local_ranges(fd, stub, size)
+    local = local_ranges(fd, size)
     return next(missing_ranges(local, 0, min(stub.covered, size)), None) is not None
 
 
@@ -282,7 +281,7 @@ def restore(
     Raises NoSpace, Damaged; then the file is still a stub.
     """
     status, disk = os.fstat(fd), files.disk
-    local = local_ranges(fd, stub, status.st_size)
+    local = local_ranges(fd, status.st_size)
     files.write(
         fd,
         replace(

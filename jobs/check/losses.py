@@ -41,7 +41,7 @@ def losses(volume: Volume, path: bytes, chunks: RecordCensus) -> Iterator[Loss]:
             if stub is None:
                 return
             size = os.fstat(fd).st_size
-            local = local_ranges(fd, stub, size)
+            local = local_ranges(fd, size)
     except (OSError, DamagedStub):
         return  # moved or removed meanwhile; a damaged attribute is a finding of its own
     for hit in hits(volume, stub, where, chunks):

@@ -255,7 +255,7 @@ class BatchReader:
         volume, where = self._volume, show_path(task.candidate.path)
         stub = decode_stub(attribute, volume.space.volume, where)
         content = volume.content(stub, where)
-        local = local_ranges(fd, stub, size)
+        local = local_ranges(fd, size)
         covered = min(stub.covered, size)
         if not local and covered == size:
             task.failure = "already optimised"

@@ -121,7 +121,7 @@ class FileSearch:
             if stub is None:
                 return
             size = os.fstat(fd).st_size
-            local = local_ranges(fd, stub, size)
+            local = local_ranges(fd, size)
             recipe = self._volume.content(stub, where).recipe
         except (Damaged, OSError):
             return
@@ -141,7 +141,7 @@ class FileSearch:
             with opened(open_beneath(self._volume.data_fd, found.path, _FLAGS)) as fd:
                 size = os.fstat(fd).st_size
                 stub = self._volume.space.read(fd, show_path(found.path))
-                ranges = [(0, size)] if stub is None else local_ranges(fd, stub, size)
+                ranges = [(0, size)] if stub is None else local_ranges(fd, size)
                 for start, end in ranges:
                     self._in_range(fd, start, end)
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -29,7 +29,7 @@ def file_figures(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
         stub = volume.space.read(fd, path)
         if stub is None:
             return row
-        local = local_ranges(fd, stub, status.st_size)
+        local = local_ranges(fd, status.st_size)
     recipe = volume.content(stub, path).recipe
     chunks: dict[int, int] = {}
     containers: set[int] = set()

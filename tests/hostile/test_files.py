@@ -153,7 +153,7 @@ def test_a_sparse_file_of_a_terabyte_takes_neither_time_nor_space(root: Path) ->
             assert stub is not None
             assert os.fstat(fd).st_size == stub.covered == size
             store = open_content(stub, volume.recipes, volume.read_chunk, "huge")
-            local = local_ranges(fd, stub, size)
+            local = local_ranges(fd, size)
             for at, expected in [
                 (0, content(1)),
                 (size // 3, bytes(50 * KIB)),

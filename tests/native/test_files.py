@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from dedupd import native
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, encode_stub
@@ -159,7 +160,13 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     stub(tmp_path, "restoring", replace(STUB, flags=Flag.RESTORING | Flag.DIRECT))
     stub(tmp_path, "longer", replace(STUB, covered=4999))
     stub(tmp_path, "of another volume", STUB, b"o" * 16)
-    stub(tmp_path, "with a map", replace(STUB, local=((0, 4096),)))
+    stub(tmp_path, "of unknown parts", STUB)
+    value = bytearray(encode_stub(STUB, VOLUME))
+    value[2] = 1
+    value[4:8] = bytes(4)
+    check = xxhash.xxh3_64_intdigest(bytes(value), seed=attribute_seed(VOLUME))
+    value[4:8] = check.to_bytes(8, "little")[:4]
+    os.setxattr(tmp_path / "of unknown parts", NAME, bytes(value))
     stub(tmp_path, "written", STUB)
     with open(tmp_path / "written", "r+b") as file:
         file.write(b"new")

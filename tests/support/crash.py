@@ -189,7 +189,7 @@ def read_through_store(volume: Volume, path: bytes) -> tuple[bytes, int | None]:
         if stub is None:
             return read_at(fd, size, 0), None
         content = open_content(stub, volume.recipes, volume.read_chunk, repr(path))
-        local = local_ranges(fd, stub, size)
+        local = local_ranges(fd, size)
         data = bytes(read_stub(fd, local, stub.covered, content, 0, size))
         moving = stub.flags & (Flag.COMMITTING | Flag.RESTORING)
         return data, stub.mtime_ns if moving else None

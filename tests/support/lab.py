@@ -142,7 +142,7 @@ class Lab:
             if stub is None:
                 return read_at(fd, size, 0)
             content = open_content(stub, volume.recipes, volume.read_chunk, os.fsdecode(name))
-            local = local_ranges(fd, stub, size)
+            local = local_ranges(fd, size)
             return bytes(read_stub(fd, local, stub.covered, content, 0, size))
 
     @staticmethod

@@ -135,7 +135,6 @@ fn punch(volume: &Volume, request: &Request, fd: RawFd, status: &libc::stat64) -
 fn attribute(request: &Request, state: u8, seed: u64) -> [u8; STUB_BYTES] {
     let stub = StubHead {
         flags: state | if request.direct { DIRECT } else { 0 },
-        local_count: 0,
         recipe: request.recipe,
         digest: request.digest,
         covered: request.expected.size as u64,

@@ -10,20 +10,12 @@ layout! {
     pub mod fields: 48 bytes {
         FORMAT: 1 at 0,
         FLAGS: 1 at 1,
-        LOCAL_COUNT: 2 at 2,
+        RESERVED: 2 at 2,
         CHECK: 4 at 4,
         RECIPE: 8 at 8,
         DIGEST: 16 at 16,
         COVERED: 8 at 32,
         MTIME_NS: 8 at 40,
-    }
-}
-
-layout! {
-    /// A local range of the file. These follow the attribute.
-    mod range: 16 bytes {
-        OFFSET: 8 at 0,
-        LENGTH: 8 at 8,
     }
 }
 
@@ -35,10 +27,9 @@ pub const RESTORING: u8 = 2;
 /// The stub names a chunk, and no recipe.
 pub const DIRECT: u8 = 4;
 
-/// The fields of an attribute, without the local ranges after them.
+/// The fields of an attribute.
 pub struct StubHead {
     pub flags: u8,
-    pub local_count: u16,
     pub recipe: RecordId,
     pub digest: [u8; DIGEST_BYTES],
     pub covered: u64,
@@ -52,7 +43,7 @@ impl StubHead {
         FingerprintCheck::of(&self.digest)
     }
 
-    /// An attribute without local ranges.
+    /// The value of the attribute.
     pub fn to_bytes(&self, seed: u64) -> [u8; STUB_BYTES] {
         let mut value = [0; STUB_BYTES];
         fields::FORMAT.put(&mut value, &[FORMAT]);
@@ -70,18 +61,15 @@ impl StubHead {
 
 /// Decodes an attribute. None where it is damaged, or belongs to another volume.
 pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
-    let (head, ranges) = value.split_at_checked(STUB_BYTES)?;
-    let local_count = fields::LOCAL_COUNT.u16(head);
-    if fields::FORMAT.u8(head) != FORMAT || ranges.len() != usize::from(local_count) * range::BYTES
-    {
+    let head: &[u8; STUB_BYTES] = value.try_into().ok()?;
+    if fields::FORMAT.u8(head) != FORMAT || fields::RESERVED.u16(head) != 0 {
         return None;
     }
-    let mut blank = value.to_vec();
+    let mut blank = *head;
     fields::CHECK.put(&mut blank, &[0; 4]);
     let is_sound = fields::CHECK.u32(head) == xxh3_64_with_seed(&blank, seed) as u32;
     is_sound.then(|| StubHead {
         flags: fields::FLAGS.u8(head),
-        local_count,
         recipe: RecordId(fields::RECIPE.u64(head)),
         digest: *fields::DIGEST.of(head),
         covered: fields::COVERED.u64(head),
@@ -93,8 +81,7 @@ pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
 /// with no transition under way.
 pub fn is_settled_stub(value: &[u8], size: i64, seed: u64) -> bool {
     stub_head(value, seed).is_some_and(|stub| {
-        stub.local_count == 0
-            && stub.flags & !DIRECT == 0
+        stub.flags & !DIRECT == 0
             && i64::try_from(stub.covered).is_ok_and(|covered| covered >= size)
     })
 }
