@@ -4,7 +4,7 @@
 
 For each index a volume is made of TREE and optimised; then come copies of TREE's files, or those of
 LATER, and it is optimised again. Prints, for each run, the rate by CPU time and by the clock, what
-the index counted, and how the CPU time compares with that of the plain dictionary in RAM.
+the index counted, and how the CPU time compares with that of the table.
 """
 
 import argparse
@@ -86,13 +86,13 @@ def main() -> None:
     result = {}
     for choice, found in taken.items():
         best = [min(rounds, key=lambda run: run.cpu_s) for rounds in zip(*found, strict=True)]
-        plain = [
+        table = [
             min(rounds, key=lambda run: run.cpu_s)
-            for rounds in zip(*taken[IndexChoice.MEMORY], strict=True)
+            for rounds in zip(*taken[IndexChoice.TABLE], strict=True)
         ]
         result[choice.value] = [
-            {**asdict(run), "rate_of_the_dictionary": round(other.cpu_s / run.cpu_s, 3)}
-            for run, other in zip(best, plain, strict=True)
+            {**asdict(run), "rate_of_the_table": round(other.cpu_s / run.cpu_s, 3)}
+            for run, other in zip(best, table, strict=True)
         ]
     print(json.dumps(result, indent=2))
 

@@ -66,7 +66,7 @@ def reconcile_shares(memory_bytes: int) -> ReconcileShares:
 _INDEX_FIXED_BYTES = 4 * MIB
 """Cache and write buffer."""
 
-_INDEX_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.BLOOM: 2.0, IndexChoice.MEMORY: 60.0}
+_INDEX_ENTRY_BYTES = {IndexChoice.TABLE: 6.5, IndexChoice.BLOOM: 2.0}
 
 
 def index_share(memory_bytes: int) -> int:

@@ -31,8 +31,6 @@ _MONTHLY = parse_schedule("first Sun 03:45 for 12h")
 class IndexChoice(StrEnum):
     """Values of the key ``index``."""
 
-    MEMORY = "memory"
-    """Every fingerprint in RAM."""
     TABLE = "table"
     """Signatures in RAM, fingerprints in the redirection tables."""
     BLOOM = "bloom"

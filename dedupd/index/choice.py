@@ -2,13 +2,10 @@
 
 from dedupd.config.policy import IndexChoice
 from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.memory import MemoryIndex
 from dedupd.index.saved_index import SavedFile
 from dedupd.index.table_index import TableIndex
 from dedupd.store.chunk_index import StoreIndex
 from dedupd.store.container.directory import ContainerDirectory
-
-_SAVED = (IndexChoice.TABLE, IndexChoice.BLOOM)
 
 
 def saved_name(choice: IndexChoice, partition: int) -> bytes:
@@ -26,11 +23,9 @@ def make_index(
     Files that other indexes left there are removed. Raises NoSpace.
     """
     disk, dir_fd = directory.disk, directory.fd
-    saved = {other: SavedFile(disk, dir_fd, saved_name(other, partition)) for other in _SAVED}
+    saved = {other: SavedFile(disk, dir_fd, saved_name(other, partition)) for other in IndexChoice}
     for other, file in saved.items():
         if other is not choice:
             file.remove()
-    if choice is IndexChoice.MEMORY:
-        return MemoryIndex()
     kind_of = BloomIndex if choice is IndexChoice.BLOOM else TableIndex
     return kind_of(directory, saved[choice], capacity=entries)

@@ -4,17 +4,6 @@ from collections.abc import Callable
 
 from typing_extensions import Buffer
 
-class FingerprintMap:
-    """Exact map fingerprint → chunk id held in RAM (about 48 bytes an entry)."""
-
-    def __new__(cls, capacity: int = 0) -> FingerprintMap: ...
-    def __len__(self) -> int: ...
-    def lookup(self, fingerprints: Buffer) -> bytes:
-        """u64 id per fingerprint, 0 where absent."""
-    def insert(self, fingerprints: Buffer, ids: Buffer) -> int:
-        """Set ids (u64, not 0); an existing entry is kept. Returns how many were new."""
-    def remove(self, fingerprints: Buffer) -> int: ...
-
 class TableIndex:
     """Index of fingerprints in about 6.4 bytes of RAM each, over the redirection tables.
 

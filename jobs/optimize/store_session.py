@@ -13,8 +13,7 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import container_of
 from dedupd.format.table import ENTRY_BYTES, Entry
 from dedupd.index.choice import make_index
-from dedupd.index.memory import MemoryIndex
-from dedupd.store.chunk_index import IndexCounters, StoreIndex
+from dedupd.store.chunk_index import EmptyIndex, IndexCounters, StoreIndex
 from dedupd.store.container.recovery import recover
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.container.table_totals import census, entries_by_partition
@@ -121,7 +120,7 @@ class Store:
         self.finish_sync(self.begin_sync())
         self.save_index()
         self._past_counters = self.counters()
-        self.index = self._recipe_index = MemoryIndex()
+        self.index = self._recipe_index = EmptyIndex()
         self.recipes.use_index(self._recipe_index)
         self.partition = partition
         self.chunks.use_partition(partition)

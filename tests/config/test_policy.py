@@ -103,7 +103,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("memory", "much", "'much' is not a size"),
     ("cores", -1, "write a whole number from 0 to 1024"),
     ("cores", False, "write a whole number from 0 to 1024"),
-    ("index", "fast", 'write "memory" or "table"'),
+    ("index", "fast", 'write "table" or "bloom"'),
     ("partitions", 0, "write a whole number from 1 to 256"),
     ("stop_when_busy", "no", "write true or false"),
     ("io_priority", "high", 'write "idle" or "low" or "normal"'),

@@ -376,65 +376,6 @@ class TestDecode:
                 native.codec.decode(b"", codec, 0, 0)
 
 
-def fingerprint_of(number: int) -> bytes:
-    """Numbers that differ only in the top bits share the first eight bytes: collisions."""
-    return (number % 5).to_bytes(8, "little") + number.to_bytes(24, "little")
-
-
-class MapMachine(RuleBasedStateMachine):
-    keys = st.lists(st.integers(0, 60), max_size=30)
-
-    @initialize(capacity=st.sampled_from([0, 1, 1000]))
-    def start(self, capacity: int) -> None:
-        self.map = native.index.FingerprintMap(capacity)
-        self.model: dict[int, int] = {}
-
-    @rule(keys=keys, base=st.integers(1, 2**63))
-    def insert(self, keys: list[int], base: int) -> None:
-        ids = [base + n for n in range(len(keys))]
-        known = len(self.model)
-        for key, chunk_id in zip(keys, ids, strict=True):
-            self.model.setdefault(key, chunk_id)
-        new = self.map.insert(b"".join(map(fingerprint_of, keys)), u64(*ids))
-        assert new == len(self.model) - known
-
-    @rule(keys=keys)
-    def remove(self, keys: list[int]) -> None:
-        present = sum(self.model.pop(key, None) is not None for key in keys)
-        assert self.map.remove(b"".join(map(fingerprint_of, keys))) == present
-
-    @rule(keys=keys)
-    def look_up(self, keys: list[int]) -> None:
-        found = self.map.lookup(b"".join(map(fingerprint_of, keys)))
-        assert found == u64(*(self.model.get(key, 0) for key in keys))
-
-    @invariant()
-    def length_is_that_of_a_dict(self) -> None:
-        if hasattr(self, "map"):
-            assert len(self.map) == len(self.model)
-
-
-TestFingerprintMap = MapMachine.TestCase
-
-
-class TestFingerprintMapArguments:
-    def test_zero_is_no_id(self) -> None:
-        with pytest.raises(ValueError, match="absent"):
-            native.index.FingerprintMap().insert(bytes(32), u64(0))
-
-    def test_a_refused_insert_changes_nothing(self) -> None:
-        index = native.index.FingerprintMap()
-        with pytest.raises(ValueError, match="absent"):
-            index.insert(bytes(32) + b"1" * 32, u64(7, 0))
-        assert len(index) == 0
-
-    def test_columns_of_different_length_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="ids has 2 items, fingerprints has 1"):
-            native.index.FingerprintMap().insert(bytes(32), u64(1, 2))
-        with pytest.raises(ValueError, match="multiple of 32"):
-            native.index.FingerprintMap().lookup(bytes(33))
-
-
 def buffers(data: bytes) -> Iterator[tuple[str, Buffer]]:
     anonymous = mmap.mmap(-1, len(data))
     anonymous[:] = data
@@ -482,7 +423,6 @@ class TestBuffers:
             lambda data: _chunker("4k").process(data, []),
             lambda data: native.codec.decode(data, 0, 10, 0),
             lambda data: encode(data, b"", b""),
-            lambda data: native.index.FingerprintMap().lookup(data),
         ],
     )
     def test_what_is_no_contiguous_buffer_is_refused(

@@ -15,11 +15,10 @@ from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import HOLE, make_id
 from dedupd.format.recipe import RecipeRef, check_of
-from dedupd.index.memory import MemoryIndex
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe, RecipeReader, Span
 from dedupd.store.recipe.recipe_writer import RecipeBuilder, RecipeWriter
 from tests.support.lab import flip_bit, noise
-from tests.support.stores import VOLUME, FullDisk, LazyDisk, Records
+from tests.support.stores import VOLUME, DictIndex, FullDisk, LazyDisk, Records
 
 Chunk = tuple[int, int]
 """Id and length."""
@@ -39,7 +38,7 @@ class Streams:
     def __init__(self, directory: Path) -> None:
         self.streams = Records(directory / "streams", kind=Kind.STREAMS, disk=LazyDisk())
         self.chunks = Records(directory / "chunks", disk=LazyDisk())
-        self.index = MemoryIndex()
+        self.index = DictIndex()
         self.recipes = RecipeWriter(self.streams.writer, self.index, "blake3")
 
     def store(self, chunks: list[Chunk]) -> RecipeRef:
@@ -112,7 +111,7 @@ def test_a_full_disk_loses_no_node_wherever_it_strikes(tmp_path: Path) -> None:
     """Nodes wait in several containers at once; each is appended where its id says."""
     disk = FullDisk()
     records = Records(tmp_path / "s", kind=Kind.STREAMS, disk=disk, container_bytes_max=400)
-    writer = RecipeWriter(records.writer, MemoryIndex(), "blake3")
+    writer = RecipeWriter(records.writer, DictIndex(), "blake3")
     refs = []
     for at in range(1, 30):
         disk.room = 200  # for a new container, and no record

@@ -12,7 +12,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import make_id, ordinal_of
-from dedupd.index.memory import MemoryIndex
+from dedupd.index.table_index import TableIndex
 from dedupd.store.container.table_file import LOST
 from tests.support.lab import fill, flip_bit, lab_in, noise, prose, stop_at
 from tests.support.stores import VOLUME, LazyDisk, Records
@@ -140,13 +140,14 @@ def test_a_record_found_damaged_is_never_taken_for_a_duplicate(tmp_path: Path) -
     store.table().unlink()
     states = store.reopen()
     assert [entry.state for entry in states[0].entries] == [tbl.State.QUARANTINED, tbl.State.LIVE]
-    index = MemoryIndex()
-    for state in states:
-        index.load(state)
     fingerprints = b"".join(
         native.hashing.fingerprint(store.contents[one]) for one in (broken, whole)
     )
-    assert list(index.lookup(fingerprints)) == [0, whole]
+    with store.opened() as directory:
+        index = TableIndex(directory)
+        for state in states:
+            index.load(state)
+        assert list(index.lookup(fingerprints)) == [0, whole]
 
 
 def test_a_record_that_cannot_be_found_keeps_its_ordinal(tmp_path: Path) -> None:

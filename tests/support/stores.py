@@ -51,6 +51,28 @@ class FullDisk(Disk):
         self.write_at(fd, [data], offset)
 
 
+class DictIndex:
+    """A ``ChunkIndex`` over a dictionary."""
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def lookup(self, fingerprints: bytes) -> "memoryview[int]":
+        return memoryview(array("Q", (self._ids.get(one, 0) for one in _each(fingerprints))))
+
+    def insert(self, fingerprints: bytes, ids: Sequence[int]) -> None:
+        for fingerprint, chunk_id in zip(_each(fingerprints), ids, strict=True):
+            self._ids.setdefault(fingerprint, chunk_id)
+
+
+def _each(fingerprints: bytes) -> list[bytes]:
+    size = native.hashing.HASH_BYTES
+    return [fingerprints[at : at + size] for at in range(0, len(fingerprints), size)]
+
+
 class Records:
     """A directory of containers, a writer that appends to it, and all that it should hold."""
 

@@ -103,7 +103,7 @@ def test_the_type_of_a_file_is_the_end_of_its_name() -> None:
 
 def test_a_quarter_of_the_memory_is_for_the_index() -> None:
     assert capacity(IndexChoice.TABLE, 256 * MIB) == pytest.approx(60 * MIB / 6.5, rel=0.01)
-    assert capacity(IndexChoice.MEMORY, 256 * MIB) < capacity(IndexChoice.TABLE, 64 * MIB)
+    assert capacity(IndexChoice.TABLE, 64 * MIB) < capacity(IndexChoice.BLOOM, 64 * MIB)
 
 
 # --- optimising -------------------------------------------------------------------------------
@@ -189,15 +189,14 @@ def test_without_a_catalogue_no_number_is_given_out_again(tmp_path: Path) -> Non
         assert new and min(new) > max(before)
 
 
-@pytest.mark.parametrize("index", ["table", "memory"])
 def test_a_full_partition_is_closed_also_in_the_middle_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.optimize.partitioning.capacity", lambda *_: 40)
     for module in ("file_reader", "job"):
         monkeypatch.setattr(f"jobs.optimize.{module}.BATCH_BYTES", 1 * MIB)
     with lab_in(tmp_path, "4k") as lab:
-        lab.set_policy(PLAIN + f'index = "{index}"\n')
+        lab.set_policy(PLAIN)
         contents = fill(lab) | {"large.img": noise(6 * MIB, 5)}
         lab.put("large.img", contents["large.img"])
         report = lab.optimise()

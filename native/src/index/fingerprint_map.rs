@@ -10,10 +10,6 @@ use crate::format::ids::{Fingerprint, RecordId, hash_of};
 pub struct FingerprintMap(HashTable<(Fingerprint, RecordId)>);
 
 impl FingerprintMap {
-    pub fn with_capacity(capacity: usize) -> FingerprintMap {
-        FingerprintMap(HashTable::with_capacity(capacity))
-    }
-
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -52,14 +48,38 @@ impl FingerprintMap {
     pub fn bytes(&self) -> usize {
         self.0.allocation_size()
     }
+}
 
-    pub fn remove(&mut self, key: &Fingerprint) -> bool {
-        match self.0.find_entry(hash_of(key), |(known, _)| known == key) {
-            Ok(entry) => {
-                entry.remove();
-                true
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// Fingerprints in five groups whose first eight bytes, the hash, are the same.
+    fn fingerprint(number: u64) -> Fingerprint {
+        let mut fingerprint = [0; 32];
+        fingerprint[..8].copy_from_slice(&(number % 5).to_le_bytes());
+        fingerprint[8..16].copy_from_slice(&number.to_le_bytes());
+        fingerprint
+    }
+
+    #[test]
+    fn the_map_is_that_of_the_standard_library_though_hashes_collide() {
+        let (mut map, mut model) = (FingerprintMap::default(), HashMap::new());
+        for step in 0..2000u64 {
+            let number = step * step % 601;
+            let is_new = !model.contains_key(&number);
+            assert_eq!(map.insert(&fingerprint(number), RecordId(step + 1)), is_new);
+            model.entry(number).or_insert(RecordId(step + 1));
+            if step % 500 == 499 {
+                map.retain(0, |id| id.0 % 3 != 0);
+                model.retain(|_, id| id.0 % 3 != 0);
             }
-            Err(_) => false,
+            assert_eq!(map.len(), model.len());
+        }
+        for number in 0..700 {
+            assert_eq!(map.get(&fingerprint(number)), model.get(&number).copied());
         }
     }
 }

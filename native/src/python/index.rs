@@ -1,9 +1,9 @@
-//! `TableIndex`, `BloomIndex`, `FingerprintMap`.
+//! `TableIndex`, `BloomIndex`.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, RwLock};
+use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -12,15 +12,15 @@ use pyo3::types::PyBytes;
 use super::support::calls::call;
 use super::support::door::Door;
 use super::support::input::{Input, pack_ids, pairs};
-use crate::format::ids::{ContainerNumber, RecordId};
+use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::Owner;
 use crate::index::bloom::Bloom;
 use crate::index::chunks::ChunkIndex;
 use crate::index::log::Log;
+use crate::index::snapshot;
 use crate::index::suggest::Suggest;
 use crate::index::table::Table;
-use crate::index::{fingerprint_map, snapshot};
-use crate::threads::lock::{locked, read, write};
+use crate::threads::lock::locked;
 
 /// The common part of both indexes. The lock is only ever taken with the GIL released: under it the
 /// door may take the GIL.
@@ -236,48 +236,3 @@ methods!(BloomIndex {
         self.0.call(py, |index| index.write_header(&self.0.owner))
     }
 });
-
-/// The lock is only ever taken with the GIL released, and no Python code runs under it.
-#[pyclass(frozen, module = "dedupd.native.index")]
-pub struct FingerprintMap(RwLock<fingerprint_map::FingerprintMap>);
-
-#[pymethods]
-impl FingerprintMap {
-    #[new]
-    #[pyo3(signature = (capacity = 0))]
-    fn new(capacity: usize) -> PyResult<FingerprintMap> {
-        if u32::try_from(capacity).is_err() {
-            return Err(PyValueError::new_err(format!("capacity is too large: {capacity}")));
-        }
-        Ok(FingerprintMap(RwLock::new(fingerprint_map::FingerprintMap::with_capacity(capacity))))
-    }
-
-    fn __len__(&self, py: Python<'_>) -> usize {
-        py.detach(|| read(&self.0).len())
-    }
-
-    fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
-        let keys = fingerprints.fingerprints("fingerprints")?;
-        let ids: Vec<RecordId> = py.detach(|| {
-            let map = read(&self.0);
-            keys.iter().map(|key| map.get(key).unwrap_or(RecordId::HOLE)).collect()
-        });
-        Ok(pack_ids(py, ids))
-    }
-
-    fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
-        let rows = pairs(&fingerprints, &ids)?;
-        Ok(py.detach(|| {
-            let mut map = write(&self.0);
-            rows.into_iter().filter(|&(key, id)| map.insert(key, id)).count()
-        }))
-    }
-
-    fn remove(&self, py: Python<'_>, fingerprints: Input) -> PyResult<usize> {
-        let keys = fingerprints.fingerprints("fingerprints")?;
-        Ok(py.detach(|| {
-            let mut map = write(&self.0);
-            keys.iter().filter(|key| map.remove(key)).count()
-        }))
-    }
-}

@@ -44,7 +44,7 @@ mod exported {
     #[pymodule]
     mod index {
         #[pymodule_export]
-        use crate::python::index::{BloomIndex, FingerprintMap, TableIndex};
+        use crate::python::index::{BloomIndex, TableIndex};
     }
 
     #[pymodule]
