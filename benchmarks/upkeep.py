@@ -24,7 +24,7 @@ from pathlib import Path
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format.container import Codec
-from dedupd.store.container.container import Found, scan
+from dedupd.store.container.container import ScannedRecord, scan
 from dedupd.system.disk import Disk
 from dedupd.system.processes import cores
 from dedupd.units import MIB, format_size
@@ -171,7 +171,7 @@ def _sample(containers: list[Path]) -> Sample:
             seed = fmt.seed_of(header)
             end = path.stat().st_size
             for item in scan(file.fileno(), seed, fmt.FILE_HEADER_BYTES, end):
-                if not isinstance(item, Found) or item.record.codec != Codec.ZSTD:
+                if not isinstance(item, ScannedRecord) or item.record.codec != Codec.ZSTD:
                     continue
                 record = item.record
                 raw_bytes += record.raw_length

@@ -73,7 +73,7 @@ class CommitLane:
             yield pending.initial.stub
             if pending.initial.previous is not None:
                 space = self._volume.space
-                yield decode_stub(pending.initial.previous, space.volume, pending.file.where)
+                yield decode_stub(pending.initial.previous, space.volume_id, pending.file.where)
 
     async def begin(self, requests: Sequence[CommitRequest]) -> list[Result]:
         """The first step: files become stubs (of a new recipe) that still have all their blocks."""

@@ -159,7 +159,7 @@ class MarkingSessions:
         noted as damaged."""
         path, space = b"/proc/self/fd/%d" % fd, self._volume.space
         try:
-            log.add(decode_stub(os.getxattr(path, space.name), space.volume, where(fd)))
+            log.add(decode_stub(os.getxattr(path, space.name), space.volume_id, where(fd)))
         except DamagedStub as error:
             log.damaged.append(str(error))
         except OSError as error:

@@ -32,16 +32,16 @@ class Kind(enum.IntEnum):
     """What the records of a container are."""
 
     CHUNKS = 1
-    STREAMS = 2
+    RECIPES = 2
     CHUNK_COPIES = 3
     """Second copies of records of ``CHUNKS``; each is a ``COPY`` of its ``target``."""
-    STREAM_COPIES = 4
-    """The same of ``STREAMS``."""
+    RECIPE_COPIES = 4
+    """Second copies of records of ``RECIPES``."""
 
 
 _KINDS = frozenset(Kind)
 
-COPIES_OF = {Kind.CHUNKS: Kind.CHUNK_COPIES, Kind.STREAMS: Kind.STREAM_COPIES}
+COPIES_OF = {Kind.CHUNKS: Kind.CHUNK_COPIES, Kind.RECIPES: Kind.RECIPE_COPIES}
 """The kind that holds the second copies of a kind."""
 
 
@@ -72,7 +72,7 @@ class FileHeader:
     container: int
     generation: int
     partition: int
-    volume: bytes
+    volume_id: bytes
     created_ns: int
 
 
@@ -98,17 +98,17 @@ class Record:
 
 def seed_of(header: FileHeader) -> int:
     """The checksum seed of the container with this header."""
-    return checksum_seed(header.volume, header.container, header.generation)
+    return checksum_seed(header.volume_id, header.container, header.generation)
 
 
 def belongs_to(header: FileHeader, kind: Kind, number: int, volume_id: bytes) -> bool:
     """Whether a header is that of a volume's container ``number`` of a kind."""
-    return (header.kind, header.container, header.volume) == (kind, number, volume_id)
+    return (header.kind, header.container, header.volume_id) == (kind, number, volume_id)
 
 
-def checksum_seed(volume: bytes, container: int, generation: int) -> int:
+def checksum_seed(volume_id: bytes, container: int, generation: int) -> int:
     """Seed of all checksums in one container, so that a record of another one never passes."""
-    return xxhash.xxh3_64_intdigest(volume + struct.pack("<II", container, generation))
+    return xxhash.xxh3_64_intdigest(volume_id + struct.pack("<II", container, generation))
 
 
 def encode_file_header(header: FileHeader) -> bytes:
@@ -119,7 +119,7 @@ def encode_file_header(header: FileHeader) -> bytes:
         header.container,
         header.generation,
         header.partition,
-        header.volume,
+        header.volume_id,
         header.created_ns,
     ).ljust(FILE_HEADER_BYTES - 8, b"\0")
     return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
@@ -132,14 +132,16 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
     body = data[: FILE_HEADER_BYTES - 8]
     if _U64.unpack_from(data, FILE_HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body):
         raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
-    _, version, kind, container, generation, partition, volume, created_ns = _FILE.unpack_from(body)
+    _, version, kind, container, generation, partition, volume_id, created_ns = _FILE.unpack_from(
+        body
+    )
     if version != FORMAT:
         raise UnknownFormat(f"{where}: container format {version}; this program reads {FORMAT}")
     if kind not in _KINDS:
         raise UnknownFormat(
             f"{where}: a container of kind {kind}, which this program does not know"
         )
-    return FileHeader(Kind(kind), container, generation, partition, volume, created_ns)
+    return FileHeader(Kind(kind), container, generation, partition, volume_id, created_ns)
 
 
 def record_size(stored_length: int) -> int:

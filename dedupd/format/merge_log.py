@@ -21,12 +21,12 @@ class LogHeader:
     """The first 64 bytes. Behind them come the pairs, of which ``pairs_checksum`` is the xxh3."""
 
     pairs: int
-    volume: bytes
+    volume_id: bytes
     pairs_checksum: int
 
 
 def encode_header(header: LogHeader) -> bytes:
-    body = _HEADER.pack(MAGIC, FORMAT, header.pairs, header.volume, header.pairs_checksum).ljust(
+    body = _HEADER.pack(MAGIC, FORMAT, header.pairs, header.volume_id, header.pairs_checksum).ljust(
         HEADER_BYTES - 8, b"\0"
     )
     return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
@@ -41,7 +41,7 @@ def decode_header(data: bytes, where: str) -> LogHeader:
         or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
     ):
         raise DamagedTable(f"{where}: the merge log has no valid header")
-    _, version, pairs, volume, checksum = _HEADER.unpack_from(body)
+    _, version, pairs, volume_id, checksum = _HEADER.unpack_from(body)
     if version != FORMAT:
         raise DamagedTable(f"{where}: merge log of an unknown format {version}")
-    return LogHeader(pairs, volume, checksum)
+    return LogHeader(pairs, volume_id, checksum)

@@ -52,8 +52,8 @@ class Node:
     """One node. ``ids`` and ``lengths`` run in parallel; lengths are raw bytes.
 
     ``offsets`` are where the entries begin within the node. In a leaf (``level`` 0) an id names a
-    chunk, or is ``HOLE``; above, it names a node one level down. ``checks`` are those of
-    :func:`check_of` for the chunks of a leaf, and 0 for all else. ``content`` digests the
+    chunk, or is ``HOLE``; above, it names a node one level down. ``fingerprint_checks`` are those
+    of the chunks of a leaf (:func:`fingerprint_check`), and 0 for all else. ``content`` digests the
     fingerprints below, independent of where chunks are stored.
     """
 
@@ -62,11 +62,11 @@ class Node:
     content: bytes
     ids: Sequence[int]
     lengths: Sequence[int]
-    checks: Sequence[int]
+    fingerprint_checks: Sequence[int]
     offsets: Sequence[int]
 
 
-def check_of(fingerprint: bytes) -> int:
+def fingerprint_check(fingerprint: bytes) -> int:
     """What a leaf keeps of a chunk's fingerprint (32 bit).
 
     Ids can come to name other bytes only where a part of the store was lost or brought back from
@@ -89,7 +89,8 @@ def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, by
         return head + b"".join(_ENTRY.pack(i, n) for i, n, _ in entries)
     assert all(n <= _CHUNK_LENGTH_MASK for i, n, _ in entries if i != HOLE)
     return head + b"".join(
-        _ENTRY.pack(i, n if i == HOLE else n | check_of(fp) << _CHECK_SHIFT) for i, n, fp in entries
+        _ENTRY.pack(i, n if i == HOLE else n | fingerprint_check(fp) << _CHECK_SHIFT)
+        for i, n, fp in entries
     )
 
 

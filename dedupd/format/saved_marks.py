@@ -27,8 +27,8 @@ class MarksHeader:
     each of recipes: ``body_bytes``, of which ``body_checksum`` is the xxh3."""
 
     chunk_containers: int
-    stream_containers: int
-    volume: bytes
+    recipe_containers: int
+    volume_id: bytes
     body_bytes: int
     body_checksum: int
 
@@ -47,8 +47,8 @@ def encode_header(header: MarksHeader) -> bytes:
         MAGIC,
         FORMAT,
         header.chunk_containers,
-        header.stream_containers,
-        header.volume,
+        header.recipe_containers,
+        header.volume_id,
         header.body_bytes,
         header.body_checksum,
     )
@@ -64,10 +64,10 @@ def decode_header(data: bytes, where: str) -> MarksHeader:
         or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
     ):
         raise DamagedTable(f"{where}: the saved marks have no valid header")
-    _, version, chunks, streams, volume, body_bytes, checksum = _HEADER.unpack_from(body)
+    _, version, chunks, streams, volume_id, body_bytes, checksum = _HEADER.unpack_from(body)
     if version != FORMAT:
         raise DamagedTable(f"{where}: saved marks of an unknown format {version}")
-    return MarksHeader(chunks, streams, volume, body_bytes, checksum)
+    return MarksHeader(chunks, streams, volume_id, body_bytes, checksum)
 
 
 def encode_section(head: SectionHead) -> bytes:

@@ -57,7 +57,7 @@ class StubAttribute:
     flags: Flag = NO_FLAGS
 
 
-def encode_stub(stub: StubAttribute, volume: bytes) -> bytes:
+def encode_stub(stub: StubAttribute, volume_id: bytes) -> bytes:
     """The attribute's value."""
     value = _HEAD.pack(
         FORMAT,
@@ -69,16 +69,16 @@ def encode_stub(stub: StubAttribute, volume: bytes) -> bytes:
         stub.covered,
         stub.mtime_ns,
     )
-    return value[:4] + _U32.pack(_check(value, volume)) + value[8:]
+    return value[:4] + _U32.pack(_check(value, volume_id)) + value[8:]
 
 
-def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
+def decode_stub(value: bytes, volume_id: bytes, where: str) -> StubAttribute:
     """Raises DamagedStub."""
     if len(value) < HEAD_BYTES:
         raise DamagedStub(f"{where}: the stub attribute is cut short; {_ADVICE}")
     version, flags, reserved, check, recipe, digest, covered, mtime_ns = _HEAD.unpack_from(value)
     blank = value[:4] + b"\0\0\0\0" + value[8:]
-    if check != _check(blank, volume):
+    if check != _check(blank, volume_id):
         raise DamagedStub(
             f"{where}: the stub attribute fails its checksum, or belongs to another volume;"
             f" {_ADVICE}"
@@ -90,11 +90,11 @@ def decode_stub(value: bytes, volume: bytes, where: str) -> StubAttribute:
     return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags))
 
 
-def _check(value: bytes, volume: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(value, seed=attribute_seed(volume)) & 0xFFFF_FFFF
+def _check(value: bytes, volume_id: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(value, seed=attribute_seed(volume_id)) & 0xFFFF_FFFF
 
 
 @lru_cache(maxsize=16)
-def attribute_seed(volume: bytes) -> int:
+def attribute_seed(volume_id: bytes) -> int:
     """Seed of the attribute's checksum: an attribute of another volume fails it."""
-    return xxhash.xxh3_64_intdigest(volume)
+    return xxhash.xxh3_64_intdigest(volume_id)

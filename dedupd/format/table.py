@@ -58,13 +58,13 @@ class TableHeader:
     container: int
     generation: int
     partition: int
-    volume: bytes
+    volume_id: bytes
     synced_bytes: int
     synced_count: int
     reconciled: int = 0
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     """One chunk: where its record begins in the container, and its state."""
 
     fingerprint: bytes
@@ -85,7 +85,7 @@ def encode_header(header: TableHeader) -> bytes:
         header.container,
         header.generation,
         header.partition,
-        header.volume,
+        header.volume_id,
         header.synced_bytes,
         header.synced_count,
         header.reconciled,
@@ -102,23 +102,25 @@ def decode_header(data: bytes, where: str) -> TableHeader:
         or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
     ):
         raise DamagedTable(f"{where}: the redirection table has no valid header")
-    _, version, kind, container, generation, partition, volume, *marks = _HEADER.unpack_from(body)
+    _, version, kind, container, generation, partition, volume_id, *marks = _HEADER.unpack_from(
+        body
+    )
     if version != FORMAT or kind not in Kind.__members__.values():
         raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
-    return TableHeader(Kind(kind), container, generation, partition, volume, *marks)
+    return TableHeader(Kind(kind), container, generation, partition, volume_id, *marks)
 
 
 def belongs(table: TableHeader, container: FileHeader) -> bool:
     """Whether a table is that of a container, and of its generation."""
-    return (table.kind, table.container, table.generation, table.volume) == (
+    return (table.kind, table.container, table.generation, table.volume_id) == (
         container.kind,
         container.container,
         container.generation,
-        container.volume,
+        container.volume_id,
     )
 
 
-def encode_entry(entry: Entry, seed: int) -> bytes:
+def encode_entry(entry: TableEntry, seed: int) -> bytes:
     body = _ENTRY.pack(
         entry.fingerprint,
         entry.offset,
@@ -132,31 +134,31 @@ def encode_entry(entry: Entry, seed: int) -> bytes:
     return body + _U16.pack(xxhash.xxh3_64_intdigest(body, seed=seed) & 0xFFFF)
 
 
-def decode_entry(data: bytes | memoryview, seed: int) -> Entry | None:
+def decode_entry(data: bytes | memoryview, seed: int) -> TableEntry | None:
     """The entry in 64 bytes of ``data``, or None where it is damaged or was never written."""
     if len(data) < ENTRY_BYTES:
         return None
     body = bytes(data[: _ENTRY.size])
     if _U16.unpack_from(data, _ENTRY.size)[0] != xxhash.xxh3_64_intdigest(body, seed=seed) & 0xFFFF:
         return None
-    entry = Entry._make(_ENTRY.unpack(body))
+    entry = TableEntry._make(_ENTRY.unpack(body))
     return entry if entry.state in _STATES else None
 
 
-def unpack_entry(data: bytes | memoryview, offset: int) -> Entry:
+def unpack_entry(data: bytes | memoryview, offset: int) -> TableEntry:
     """The entry at ``offset``, which is known to be a valid one."""
-    return tuple.__new__(Entry, _ENTRY.unpack_from(data, offset))
+    return tuple.__new__(TableEntry, _ENTRY.unpack_from(data, offset))
 
 
-def decode_entries(data: bytes, seed: int) -> list[Entry | None]:
+def decode_entries(data: bytes, seed: int) -> list[TableEntry | None]:
     """What :func:`decode_entry` gives for each whole entry of ``data``, in a third of the time."""
     digest, unpack, new = xxhash.xxh3_64_intdigest, _WHOLE.unpack_from, tuple.__new__
     body_bytes = _ENTRY.size
-    found: list[Entry | None] = []
+    found: list[TableEntry | None] = []
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
         row = unpack(data, at)
         is_valid = row[8] == digest(data[at : at + body_bytes], seed) & 0xFFFF
-        found.append(new(Entry, row[:8]) if is_valid and row[6] in _STATES else None)
+        found.append(new(TableEntry, row[:8]) if is_valid and row[6] in _STATES else None)
     return found
 
 

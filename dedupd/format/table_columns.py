@@ -8,10 +8,10 @@ from typing import overload
 
 from dedupd import native
 from dedupd.format import table as tbl
-from dedupd.format.table import ENTRY_BYTES, Entry
+from dedupd.format.table import ENTRY_BYTES, TableEntry
 
 
-class PackedEntries(Sequence[Entry]):
+class PackedEntries(Sequence[TableEntry]):
     """Entries by ordinal, all of them valid. ``states`` has a byte for each."""
 
     def __init__(self, data: bytes, states: bytes) -> None:
@@ -26,7 +26,7 @@ class PackedEntries(Sequence[Entry]):
         return None if 0 in states else cls(data[: len(states) * ENTRY_BYTES], states)
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], seed: int) -> "PackedEntries":
+    def of(cls, entries: Iterable[TableEntry], seed: int) -> "PackedEntries":
         """As the table of a container with this seed has them."""
         known = list(entries)
         data = b"".join(tbl.encode_entry(entry, seed) for entry in known)
@@ -36,10 +36,10 @@ class PackedEntries(Sequence[Entry]):
         return len(self.states)
 
     @overload
-    def __getitem__(self, at: int) -> Entry: ...
+    def __getitem__(self, at: int) -> TableEntry: ...
     @overload
     def __getitem__(self, at: slice) -> "PackedEntries": ...
-    def __getitem__(self, at: int | slice) -> "Entry | PackedEntries":
+    def __getitem__(self, at: int | slice) -> "TableEntry | PackedEntries":
         if isinstance(at, slice):
             start, stop, step = at.indices(len(self))
             assert step == 1
@@ -48,7 +48,7 @@ class PackedEntries(Sequence[Entry]):
         start = range(len(self))[at] * ENTRY_BYTES
         return tbl.unpack_entry(self.data, start)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[TableEntry]:
         return map(tbl.unpack_entry, [self.data] * len(self), range(0, len(self.data), ENTRY_BYTES))
 
     def __eq__(self, other: object) -> bool:
@@ -69,7 +69,7 @@ class PackedEntries(Sequence[Entry]):
             at = self.states.find(state, at + 1)
 
 
-class UncheckedEntries(Sequence[Entry | None]):
+class UncheckedEntries(Sequence[TableEntry | None]):
     """Entries by ordinal, each checked and decoded when it is asked for.
 
     None stands for one that is damaged, or was never written.
@@ -84,10 +84,10 @@ class UncheckedEntries(Sequence[Entry | None]):
         return len(self.data) // ENTRY_BYTES
 
     @overload
-    def __getitem__(self, at: int) -> Entry | None: ...
+    def __getitem__(self, at: int) -> TableEntry | None: ...
     @overload
     def __getitem__(self, at: slice) -> "UncheckedEntries": ...
-    def __getitem__(self, at: int | slice) -> "Entry | UncheckedEntries | None":
+    def __getitem__(self, at: int | slice) -> "TableEntry | UncheckedEntries | None":
         if isinstance(at, slice):
             start, stop, step = at.indices(len(self))
             assert step == 1
@@ -95,7 +95,7 @@ class UncheckedEntries(Sequence[Entry | None]):
         start = range(len(self))[at] * ENTRY_BYTES
         return tbl.decode_entry(self.data[start : start + ENTRY_BYTES], self.seed)
 
-    def __iter__(self) -> Iterator[Entry | None]:
+    def __iter__(self) -> Iterator[TableEntry | None]:
         return iter(tbl.decode_entries(self.data, self.seed))
 
     def resized(self, count: int) -> "UncheckedEntries":

@@ -79,7 +79,7 @@ def garbage_of(weights: Iterator[Weight], dead_min: float) -> Garbage:
     return Garbage(orphaned, orphaned_bytes, dead_bytes, freed_bytes, quarantined)
 
 
-def weights(directory: str, kind: Kind, volume: bytes) -> Iterator[Weight]:
+def weights(directory: str, kind: Kind, volume_id: bytes) -> Iterator[Weight]:
     """Every container of a kind that can be read, as it is at this moment; nothing is changed.
 
     What cannot be read is scrub's to tell of.
@@ -91,12 +91,12 @@ def weights(directory: str, kind: Kind, volume: bytes) -> Iterator[Weight]:
     with opened(fd):
         for number in container_numbers(fd):
             try:
-                yield _weight(fd, number, kind, volume)
+                yield _weight(fd, number, kind, volume_id)
             except (Damaged, OSError):
                 continue
 
 
-def _weight(dir_fd: int, number: int, kind: Kind, volume: bytes) -> Weight:
+def _weight(dir_fd: int, number: int, kind: Kind, volume_id: bytes) -> Weight:
     name = data_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
         header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())

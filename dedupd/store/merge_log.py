@@ -18,9 +18,9 @@ PAIRS_PER_READ = 1 << 16
 class MergeLogWriter:
     """Writes a log under a temporary name; :meth:`complete` gives it its own, durably."""
 
-    def __init__(self, dir_fd: int, volume: bytes, disk: Disk) -> None:
+    def __init__(self, dir_fd: int, volume_id: bytes, disk: Disk) -> None:
         """``dir_fd`` is borrowed. A log that was not completed is removed."""
-        self._volume = volume
+        self._volume_id = volume_id
         self._file = WholeFileWriter(dir_fd, NAME, merge_log.HEADER_BYTES, disk)
         self.pairs = 0
 
@@ -31,7 +31,7 @@ class MergeLogWriter:
 
     def complete(self) -> None:
         """Make the log durable under its name. Raises NoSpace."""
-        header = merge_log.LogHeader(self.pairs, self._volume, self._file.checksum)
+        header = merge_log.LogHeader(self.pairs, self._volume_id, self._file.checksum)
         self._file.complete(merge_log.encode_header(header))
 
     def close(self) -> None:
@@ -41,7 +41,7 @@ class MergeLogWriter:
 class MergeLog:
     """A complete log, open for reading."""
 
-    def __init__(self, dir_fd: int, volume: bytes) -> None:
+    def __init__(self, dir_fd: int, volume_id: bytes) -> None:
         """Reads it once to check it. Raises FileNotFoundError, DamagedTable."""
         self._fd = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
         try:
@@ -49,7 +49,7 @@ class MergeLog:
             self.header = merge_log.decode_header(
                 read_readable(self._fd, merge_log.HEADER_BYTES, 0), where
             )
-            if self.header.volume != volume:
+            if self.header.volume_id != volume_id:
                 raise DamagedTable(f"{where}: the merge log is of another volume")
             size = self.header.pairs * merge_log.PAIR_BYTES
             found = body_checksum(self._fd, merge_log.HEADER_BYTES, size)

@@ -12,7 +12,7 @@ from dedupd import native
 from dedupd.errors import DamagedChunk, DamagedContainer
 from dedupd.format.container import Kind, Record, RecordKind
 from dedupd.format.ids import container_of, ordinal_of, show_id
-from dedupd.format.recipe import check_of
+from dedupd.format.recipe import fingerprint_check
 from dedupd.format.table import State
 from dedupd.store.container.container import Container
 from dedupd.store.forwards import FORWARDS_MAX
@@ -39,13 +39,13 @@ class RecordReader:
         self,
         directory: str,
         kind: Kind,
-        volume: bytes,
+        volume_id: bytes,
         copies: CopyReader | None = None,
         on_damage: Callable[[int], None] | None = None,
     ) -> None:
         self._dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._kind = kind
-        self._volume = volume
+        self._volume_id = volume_id
         self._open: OrderedDict[int, Container] = OrderedDict()
         self._lock = threading.Lock()
         self._copies = copies
@@ -133,7 +133,7 @@ class RecordReader:
         return (
             entry is not None
             and entry.state == State.LIVE
-            and (entry.raw_length, check_of(entry.fingerprint)) == (length, check)
+            and (entry.raw_length, fingerprint_check(entry.fingerprint)) == (length, check)
         )
 
     def offers_all(self, record_id: int, fingerprint: bytes) -> bool:
@@ -249,7 +249,7 @@ class RecordReader:
         with self._lock:
             container = self._open.get(number)
             if container is None:
-                container = Container(self._dir_fd, self._kind, number, self._volume)
+                container = Container(self._dir_fd, self._kind, number, self._volume_id)
                 self._open[number] = container
                 if len(self._open) > CONTAINERS_OPEN_MAX:
                     # Dropped, not closed: another thread may be reading it.

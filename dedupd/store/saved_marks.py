@@ -22,7 +22,7 @@ class ChunkSection(NamedTuple):
     named: bytes
 
 
-class StreamSection(NamedTuple):
+class RecipeSection(NamedTuple):
     """A container of recipes.
 
     Of each node u64 how many bytes stubs need, and how many they or nodes above it do; a bit for
@@ -40,9 +40,9 @@ class StreamSection(NamedTuple):
 class SavedMarksWriter:
     """Writes marks under a temporary name; :meth:`complete` gives them their own, durably."""
 
-    def __init__(self, dir_fd: int, volume: bytes, disk: Disk) -> None:
+    def __init__(self, dir_fd: int, volume_id: bytes, disk: Disk) -> None:
         """``dir_fd`` is borrowed. Marks that were not completed are removed. Raises NoSpace."""
-        self._volume = volume
+        self._volume_id = volume_id
         self._file = WholeFileWriter(dir_fd, NAME, fmt.HEADER_BYTES, disk)
         self._chunks = self._streams = 0
 
@@ -53,7 +53,7 @@ class SavedMarksWriter:
         head = fmt.SectionHead(section.container, section.records, 0)
         self._file.write(fmt.encode_section(head), _words(section.named, section.records))
 
-    def add_streams(self, section: StreamSection) -> None:
+    def add_recipes(self, section: RecipeSection) -> None:
         """By number. Raises NoSpace."""
         self._streams += 1
         head = fmt.SectionHead(section.container, section.records, section.fingerprints)
@@ -64,7 +64,7 @@ class SavedMarksWriter:
         """Make them durable under their name, in place of those before. Raises NoSpace."""
         file = self._file
         header = fmt.MarksHeader(
-            self._chunks, self._streams, self._volume, file.body_bytes, file.checksum
+            self._chunks, self._streams, self._volume_id, file.body_bytes, file.checksum
         )
         file.complete(fmt.encode_header(header))
 
@@ -75,13 +75,13 @@ class SavedMarksWriter:
 class SavedMarks:
     """Marks that were completed, open for reading."""
 
-    def __init__(self, dir_fd: int, volume: bytes) -> None:
+    def __init__(self, dir_fd: int, volume_id: bytes) -> None:
         """Reads them once to check them. Raises FileNotFoundError, DamagedTable."""
         self._fd = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
         try:
             where = NAME.decode()
             self.header = fmt.decode_header(read_readable(self._fd, fmt.HEADER_BYTES, 0), where)
-            if self.header.volume != volume:
+            if self.header.volume_id != volume_id:
                 raise DamagedTable(f"{where}: the saved marks are of another volume")
             found = body_checksum(self._fd, fmt.HEADER_BYTES, self.header.body_bytes)
             if found != self.header.body_checksum:
@@ -91,16 +91,16 @@ class SavedMarks:
             raise
         self._position = fmt.HEADER_BYTES
 
-    def sections(self) -> Iterator[ChunkSection | StreamSection]:
+    def sections(self) -> Iterator[ChunkSection | RecipeSection]:
         """All of them, once: those of chunks, then those of recipes."""
         for _ in range(self.header.chunk_containers):
             number, count, _ = self._head()
             yield ChunkSection(number, count, self._read(fmt.bitmap_bytes(count)))
-        for _ in range(self.header.stream_containers):
+        for _ in range(self.header.recipe_containers):
             number, count, fingerprints = self._head()
             wanted, needed = self._read(8 * count), self._read(8 * count)
             fresh = self._read(fmt.bitmap_bytes(count))
-            yield StreamSection(number, count, fingerprints, wanted, needed, fresh)
+            yield RecipeSection(number, count, fingerprints, wanted, needed, fresh)
 
     def _head(self) -> fmt.SectionHead:
         return fmt.decode_section(self._read(fmt.SECTION_BYTES))

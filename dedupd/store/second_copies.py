@@ -11,7 +11,7 @@ from dedupd.errors import Damaged, DamagedTable, NoSpace
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import Container, Found, data_name, scan
+from dedupd.store.container.container import Container, ScannedRecord, data_name, scan
 from dedupd.store.container.files import container_numbers
 from dedupd.store.container.recovery import entry_of
 from dedupd.store.container.table_file import load_table
@@ -24,29 +24,31 @@ class Copy:
     """One second copy: its own id, and the table's entry, whose ``target`` is what it repeats."""
 
     copy_id: int
-    entry: tbl.Entry
+    entry: tbl.TableEntry
 
 
-def all_copies(dir_fd: int, kind: fmt.Kind, volume: bytes) -> Iterator[Copy]:
+def all_copies(dir_fd: int, kind: fmt.Kind, volume_id: bytes) -> Iterator[Copy]:
     """Every copy in a directory that its table, or else the container itself, calls live.
 
     What cannot be read is passed over: this only looks for what may help.
     """
     for number in container_numbers(dir_fd):
         try:
-            for ordinal, entry in enumerate(_entries(dir_fd, number, kind, volume)):
+            for ordinal, entry in enumerate(_entries(dir_fd, number, kind, volume_id)):
                 if entry is not None and entry.state == tbl.State.LIVE:
                     yield Copy(make_id(number, ordinal), entry)
         except (Damaged, OSError):
             continue
 
 
-def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> Sequence[tbl.Entry | None]:
+def _entries(
+    dir_fd: int, number: int, kind: fmt.Kind, volume_id: bytes
+) -> Sequence[tbl.TableEntry | None]:
     """A container's entries, by ordinal. Raises Damaged, OSError."""
     name = data_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
         header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
-        if not fmt.belongs_to(header, kind, number, volume):
+        if not fmt.belongs_to(header, kind, number, volume_id):
             return []
         try:
             _, table = load_table(dir_fd, header)
@@ -59,7 +61,7 @@ def _entries(dir_fd: int, number: int, kind: fmt.Kind, volume: bytes) -> Sequenc
         found = {
             item.record.ordinal: entry_of(item)
             for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size)
-            if isinstance(item, Found)
+            if isinstance(item, ScannedRecord)
         }
     count = max([len(entries), *(ordinal + 1 for ordinal in found)])
     entries += [None] * (count - len(entries))
@@ -93,10 +95,10 @@ class CopyReader:
     Nothing is opened before the first damage. What is known of the copies is 16 bytes each.
     """
 
-    def __init__(self, directory: str, kind: fmt.Kind, volume: bytes) -> None:
+    def __init__(self, directory: str, kind: fmt.Kind, volume_id: bytes) -> None:
         self._directory = directory
         self._kind = kind
-        self._volume = volume
+        self._volume_id = volume_id
         self._lock = threading.Lock()
         self._seen: tuple[tuple[str, int, int], ...] = ()
         self._targets = array("Q")
@@ -125,7 +127,7 @@ class CopyReader:
         with opened(fd):
             for copy_id in self._find(fd, record_id):
                 try:
-                    container = Container(fd, self._kind, container_of(copy_id), self._volume)
+                    container = Container(fd, self._kind, container_of(copy_id), self._volume_id)
                     record, data = get(container, ordinal_of(copy_id))
                 except (Damaged, OSError):
                     continue
@@ -152,7 +154,7 @@ class CopyReader:
             return
         rows = sorted(
             (copy.entry.target, copy.copy_id)
-            for copy in all_copies(dir_fd, self._kind, self._volume)
+            for copy in all_copies(dir_fd, self._kind, self._volume_id)
         )
         self._targets = array("Q", (target for target, _ in rows))
         self._copies = array("Q", (copy_id for _, copy_id in rows))

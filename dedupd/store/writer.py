@@ -15,7 +15,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import Found, data_name, table_name
+from dedupd.store.container.container import ScannedRecord, data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
@@ -262,7 +262,7 @@ class ContainerWriter:
             fmt.pack_record_into(view, at, record, target.seed)
             start = at + fmt.RECORD_HEADER_BYTES
             view[start : start + len(payload)] = payload
-            entry = entry_of(Found(target.end + at, record))
+            entry = entry_of(ScannedRecord(target.end + at, record))
             entries += tbl.encode_entry(entry, target.seed)
             at += fmt.record_size(len(payload))
             saved += record.raw_length - record.stored_length
@@ -347,7 +347,7 @@ class ContainerWriter:
             target.number,
             target.header.generation,
             target.header.partition,
-            target.header.volume,
+            target.header.volume_id,
             target.end,
             target.count,
         )

@@ -6,7 +6,7 @@ from functools import partial
 from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import DamagedChunk, DamagedRecipe
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.recipe import RecipeRef, check_of
+from dedupd.format.recipe import RecipeRef, fingerprint_check
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import Recipe, RecipeReader, Span
@@ -28,7 +28,7 @@ def read_chunk(records: RecordReader, span: Span) -> bytes:
     Raises DamagedContainer.
     """
     record, raw = records.read(span.chunk)
-    if len(raw) != span.length or check_of(record.fingerprint) != span.check:
+    if len(raw) != span.length or fingerprint_check(record.fingerprint) != span.fingerprint_check:
         raise DamagedChunk(
             f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
             span.chunk,

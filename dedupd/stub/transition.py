@@ -83,12 +83,12 @@ class AttributeSpace:
     """Where a volume keeps its stub attribute, and how it recognises its own."""
 
     name: bytes
-    volume: bytes
+    volume_id: bytes
 
     def read(self, fd: int, where: str) -> StubAttribute | None:
         """The attribute of an open file; None where it is plain. Raises DamagedStub."""
         value = native.system.fgetxattr(fd, self.name)
-        return None if value is None else decode_stub(value, self.volume, where)
+        return None if value is None else decode_stub(value, self.volume_id, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class StubFiles:
 
     def write(self, fd: int, stub: StubAttribute) -> None:
         """Set the attribute of an open file."""
-        self.disk.set_attribute(fd, self.space.name, encode_stub(stub, self.space.volume))
+        self.disk.set_attribute(fd, self.space.name, encode_stub(stub, self.space.volume_id))
 
 
 def committing(identity: FileIdentity, ref: RecipeRef) -> StubAttribute:
@@ -125,7 +125,7 @@ def begin_commit(
     Raises FileChanged where the file is not the one that was read; NoSpace.
     """
     stub = committing(expected, ref)
-    name, value = files.space.name, encode_stub(stub, files.space.volume)
+    name, value = files.space.name, encode_stub(stub, files.space.volume_id)
     after = native.commit.exchange_attribute(fd, expected, name, previous, value, files.disk.door)
     if after is None:
         if native.system.fgetxattr(fd, name) != previous:
@@ -157,7 +157,7 @@ def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
         align_up(status.st_size, files.block_bytes),
         (status.st_atime_ns, begun.stub.mtime_ns),
         files.space.name,
-        encode_stub(settled, files.space.volume),
+        encode_stub(settled, files.space.volume_id),
         files.disk.door,
     )
 

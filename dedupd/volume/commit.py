@@ -140,7 +140,7 @@ class _Batch:
         self._plain = native.commit.CommitBatch(
             volume.data_fd,
             volume.space.name,
-            attribute_seed(volume.space.volume),
+            attribute_seed(volume.space.volume_id),
             volume.block_bytes,
             threads,
             volume.disk.door,

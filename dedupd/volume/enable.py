@@ -29,8 +29,8 @@ _LEFT_IN_PLACE = frozenset((_BASE, b"lost+found"))
 """``lost+found`` belongs to the file system's own checker."""
 
 _STORE_DIRS = (
-    *(b"store/chunks", b"store/streams", b"store/merge"),
-    *(b"store/copies", b"store/copies/chunks", b"store/copies/streams"),
+    *(b"store/chunks", b"store/recipes", b"store/merge"),
+    *(b"store/copies", b"store/copies/chunks", b"store/copies/recipes"),
 )
 
 _PREPARED = define("enable.prepared", "the empty .dedupd is complete, nothing has moved yet")

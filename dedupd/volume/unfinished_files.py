@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format.ids import HOLE
-from dedupd.store.recipe.recipe_reader import Piece
+from dedupd.store.recipe.recipe_reader import RecipeRow
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.transition import FileIdentity
 from dedupd.units import GIB
@@ -61,14 +61,14 @@ class Checkpoints:
             return None
         return growth
 
-    def _is_whole(self, node: Piece, level: int) -> bool:
+    def _is_whole(self, node: RecipeRow, level: int) -> bool:
         """Whether every chunk below a node is still there: its file has no other copy soon."""
         part = self._volume.recipes.part(node, level)
-        chunks, streams = self._volume.chunk_records, self._volume.stream_records
+        chunks, streams = self._volume.chunk_records, self._volume.recipe_records
         if not all(streams.is_live(one) for one in (node.chunk, *part.node_ids())):
             return False
         return all(
-            span.chunk == HOLE or chunks.offers(span.chunk, span.length, span.check)
+            span.chunk == HOLE or chunks.offers(span.chunk, span.length, span.fingerprint_check)
             for span in part.spans(0, part.length)
         )
 

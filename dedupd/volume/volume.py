@@ -33,9 +33,9 @@ VOLUME_FILE = b"volume.json"
 POLICY_FILE = b"policy.toml"
 STORE_DIRS = {
     Kind.CHUNKS: "store/chunks",
-    Kind.STREAMS: "store/streams",
+    Kind.RECIPES: "store/recipes",
     Kind.CHUNK_COPIES: "store/copies/chunks",
-    Kind.STREAM_COPIES: "store/copies/streams",
+    Kind.RECIPE_COPIES: "store/copies/recipes",
 }
 MERGE_DIR = "store/merge"
 
@@ -140,7 +140,7 @@ class Volume:
         return volume, below
 
     def close(self) -> None:
-        for name in ("chunk_records", "stream_records"):
+        for name in ("chunk_records", "recipe_records"):
             reader = self.__dict__.pop(name, None)
             if reader is not None:
                 reader.close()
@@ -181,7 +181,7 @@ class Volume:
 
     def containers(self, kind: Kind) -> ContainerDirectory:
         """The containers of a kind, to be closed by the caller."""
-        return ContainerDirectory(self.open_directory(kind), kind, self.space.volume, self.disk)
+        return ContainerDirectory(self.open_directory(kind), kind, self.space.volume_id, self.disk)
 
     def open_merge_directory(self) -> int:
         """A descriptor of the directory of merge logs, which the first reconciliation makes."""
@@ -216,21 +216,21 @@ class Volume:
 
     def records(self, kind: Kind) -> RecordReader:
         """The reader of the chunks, or of the recipes."""
-        return self.chunk_records if kind is Kind.CHUNKS else self.stream_records
+        return self.chunk_records if kind is Kind.CHUNKS else self.recipe_records
 
     @cached_property
     def chunk_records(self) -> RecordReader:
         return self._records(Kind.CHUNKS)
 
     @cached_property
-    def stream_records(self) -> RecordReader:
-        return self._records(Kind.STREAMS)
+    def recipe_records(self) -> RecordReader:
+        return self._records(Kind.RECIPES)
 
     def _records(self, kind: Kind) -> RecordReader:
         return RecordReader(
             self.directory(kind),
             kind,
-            self.space.volume,
+            self.space.volume_id,
             self.copies(kind),
             partial(self.repairs.add, kind),
         )
@@ -238,11 +238,11 @@ class Volume:
     def copies(self, kind: Kind) -> CopyReader:
         """The second copies of the records of a kind."""
         of = COPIES_OF[kind]
-        return CopyReader(self.directory(of), of, self.space.volume)
+        return CopyReader(self.directory(of), of, self.space.volume_id)
 
     @cached_property
     def recipes(self) -> RecipeReader:
-        return RecipeReader(self.stream_records, self.chunk_records)
+        return RecipeReader(self.recipe_records, self.chunk_records)
 
     @cached_property
     def read_chunk(self) -> ReadChunk:

@@ -22,7 +22,7 @@ _Key = tuple[int, int, int]
 
 def _key(span: Span) -> _Key:
     """The key of a chunk: its id, and the length and fingerprint check that the recipe expects."""
-    return span.chunk, span.length, span.check
+    return span.chunk, span.length, span.fingerprint_check
 
 
 class ChunkCache:

@@ -127,7 +127,7 @@ class SequentialReads:
             return None
         has_first = before is not None and before.spans[-1] == spans[0]
         head = before.chunk(spans[0]) if before is not None and has_first else b""
-        wanted = [(span.chunk, span.length, span.check) for span in spans[has_first:]]
+        wanted = [(span.chunk, span.length, span.fingerprint_check) for span in spans[has_first:]]
         content = self._records.begin_window(wanted, head, self._helpers)
         if content is None:
             return None

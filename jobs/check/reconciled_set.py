@@ -70,13 +70,13 @@ def check_log(volume: Volume) -> Iterator[Finding]:
         return
     with opened(fd):
         try:
-            MergeLog(fd, volume.space.volume).close()
+            MergeLog(fd, volume.space.volume_id).close()
         except FileNotFoundError:
             return
         except DamagedTable as error:
             yield Finding(Invariant.MERGE_LOG, MERGE_DIR, str(error))
 
 
-def _are_twice(first: tbl.Entry, second: tbl.Entry) -> bool:
+def _are_twice(first: tbl.TableEntry, second: tbl.TableEntry) -> bool:
     is_live = first.state == second.state == tbl.State.LIVE
     return is_live and first.fingerprint == second.fingerprint

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dedupd import native
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.format.recipe import check_of
+from dedupd.format.recipe import fingerprint_check
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
 from dedupd.store.forwards import end_of
 
@@ -21,8 +21,8 @@ class RecordCensus(native.upkeep.KnownRecords):
     """
 
     def __init__(self) -> None:
-        self.merged: dict[int, tbl.Entry] = {}
-        self.lost: dict[int, tbl.Entry] = {}
+        self.merged: dict[int, tbl.TableEntry] = {}
+        self.lost: dict[int, tbl.TableEntry] = {}
 
     def add_container(
         self, number: int, entries: PackedEntries | UncheckedEntries, seed: int
@@ -40,14 +40,14 @@ class RecordCensus(native.upkeep.KnownRecords):
         self.lost.pop(record_id, None)
         self.set(record_id, 0, 0)
 
-    def add(self, record_id: int, entry: tbl.Entry) -> None:
+    def add(self, record_id: int, entry: tbl.TableEntry) -> None:
         """Take in the entry of a record, in place of any before."""
         length = check = 0
         target: int | None = None
         self.merged.pop(record_id, None)
         self.lost.pop(record_id, None)
         if entry.state in tbl.USABLE:
-            length, check = entry.raw_length, check_of(entry.fingerprint)
+            length, check = entry.raw_length, fingerprint_check(entry.fingerprint)
         elif entry.state == tbl.State.MERGED:
             self.merged[record_id] = entry
             target = entry.target
@@ -59,21 +59,21 @@ class RecordCensus(native.upkeep.KnownRecords):
         """Whether an id leads to a record that is there, is at least so long, and has a fingerprint
         that begins like ``digest`` (32 bits of it are known here)."""
         length, check = self.known(record_id)
-        return length >= length_min and length > 0 and check == check_of(digest)
+        return length >= length_min and length > 0 and check == fingerprint_check(digest)
 
     def is_there(self, record_id: int) -> bool:
         """Whether an id leads to any record that is there."""
         return self.known(record_id)[0] > 0
 
-    def add_copy(self, entry: tbl.Entry) -> None:
+    def add_copy(self, entry: tbl.TableEntry) -> None:
         """Count ``entry.target`` as present, because a second copy of it exists."""
-        self.set_second(entry.target, entry.raw_length, check_of(entry.fingerprint))
+        self.set_second(entry.target, entry.raw_length, fingerprint_check(entry.fingerprint))
 
     def wrong_merges(self) -> Iterator[int]:
         """Ids of merged records whose target is there and has another fingerprint."""
         for record_id, entry in self.merged.items():
             found = self.known(record_id)
-            if found[0] and found != (entry.raw_length, check_of(entry.fingerprint)):
+            if found[0] and found != (entry.raw_length, fingerprint_check(entry.fingerprint)):
                 yield record_id
 
     def end_of(self, record_id: int) -> int:

@@ -32,14 +32,14 @@ class CheckedTable:
 
     def __init__(self, entries: UncheckedEntries) -> None:
         self.entries = entries
-        self.changed: dict[int, tbl.Entry | None] = {}
+        self.changed: dict[int, tbl.TableEntry | None] = {}
 
-    def __getitem__(self, ordinal: int) -> tbl.Entry | None:
+    def __getitem__(self, ordinal: int) -> tbl.TableEntry | None:
         if ordinal in self.changed or ordinal >= len(self.entries):
             return self.changed.get(ordinal)
         return self.entries[ordinal]
 
-    def of_state(self, state: tbl.State) -> Iterator[tbl.Entry]:
+    def of_state(self, state: tbl.State) -> Iterator[tbl.TableEntry]:
         """The entries in a state."""
         count = max([len(self.entries), *(ordinal + 1 for ordinal in self.changed)])
         for ordinal in range(count):
@@ -58,7 +58,7 @@ class Problem:
     invariant: Invariant
     detail: str
     ordinal: int = -1
-    entry: tbl.Entry | None = None
+    entry: tbl.TableEntry | None = None
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Row:
     ordinals: range
     kind: int
     status: int
-    entry: tbl.Entry
+    entry: tbl.TableEntry
 
 
 class RecordCheck:
@@ -138,7 +138,7 @@ class RecordCheck:
         said = (self._said(ordinal) for ordinal in ordinals)
         return len(ordinals) > 0 and all(e is not None and e.state in _WITHOUT_BYTES for e in said)
 
-    def _said(self, ordinal: int) -> tbl.Entry | None:
+    def _said(self, ordinal: int) -> tbl.TableEntry | None:
         return self.entries[ordinal] if ordinal < len(self.entries) else None
 
     def finish(self) -> Iterator[Problem]:
@@ -199,14 +199,14 @@ def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:
         yield Row(range(ordinal, stop), found.kinds[at], found.statuses[at], entry)
 
 
-def agrees(said: tbl.Entry, row: Row) -> bool:
+def agrees(said: tbl.TableEntry, row: Row) -> bool:
     """Whether an entry is one that its record may have."""
     is_copy = said.state == tbl.State.LIVE and row.kind == fmt.RecordKind.COPY
     is_of_another = is_copy and said.target not in (0, row.entry.target)
     return place(said) == place(row.entry) and not is_of_another
 
 
-def place(entry: tbl.Entry) -> tuple[bytes, int, int, int, int]:
+def place(entry: tbl.TableEntry) -> tuple[bytes, int, int, int, int]:
     """What an entry says about its record, whatever has become of the chunk since."""
     return entry.fingerprint, entry.offset, entry.stored_length, entry.raw_length, entry.codec
 

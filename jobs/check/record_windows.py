@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.container import Found, Gap, scan
+from dedupd.store.container.container import Gap, ScannedRecord, scan
 from dedupd.system.files import UNREADABLE, read_readable
 from dedupd.system.page_cache import new_buffer, read_uncached_readable
 from dedupd.units import MIB
@@ -174,7 +174,7 @@ class WindowReader:
     @staticmethod
     def _next_record(fd: int, seed: int, start: int, end: int) -> "_Next":
         for item in scan(fd, seed, start, end):
-            if isinstance(item, Found):
+            if isinstance(item, ScannedRecord):
                 return _Next(item.offset, item.record)
         return _Next(end, None)
 

@@ -30,18 +30,18 @@ DIRECTORIES_AT_ONCE = 64
 _NO_DIRECTORY = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV))
 """What was a directory is gone by now, or something else, or another file system."""
 
-STREAMS_OPEN_MAX = 128
+RECIPES_OPEN_MAX = 128
 """Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
 
 
 class Missing(NamedTuple):
     """A record that something refers to and that is not there.
 
-    ``length`` and ``check`` are what a recipe says of a chunk; 0 where nothing does.
+    ``length`` and ``fingerprint_check`` are those in a recipe's row of a chunk, 0 without a row.
     """
 
     length: int
-    check: int
+    fingerprint_check: int
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class ReferenceWalk:
                 self._nodes,
                 self._streams(stack),
                 attribute=self._volume.space.name,
-                seed=attribute_seed(self._volume.space.volume),
+                seed=attribute_seed(self._volume.space.volume_id),
                 tables=self._tables(stack) if self._is_exact else None,
             )
             while pending:
@@ -111,9 +111,9 @@ class ReferenceWalk:
     def _streams(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
         """The containers of recipes that can be read as they are: number, descriptors, seed."""
         streams: list[tuple[int, int, int, int]] = []
-        kind, uuid = fmt.Kind.STREAMS, self._volume.space.volume
+        kind, uuid = fmt.Kind.RECIPES, self._volume.space.volume_id
         with opened(self._volume.open_directory(kind)) as directory:
-            for number in self._nodes.numbers()[:STREAMS_OPEN_MAX]:
+            for number in self._nodes.numbers()[:RECIPES_OPEN_MAX]:
                 try:
                     container = Container(directory, kind, number, uuid)
                 except (Damaged, OSError):
@@ -125,7 +125,7 @@ class ReferenceWalk:
 
     def _tables(self, stack: ExitStack) -> tuple[int, list[tuple[int, bytes, int]]]:
         """The tables of the containers of chunks: their directory; number, name and seed."""
-        kind, uuid = fmt.Kind.CHUNKS, self._volume.space.volume
+        kind, uuid = fmt.Kind.CHUNKS, self._volume.space.volume_id
         directory = stack.enter_context(opened(self._volume.open_directory(kind)))
         tables: list[tuple[int, bytes, int]] = []
         for number in self._chunks.numbers():
@@ -182,7 +182,7 @@ class ReferenceWalk:
     def _stub(self, found: Found, attribute: bytes) -> None:
         where = show_path(found.path)
         try:
-            stub = decode_stub(attribute, self._volume.space.volume, where)
+            stub = decode_stub(attribute, self._volume.space.volume_id, where)
         except DamagedStub as error:
             self._found.findings.append(Finding(Invariant.STUB_ATTRIBUTE, where, str(error)))
             return
@@ -237,7 +237,9 @@ class ReferenceWalk:
                 self._found.missing_nodes.add(leaf.node)
                 whole = False
         node, chunks = leaf.content, self._chunks
-        for chunk, length, check in zip(node.ids, node.lengths, node.checks, strict=True):
+        for chunk, length, check in zip(
+            node.ids, node.lengths, node.fingerprint_checks, strict=True
+        ):
             if chunk == HOLE:
                 continue
             chunks.refer(chunk)
@@ -272,7 +274,7 @@ def hits(volume: Volume, stub: StubAttribute, where: str, chunks: RecordCensus) 
             yield Hit(part.offset, part.offset + part.length, part.node, True, part.reason)
             continue
         node = part.content
-        rows = zip(node.ids, node.lengths, node.checks, node.offsets, strict=True)
+        rows = zip(node.ids, node.lengths, node.fingerprint_checks, node.offsets, strict=True)
         for chunk, length, check, offset in rows:
             if chunk != HOLE and not chunks.holds(chunk, length, check):
                 start = part.offset + offset

@@ -160,14 +160,14 @@ class Verify(Job[VerifyReport]):
         if is_unfinished(directory, number):
             return None
         self._report.containers += 1
-        uuid = self._volume.space.volume
+        uuid = self._volume.space.volume_id
         with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory)) as fd:
             try:
                 header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), where)
             except Damaged as error:
                 self._find(Invariant.CONTAINER_HEADER, where, str(error))
                 return None
-            if (header.kind, header.container, header.volume) != (kind, number, uuid):
+            if (header.kind, header.container, header.volume_id) != (kind, number, uuid):
                 detail = "the header is of another container"
                 self._find(Invariant.CONTAINER_HEADER, where, detail)
                 return None
@@ -239,7 +239,7 @@ class Verify(Job[VerifyReport]):
     def _check_tree(self) -> None:
         report, chunks = self._report, self._known[fmt.Kind.CHUNKS]
         self._run.update(phase="stubs", done=0, total=0)
-        nodes = self._known[fmt.Kind.STREAMS]
+        nodes = self._known[fmt.Kind.RECIPES]
         tree = ReferenceWalk(self._volume, self._run, chunks, nodes, is_exact=True).walk()
         report.stubs, report.plain_files = tree.stubs, tree.plain_files
         report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled

@@ -94,20 +94,20 @@ class Gc(Job[GcReport]):
     def _collect(self) -> None:
         volume, run, report, tables = self._volume, self._run, self._report, self._tables
         marks = {kind: Marks(tables[kind].counts()) for kind in Kind}
-        chunks, wanted = marks[Kind.CHUNKS], Needs(tables[Kind.STREAMS].counts())
+        chunks, wanted = marks[Kind.CHUNKS], Needs(tables[Kind.RECIPES].counts())
         run.update(phase="walking the tree")
         roots = TreeMarker(volume, run, chunks, wanted).mark()
         report.files, report.stubs = roots.files, roots.stubs
         for problem in roots.problems:
             run.findings.add(problem)
-        named = {Kind.CHUNKS: chunks.digest(), Kind.STREAMS: wanted.digest()}
+        named = {Kind.CHUNKS: chunks.digest(), Kind.RECIPES: wanted.digest()}
         if not self._full and volume.hints.get(HintKey.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW
             return
         recipes = self._read_recipes(wanted)
         chunks.include(recipes.chunks)
-        marks[Kind.STREAMS] = recipes.nodes
-        for kind in (Kind.CHUNKS, Kind.STREAMS):
+        marks[Kind.RECIPES] = recipes.nodes
+        for kind in (Kind.CHUNKS, Kind.RECIPES):
             self._follow(kind, marks[kind])
             if self._mark_twins(kind, marks[kind]):
                 self._follow(kind, marks[kind])
@@ -228,7 +228,7 @@ class Gc(Job[GcReport]):
         for block in tables.blocks([tables.whole(number)]):
             places, orphans = native.upkeep.misfits(block.entries, bits[block.first // 8 :])
             self._report.orphans_before += orphans
-            changes: dict[int, tbl.Entry] = {}
+            changes: dict[int, tbl.TableEntry] = {}
             for at in memoryview(places).cast("I"):
                 entry = block.entry(at)
                 if entry is not None:
@@ -237,7 +237,7 @@ class Gc(Job[GcReport]):
                 set_entries(tables.directory, block.header, changes)
         reach(_SWEPT)
 
-    def _swept(self, entry: tbl.Entry, kind: Kind) -> tbl.Entry:
+    def _swept(self, entry: tbl.TableEntry, kind: Kind) -> tbl.TableEntry:
         """What becomes of an entry whose state is not what it should be."""
         report = self._report
         if entry.state == State.ORPHANED:
@@ -245,7 +245,7 @@ class Gc(Job[GcReport]):
             return entry._replace(state=State.LIVE, target=0)
         if entry.state == State.LIVE:
             report.orphaned_chunks += kind is Kind.CHUNKS
-            report.orphaned_recipes += kind is Kind.STREAMS
+            report.orphaned_recipes += kind is Kind.RECIPES
             report.orphaned_copies += kind not in COPIES_OF
             report.orphaned_bytes += entry.stored_length
             return entry._replace(state=State.ORPHANED, target=self._epoch)

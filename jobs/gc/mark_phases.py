@@ -13,7 +13,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind
 from dedupd.store import saved_marks
 from dedupd.store.mark_set import Marks, Needs
-from dedupd.store.saved_marks import ChunkSection, SavedMarks, SavedMarksWriter, StreamSection
+from dedupd.store.saved_marks import ChunkSection, RecipeSection, SavedMarks, SavedMarksWriter
 from dedupd.volume.volume import Volume
 from jobs.gc.tables import Tables, needed_digest
 
@@ -29,10 +29,10 @@ class RecipeMarks:
         self.are_known = False
         """Whether all that is not fresh was known from an earlier run, which has saved it."""
         self.wanted = wanted
-        self.nodes = Needs(tables[Kind.STREAMS].counts())
+        self.nodes = Needs(tables[Kind.RECIPES].counts())
         self.nodes.include(wanted)
         self.chunks = Marks(tables[Kind.CHUNKS].counts())
-        for number in tables[Kind.STREAMS].shapes:
+        for number in tables[Kind.RECIPES].shapes:
             self.nodes.put(number, wanted.lengths(number), wanted.fresh(number))
 
     @property
@@ -50,7 +50,7 @@ def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None
     marks = RecipeMarks(wanted, tables)
     marks.are_known = True
     try:
-        with closing(SavedMarks(volume.base_fd, volume.space.volume)) as saved:
+        with closing(SavedMarks(volume.base_fd, volume.space.volume_id)) as saved:
             for section in saved.sections():
                 if isinstance(section, ChunkSection):
                     is_taken = marks.chunks.native.merge(section.container, section.named)
@@ -63,17 +63,17 @@ def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None
     return marks
 
 
-def _take_nodes(section: StreamSection, marks: RecipeMarks, tables: Tables) -> bool:
+def _take_nodes(section: RecipeSection, marks: RecipeMarks, tables: Tables) -> bool:
     """Take over what is known of a container of recipes, if all of it still holds."""
     number = section.container
-    if number not in tables[Kind.STREAMS].shapes:
+    if number not in tables[Kind.RECIPES].shapes:
         return not any(section.needed)
     now = marks.wanted.lengths(number)
     if any(native.upkeep.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
         return False
     # A recipe is what its fingerprint says. An id has another one only where a part of the store
     # was lost, or brought back from an older copy.
-    digest = needed_digest(tables[Kind.STREAMS], number, memoryview(section.needed))
+    digest = needed_digest(tables[Kind.RECIPES], number, memoryview(section.needed))
     if digest != section.fingerprints:
         return False
     more = native.upkeep.more_than(now, section.needed)
@@ -87,16 +87,18 @@ def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
     """Keep marks for the next run, in place of those before. They must be whole. Where there is no
     room for them it marks everything itself."""
     try:
-        with closing(SavedMarksWriter(volume.base_fd, volume.space.volume, volume.disk)) as writer:
+        with closing(
+            SavedMarksWriter(volume.base_fd, volume.space.volume_id, volume.disk)
+        ) as writer:
             for number, shape in sorted(tables[Kind.CHUNKS].shapes.items()):
                 writer.add_chunks(ChunkSection(number, shape.count, marks.chunks.bits(number)))
-            for number, shape in sorted(tables[Kind.STREAMS].shapes.items()):
+            for number, shape in sorted(tables[Kind.RECIPES].shapes.items()):
                 needed = marks.nodes.lengths(number)
-                writer.add_streams(
-                    StreamSection(
+                writer.add_recipes(
+                    RecipeSection(
                         number,
                         shape.count,
-                        needed_digest(tables[Kind.STREAMS], number, memoryview(needed)),
+                        needed_digest(tables[Kind.RECIPES], number, memoryview(needed)),
                         marks.wanted.lengths(number),
                         needed,
                         marks.nodes.fresh(number),

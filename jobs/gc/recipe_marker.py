@@ -62,7 +62,7 @@ class RecipeReading:
             found_any = True
             while found_any:
                 found_any = False
-                for number in self._tables[Kind.STREAMS].shapes:
+                for number in self._tables[Kind.RECIPES].shapes:
                     if any(nodes.fresh(number)):
                         found_any = True
                         self._mark_container(number)
@@ -81,7 +81,7 @@ class RecipeReading:
             self._save(self._marks)
 
     def _mark_container(self, number: int) -> None:
-        tables, nodes = self._tables[Kind.STREAMS], self._marks.nodes
+        tables, nodes = self._tables[Kind.RECIPES], self._marks.nodes
         flags, seed = os.O_RDONLY | os.O_CLOEXEC, seed_of(tables.shapes[number].header)
         with (
             opened(os.open(data_name(number), flags, dir_fd=tables.directory.fd)) as fd,
@@ -128,7 +128,7 @@ class RecipeReading:
         chunks.note_strays(strays)
         return memoryview(left).cast("I")
 
-    def _mark_node(self, reader: SequentialReader, own: int, entry: tbl.Entry | None) -> None:
+    def _mark_node(self, reader: SequentialReader, own: int, entry: tbl.TableEntry | None) -> None:
         nodes = self._marks.nodes
         end = nodes.needed(own)
         if entry is not None and entry.state == tbl.State.MERGED:
@@ -155,7 +155,7 @@ class RecipeReading:
         nodes.need(ids[-1], last_bytes)
 
     def _payload(
-        self, reader: SequentialReader, recipe: int, entry: tbl.Entry | None
+        self, reader: SequentialReader, recipe: int, entry: tbl.TableEntry | None
     ) -> bytes | None:
         """The bytes of a recipe node; None, with a finding, where it cannot be read."""
         where = f"recipe {show_id(recipe)}"
@@ -164,7 +164,7 @@ class RecipeReading:
             if entry is not None and entry.state in tbl.USABLE:
                 found = reader.read(ordinal_of(recipe), entry)
             if found is None:
-                return self._volume.stream_records.read(recipe)[1]
+                return self._volume.recipe_records.read(recipe)[1]
             record, payload = found
             return native.codec.decode(payload, record.codec, record.raw_length, record.checksum)
         except (Damaged, native.codec.CorruptPayload) as error:

@@ -243,7 +243,7 @@ class TreeMarker:
             names, damaged, files, stubs, chunks, recipes, covered = native.upkeep.scan_stubs(
                 fd,
                 self._volume.space.name,
-                attribute_seed(self._volume.space.volume),
+                attribute_seed(self._volume.space.volume_id),
                 self._run.check,
             )
         except OSError as error:
@@ -261,7 +261,7 @@ class TreeMarker:
     def _damaged(self, fd: int, name: bytes, value: bytes) -> None:
         """Say what is wrong with an attribute; mark what it names, if that is nothing."""
         try:
-            stub = decode_stub(value, self._volume.space.volume, "")
+            stub = decode_stub(value, self._volume.space.volume_id, "")
         except DamagedStub as error:
             self._problem(fd, name, str(error).removeprefix(": "))
             return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dedupd import native
 from dedupd.errors import Damaged, DamagedChunk, FileChanged
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.recipe import check_of
+from dedupd.format.recipe import fingerprint_check
 from dedupd.format.stub import decode_stub
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd.store.recipe.recipe_writer import Growth
@@ -253,7 +253,7 @@ class BatchReader:
     def _read_partial(self, fd: int, task: FileTask, attribute: bytes, size: int) -> None:
         """Read what is not in the store of a stub, and note what is."""
         volume, where = self._volume, show_path(task.candidate.path)
-        stub = decode_stub(attribute, volume.space.volume, where)
+        stub = decode_stub(attribute, volume.space.volume_id, where)
         content = volume.content(stub, where)
         local = local_ranges(fd, size)
         covered = min(stub.covered, size)
@@ -293,7 +293,7 @@ class BatchReader:
         if part.chunk == HOLE:
             return KeptChunk(HOLE, part.length, HOLE_FINGERPRINT)
         record = self._volume.chunk_records.describe(part.chunk)
-        if record.raw_length != part.length or check_of(record.fingerprint) != part.check:
+        if record.raw_length != part.length or fingerprint_check(record.fingerprint) != part.check:
             # A new recipe would call right what the old one knows to be wrong.
             raise DamagedChunk(
                 f"chunk {show_id(part.chunk)} is not the one that the recipe means", part.chunk

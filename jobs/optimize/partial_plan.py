@@ -81,5 +81,5 @@ def _parts(
         elif end < span.offset + span.length or any(touched(span.offset, end)):
             yield Fresh(span.offset, end)
         else:
-            yield Keep(span.chunk, span.length, span.check)
+            yield Keep(span.chunk, span.length, span.fingerprint_check)
     yield from hole(covered, size)

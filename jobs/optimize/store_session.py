@@ -11,7 +11,7 @@ from dedupd.errors import DamagedContainer
 from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import container_of
-from dedupd.format.table import ENTRY_BYTES, Entry
+from dedupd.format.table import ENTRY_BYTES, TableEntry
 from dedupd.index.choice import make_index
 from dedupd.store.chunk_index import EmptyIndex, IndexCounters, StoreIndex
 from dedupd.store.container.recovery import recover
@@ -26,7 +26,7 @@ from jobs.optimize.partitioning import combined
 from jobs.repair.quarantine import quarantine_noted
 from jobs.repair.returning_records import Wanted
 
-_KINDS = (Kind.CHUNKS, Kind.STREAMS)
+_KINDS = (Kind.CHUNKS, Kind.RECIPES)
 _TARGET_WORD = 5
 """Of the u64 of an entry."""
 
@@ -39,8 +39,8 @@ class StoreSync:
     chunks: SyncPoint
     streams: SyncPoint
     copies: list[tuple[fmt.Record, bytes]]
-    chunks_met: dict[int, Entry]
-    streams_met: dict[int, Entry]
+    chunks_met: dict[int, TableEntry]
+    streams_met: dict[int, TableEntry]
     chunk_orphans: set[int]
     stream_orphans: set[int]
 
@@ -69,16 +69,16 @@ class Store:
             }
             quarantine_noted(volume, check)
             self._numbers = Numbers(volume)
-            copies_kind = COPIES_OF[Kind.STREAMS]
+            copies_kind = COPIES_OF[Kind.RECIPES]
             self.copies = files.enter_context(closing(self._numbers.writer(copies_kind)))
             self.copies.recover(self._note_copied)
             self.chunks, self.streams = (
                 files.enter_context(closing(self._numbers.writer(kind, partition)))
                 for kind in _KINDS
             )
-            self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.STREAMS)
+            self._wanted = Wanted(volume, Kind.CHUNKS), Wanted(volume, Kind.RECIPES)
             self.index: StoreIndex = self._new_index(Kind.CHUNKS)
-            self._recipe_index: StoreIndex = self._new_index(Kind.STREAMS)
+            self._recipe_index: StoreIndex = self._new_index(Kind.RECIPES)
             self._past_counters = IndexCounters()
             self.chunks.recover(partial(self._load, self.index, self._wanted[0]))
             self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
@@ -96,7 +96,7 @@ class Store:
         self._check()
         words = memoryview(container.entries.data).cast("Q")
         named = max(words[_TARGET_WORD :: ENTRY_BYTES // words.itemsize], default=0)
-        self._numbers.note({Kind.STREAMS: container_of(named)})
+        self._numbers.note({Kind.RECIPES: container_of(named)})
 
     def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
         self._check()
@@ -126,7 +126,7 @@ class Store:
         self.chunks.use_partition(partition)
         self.streams.use_partition(partition)
         self.index = self._loaded_index(Kind.CHUNKS)
-        self._recipe_index = self._loaded_index(Kind.STREAMS)
+        self._recipe_index = self._loaded_index(Kind.RECIPES)
         self.recipes.use_index(self._recipe_index)
 
     def _loaded_index(self, kind: Kind) -> StoreIndex:
@@ -169,8 +169,8 @@ class Store:
         self._numbers.note(
             {
                 Kind.CHUNKS: self.chunks.last_number,
-                Kind.STREAMS: self.streams.last_number,
-                COPIES_OF[Kind.STREAMS]: self.copies.last_number,
+                Kind.RECIPES: self.streams.last_number,
+                COPIES_OF[Kind.RECIPES]: self.copies.last_number,
             }
         )
 

@@ -20,7 +20,7 @@ class BytesCheck(NamedTuple):
 
     record_id: int
     container: Container
-    entry: tbl.Entry
+    entry: tbl.TableEntry
     algorithm: str
 
     def is_intact(self) -> bool:
@@ -73,7 +73,7 @@ class MergedBytes:
         entry = self._containers.entry(record_id)
         return None if entry is None or entry.state != tbl.State.MERGED else entry.target
 
-    def _is_given(self, merged: tbl.Entry, end: int) -> bool:
+    def _is_given(self, merged: tbl.TableEntry, end: int) -> bool:
         """Whether the end of its row has a merged record's bytes, or they are needed no more."""
         entry = self._containers.entry(end)
         if entry is None:
@@ -83,7 +83,7 @@ class MergedBytes:
         is_same = (entry.fingerprint, entry.raw_length) == (merged.fingerprint, merged.raw_length)
         return entry.state == tbl.State.LIVE and is_same and self._is_intact(end, entry)
 
-    def _is_intact(self, record_id: int, entry: tbl.Entry) -> bool:
+    def _is_intact(self, record_id: int, entry: tbl.TableEntry) -> bool:
         container = self._containers.get(container_of(record_id))
         return (
             container is not None

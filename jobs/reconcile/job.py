@@ -147,7 +147,7 @@ class Reconcile(Job[ReconcileReport]):
         since then, some of it may have come to be in use again."""
         merge_log.remove_unfinished(self._log_fd, self._volume.disk)
         try:
-            log = MergeLog(self._log_fd, self._volume.space.volume)
+            log = MergeLog(self._log_fd, self._volume.space.volume_id)
         except FileNotFoundError:
             return
         except DamagedTable as error:
@@ -198,7 +198,7 @@ class Reconcile(Job[ReconcileReport]):
 
     def _plan(self, group: list[RecordRange], against: list[RecordRange]) -> MergeLog:
         """The merge log of a round, durable."""
-        writer = MergeLogWriter(self._log_fd, self._volume.space.volume, self._volume.disk)
+        writer = MergeLogWriter(self._log_fd, self._volume.space.volume_id, self._volume.disk)
         try:
             for pairs in join(self._tables, group, against):
                 self._account(pairs)
@@ -207,7 +207,7 @@ class Reconcile(Job[ReconcileReport]):
         finally:
             writer.close()
         reach(_LOGGED)
-        return MergeLog(self._log_fd, self._volume.space.volume)
+        return MergeLog(self._log_fd, self._volume.space.volume_id)
 
     def _is_put_off(self) -> bool:
         if self._strategy is not Strategy.DELAYED:

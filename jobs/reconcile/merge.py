@@ -89,7 +89,7 @@ class Merging:
         """Let the first of each pair lead to the second, where that is right."""
         wanted = [(own, into) for own, into in pairs if self._are_equal(own, into)]
         intact = self._intact({into for _, into in wanted})
-        changes: dict[int, tbl.Entry] = {}
+        changes: dict[int, tbl.TableEntry] = {}
         for own, into in wanted:
             entry = self._containers.entry(own)
             # Asked again: one that stays here may have been merged by a pair before it.

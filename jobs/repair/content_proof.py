@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dedupd.errors import Damaged
 from dedupd.format import table as tbl
 from dedupd.format.ids import HOLE
-from dedupd.format.recipe import DIGEST_BYTES, check_of, content_digest
+from dedupd.format.recipe import DIGEST_BYTES, content_digest, fingerprint_check
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.container.table_file import LOST
 from dedupd.store.reader import RecordReader
@@ -35,7 +35,7 @@ class Proofs:
     """
 
     def __init__(
-        self, volume: Volume, records: RecordReader, lost: Mapping[int, tbl.Entry]
+        self, volume: Volume, records: RecordReader, lost: Mapping[int, tbl.TableEntry]
     ) -> None:
         """``records`` are the chunks, ``lost`` the entries of those that are lost, by id."""
         self._volume = volume
@@ -62,7 +62,9 @@ class Proofs:
                 continue
             node = part.content
             leaf = _Leaf(node.ids, node.lengths, node.content)
-            for chunk, length, check in zip(node.ids, node.lengths, node.checks, strict=True):
+            for chunk, length, check in zip(
+                node.ids, node.lengths, node.fingerprint_checks, strict=True
+            ):
                 if self._is_unknown(chunk):
                     self._leaves.setdefault((length, check), []).append((chunk, leaf))
                     self.pending.add(chunk)
@@ -71,7 +73,7 @@ class Proofs:
         """The records that bytes of this length and fingerprint are proven to be; told once."""
         half = fingerprint[:DIGEST_BYTES]
         found = self._halves.pop(half, set()) & self.pending
-        for chunk, leaf in self._leaves.get((length, check_of(fingerprint)), ()):
+        for chunk, leaf in self._leaves.get((length, fingerprint_check(fingerprint)), ()):
             if chunk in self.pending and self._makes_up(leaf, chunk, fingerprint):
                 found.add(chunk)
         self.pending -= found

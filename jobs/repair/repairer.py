@@ -15,7 +15,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id
-from dedupd.format.recipe import check_of
+from dedupd.format.recipe import fingerprint_check
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST
@@ -88,7 +88,7 @@ class Repair:
         self._directory.close()
 
     @property
-    def lost(self) -> dict[int, tbl.Entry]:
+    def lost(self) -> dict[int, tbl.TableEntry]:
         """What is still lost: ids and entries."""
         return self._known.lost
 
@@ -98,8 +98,8 @@ class Repair:
         for record_id, lost in self.lost.items():
             if lost.fingerprint != LOST.fingerprint:
                 wanted.setdefault(lost.fingerprint, []).append(record_id)
-        found: dict[int, tbl.Entry] = {}
-        revived: dict[int, tbl.Entry] = {}
+        found: dict[int, tbl.TableEntry] = {}
+        revived: dict[int, tbl.TableEntry] = {}
         for number, entries in self._tables() if self.lost else ():
             for ordinal, entry in self._run.checked(enumerate(entries)):
                 if entry is None or entry.state not in tbl.USABLE:
@@ -118,7 +118,7 @@ class Repair:
         self._merge(found)
         self.repaired.from_twin += len(found)
 
-    def _is_intact(self, record_id: int, entry: tbl.Entry) -> bool:
+    def _is_intact(self, record_id: int, entry: tbl.TableEntry) -> bool:
         try:
             _, raw = self._reader.read(record_id)
         except Damaged:
@@ -191,7 +191,7 @@ class Repair:
             return False
         if entry.fingerprint != LOST.fingerprint:
             return entry.fingerprint == fingerprint
-        return expected is None or expected.check == check_of(fingerprint)
+        return expected is None or expected.fingerprint_check == fingerprint_check(fingerprint)
 
     def _add(self, record_id: int, record: fmt.Record, payload: bytes) -> None:
         if record_id in self._group.ids:
@@ -215,7 +215,7 @@ class Repair:
         self._writer.append_copies(first, group.records)
         self._writer.sync()
         reach(_DURABLE)
-        changes: dict[int, tbl.Entry] = {}
+        changes: dict[int, tbl.TableEntry] = {}
         for at, (record_id, (record, _)) in enumerate(zip(group.ids, group.records, strict=True)):
             new = first + at
             changes[record_id] = self._merged(record_id, new, record.fingerprint, record.raw_length)
@@ -228,12 +228,12 @@ class Repair:
         self._merge(changes)
         return len(changes)
 
-    def _merged(self, old: int, new: int, fingerprint: bytes, raw_length: int) -> tbl.Entry:
+    def _merged(self, old: int, new: int, fingerprint: bytes, raw_length: int) -> tbl.TableEntry:
         return self.lost[old]._replace(
             state=tbl.State.MERGED, target=new, fingerprint=fingerprint, raw_length=raw_length
         )
 
-    def _merge(self, changes: dict[int, tbl.Entry]) -> None:
+    def _merge(self, changes: dict[int, tbl.TableEntry]) -> None:
         if not changes:
             return
         set_states(self._directory, changes)

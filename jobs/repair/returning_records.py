@@ -21,7 +21,7 @@ class Wanted:
     def __init__(self, volume: Volume, kind: fmt.Kind) -> None:
         self._volume = volume
         self._kind = kind
-        self._entries: dict[bytes, dict[int, tbl.Entry]] = {}
+        self._entries: dict[bytes, dict[int, tbl.TableEntry]] = {}
 
     def load(self, container: Recovered) -> None:
         """Note what a container has lost."""
@@ -31,7 +31,7 @@ class Wanted:
                 lost = self._entries.setdefault(entry.fingerprint, {})
                 lost[make_id(container.header.container, ordinal)] = entry
 
-    def met(self, index: ChunkIndex, writer: ContainerWriter) -> dict[int, tbl.Entry]:
+    def met(self, index: ChunkIndex, writer: ContainerWriter) -> dict[int, tbl.TableEntry]:
         """Those whose bytes have been appended anew: their entries, as they are to become.
 
         For :meth:`settle`, once what is appended now has been synced. Each is told once.
@@ -39,14 +39,14 @@ class Wanted:
         if not self._entries:
             return {}
         found = index.lookup(b"".join(self._entries))
-        changes: dict[int, tbl.Entry] = {}
+        changes: dict[int, tbl.TableEntry] = {}
         for fingerprint, chunk_id in zip(list(self._entries), found, strict=True):
             if chunk_id and writer.has(chunk_id):
                 for lost_id, entry in self._entries.pop(fingerprint).items():
                     changes[lost_id] = entry._replace(state=tbl.State.MERGED, target=chunk_id)
         return changes
 
-    def settle(self, changes: dict[int, tbl.Entry]) -> None:
+    def settle(self, changes: dict[int, tbl.TableEntry]) -> None:
         """Let the entries lead to the new records, durably. Raises DamagedTable, NoSpace."""
         if changes:
             with self._volume.containers(self._kind) as directory:

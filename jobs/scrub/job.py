@@ -227,7 +227,7 @@ class Scrub(Job[ScrubReport]):
         report.released, report.resumed = check.released, check.resumed
         for of, kind in fmt.COPIES_OF.items():
             directory = self._directories[kind]
-            copies = all_copies(directory.fd, kind, self._volume.space.volume)
+            copies = all_copies(directory.fd, kind, self._volume.space.volume_id)
             for copy in self._run.checked(copies):
                 self._known[of].add_copy(copy.entry)
 
@@ -236,7 +236,7 @@ class Scrub(Job[ScrubReport]):
     def _walk(self) -> References:
         report = self._report
         self._run.update(phase="stubs", done=0, total=0)
-        chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.STREAMS]
+        chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.RECIPES]
         tree = self._references(chunks, nodes)
         report.stubs, report.plain_files = tree.stubs, tree.plain_files
         report.logical_bytes = tree.logical_bytes
@@ -245,11 +245,11 @@ class Scrub(Job[ScrubReport]):
         grown = self._ensure_entries(
             fmt.Kind.CHUNKS, {*tree.missing_chunks, *chunks.relied_on(), *_unknown_ends(chunks)}
         ) | self._ensure_entries(
-            fmt.Kind.STREAMS, {*tree.missing_nodes, *nodes.relied_on(), *_unknown_ends(nodes)}
+            fmt.Kind.RECIPES, {*tree.missing_nodes, *nodes.relied_on(), *_unknown_ends(nodes)}
         )
         if grown:
             self._recover_all()
-            chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.STREAMS]
+            chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.RECIPES]
             self._references(chunks, nodes)
         return tree
 

@@ -29,7 +29,7 @@ from jobs.scrub.progress import ScrubProgress
 
 _QUARANTINED = define("scrub.quarantined", "what was found about records is in their table")
 
-_METADATA = frozenset((fmt.Kind.STREAMS, fmt.Kind.STREAM_COPIES))
+_METADATA = frozenset((fmt.Kind.RECIPES, fmt.Kind.RECIPE_COPIES))
 """What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
 
 
@@ -173,7 +173,7 @@ class RecordScrub:
         problems: list[Problem],
     ) -> None:
         """Tell problems, and put into the table what is true now: durably, before going on."""
-        changes: dict[int, tbl.Entry] = {}
+        changes: dict[int, tbl.TableEntry] = {}
         for problem in problems:
             where = directory.where(header.container)
             name = where if problem.ordinal < 0 else f"{where} record {problem.ordinal}"
@@ -209,7 +209,7 @@ class RecordScrub:
         self,
         directory: ContainerDirectory,
         header: fmt.FileHeader,
-        changes: dict[int, tbl.Entry],
+        changes: dict[int, tbl.TableEntry],
     ) -> None:
         if not changes:
             return
@@ -220,7 +220,7 @@ class RecordScrub:
             self._known[directory.kind].add(record_id, entry)
 
 
-def _agreeing(found: tbl.Entry, said: tbl.Entry | None) -> tbl.Entry:
+def _agreeing(found: tbl.TableEntry, said: tbl.TableEntry | None) -> tbl.TableEntry:
     """The entry that a record implies, with what the table knows of it and no record tells: what
     became of it since, and where its bytes are now."""
     if said is None:

@@ -49,7 +49,7 @@ class Redundancy:
         self._throttle = throttle
         self._records = volume.records(kind)
         self._writer = writer
-        self._uuid = volume.space.volume
+        self._uuid = volume.space.volume_id
         self._kind = fmt.COPIES_OF[kind]
         self._directory = volume.containers(self._kind)
         self.copied = Copied()
@@ -64,7 +64,7 @@ class Redundancy:
         where what it repeats is lost: it may be all that there is. Raises Cancelled.
         """
         have: set[int] = set()
-        dropped: dict[int, tbl.Entry] = {}
+        dropped: dict[int, tbl.TableEntry] = {}
         for copy in self._run.checked(self._existing()):
             target = copy.entry.target
             is_needed = known.is_primary(target) and known.references(target) > 0

@@ -246,7 +246,7 @@ class _Search:
             volume.space.name,
             self._threads,
             self._check,
-            seed=attribute_seed(volume.space.volume),
+            seed=attribute_seed(volume.space.volume_id),
             size_min=policy.min_size_bytes,
             newest_ns=self._newest_ns,
             chunk_bytes=volume.parameters.chunking.average_bytes,
@@ -332,7 +332,7 @@ def _stub(
     """Why a stub is no candidate, or nothing; notes what has to be done about it."""
     assert found.attribute is not None
     try:
-        stub = decode_stub(found.attribute, volume.space.volume, show_path(found.path))
+        stub = decode_stub(found.attribute, volume.space.volume_id, show_path(found.path))
     except DamagedStub as error:
         if not found.attribute and not _is_readable(volume, found.path):
             return ""  # so is its content, as whoever tries to read it will say

@@ -57,7 +57,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
 
 
 def _garbage(volume: Volume) -> Garbage:
-    uuid, dead_min = volume.space.volume, volume.policy().compaction_min_dead
+    uuid, dead_min = volume.space.volume_id, volume.policy().compaction_min_dead
     kinds = (weights(volume.directory(kind), kind, uuid) for kind in Kind)
     return garbage_of(chain.from_iterable(kinds), dead_min)
 

@@ -280,7 +280,7 @@ def _phase(root: Path) -> str:
     chunks = root / ".dedupd/store/chunks"
     with Volume.open(str(root)) as volume:
         values = [found.attribute for found in walk(volume)]
-        stubs = [decode_stub(v, volume.space.volume, "") for v in values if v is not None]
+        stubs = [decode_stub(v, volume.space.volume_id, "") for v in values if v is not None]
     stored = sum(path.stat().st_size for path in chunks.glob("*.dat"))
     moving = sum(bool(stub.flags.transient) for stub in stubs)
     return ", ".join(

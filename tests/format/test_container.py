@@ -20,7 +20,7 @@ headers = st.builds(
     container=U32,
     generation=U32,
     partition=U32,
-    volume=UUID,
+    volume_id=UUID,
     created_ns=U64,
 )
 records = st.builds(

@@ -23,8 +23,8 @@ CONTENT = b"0123456789abcdef"
 def test_a_leaf_comes_back_as_it_was(rows: list[tuple[int, int, bytes]]) -> None:
     node = recipe.decode_node(recipe.encode_node(0, CONTENT, rows), "here")
     assert (node.level, node.content) == (0, CONTENT)
-    assert list(zip(node.ids, node.lengths, node.checks, strict=True)) == [
-        (i, n, 0 if i == HOLE else recipe.check_of(fp)) for i, n, fp in rows
+    assert list(zip(node.ids, node.lengths, node.fingerprint_checks, strict=True)) == [
+        (i, n, 0 if i == HOLE else recipe.fingerprint_check(fp)) for i, n, fp in rows
     ]
     assert node.length == sum(n for _, n, _ in rows)
     assert list(node.offsets) == [sum(n for _, n, _ in rows[:at]) for at in range(len(rows))]
@@ -35,7 +35,7 @@ def test_an_inner_node_comes_back_as_it_was(level: int, rows: list[tuple[int, in
     node = recipe.decode_node(recipe.encode_node(level, CONTENT, rows), "here")
     assert node.level == level
     assert list(zip(node.ids, node.lengths, strict=True)) == [(i, n) for i, n, _ in rows]
-    assert not any(node.checks)
+    assert not any(node.fingerprint_checks)
 
 
 @given(leaves, st.integers(1, 100))

@@ -17,13 +17,13 @@ headers = st.builds(
     container=U32,
     generation=U32,
     partition=U32,
-    volume=UUID,
+    volume_id=UUID,
     synced_bytes=U64,
     synced_count=U32,
     reconciled=U32,
 )
 entries = st.builds(
-    tbl.Entry,
+    tbl.TableEntry,
     fingerprint=HASH,
     offset=U64,
     target=U64,
@@ -65,14 +65,14 @@ def test_a_table_of_a_newer_format_is_not_believed(monkeypatch: pytest.MonkeyPat
 
 
 @given(entries, U64)
-def test_an_entry_comes_back_as_it_was(entry: tbl.Entry, seed: int) -> None:
+def test_an_entry_comes_back_as_it_was(entry: tbl.TableEntry, seed: int) -> None:
     data = tbl.encode_entry(entry, seed)
     assert len(data) == tbl.ENTRY_BYTES
     assert tbl.decode_entry(data, seed) == entry
 
 
 @given(entries)
-def test_every_flipped_bit_of_an_entry_is_noticed(entry: tbl.Entry) -> None:
+def test_every_flipped_bit_of_an_entry_is_noticed(entry: tbl.TableEntry) -> None:
     """Its check has only 16 bits, so one in 65,536 may pass: the record itself is the judge."""
     data = tbl.encode_entry(entry, 1)
     unseen = [
@@ -86,19 +86,19 @@ def test_a_hole_in_a_table_is_no_entry() -> None:
 
 
 @given(entries, st.integers(0, tbl.ENTRY_BYTES - 1))
-def test_an_entry_cut_short_is_none(entry: tbl.Entry, length: int) -> None:
+def test_an_entry_cut_short_is_none(entry: tbl.TableEntry, length: int) -> None:
     assert tbl.decode_entry(tbl.encode_entry(entry, 1)[:length], 1) is None
 
 
 def test_an_entry_in_no_known_state_is_none() -> None:
-    data = tbl.encode_entry(tbl.Entry(bytes(32), 128, 0, 1, 1, 0, 99, 0), 1)
+    data = tbl.encode_entry(tbl.TableEntry(bytes(32), 128, 0, 1, 1, 0, 99, 0), 1)
     assert tbl.decode_entry(data, 1) is None
 
 
 def test_many_entries_decode_as_one_by_one() -> None:
     rng = random.Random(1)
     entries = [
-        tbl.Entry(rng.randbytes(32), at, at + 1, at + 2, at + 3, at + 4, 1 + at % 5, at % 2)
+        tbl.TableEntry(rng.randbytes(32), at, at + 1, at + 2, at + 3, at + 4, 1 + at % 5, at % 2)
         for at in range(50)
     ]
     data = bytearray(b"".join(tbl.encode_entry(entry, 7) for entry in entries))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.errors import DamagedChunk
-from dedupd.format.recipe import check_of
+from dedupd.format.recipe import fingerprint_check
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import Span
 from fuse_stub.files.chunk_cache import ChunkCache
@@ -57,7 +57,7 @@ def reader(store: Records) -> Iterator[CountingReader]:
 def spans(reader: CountingReader) -> list[Span]:
     ids = [1 << 32 | ordinal for ordinal in range(COUNT)]
     return [
-        Span(at * SIZE, SIZE, one, check_of(reader.describe(one).fingerprint))
+        Span(at * SIZE, SIZE, one, fingerprint_check(reader.describe(one).fingerprint))
         for at, one in enumerate(ids)
     ]
 
@@ -139,4 +139,4 @@ def test_a_chunk_that_is_not_what_the_recipe_means_is_an_error(
 ) -> None:
     assert cache.read(spans[0]) == CHUNKS[0]
     with pytest.raises(DamagedChunk):
-        cache.read(spans[0]._replace(check=spans[0].check ^ 1))
+        cache.read(spans[0]._replace(fingerprint_check=spans[0].fingerprint_check ^ 1))

@@ -173,9 +173,9 @@ def test_the_second_copies_of_a_container_that_is_another_one_stay(tmp_path: Pat
     for one, seed in ((lab, 0), (foreign, 1)):
         one.put("file", noise(400 * KIB, seed))
         one.optimise()
-    container = lab.container(Kind.STREAMS)
+    container = lab.container(Kind.RECIPES)
     kept = container.rename(tmp_path / "kept")
-    shutil.copy(foreign.container(Kind.STREAMS), container)
+    shutil.copy(foreign.container(Kind.RECIPES), container)
     assert lab.read("file") == content
     report = scrub(lab.root)
     assert (report.copies_dropped, report.losses) == (0, [])
@@ -227,8 +227,8 @@ def test_the_number_of_a_container_that_is_gone_is_not_given_out_again(
         contents = {"old": noise(400 * KIB), "new": noise(300 * KIB, 1)}
         lab.put("old", contents["old"])
         lab.optimise()
-        lab.container(Kind.STREAMS).unlink()
-        lab.table(Kind.STREAMS).unlink()
+        lab.container(Kind.RECIPES).unlink()
+        lab.table(Kind.RECIPES).unlink()
         if is_catalogue_lost:
             shutil.rmtree(lab.base / "catalog")
         assert lab.read("old") == contents["old"]

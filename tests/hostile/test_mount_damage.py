@@ -188,7 +188,7 @@ def test_a_mount_reads_the_second_copy_and_a_scrub_beside_it_repairs(lab: Mounte
     lab.unmount()
     upkeep.scrub(lab.root)
     flip_bit(lab.container(Kind.CHUNKS), 4096 + 200)
-    lab.container(Kind.STREAMS).unlink()
+    lab.container(Kind.RECIPES).unlink()
     lab.mount()
     assert path.read_bytes() == CONTENT
     report = upkeep.scrub(lab.root)

@@ -92,8 +92,8 @@ def store_file(root: Path, name: str) -> Path:
     return root / ".dedupd/store" / name
 
 
-CONTAINERS = ["chunks/00000001.dat", "streams/00000001.dat"]
-TABLES = ["chunks/00000001.dir", "streams/00000001.dir"]
+CONTAINERS = ["chunks/00000001.dat", "recipes/00000001.dat"]
+TABLES = ["chunks/00000001.dir", "recipes/00000001.dir"]
 
 
 def flipped(path: Path, stride: int) -> Iterator[int]:
@@ -128,14 +128,14 @@ def check_container_flips(volume: tuple[Path, dict[str, bytes]], name: str, stri
 def is_padding(path: Path, at: int) -> bool:
     """Whether a byte of a container lies behind a record's payload and before the next record."""
     from dedupd.format import container as fmt
-    from dedupd.store.container.container import Found, scan
+    from dedupd.store.container.container import ScannedRecord, scan
     from dedupd.system.files import opened
 
     with opened(os.open(path, os.O_RDONLY)) as fd:
         header = fmt.decode_file_header(os.pread(fd, fmt.FILE_HEADER_BYTES, 0), "")
         seed = fmt.seed_of(header)
         for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, path.stat().st_size):
-            assert isinstance(item, Found)
+            assert isinstance(item, ScannedRecord)
             end = item.offset + fmt.RECORD_HEADER_BYTES + item.record.stored_length
             if end <= at < item.offset + fmt.record_size(item.record.stored_length):
                 return True
@@ -366,7 +366,7 @@ def test_a_stub_that_names_anything_at_all_reads_as_itself_or_not_at_all(
         fd = os.open(path, os.O_RDONLY)
         stub = opened.space.read(fd, "one")
         os.close(fd)
-        uuid = opened.space.volume
+        uuid = opened.space.volume_id
     assert stub is not None
 
     @given(

@@ -122,9 +122,9 @@ def test_a_block_of_recipes_is_made_up_for_by_their_copies(loop_fs: MakeFileSyst
     for number in range(20):
         lab.put(f"more{number}", noise(100_000, 50 + number))
     lab.optimise()
-    offsets = (entry(lab, Kind.STREAMS, make_id(1, at)).offset for at in range(20))
+    offsets = (entry(lab, Kind.RECIPES, make_id(1, at)).offset for at in range(20))
     at = next(offset for offset in offsets if offset >= files.BLOCK_BYTES)
-    make_unreadable(point, lab.container(Kind.STREAMS), at)
+    make_unreadable(point, lab.container(Kind.RECIPES), at)
     assert readable(lab) == set(CONTENTS)
     (lab.data / "small").unlink()
     report = lab.collect(full=True)
@@ -204,7 +204,7 @@ def test_a_block_of_a_merge_log_costs_the_log(loop_fs: MakeFileSystem) -> None:
     point = loop_fs("btrfs", "256M")
     lab = filled(point)
     with lab.opened() as volume, opened(volume.open_merge_directory()) as fd:
-        writer = MergeLogWriter(fd, volume.space.volume, volume.disk)
+        writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk)
         writer.add(noise(16_000))
         writer.complete()
         writer.close()

@@ -65,7 +65,7 @@ def test_repairs_outlive_the_tables(tmp_path: Path, kind: Kind) -> None:
         scrub(lab.root)
         stub = lab.stub("base")
         assert stub is not None
-        record_id = stub.recipe if kind is Kind.STREAMS else chunks_of(lab, "base")[0][0]
+        record_id = stub.recipe if kind is Kind.RECIPES else chunks_of(lab, "base")[0][0]
         damage_record(lab, kind, record_id)
         assert scrub(lab.root).repaired["from the second copy"] == 1
         lose_tables(lab)
@@ -117,7 +117,7 @@ def test_what_is_gone_from_the_containers_is_named(tmp_path: Path) -> None:
     fill(lab)
     lab.optimise()
     lose_tables(lab)
-    lab.lose(Kind.STREAMS)
+    lab.lose(Kind.RECIPES)
     result = run_cli("run", "rebuild", lab.root, "--json")
     assert result.returncode == 4
     report = json.loads(result.stdout)

@@ -144,7 +144,7 @@ def test_a_damaged_file_stays_a_stub_is_named_and_does_not_stop_the_others(tmp_p
     lab = new_lab(tmp_path / "volume")
     contents = fill(lab)
     lab.optimise()
-    lab.lose(Kind.STREAMS)
+    lab.lose(Kind.RECIPES)
     report = lab.unoptimise()
     assert report.files_restored == 1 and lab.stub("one-chunk") is None
     assert report.errors == len(contents) - 1

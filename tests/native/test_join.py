@@ -13,9 +13,9 @@ from dedupd.format.ids import make_id
 SEED = 77
 
 
-def entry(content: int, state: tbl.State = tbl.State.LIVE) -> tbl.Entry:
+def entry(content: int, state: tbl.State = tbl.State.LIVE) -> tbl.TableEntry:
     fingerprint = native.hashing.fingerprint(b"%d" % content)
-    return tbl.Entry(fingerprint, 128, 0, 900, 1000, 0, state, 0)
+    return tbl.TableEntry(fingerprint, 128, 0, 900, 1000, 0, state, 0)
 
 
 def pack(contents: list[int]) -> bytes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dedupd import native
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
-from dedupd.format.table import Entry, State
+from dedupd.format.table import TableEntry, State
 from dedupd.store.mark_set import Marks, Needs
 from tests.support.lab import noise
 
@@ -69,7 +69,7 @@ SOME = st.sets(st.integers(0, COUNT - 1))
 
 
 def table_of(rows: list[tuple[State, int]]) -> bytes:
-    entries = [Entry(bytes(32), 0, target, 9, 9, 0, state, 0) for state, target in rows]
+    entries = [TableEntry(bytes(32), 0, target, 9, 9, 0, state, 0) for state, target in rows]
     return b"".join(tbl.encode_entry(entry, 7) for entry in entries)
 
 

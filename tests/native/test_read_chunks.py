@@ -13,7 +13,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
-from dedupd.format.recipe import check_of
+from dedupd.format.recipe import fingerprint_check
 from dedupd.store.reader import RecordReader
 from tests.support.lab import flip_bit, noise, prose
 from tests.support.stores import VOLUME, Records
@@ -39,7 +39,7 @@ def reader(store: Records) -> Iterator[RecordReader]:
 
 def wanted(reader: RecordReader, ids: list[int]) -> list[tuple[int, int, int]]:
     found = [(one, reader.read(one)) for one in ids]
-    return [(one, len(raw), check_of(record.fingerprint)) for one, (record, raw) in found]
+    return [(one, len(raw), fingerprint_check(record.fingerprint)) for one, (record, raw) in found]
 
 
 def all_of(reader: RecordReader) -> list[tuple[int, int, int]]:

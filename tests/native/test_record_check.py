@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import Found, scan
+from dedupd.store.container.container import ScannedRecord, scan
 from dedupd.store.container.recovery import entry_of
 from tests.support.lab import noise, prose
 from tests.support.stores import VOLUME, Records
@@ -36,7 +36,7 @@ def test_it_finds_the_records_that_a_scan_finds(tmp_path: Path) -> None:
     data = container(tmp_path / "store")
     with open(tmp_path / "store/00000001.dat", "rb") as file:
         items = list(scan(file.fileno(), SEED, START, START + len(data)))
-    found = [item for item in items if isinstance(item, Found)]
+    found = [item for item in items if isinstance(item, ScannedRecord)]
     checked = check(data)
     assert (checked.consumed, checked.is_lost) == (len(data), False)
     assert checked.statuses == bytes(len(found))

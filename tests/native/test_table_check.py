@@ -224,7 +224,7 @@ def test_references_are_those_that_stubs_and_recipes_name(tmp_path: Path) -> Non
         os.link(lab.data / "one chunk", lab.data / "another name of it")
         lab.optimise()
         with lab.opened() as volume:
-            known = {kind: RecordCensus() for kind in (fmt.Kind.CHUNKS, fmt.Kind.STREAMS)}
+            known = {kind: RecordCensus() for kind in (fmt.Kind.CHUNKS, fmt.Kind.RECIPES)}
             for kind, records in known.items():
                 with volume.containers(kind) as directory:
                     state = recover(directory, 1)

@@ -73,7 +73,7 @@ def expect(data: bytes, places: dict[str, tuple[int, int]], values: dict[str, An
 
 
 def test_the_container_header() -> None:
-    header = fmt.FileHeader(fmt.Kind.STREAMS, 0x1234, 7, 9, UUID, 0x123456789A)
+    header = fmt.FileHeader(fmt.Kind.RECIPES, 0x1234, 7, 9, UUID, 0x123456789A)
     data = fmt.encode_file_header(header)
     values = {f.name: getattr(header, f.name) for f in fields(header)}
     places = layout("Container header (128 bytes)")
@@ -108,7 +108,7 @@ def test_the_table_header() -> None:
 
 
 def test_the_table_entry() -> None:
-    entry = tbl.Entry(HASH, 0x1234567890, 0x99887766, 900, 1000, 800, tbl.State.MERGED, 1)
+    entry = tbl.TableEntry(HASH, 0x1234567890, 0x99887766, 900, 1000, 800, tbl.State.MERGED, 1)
     data = tbl.encode_entry(entry, 5)
     places = layout("Table entry (64 bytes)")
     values = entry._asdict()
@@ -147,9 +147,9 @@ def test_saved_marks(tmp_path: Path) -> None:
         report = lab.collect()
         stub = lab.stub("file")
         data = (lab.base / "saved.marks").read_bytes()
-        table = lab.table(fmt.Kind.STREAMS).read_bytes()
+        table = lab.table(fmt.Kind.RECIPES).read_bytes()
     header = saved_marks.decode_header(data, "")
-    assert (header.chunk_containers, header.stream_containers) == (1, 1)
+    assert (header.chunk_containers, header.recipe_containers) == (1, 1)
     body = data[64:]
     assert (header.body_bytes, header.body_checksum) == (len(body), native.hashing.xxh3_64(body))
     count = report.chunks

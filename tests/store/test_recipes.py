@@ -14,7 +14,7 @@ from dedupd.format import recipe
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import HOLE, make_id
-from dedupd.format.recipe import RecipeRef, check_of
+from dedupd.format.recipe import RecipeRef, fingerprint_check
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe, RecipeReader, Span
 from dedupd.store.recipe.recipe_writer import RecipeBuilder, RecipeWriter
 from tests.support.lab import flip_bit, noise
@@ -36,7 +36,7 @@ class Streams:
     """A store of recipes and the chunks that direct ones name."""
 
     def __init__(self, directory: Path) -> None:
-        self.streams = Records(directory / "streams", kind=Kind.STREAMS, disk=LazyDisk())
+        self.streams = Records(directory / "streams", kind=Kind.RECIPES, disk=LazyDisk())
         self.chunks = Records(directory / "chunks", disk=LazyDisk())
         self.index = DictIndex()
         self.recipes = RecipeWriter(self.streams.writer, self.index, "blake3")
@@ -69,7 +69,10 @@ def expected(chunks: list[Chunk]) -> list[Span]:
     offsets = accumulate((length for _, length in rows), initial=0)
     return [
         Span(
-            offset, length, chunk_id, 0 if chunk_id == HOLE else check_of(fingerprint_of(chunk_id))
+            offset,
+            length,
+            chunk_id,
+            0 if chunk_id == HOLE else fingerprint_check(fingerprint_of(chunk_id)),
         )
         for offset, (chunk_id, length) in zip(offsets, rows, strict=False)
     ]
@@ -110,7 +113,7 @@ def test_a_recipe_of_millions_of_bytes_has_levels(streams: Streams) -> None:
 def test_a_full_disk_loses_no_node_wherever_it_strikes(tmp_path: Path) -> None:
     """Nodes wait in several containers at once; each is appended where its id says."""
     disk = FullDisk()
-    records = Records(tmp_path / "s", kind=Kind.STREAMS, disk=disk, container_bytes_max=400)
+    records = Records(tmp_path / "s", kind=Kind.RECIPES, disk=disk, container_bytes_max=400)
     writer = RecipeWriter(records.writer, DictIndex(), "blake3")
     refs = []
     for at in range(1, 30):
@@ -162,7 +165,7 @@ def test_a_file_of_one_chunk_names_the_chunk_itself(streams: Streams) -> None:
     ref = builder.finish()
     assert ref == RecipeRef(one, fingerprint[:16], direct=True)
     found = streams.open(ref)
-    assert list(found.spans(0, 300)) == [Span(0, 300, one, check_of(fingerprint))]
+    assert list(found.spans(0, 300)) == [Span(0, 300, one, fingerprint_check(fingerprint))]
 
 
 def test_a_direct_recipe_of_another_chunk_is_refused(streams: Streams) -> None:
@@ -177,7 +180,7 @@ def test_a_direct_recipe_survives_a_wrong_table(tmp_path: Path) -> None:
     """A table's check has 16 bits only; what it says is never the last word."""
     streams = Streams(tmp_path)
     (one,) = streams.chunks.append(noise(300))
-    wrong = tbl.Entry(bytes(32), 128, 0, 300, 77, 0, tbl.State.LIVE, 0)
+    wrong = tbl.TableEntry(bytes(32), 128, 0, 300, 77, 0, tbl.State.LIVE, 0)
     with open(streams.chunks.table(), "r+b") as file:
         file.seek(tbl.HEADER_BYTES)
         file.write(tbl.encode_entry(wrong, fmt.checksum_seed(VOLUME, 1, 1)))

@@ -12,7 +12,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
 from dedupd.format.table import State
-from dedupd.store.container.container import Found, scan
+from dedupd.store.container.container import ScannedRecord, scan
 from dedupd.store.container.record_states import set_entries
 from dedupd.system.files import opened
 from tests.support.lab import flip_bit, noise, stop_at
@@ -124,14 +124,14 @@ def test_quarantined_bytes_are_given_out_only_if_they_have_their_fingerprint(
     reader.close()
 
 
-def _records(store: Records) -> list[Found]:
+def _records(store: Records) -> list[ScannedRecord]:
     with opened(os.open(store.data(), os.O_RDONLY)) as fd:
         size = os.fstat(fd).st_size
         items = scan(fd, SEED, fmt.FILE_HEADER_BYTES, size)
-        return [item for item in items if isinstance(item, Found)]
+        return [item for item in items if isinstance(item, ScannedRecord)]
 
 
-def _forge_payload(store: Records, found: Found) -> None:
+def _forge_payload(store: Records, found: ScannedRecord) -> None:
     """Other bytes with a checksum that is right, as a bad memory would have stored them."""
     payload = bytes(found.record.stored_length)
     record = fmt.Record(

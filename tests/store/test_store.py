@@ -16,7 +16,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import container_of, make_id
-from dedupd.store.container.container import Found, Gap, scan
+from dedupd.store.container.container import Gap, ScannedRecord, scan
 from dedupd.store.reader import RecordReader
 from dedupd.store.writer import NewRecords
 from dedupd.system.disk import Disk
@@ -277,7 +277,7 @@ def test_no_table_however_wrong_makes_a_reader_return_wrong_bytes(
     offsets = st.sampled_from([0, 128, size - 8, size, 2**40]) | st.integers(0, size)
     entry = data.draw(
         st.builds(
-            tbl.Entry,
+            tbl.TableEntry,
             fingerprint=st.just(bytes(32)),
             offset=offsets,
             target=st.just(0),
@@ -395,7 +395,7 @@ def test_a_reader_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.Monke
 # --- scanning ---------------------------------------------------------------------------------
 
 
-def items_of(store: Records) -> list[Found | Gap]:
+def items_of(store: Records) -> list[ScannedRecord | Gap]:
     with open(store.data(), "rb") as file:
         size = store.data().stat().st_size
         return list(scan(file.fileno(), SEED, fmt.FILE_HEADER_BYTES, size))
@@ -406,7 +406,9 @@ def test_a_scan_finds_every_record(tmp_path: Path) -> None:
     for seed in range(30):
         store.append(noise(700 + seed, seed))
     items = items_of(store)
-    assert [item.record.ordinal for item in items if isinstance(item, Found)] == list(range(30))
+    assert [item.record.ordinal for item in items if isinstance(item, ScannedRecord)] == list(
+        range(30)
+    )
     assert not any(isinstance(item, Gap) for item in items)
 
 
@@ -426,7 +428,7 @@ def test_a_scan_finds_its_footing_again_behind_damage(
         items = items_of(store)
         end = whole[lost + 1].offset if lost < 4 else store.data().stat().st_size
         assert Gap(begin, end) in items
-        assert [item for item in items if isinstance(item, Found)] == [
+        assert [item for item in items if isinstance(item, ScannedRecord)] == [
             item for at, item in enumerate(whole) if at != lost
         ]
         flip_bit(store.data(), begin + 9)

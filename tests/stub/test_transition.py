@@ -160,7 +160,7 @@ def test_a_restore_stopped_anywhere_loses_nothing_and_is_finished(
 
 def set_stub(lab: Lab, name: str, stub: StubAttribute) -> None:
     with lab.opened() as volume:
-        os.setxattr(lab.data / name, volume.space.name, encode_stub(stub, volume.space.volume))
+        os.setxattr(lab.data / name, volume.space.name, encode_stub(stub, volume.space.volume_id))
 
 
 def committing(lab: Lab, name: str, content: bytes) -> None:

@@ -48,7 +48,7 @@ class Model:
     spans: dict[str, list[Span]] = field(default_factory=dict)
     recipes: dict[str, int] = field(default_factory=dict)
     local: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    entries: dict[tuple[Kind, int], tbl.Entry] = field(default_factory=dict)
+    entries: dict[tuple[Kind, int], tbl.TableEntry] = field(default_factory=dict)
     in_files: set[bytes] = field(default_factory=set)
 
 
@@ -108,7 +108,7 @@ class Drill:
             for path in (lab.base / STORE_DIRS[kind]).glob("*.dir"):
                 number, data = int(path.stem), path.read_bytes()
                 with lab.opened() as volume:
-                    seed = fmt.checksum_seed(volume.space.volume, number, 1)
+                    seed = fmt.checksum_seed(volume.space.volume_id, number, 1)
                 for ordinal in range((len(data) - tbl.HEADER_BYTES) // tbl.ENTRY_BYTES):
                     at = tbl.HEADER_BYTES + ordinal * tbl.ENTRY_BYTES
                     entry = tbl.decode_entry(data[at : at + tbl.ENTRY_BYTES], seed)
@@ -239,7 +239,7 @@ class Drill:
             before = len(proven)
             for name, spans in self.model.spans.items():
                 recipe = self.model.recipes.get(name)
-                if recipe is not None and self.is_lost(Kind.STREAMS, recipe):
+                if recipe is not None and self.is_lost(Kind.RECIPES, recipe):
                     continue
                 chunks = {span.chunk for span in spans} - proven
                 missing = {chunk for chunk in chunks if self.is_unknown(chunk)}
@@ -253,7 +253,7 @@ class Drill:
         for name, spans in self.model.spans.items():
             recipe = self.model.recipes.get(name)
             size = len(self.model.contents[name])
-            if recipe is not None and self.is_lost(Kind.STREAMS, recipe):
+            if recipe is not None and self.is_lost(Kind.RECIPES, recipe):
                 ranges = [(0, size)]
             else:
                 ranges = [(s.start, s.end) for s in spans if self.is_lost(Kind.CHUNKS, s.chunk)]

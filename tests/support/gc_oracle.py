@@ -7,7 +7,7 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import make_id
 from dedupd.format.recipe import decode_node
 from dedupd.format.stub import Flag
-from dedupd.format.table import Entry, State
+from dedupd.format.table import State, TableEntry
 from dedupd.store.container.recovery import recover
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
@@ -16,9 +16,9 @@ from tests.support.lab import Lab
 COLLECTED = frozenset((State.ORPHANED, State.TOMBSTONE))
 
 
-def entries(volume: Volume, kind: Kind) -> dict[int, Entry]:
+def entries(volume: Volume, kind: Kind) -> dict[int, TableEntry]:
     """What the tables say of every record of a kind, by id."""
-    found: dict[int, Entry] = {}
+    found: dict[int, TableEntry] = {}
     with volume.containers(kind) as directory:
         for number in directory.numbers():
             state = recover(directory, number)
@@ -52,14 +52,14 @@ class Needed:
 
     def _add_node(self, node: int, end: int) -> None:
         """A node of which the first ``end`` bytes are needed."""
-        self.ids[Kind.STREAMS].add(node)
+        self.ids[Kind.RECIPES].add(node)
         if end <= 0 or (node, end) in self._seen:
             return
         self._seen.add((node, end))
-        own = self.entries[Kind.STREAMS][node]
+        own = self.entries[Kind.RECIPES][node]
         if own.state == State.MERGED:
             self._add_node(own.target, end)
-        content = decode_node(self._volume.stream_records.read(node)[1], "")
+        content = decode_node(self._volume.recipe_records.read(node)[1], "")
         for one, offset in zip(content.ids, content.offsets, strict=True):
             if offset >= end:
                 break
@@ -91,7 +91,7 @@ class Needed:
                     yield f"a copy of {kind.name} {entry.target:#x} is live"
 
 
-def _is_repeated(target: int, needed: set[int], known: dict[int, Entry]) -> bool:
+def _is_repeated(target: int, needed: set[int], known: dict[int, TableEntry]) -> bool:
     """Whether what repeats a record is needed: also where nobody can tell."""
     return target != 0 and (target in needed or target not in known)
 

@@ -33,7 +33,7 @@ def chunks_of(lab: Lab, name: str) -> list[tuple[int, int, int]]:
         return [(s.chunk, s.offset, s.offset + s.length) for s in spans]
 
 
-def entry(lab: Lab, kind: Kind, record_id: int) -> tbl.Entry:
+def entry(lab: Lab, kind: Kind, record_id: int) -> tbl.TableEntry:
     """What the table says of a record."""
     with lab.opened() as volume:
         directory = volume.containers(kind)
@@ -62,4 +62,4 @@ def damage_with_second_sources(root: Path, *, header: bool) -> None:
             file.write(bytes(fmt.FILE_HEADER_BYTES))
         return
     damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base.bin")[0][0])
-    lab.container(Kind.STREAMS).unlink()
+    lab.container(Kind.RECIPES).unlink()

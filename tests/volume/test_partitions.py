@@ -139,7 +139,7 @@ def test_types_have_partitions_of_their_own_where_the_policy_asks(tmp_path: Path
         chunks = by_partition(lab)
         # What is shared is there once in each, and nothing else is there twice.
         assert len(chunks) == 4 and len(set(chunks.values())) <= 4
-        assert set(by_partition(lab, Kind.STREAMS)) == set(chunks)
+        assert set(by_partition(lab, Kind.RECIPES)) == set(chunks)
         assert {name: lab.read(name) for name in contents} == contents
 
 

@@ -33,7 +33,7 @@ def fill_tables(lab: Lab, chunks: int, partition: int) -> None:
     There is nothing in the containers themselves, which no job looks into that has no need to.
     """
     with lab.opened() as volume:
-        uuid, directory = volume.space.volume, Path(volume.directory(Kind.CHUNKS))
+        uuid, directory = volume.space.volume_id, Path(volume.directory(Kind.CHUNKS))
     ones = array("I", [1]) * CONTAINER_CHUNKS
     encoded = native.codec.encode(
         bytes(CONTAINER_CHUNKS), array("I", range(CONTAINER_CHUNKS)), ones, level=0,

@@ -16,7 +16,7 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
-from dedupd.store.container.container import NEW, Found, data_name, table_name
+from dedupd.store.container.container import NEW, ScannedRecord, data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import remains
 from dedupd.store.container.recovery import entry_of
@@ -146,7 +146,7 @@ def _tombstone(ordinal: int, count: int) -> fmt.Record:
     return fmt.Record(ordinal, kind, 0, 0, 0, 0, bytes(32), count, _EMPTY_CHECKSUM)
 
 
-def _forward(ordinal: int, entry: tbl.Entry) -> fmt.Record:
+def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
     return fmt.Record(
         ordinal,
         fmt.RecordKind.FORWARD,
@@ -194,7 +194,7 @@ class _Copy:
         size = fmt.record_size(record.stored_length)
         if self._fill + size > len(self._view):
             self.flush()
-        entry = entry_of(Found(self.end, record))
+        entry = entry_of(ScannedRecord(self.end, record))
         count = record.next_ordinal - record.ordinal
         self._entries += tbl.encode_entry(entry, self._seed) * count
         self._count += count
@@ -220,7 +220,7 @@ class _Copy:
             header.container,
             header.generation,
             header.partition,
-            header.volume,
+            header.volume_id,
             self.end,
             self._count,
             self._reconciled,

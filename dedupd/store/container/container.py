@@ -23,7 +23,7 @@ _SCAN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScannedRecord:
     """A record header with the offset where it begins."""
 
     offset: int
@@ -64,7 +64,7 @@ def table_name(container: int) -> bytes:
     return b"%08d.dir" % container
 
 
-def scan(fd: int, seed: int, start: int, end: int) -> Iterator[Found | Gap]:
+def scan(fd: int, seed: int, start: int, end: int) -> Iterator[ScannedRecord | Gap]:
     """All record headers between ``start`` and ``end``, and the gaps between them.
 
     After damage it looks for the next valid header at every aligned offset: a checksum seeded
@@ -86,7 +86,7 @@ def scan(fd: int, seed: int, start: int, end: int) -> Iterator[Found | Gap]:
         if gap_start is not None:
             yield Gap(gap_start, position)
             gap_start = None
-        yield Found(position, record)
+        yield ScannedRecord(position, record)
         position += fmt.record_size(record.stored_length)
     if gap_start is None and position < end:
         gap_start = position
@@ -109,7 +109,7 @@ def _next_magic(window: bytes, start: int) -> int:
     return -(-last // fmt.ALIGN_BYTES) * fmt.ALIGN_BYTES
 
 
-def payload_is_intact(fd: int, found: Found) -> bool:
+def payload_is_intact(fd: int, found: ScannedRecord) -> bool:
     """Whether the stored bytes of a record match its checksum."""
     record = found.record
     stored = read_readable(fd, record.stored_length, found.offset + fmt.RECORD_HEADER_BYTES)
@@ -121,7 +121,7 @@ _NOT_THERE = "there is no such record"
 _WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
 
 
-def _forward(ordinal: int, entry: tbl.Entry) -> fmt.Record:
+def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
     """What a compaction will make of a record that was merged."""
     kind = fmt.RecordKind.FORWARD
     return fmt.Record(
@@ -151,14 +151,14 @@ def _is_another(fd: int | None, dir_fd: int, name: bytes) -> bool:
 class Container:
     """A container file and its table. Safe to use from several threads."""
 
-    def __init__(self, dir_fd: int, kind: fmt.Kind, number: int, volume: bytes) -> None:
+    def __init__(self, dir_fd: int, kind: fmt.Kind, number: int, volume_id: bytes) -> None:
         """Raises DamagedContainer where the file is missing or is not this container."""
         self.number = number
         self.fd = -1
         self._table_fd: int | None = None
         self._where = container_name(kind, number)
         for _ in range(_OPENS_MAX):
-            self.header = self._open_data(dir_fd, kind, volume)
+            self.header = self._open_data(dir_fd, kind, volume_id)
             self._table_fd = self._open_table(dir_fd)
             if self._table_fd is not None or not self.is_replaced(dir_fd):
                 break
@@ -167,18 +167,18 @@ class Container:
             self.close()
         self.seed = fmt.seed_of(self.header)
         self._lock = threading.Lock()
-        self._scanned: dict[int, Found] = {}
+        self._scanned: dict[int, ScannedRecord] = {}
         self._scanned_to = fmt.FILE_HEADER_BYTES
-        self._last_scanned: Found | None = None
+        self._last_scanned: ScannedRecord | None = None
 
-    def _open_data(self, dir_fd: int, kind: fmt.Kind, volume: bytes) -> fmt.FileHeader:
+    def _open_data(self, dir_fd: int, kind: fmt.Kind, volume_id: bytes) -> fmt.FileHeader:
         try:
             self.fd = os.open(data_name(self.number), os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
         except FileNotFoundError:
             raise DamagedContainer(f"{self._where}: the container is missing") from None
         data = read_readable(self.fd, fmt.FILE_HEADER_BYTES, 0)
         header = fmt.decode_file_header(data, self._where)
-        if not fmt.belongs_to(header, kind, self.number, volume):
+        if not fmt.belongs_to(header, kind, self.number, volume_id):
             raise DamagedContainer(f"{self._where}: this file is another container, misplaced")
         return header
 
@@ -234,7 +234,7 @@ class Container:
         """The table's descriptor; None where there is no usable one. Both go with :meth:`close`."""
         return self._table_fd
 
-    def entry(self, ordinal: int) -> tbl.Entry | None:
+    def entry(self, ordinal: int) -> tbl.TableEntry | None:
         """The table's entry, or None where the table has no valid one."""
         if self._table_fd is None:
             return None
@@ -291,7 +291,7 @@ class Container:
             raise self._damaged(ordinal, "its bytes are not those of its fingerprint")
         return record, raw
 
-    def _read(self, ordinal: int, entry: tbl.Entry | None) -> tuple[fmt.Record, bytes]:
+    def _read(self, ordinal: int, entry: tbl.TableEntry | None) -> tuple[fmt.Record, bytes]:
         if entry is not None:
             result = self._read_at(entry.offset, entry.stored_length, ordinal)
             if result is not None:
@@ -316,7 +316,7 @@ class Container:
         """As :meth:`describe`, but whatever the table says became of the record."""
         return self._describe(ordinal, self.entry(ordinal))
 
-    def _describe(self, ordinal: int, entry: tbl.Entry | None) -> fmt.Record:
+    def _describe(self, ordinal: int, entry: tbl.TableEntry | None) -> fmt.Record:
         if entry is not None:
             data = read_at(self.fd, fmt.RECORD_HEADER_BYTES, entry.offset)
             record = fmt.unpack_record(data, 0, self.seed)
@@ -368,7 +368,7 @@ class Container:
     def _header_at(self, offset: int) -> fmt.Record | None:
         return fmt.unpack_record(read_at(self.fd, fmt.RECORD_HEADER_BYTES, offset), 0, self.seed)
 
-    def _find(self, ordinal: int) -> Found | None:
+    def _find(self, ordinal: int) -> ScannedRecord | None:
         """Look for a record in the container itself; what a scan learns is kept."""
         with self._lock:
             self._forget_what_was_cut()
@@ -376,13 +376,13 @@ class Container:
             if found is None:
                 size = os.fstat(self.fd).st_size
                 for item in scan(self.fd, self.seed, self._scanned_to, size):
-                    if isinstance(item, Found):
+                    if isinstance(item, ScannedRecord):
                         self._note(item)
                         self._scanned_to = item.offset + fmt.record_size(item.record.stored_length)
                 found = self._scanned.get(ordinal)
             return found
 
-    def _note(self, item: Found) -> None:
+    def _note(self, item: ScannedRecord) -> None:
         """Keep what a scan found, a run of tombstones as one of each."""
         self._last_scanned = item
         for ordinal in item.ordinals():

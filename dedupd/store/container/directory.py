@@ -66,7 +66,7 @@ class ContainerDirectory:
         """The table's entries, by ordinal. Raises Damaged, OSError."""
         return load_table(self.fd, self.header(number))[1]
 
-    def entry(self, record_id: int) -> tbl.Entry | None:
+    def entry(self, record_id: int) -> tbl.TableEntry | None:
         """The entry of one record; None where there is no valid one."""
         try:
             entries = self.entries(container_of(record_id))
@@ -76,7 +76,7 @@ class ContainerDirectory:
         return entries[ordinal] if ordinal < len(entries) else None
 
     def write_table(
-        self, header: fmt.FileHeader, mark: tbl.TableHeader, entries: list[tbl.Entry]
+        self, header: fmt.FileHeader, mark: tbl.TableHeader, entries: list[tbl.TableEntry]
     ) -> PackedEntries:
         """Put a table in the place of a container's present one; returns its entries."""
         packed = PackedEntries.of(entries, fmt.seed_of(header))
@@ -112,7 +112,7 @@ class OpenContainers:
             self._open.move_to_end(number)
         return container
 
-    def entry(self, record_id: int) -> tbl.Entry | None:
+    def entry(self, record_id: int) -> tbl.TableEntry | None:
         """What the table says of a record now; None where it has no valid entry."""
         container = self.get(container_of(record_id))
         return None if container is None else container.entry(ordinal_of(record_id))

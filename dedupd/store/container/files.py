@@ -51,7 +51,7 @@ def _is_all_collected(dir_fd: int, number: int) -> bool:
         table = tbl.decode_header(data[: tbl.HEADER_BYTES], name.decode())
     except DamagedTable:
         return False
-    seed = fmt.checksum_seed(table.volume, table.container, table.generation)
+    seed = fmt.checksum_seed(table.volume_id, table.container, table.generation)
     states = native.store.table_states(data[tbl.HEADER_BYTES :], seed)[: table.synced_count]
     return states == bytes([tbl.State.TOMBSTONE]) * table.synced_count
 

@@ -20,9 +20,9 @@ _WRITTEN = define("states.written", "entries of a table are changed, not yet syn
 _DURABLE = define("states.durable", "changed entries of a table are durable")
 
 
-def set_states(directory: ContainerDirectory, changes: Mapping[int, tbl.Entry]) -> None:
+def set_states(directory: ContainerDirectory, changes: Mapping[int, tbl.TableEntry]) -> None:
     """Put entries, by id, in place of those that the tables have, durably. Raises Damaged."""
-    by_container: dict[int, dict[int, tbl.Entry]] = {}
+    by_container: dict[int, dict[int, tbl.TableEntry]] = {}
     for record_id, entry in changes.items():
         by_container.setdefault(container_of(record_id), {})[ordinal_of(record_id)] = entry
     for number, entries in sorted(by_container.items()):
@@ -30,7 +30,7 @@ def set_states(directory: ContainerDirectory, changes: Mapping[int, tbl.Entry]) 
 
 
 def set_entries(
-    directory: ContainerDirectory, header: fmt.FileHeader, entries: Mapping[int, tbl.Entry]
+    directory: ContainerDirectory, header: fmt.FileHeader, entries: Mapping[int, tbl.TableEntry]
 ) -> None:
     """Put ``entries`` (by ordinal) in place of those in the table of a container, durably.
 
@@ -99,7 +99,7 @@ def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) 
     Needs the job lock. Raises Damaged where an entry cannot be read, or is of no orphan.
     """
     with closing(directory.open(number)) as container:
-        changes: dict[int, tbl.Entry] = {}
+        changes: dict[int, tbl.TableEntry] = {}
         for ordinal in ordinals:
             entry = container.entry(ordinal)
             if entry is None or entry.state not in tbl.USABLE:
@@ -111,9 +111,9 @@ def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) 
         set_entries(directory, container.header, changes)
 
 
-def _runs(entries: Mapping[int, tbl.Entry]) -> Iterator[tuple[int, list[tbl.Entry]]]:
+def _runs(entries: Mapping[int, tbl.TableEntry]) -> Iterator[tuple[int, list[tbl.TableEntry]]]:
     """Entries with consecutive ordinals, each run with its first."""
-    first, run = 0, list[tbl.Entry]()
+    first, run = 0, list[tbl.TableEntry]()
     for ordinal in sorted(entries):
         if run and ordinal != first + len(run):
             yield first, run

@@ -15,8 +15,8 @@ from dedupd.format import table as tbl
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
 from dedupd.store.container.container import (
     NEW,
-    Found,
     Gap,
+    ScannedRecord,
     data_name,
     payload_is_intact,
     scan,
@@ -31,7 +31,7 @@ _CUT = define("recovery.cut", "a torn tail was cut from a container, its table n
 _SWITCHED = define("recovery.switched", "the table of an interrupted compaction is in place")
 
 
-def entry_of(found: Found) -> tbl.Entry:
+def entry_of(found: ScannedRecord) -> tbl.TableEntry:
     """The table entry that a record implies, for each of the ordinals that it stands for."""
     record = found.record
     states: dict[int, tbl.State] = {
@@ -39,7 +39,7 @@ def entry_of(found: Found) -> tbl.Entry:
         fmt.RecordKind.TOMBSTONE: tbl.State.TOMBSTONE,
     }
     state = states.get(record.kind, tbl.State.LIVE)
-    return tbl.Entry(
+    return tbl.TableEntry(
         record.fingerprint,
         found.offset,
         0 if record.kind == fmt.RecordKind.TOMBSTONE else record.target,
@@ -209,8 +209,11 @@ def _recover_tail(
 
 
 def completed(
-    fd: int, header: fmt.FileHeader, table: tbl.TableHeader, entries: Sequence[tbl.Entry | None]
-) -> list[tbl.Entry]:
+    fd: int,
+    header: fmt.FileHeader,
+    table: tbl.TableHeader,
+    entries: Sequence[tbl.TableEntry | None],
+) -> list[tbl.TableEntry]:
     """The entries below the mark, those that the table lacks from the container.
 
     The others stay: they know of states that no record tells of.
@@ -237,7 +240,7 @@ def _rebuild(directory: ContainerDirectory, fd: int, header: fmt.FileHeader) -> 
         header.container,
         header.generation,
         header.partition,
-        header.volume,
+        header.volume_id,
         size,
         len(entries),
     )
@@ -264,7 +267,9 @@ def _settle_pages(fd: int, disk: Disk) -> None:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _entries_below(fd: int, header: fmt.FileHeader, end: int, count_min: int) -> list[tbl.Entry]:
+def _entries_below(
+    fd: int, header: fmt.FileHeader, end: int, count_min: int
+) -> list[tbl.TableEntry]:
     """What the records below ``end`` say, by ordinal; at least ``count_min`` entries.
 
     A record whose bytes are not what they were is quarantined: as a duplicate of it, a file that
@@ -293,7 +298,7 @@ def _ordinal_max(header: fmt.FileHeader, offset: int) -> int:
     return fmt.ORDINALS_MAX - 1
 
 
-def _may_grow(entries: Sequence[tbl.Entry], end: int) -> bool:
+def _may_grow(entries: Sequence[tbl.TableEntry], end: int) -> bool:
     """Whether a container ends with a record that is known; else one may be lost behind the last
     one that was found, and its ordinal must not be given out again."""
     if not entries:

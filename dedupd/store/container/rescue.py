@@ -13,7 +13,7 @@ from dedupd.errors import DamagedContainer, DamagedTable
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.store.container.container import Found, data_name, scan, table_name
+from dedupd.store.container.container import ScannedRecord, data_name, scan, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.recovery import completed, is_unfinished
 from dedupd.store.container.table_file import LOST, load_table
@@ -96,7 +96,9 @@ def _create(directory: ContainerDirectory, number: int) -> None:
     header = _new_header(directory, number, mark.generation if mark is not None else 1)
     if mark is None:
         # First of all, so that the new file is not taken for one that was never finished.
-        blank = tbl.TableHeader(header.kind, number, 1, 0, header.volume, fmt.FILE_HEADER_BYTES, 1)
+        blank = tbl.TableHeader(
+            header.kind, number, 1, 0, header.volume_id, fmt.FILE_HEADER_BYTES, 1
+        )
         directory.write_table(header, blank, [LOST])
     data = fmt.encode_file_header(header)
     directory.disk.replace_file(directory.fd, data_name(number), data)
@@ -128,7 +130,9 @@ def _generation(fd: int, dir_fd: int, number: int, volume_id: bytes) -> int:
     size = os.fstat(fd).st_size
     for generation in tried:
         seed = fmt.checksum_seed(volume_id, number, generation)
-        if any(isinstance(item, Found) for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size)):
+        if any(
+            isinstance(item, ScannedRecord) for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, size)
+        ):
             return generation
     return tried[0]
 
@@ -157,7 +161,7 @@ def _mend_table(
     return wrong
 
 
-def _as_far_as_there(entry: tbl.Entry, size: int) -> tbl.Entry:
+def _as_far_as_there(entry: tbl.TableEntry, size: int) -> tbl.TableEntry:
     end = entry.offset + fmt.RECORD_HEADER_BYTES + entry.stored_length
     if entry.state in tbl.USABLE and end > size:
         return entry._replace(state=tbl.State.QUARANTINED)

@@ -31,7 +31,7 @@ class SequentialReader:
         with suppress(BufferError):
             self._buffer.close()
 
-    def read(self, ordinal: int, entry: tbl.Entry) -> tuple[fmt.Record, memoryview] | None:
+    def read(self, ordinal: int, entry: tbl.TableEntry) -> tuple[fmt.Record, memoryview] | None:
         """The record of an entry and its payload; None where they are not what they should be."""
         size = fmt.RECORD_HEADER_BYTES + entry.stored_length
         at = entry.offset - self._base

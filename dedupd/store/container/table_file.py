@@ -13,7 +13,7 @@ from dedupd.store.container.container import (
 )
 from dedupd.system.files import opened, read_readable
 
-LOST = tbl.Entry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
+LOST = tbl.TableEntry(bytes(32), 0, 0, 0, 0, 0, tbl.State.QUARANTINED, 0)
 """Stands in a table for an ordinal whose record was not found, so that one scan is enough."""
 
 

@@ -62,7 +62,7 @@ class TableBlock(NamedTuple):
         """The fingerprint of the entry at a place of the block."""
         return bytes(self.entries[at * tbl.ENTRY_BYTES :][: tbl.FINGERPRINT_BYTES])
 
-    def entry(self, at: int) -> tbl.Entry | None:
+    def entry(self, at: int) -> tbl.TableEntry | None:
         """The entry at a place of the block; None where it is not valid."""
         return tbl.decode_entry(self.entries[at * tbl.ENTRY_BYTES :], seed_of(self.header))
 

@@ -19,7 +19,7 @@ NODES_CACHED_MAX = 512
 HOLE_FINGERPRINT = bytes(native.hashing.HASH_BYTES)
 
 
-class Piece(NamedTuple):
+class RecipeRow(NamedTuple):
     """One chunk (or hole) in a file: its id, raw length and fingerprint."""
 
     chunk: int
@@ -30,13 +30,13 @@ class Piece(NamedTuple):
 class Span(NamedTuple):
     """A chunk or hole at its place in a file: [offset, offset + length).
 
-    ``check`` is that of the chunk's fingerprint (``recipe.check_of``), 0 for a hole.
+    ``fingerprint_check`` is that of the chunk (``recipe.fingerprint_check``), 0 for a hole.
     """
 
     offset: int
     length: int
     chunk: int
-    check: int
+    fingerprint_check: int
 
 
 class Leaf(NamedTuple):
@@ -80,7 +80,9 @@ class Recipe:
         offsets = node.offsets
         at = bisect_right(offsets, start - base) - 1
         while at < len(node.ids) and base + offsets[at] < end:
-            span = Span(base + offsets[at], node.lengths[at], node.ids[at], node.checks[at])
+            span = Span(
+                base + offsets[at], node.lengths[at], node.ids[at], node.fingerprint_checks[at]
+            )
             if node.level == 0:
                 yield span
             else:
@@ -118,7 +120,7 @@ class Recipe:
             if end > base + length:
                 return None
             if node.level == 0:
-                return Span(base, length, node.ids[at], node.checks[at])
+                return Span(base, length, node.ids[at], node.fingerprint_checks[at])
             node = self._nodes.child(node, at)
 
     def inner_ids(self) -> Iterator[int]:
@@ -174,10 +176,10 @@ class RecipeReader:
                 f"{where}: chunk {show_id(ref.recipe)} is not the one that the stub names"
             )
         content = recipe.content_digest([(fingerprint, length)])
-        checks = (recipe.check_of(fingerprint),)
+        checks = (recipe.fingerprint_check(fingerprint),)
         return Recipe(self, recipe.Node(0, length, content, (ref.recipe,), (length,), checks, (0,)))
 
-    def part(self, row: Piece, level: int) -> Recipe:
+    def part(self, row: RecipeRow, level: int) -> Recipe:
         """The part of a recipe below a node, which is what its row says. Raises Damaged."""
         where = f"recipe {show_id(row.chunk)}"
         node, _ = self._node(row.chunk, where)

@@ -12,7 +12,7 @@ from dedupd.format import recipe
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.store.chunk_index import ChunkIndex
-from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Piece
+from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, RecipeRow
 from dedupd.store.writer import ContainerWriter, NewRecords
 
 _LEVEL = 3
@@ -54,7 +54,7 @@ class RecipeWriter:
         assert not self._runs
         self._index = index
 
-    def add_node(self, level: int, rows: Sequence[Piece]) -> tuple[Piece, bytes]:
+    def add_node(self, level: int, rows: Sequence[RecipeRow]) -> tuple[RecipeRow, bytes]:
         """A node over ``rows``: as a row of the level above, and its record's fingerprint."""
         content = recipe.content_digest([(row.fingerprint, row.length) for row in rows])
         payload = recipe.encode_node(
@@ -69,7 +69,7 @@ class RecipeWriter:
             self._runs[-1].payloads.append(payload)
             self._runs[-1].fingerprints.append(fingerprint)
             self._pending[fingerprint] = node
-        return Piece(node, sum(row.length for row in rows), content), fingerprint
+        return RecipeRow(node, sum(row.length for row in rows), content), fingerprint
 
     def flush(self) -> None:
         """Append what was added since the last flush. Raises NoSpace, and may be tried again."""
@@ -126,8 +126,8 @@ class Growth(NamedTuple):
     """How far the recipe of a file has grown: ``length`` bytes, in chunks and finished nodes."""
 
     length: int
-    rows: tuple[Piece, ...]
-    levels: tuple[tuple[Piece, ...], ...]
+    rows: tuple[RecipeRow, ...]
+    levels: tuple[tuple[RecipeRow, ...], ...]
 
     def to_json(self) -> list[Any]:
         """For the catalogue."""
@@ -140,12 +140,12 @@ class Growth(NamedTuple):
         return cls(int(length), _rows_from_json(rows), tuple(_rows_from_json(r) for r in levels))
 
 
-def _rows_to_json(rows: Sequence[Piece]) -> list[tuple[int, int, str]]:
+def _rows_to_json(rows: Sequence[RecipeRow]) -> list[tuple[int, int, str]]:
     return [(row.chunk, row.length, row.fingerprint.hex()) for row in rows]
 
 
-def _rows_from_json(rows: list[Any]) -> tuple[Piece, ...]:
-    return tuple(Piece(int(c), int(n), bytes.fromhex(f)) for c, n, f in rows)
+def _rows_from_json(rows: list[Any]) -> tuple[RecipeRow, ...]:
+    return tuple(RecipeRow(int(c), int(n), bytes.fromhex(f)) for c, n, f in rows)
 
 
 class RecipeBuilder:
@@ -153,8 +153,8 @@ class RecipeBuilder:
 
     def __init__(self, writer: RecipeWriter) -> None:
         self._writer = writer
-        self._rows: list[Piece] = []
-        self._levels: list[list[Piece]] = []
+        self._rows: list[RecipeRow] = []
+        self._levels: list[list[RecipeRow]] = []
         self.length = 0
 
     @classmethod
@@ -176,14 +176,14 @@ class RecipeBuilder:
         rows = self._rows
         self.length += length
         if chunk == HOLE and rows and rows[-1].chunk == HOLE:
-            rows[-1] = Piece(HOLE, rows[-1].length + length, HOLE_FINGERPRINT)
+            rows[-1] = RecipeRow(HOLE, rows[-1].length + length, HOLE_FINGERPRINT)
             return
         if len(rows) == recipe.FANOUT_MAX:
             self._close(0, rows)
             rows = self._rows = []
-        rows.append(Piece(chunk, length, fingerprint if chunk != HOLE else HOLE_FINGERPRINT))
+        rows.append(RecipeRow(chunk, length, fingerprint if chunk != HOLE else HOLE_FINGERPRINT))
 
-    def _close(self, level: int, rows: list[Piece]) -> None:
+    def _close(self, level: int, rows: list[RecipeRow]) -> None:
         """Turn a full list of rows into a node of the level above."""
         node, _ = self._writer.add_node(level, rows)
         if len(self._levels) == level:

@@ -65,7 +65,7 @@ def other_fingerprint(lab: Lab) -> None:
     path = lab.container(Kind.CHUNKS)
     data = bytearray(path.read_bytes())
     with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume, 1, 1)
+        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
     record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
     assert record is not None
     forged = replace(record, fingerprint=native.hashing.fingerprint(b"other bytes"))
@@ -78,7 +78,7 @@ def set_attribute(lab: Lab, name: str, **changes: object) -> None:
         stub = lab.stub(name)
         assert stub is not None
         fields = {key: getattr(stub, key) for key in StubAttribute.__slots__}
-        value = encode_stub(StubAttribute(**{**fields, **changes}), volume.space.volume)
+        value = encode_stub(StubAttribute(**{**fields, **changes}), volume.space.volume_id)
         os.setxattr(lab.data / name, volume.space.name, value)
 
 
@@ -94,16 +94,16 @@ def set_entry(lab: Lab, kind: Kind, ordinal: int, **changes: object) -> None:
 
 def copy_of_another(lab: Lab) -> None:
     """A second copy that says to be of another recipe than it is."""
-    path = lab.container(Kind.STREAM_COPIES)
+    path = lab.container(Kind.RECIPE_COPIES)
     data = bytearray(path.read_bytes())
     with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume, 1, 1)
+        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
     record = fmt.unpack_record(bytes(data), FIRST_RECORD, seed)
     assert record is not None
     forged = replace(record, target=make_id(1, 1))
     fmt.pack_record_into(memoryview(data), FIRST_RECORD, forged, seed)
     path.write_bytes(data)
-    set_entry(lab, Kind.STREAM_COPIES, 0, target=make_id(1, 1))
+    set_entry(lab, Kind.RECIPE_COPIES, 0, target=make_id(1, 1))
 
 
 def merged_into_another(lab: Lab) -> None:
@@ -131,17 +131,17 @@ DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
     ("container-header", "", lambda lab: flip_bit(lab.container(Kind.CHUNKS), 30)),
     ("container-records", "", lambda lab: flip_bit(lab.container(Kind.CHUNKS), FIRST_RECORD + 9)),
     ("record-payload", "", lambda lab: flip_bit(lab.container(Kind.CHUNKS), FIRST_PAYLOAD + 9)),
-    ("record-payload", "", lambda lab: flip_bit(lab.container(Kind.STREAMS), FIRST_PAYLOAD + 9)),
+    ("record-payload", "", lambda lab: flip_bit(lab.container(Kind.RECIPES), FIRST_PAYLOAD + 9)),
     ("record-fingerprint", "", other_fingerprint),
     ("table-agrees", "", lambda lab: lab.table(Kind.CHUNKS).unlink()),
     ("table-agrees", "", lambda lab: flip_bit(lab.table(Kind.CHUNKS), 10)),
-    ("table-agrees", "", lambda lab: flip_bit(lab.table(Kind.STREAMS), tbl.HEADER_BYTES + 33)),
+    ("table-agrees", "", lambda lab: flip_bit(lab.table(Kind.RECIPES), tbl.HEADER_BYTES + 33)),
     ("stub-attribute", "prose", garbage_attribute),
-    ("container-header", "", lambda lab: lab.container(Kind.STREAMS).unlink()),
-    ("primary-there", "", lambda lab: lab.container(Kind.STREAMS).unlink()),
+    ("container-header", "", lambda lab: lab.container(Kind.RECIPES).unlink()),
+    ("primary-there", "", lambda lab: lab.container(Kind.RECIPES).unlink()),
     ("copy-agrees", "", copy_of_another),
     ("merged-target", "", merged_into_another),
-    ("stub-recipe", "prose", lambda lab: lab.lose(Kind.STREAMS)),
+    ("stub-recipe", "prose", lambda lab: lab.lose(Kind.RECIPES)),
     ("stub-recipe", "prose", lambda lab: set_attribute(lab, "prose", digest=bytes(16))),
     ("stub-recipe", "prose", lambda lab: set_attribute(lab, "prose", recipe=make_id(9, 9))),
     ("stub-recipe", "prose", longer_than_its_recipe),
@@ -207,7 +207,7 @@ def test_a_damaged_chunk_names_every_file_that_it_hits_and_no_other(lab: Lab) ->
         table = lab.table(Kind.CHUNKS).read_bytes()
         at = tbl.HEADER_BYTES + (chunk & 0xFFFF_FFFF) * tbl.ENTRY_BYTES
         entry = tbl.decode_entry(
-            table[at : at + tbl.ENTRY_BYTES], fmt.checksum_seed(volume.space.volume, 1, 1)
+            table[at : at + tbl.ENTRY_BYTES], fmt.checksum_seed(volume.space.volume_id, 1, 1)
         )
         assert entry is not None
     flip_bit(lab.container(Kind.CHUNKS), entry.offset + fmt.RECORD_HEADER_BYTES + 100)
@@ -217,7 +217,7 @@ def test_a_damaged_chunk_names_every_file_that_it_hits_and_no_other(lab: Lab) ->
 
 def test_any_flipped_bit_of_the_store_is_found(lab: Lab) -> None:
     """Every 997th: all of them would take hours, and the formats' tests go through each."""
-    for kind in (Kind.CHUNKS, Kind.STREAMS, Kind.STREAM_COPIES):
+    for kind in (Kind.CHUNKS, Kind.RECIPES, Kind.RECIPE_COPIES):
         for path in (lab.container(kind), lab.table(kind)):
             for bit in range(0, path.stat().st_size * 8, 99_991 if "chunks" in str(path) else 997):
                 flip_bit(path, bit // 8, bit % 8)
@@ -232,7 +232,7 @@ def is_padding(lab: Lab, path: Path, offset: int) -> bool:
     if path.suffix != ".dat":
         return False
     with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume, 1, 1)
+        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
     data, at = path.read_bytes(), fmt.FILE_HEADER_BYTES
     while at < len(data):
         record = fmt.unpack_record(data, at, seed)
@@ -261,7 +261,7 @@ def test_what_an_interrupted_job_leaves_is_told_from_damage(tmp_path: Path, poin
 
 def test_a_stub_with_all_its_blocks_needs_no_store(lab: Lab) -> None:
     (lab.data / "prose").write_bytes(prose(200 * KIB))
-    lab.lose(Kind.STREAMS)
+    lab.lose(Kind.RECIPES)
     hit = {finding.where for finding in lab.verify().findings}
     assert "prose" not in hit and "base" in hit
 
@@ -273,8 +273,8 @@ def test_chunks_that_no_file_needs_any_more_are_counted(lab: Lab) -> None:
 
 def test_verify_changes_nothing(lab: Lab) -> None:
     flip_bit(lab.container(Kind.CHUNKS), FIRST_PAYLOAD + 9)
-    lab.table(Kind.STREAMS).unlink()
-    with open(lab.container(Kind.STREAMS), "ab") as file:
+    lab.table(Kind.RECIPES).unlink()
+    with open(lab.container(Kind.RECIPES), "ab") as file:
         file.write(b"a torn tail")
 
     def state() -> dict[str, tuple[int, bytes]]:

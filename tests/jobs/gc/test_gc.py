@@ -54,7 +54,7 @@ def test_what_stubs_name_stays_live(tmp_path: Path) -> None:
         lab.optimise()
         report = lab.collect()
         assert (report.outcome, report.orphaned_chunks, report.orphaned_recipes) == ("done", 0, 0)
-        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.LIVE}
+        assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.LIVE}
         assert report.chunks_needed == report.chunks
         for name, content in contents.items():
             assert lab.read(name) == content
@@ -194,11 +194,11 @@ def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Pa
         lab.optimise()
         (lab.data / "first").unlink()
         lab.collect()
-        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.ORPHANED}
+        assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.ORPHANED}
         lab.put("second", content)
         report = lab.optimise()
         assert report.sums["new_chunks"] == 0
-        assert states(lab).keys() == states(lab, Kind.STREAMS).keys() == {State.LIVE}
+        assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.LIVE}
         lab.compact()
         assert lab.read("second") == content
 
@@ -258,10 +258,10 @@ def test_where_anything_cannot_be_read_nothing_is_collected(tmp_path: Path, dama
         value = os.getxattr(lab.data / "hurt", "trusted.dedupd")
         os.setxattr(lab.data / "hurt", "trusted.dedupd", value[:-1] + b"\xff")
     elif damage == "recipe":
-        for kind in (Kind.STREAMS, Kind.STREAM_COPIES):
+        for kind in (Kind.RECIPES, Kind.RECIPE_COPIES):
             flip_bit(lab.container(kind), 128 + 80 + 4)
     else:
-        os.truncate(lab.container(Kind.STREAMS), 100)
+        os.truncate(lab.container(Kind.RECIPES), 100)
     report = lab.collect()
     assert report.errors > 0
     assert report.orphaned_chunks == 0
@@ -275,7 +275,7 @@ def test_a_damaged_recipe_is_read_from_its_second_copy(tmp_path: Path) -> None:
     lab.put("gone", noise(400 * KIB, 1))
     lab.optimise()
     (lab.data / "gone").unlink()
-    flip_bit(lab.container(Kind.STREAMS), 128 + 80 + 4)
+    flip_bit(lab.container(Kind.RECIPES), 128 + 80 + 4)
     report = lab.collect()
     assert (report.errors, report.orphaned_recipes, report.orphaned_copies) == (0, 1, 1)
     lab.compact()
@@ -288,9 +288,9 @@ def test_the_copy_of_a_lost_record_is_kept(tmp_path: Path) -> None:
     lab.put("file", noise(400 * KIB))
     lab.optimise()
     (lab.data / "file").unlink()
-    lab.container(Kind.STREAMS).unlink()
+    lab.container(Kind.RECIPES).unlink()
     lab.collect()
-    assert states(lab, Kind.STREAM_COPIES).keys() == {State.LIVE}
+    assert states(lab, Kind.RECIPE_COPIES).keys() == {State.LIVE}
 
 
 def test_a_repaired_chunk_is_kept_when_the_table_that_leads_to_it_is_lost(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_leaves_are_marked_as_far_as_they_are_needed(
     pieces = [(make_id(1, at - 1) if at else 0, length, bytes(32)) for at, length in rows]
     payload = encode_node(0, bytes(16), pieces)
     directory = tmp_path_factory.mktemp("streams") / "store"
-    store = Records(directory, kind=Kind.STREAMS, disk=LazyDisk())
+    store = Records(directory, kind=Kind.RECIPES, disk=LazyDisk())
     store.append(noise(100), payload, prose(500))
     store.writer.sync()
     state = store.recover_one()
@@ -365,7 +365,7 @@ def test_leaves_are_marked_as_far_as_they_are_needed(
 
 
 def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
-    store = Records(tmp_path / "store", kind=Kind.STREAMS)
+    store = Records(tmp_path / "store", kind=Kind.RECIPES)
     store.append(encode_node(0, bytes(16), [(make_id(1, 3), 100, noise(32))]))
     store.writer.sync()
     state = store.recover_one()

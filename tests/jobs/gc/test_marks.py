@@ -148,7 +148,7 @@ def test_a_repaired_recipe_needs_not_be_read_again(tmp_path: Path) -> None:
         lab.collect()
         stub = lab.stub("f1")
         assert stub is not None
-        damage_record(lab, Kind.STREAMS, stub.recipe)
+        damage_record(lab, Kind.RECIPES, stub.recipe)
         assert scrub(lab.root).repaired["from the second copy"] == 1
         assert numbers(lab.collect()) == (True, 0)
         expect_collected(lab)
@@ -272,12 +272,12 @@ def test_what_could_not_be_read_is_not_taken_for_known(tmp_path: Path) -> None:
     put_files(lab, 3)
     stub = lab.stub("f1")
     assert stub is not None
-    for kind in (Kind.STREAMS, Kind.STREAM_COPIES):
-        damage_record(lab, kind, stub.recipe if kind is Kind.STREAMS else make_id(1, 1))
+    for kind in (Kind.RECIPES, Kind.RECIPE_COPIES):
+        damage_record(lab, kind, stub.recipe if kind is Kind.RECIPES else make_id(1, 1))
     assert lab.collect().errors == 1
     assert not saved(lab).exists()
-    for kind in (Kind.STREAMS, Kind.STREAM_COPIES):
-        damage_record(lab, kind, stub.recipe if kind is Kind.STREAMS else make_id(1, 1))
+    for kind in (Kind.RECIPES, Kind.RECIPE_COPIES):
+        damage_record(lab, kind, stub.recipe if kind is Kind.RECIPES else make_id(1, 1))
     assert numbers(lab.collect()) == (False, 3)
     expect_collected(lab)
 
@@ -564,7 +564,7 @@ class History:
     def damage_and_scrub(self) -> None:
         """Of anything that there are two of, one is damaged."""
         self.scrub()
-        kind = self.rng.choice([Kind.CHUNKS, Kind.STREAMS, Kind.STREAMS])
+        kind = self.rng.choice([Kind.CHUNKS, Kind.RECIPES, Kind.RECIPES])
         with self.lab.opened() as volume:
             copied = {
                 entry.target

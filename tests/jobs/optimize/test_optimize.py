@@ -289,7 +289,7 @@ def test_a_new_recipe_never_vouches_for_a_chunk_that_the_old_one_did_not_mean(
     path = lab.container(Kind.CHUNKS)
     data = bytearray(path.read_bytes())
     with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume, 1, 1)
+        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
     record = fmt.unpack_record(bytes(data), fmt.FILE_HEADER_BYTES, seed)
     assert record is not None and record.codec == fmt.Codec.RAW
     other = noise(record.raw_length, 9)

@@ -63,9 +63,9 @@ def stored_bytes(lab: Lab) -> int:
     return sum(path.stat().st_size for path in (lab.base / "store/chunks").glob("*.dat"))
 
 
-def states(lab: Lab) -> dict[int, tbl.Entry]:
+def states(lab: Lab) -> dict[int, tbl.TableEntry]:
     """What the tables say of every chunk."""
-    found: dict[int, tbl.Entry] = {}
+    found: dict[int, tbl.TableEntry] = {}
     with lab.opened() as volume:
         directory = volume.containers(Kind.CHUNKS)
         for path in (lab.base / "store/chunks").glob("*.dat"):
@@ -254,13 +254,13 @@ def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab, lab.opened() as volume:
         fd = volume.open_merge_directory()
         with opened(fd):
-            writer = MergeLogWriter(fd, volume.space.volume, volume.disk)
+            writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk)
             writer.add((1).to_bytes(8, "little") + (2).to_bytes(8, "little"))
             with pytest.raises(FileNotFoundError):
-                MergeLog(fd, volume.space.volume)
+                MergeLog(fd, volume.space.volume_id)
             writer.complete()
             writer.close()
-            log = MergeLog(fd, volume.space.volume)
+            log = MergeLog(fd, volume.space.volume_id)
             assert list(log.pairs()) == [[(1, 2)]]
             log.close()
             with pytest.raises(DamagedTable, match="another volume"):

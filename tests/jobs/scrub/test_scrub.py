@@ -50,13 +50,13 @@ def test_a_damaged_recipe_is_repaired_from_its_copy(lab: Lab) -> None:
     contents = {path.name: lab.read(path.name) for path in lab.data.iterdir()}
     stub = lab.stub("prose")
     assert stub is not None
-    damage_record(lab, Kind.STREAMS, stub.recipe)
+    damage_record(lab, Kind.RECIPES, stub.recipe)
     assert {name: lab.read(name) for name in contents} == contents
     report = scrub(lab)
     assert report.outcome == "repaired"
     assert report.by_invariant == {"record-payload": 1}
     assert report.repaired["from the second copy"] == 1
-    assert entry(lab, Kind.STREAMS, stub.recipe).state == tbl.State.MERGED
+    assert entry(lab, Kind.RECIPES, stub.recipe).state == tbl.State.MERGED
     lab.verify_clean()
     assert scrub(lab).outcome == "clean"
     shutil.rmtree(lab.base / "store/copies")
@@ -228,7 +228,7 @@ def test_a_copy_is_given_up_when_nothing_refers_to_what_it_repeats(tmp_path: Pat
 
 
 def test_a_damaged_copy_is_written_anew(lab: Lab) -> None:
-    damage_record(lab, Kind.STREAM_COPIES, 1 << 32)
+    damage_record(lab, Kind.RECIPE_COPIES, 1 << 32)
     report = scrub(lab)
     assert (report.outcome, report.copies_written) == ("repaired", 1)
     assert scrub(lab).outcome == "clean"
@@ -261,9 +261,9 @@ def test_a_lost_container_of_recipes_is_written_anew_from_the_copies(
     lab: Lab, with_table: bool
 ) -> None:
     contents = {path.name: lab.read(path.name) for path in lab.data.iterdir()}
-    lab.container(Kind.STREAMS).unlink()
+    lab.container(Kind.RECIPES).unlink()
     if not with_table:
-        lab.table(Kind.STREAMS).unlink()
+        lab.table(Kind.RECIPES).unlink()
     assert {name: lab.read(name) for name in contents} == contents
     report = scrub(lab, Depth.QUICK)
     assert report.outcome == "repaired"
