@@ -9,18 +9,14 @@ from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import Damaged, DedupdError, NoSpace, ServiceUnreachable
 from dedupd.stub.content import StoreContent
 from dedupd.stub.transition import local_ranges
-from dedupd.system.files import opened
+from dedupd.system.files import free_space, opened
 from dedupd.system.paths import open_beneath, show_path
-from dedupd.units import MIB, align_down, align_up, format_size
+from dedupd.units import align_down, align_up, format_size
 from dedupd.volume.restore import restore_file
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.tree.walk import walk
-
-FREE_BYTES_MARGIN = 64 * MIB
-"""Left for the file system's own metadata, which grows with the blocks given back; a fiftieth of a
-smaller file system."""
 
 
 @dataclass(slots=True)
@@ -70,9 +66,7 @@ class Unoptimize(Job[UnoptimizeReport]):
         volume, run = self._volume, self._run
         run.update(phase="counting")
         files, need = _count(volume, run, self._below, _missing_bytes)
-        free = os.fstatvfs(volume.data_fd)
-        have = free.f_bavail * free.f_frsize
-        margin = min(FREE_BYTES_MARGIN, free.f_blocks * free.f_frsize // 50)
+        have, margin = free_space(volume.data_fd)
         if need + margin > have:
             # Chunks may hold blocks of zeros, which stay holes. Telling means to read everything,
             # so it is done only where it may decide.

@@ -109,13 +109,13 @@ def named_by(payload: bytes, end: int, where: str) -> tuple[int, list[int], int]
     ids = words[0::2].tolist()
     if end >= length:
         return level, ids, end
-    begin = 0
+    start = 0
     for at, (one, size) in enumerate(zip(ids, words[1::2], strict=True)):
         if level == 0 and one != HOLE:
             size &= _CHUNK_LENGTH_MASK
-        if begin + size >= end:
-            return level, ids[: at + 1], end - begin
-        begin += size
+        if start + size >= end:
+            return level, ids[: at + 1], end - start
+        start += size
     raise DamagedRecipe(f"{where}: the recipe's lengths do not add up")
 
 

@@ -41,10 +41,10 @@ class PackedEntries(Sequence[TableEntry]):
     def __getitem__(self, at: slice) -> "PackedEntries": ...
     def __getitem__(self, at: int | slice) -> "TableEntry | PackedEntries":
         if isinstance(at, slice):
-            start, stop, step = at.indices(len(self))
+            start, end, step = at.indices(len(self))
             assert step == 1
-            data = self.data[start * ENTRY_BYTES : stop * ENTRY_BYTES]
-            return PackedEntries(data, self.states[start:stop])
+            data = self.data[start * ENTRY_BYTES : end * ENTRY_BYTES]
+            return PackedEntries(data, self.states[start:end])
         start = range(len(self))[at] * ENTRY_BYTES
         return tbl.unpack_entry(self.data, start)
 
@@ -89,9 +89,9 @@ class UncheckedEntries(Sequence[TableEntry | None]):
     def __getitem__(self, at: slice) -> "UncheckedEntries": ...
     def __getitem__(self, at: int | slice) -> "TableEntry | UncheckedEntries | None":
         if isinstance(at, slice):
-            start, stop, step = at.indices(len(self))
+            start, end, step = at.indices(len(self))
             assert step == 1
-            return UncheckedEntries(self.data[start * ENTRY_BYTES : stop * ENTRY_BYTES], self.seed)
+            return UncheckedEntries(self.data[start * ENTRY_BYTES : end * ENTRY_BYTES], self.seed)
         start = range(len(self))[at] * ENTRY_BYTES
         return tbl.decode_entry(self.data[start : start + ENTRY_BYTES], self.seed)
 

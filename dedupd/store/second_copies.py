@@ -17,6 +17,10 @@ from dedupd.store.container.recovery import entry_of
 from dedupd.store.container.table_file import load_table
 from dedupd.store.writer import ContainerWriter
 from dedupd.system.files import opened, read_readable
+from dedupd.units import MIB
+
+GROUP_BYTES = 8 * MIB
+"""Bytes of copies, or of repaired records, per sync."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,6 @@ def losses(volume: Volume, path: bytes, chunks: RecordCensus) -> Iterator[Loss]:
     except (OSError, DamagedStub):
         return  # moved or removed meanwhile; a damaged attribute is a finding of its own
     for hit in hits(volume, stub, where, chunks):
-        end = min(hit.end, stub.covered, size)
-        for start, stop in missing_ranges(local, hit.start, end):
-            yield Loss(where, start, stop, hit.record, hit.is_recipe, hit.reason)
+        hit_end = min(hit.end, stub.covered, size)
+        for start, end in missing_ranges(local, hit.start, hit_end):
+            yield Loss(where, start, end, hit.record, hit.is_recipe, hit.reason)

@@ -11,7 +11,7 @@ from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.container import Gap
 from dedupd.units import MIB
 from jobs.check.invariants import Invariant
-from jobs.check.record_windows import Passed, Place, Window, WindowReader
+from jobs.check.record_windows import Passed, RecordPosition, RecordWindow, WindowReader
 
 _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.TOMBSTONE))
 """States in which a record may be damaged or gone: nobody reads it."""
@@ -97,7 +97,7 @@ class RecordCheck:
         self.records += passed.records
         self.raw_bytes += passed.raw_bytes
 
-    def take(self, item: Window | Gap) -> Iterator[Problem]:
+    def take(self, item: RecordWindow | Gap) -> Iterator[Problem]:
         """What is wrong with the next window, or gap."""
         if isinstance(item, Gap):
             self.gaps.append(item)
@@ -164,7 +164,7 @@ class RecordCheck:
 
 def check_all(
     reader: WindowReader, fd: int, check: RecordCheck, start: int, end: int, bytes_max: int
-) -> Iterator[tuple[int, Window | Gap | None, list[Problem]]]:
+) -> Iterator[tuple[int, RecordWindow | Gap | None, list[Problem]]]:
     """Look at a container between two offsets, ``bytes_max`` at a time.
 
     Gives the offset up to which it was looked at, the window or gap behind which that is, where it
@@ -172,8 +172,8 @@ def check_all(
     """
     offset = start
     while offset < end:
-        place = Place(check.expected, offset)
-        passed = reader.pass_on(fd, check.entries, check.seed, place, end, bytes_max)
+        place = RecordPosition(check.expected, offset)
+        passed = reader.pass_on(fd, check.entries, place, end, bytes_max)
         if passed.to.offset > offset:
             check.skip(passed)
             offset = passed.to.offset
@@ -183,20 +183,20 @@ def check_all(
             for item in items:
                 offset = item.end
                 yield offset, item, list(check.take(item))
-                if isinstance(item, Window):
+                if isinstance(item, RecordWindow):
                     break  # what comes next may be as it should be
 
 
 def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:
     """A window's records one by one."""
     ordinals = memoryview(found.ordinals).cast("I").tolist()
-    stops = memoryview(found.next_ordinals).cast("I").tolist()
-    for at, (ordinal, stop) in enumerate(zip(ordinals, stops, strict=True)):
+    ends = memoryview(found.next_ordinals).cast("I").tolist()
+    for at, (ordinal, end) in enumerate(zip(ordinals, ends, strict=True)):
         start = at * tbl.ENTRY_BYTES
         entry = tbl.decode_entry(found.entries[start : start + tbl.ENTRY_BYTES], seed)
         assert entry is not None
-        stop = min(stop, max(ordinal + 1, fmt.CONTAINER_BYTES_MAX // fmt.RECORD_HEADER_BYTES))
-        yield Row(range(ordinal, stop), found.kinds[at], found.statuses[at], entry)
+        end = min(end, max(ordinal + 1, fmt.CONTAINER_BYTES_MAX // fmt.RECORD_HEADER_BYTES))
+        yield Row(range(ordinal, end), found.kinds[at], found.statuses[at], entry)
 
 
 def agrees(said: tbl.TableEntry, row: Row) -> bool:

@@ -28,7 +28,7 @@ HEADROOM_BYTES = 1 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RecordWindow:
     """Consecutive records of a container, from ``offset`` on, and what they turned out to be."""
 
     offset: int
@@ -40,7 +40,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RecordPosition:
     """A place between two records: ``ordinal`` is that of the one behind it."""
 
     ordinal: int
@@ -51,7 +51,7 @@ class Place:
 class Passed:
     """What was found to be as it should be, up to a place."""
 
-    to: Place
+    to: RecordPosition
     records: int
     raw_bytes: int
 
@@ -73,7 +73,12 @@ class WindowReader:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def pass_on(
-        self, fd: int, entries: UncheckedEntries, seed: int, place: Place, end: int, bytes_max: int
+        self,
+        fd: int,
+        entries: UncheckedEntries,
+        place: RecordPosition,
+        end: int,
+        bytes_max: int,
     ) -> Passed:
         """How far, from a place on, every record is intact and what its table's entry says.
 
@@ -86,7 +91,7 @@ class WindowReader:
             ordinal, offset, records, raw_bytes, read_bytes = native.store.pass_records(
                 fd,
                 entries.data,
-                seed=seed,
+                seed=entries.seed,
                 ordinal=place.ordinal,
                 offset=place.offset,
                 end=end,
@@ -99,9 +104,11 @@ class WindowReader:
                 raise
             return Passed(place, 0, 0)  # a block cannot be read: :meth:`read` says whose it is
         self._pace(read_bytes - planned)
-        return Passed(Place(ordinal, offset), records, raw_bytes)
+        return Passed(RecordPosition(ordinal, offset), records, raw_bytes)
 
-    def read(self, fd: int, seed: int, start: int, end: int) -> Generator[Window | Gap, None, None]:
+    def read(
+        self, fd: int, seed: int, start: int, end: int
+    ) -> Generator[RecordWindow | Gap, None, None]:
         """The records between two offsets, in order, and the gaps between them. Raises OSError."""
         # What the disk has is asked for, not what the page cache has of better days.
         os.posix_fadvise(fd, start & -mmap.PAGESIZE, WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
@@ -123,7 +130,7 @@ class WindowReader:
             yield Gap(position, found.offset)
             position = found.offset
 
-    def _run(self, fd: int, seed: int, start: int, end: int) -> Generator[Window, None, None]:
+    def _run(self, fd: int, seed: int, start: int, end: int) -> Generator[RecordWindow, None, None]:
         """Windows up to the first place without a valid header, or the end."""
         pending: Future[int] | None = self._submit(fd, 0, start, end)
         offset, carried, turn = start, 0, 0
@@ -139,7 +146,7 @@ class WindowReader:
                 ]
                 records = self._check(view, seed, offset)
                 left = len(view) - records.consumed
-                yield Window(offset, records)
+                yield RecordWindow(offset, records)
                 offset += records.consumed
                 if records.is_lost or left > HEADROOM_BYTES:
                     return
@@ -164,10 +171,10 @@ class WindowReader:
             data, seed=seed, offset=offset, algorithm=self._algorithm, threads=self._threads
         )
 
-    def _single(self, fd: int, seed: int, found: "_Next") -> Window:
+    def _single(self, fd: int, seed: int, found: "_Next") -> RecordWindow:
         assert found.record is not None
         size = fmt.record_size(found.record.stored_length)
-        return Window(
+        return RecordWindow(
             found.offset, self._check(read_readable(fd, size, found.offset), seed, found.offset)
         )
 

@@ -10,7 +10,8 @@ from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.container import Gap, data_name, payload_is_intact, scan
-from dedupd.store.container.files import container_numbers, table_numbers
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.files import table_numbers
 from dedupd.store.container.recovery import is_unfinished
 from dedupd.store.container.table_file import load_table
 from dedupd.system.files import opened, read_readable
@@ -28,7 +29,7 @@ from jobs.check.record_check import (
     check_all,
     rows,
 )
-from jobs.check.record_windows import Window, WindowReader
+from jobs.check.record_windows import RecordWindow, WindowReader
 from jobs.check.references import ReferenceWalk
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
@@ -108,24 +109,24 @@ class Verify(Job[VerifyReport]):
 
     def _check_containers(self, kind: fmt.Kind, of: fmt.Kind, windows: WindowReader) -> None:
         try:
-            directory = os.open(self._volume.directory(kind), os.O_RDONLY | os.O_DIRECTORY)
+            fd = os.open(self._volume.directory(kind), os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return  # a volume from before there were second copies
-        with opened(directory):
-            numbers = container_numbers(directory)
+        volume = self._volume
+        with ContainerDirectory(fd, kind, volume.space.volume_id, volume.disk) as directory:
+            numbers = directory.numbers()
             self._run.update(phase=f"{kind.name.lower()} containers", total=len(numbers))
-            for number in sorted(set(table_numbers(directory)) - set(numbers)):
-                where = f"{kind.name.lower()}/{data_name(number).decode()}"
-                self._find(Invariant.CONTAINER_HEADER, where, "the container is missing")
+            for number in sorted(set(table_numbers(directory.fd)) - set(numbers)):
+                detail = "the container is missing"
+                self._find(Invariant.CONTAINER_HEADER, directory.where(number), detail)
             for done, number in enumerate(numbers):
-                where = f"{kind.name.lower()}/{data_name(number).decode()}"
                 try:
-                    checked = self._check_container(directory, kind, number, windows, where)
+                    checked = self._check_container(directory, number, windows)
                     if checked is not None:
                         self._take_in(kind, of, number, checked)
                 except OSError as error:
                     detail = f"cannot be read: {error.strerror}"
-                    self._find(Invariant.CONTAINER_RECORDS, where, detail)
+                    self._find(Invariant.CONTAINER_RECORDS, directory.where(number), detail)
                 self._run.update(done=done + 1)
                 self._run.check()
 
@@ -154,27 +155,27 @@ class Verify(Job[VerifyReport]):
                 self._find(Invariant.COPY_AGREES, show_id(make_id(number, ordinal)), detail)
 
     def _check_container(
-        self, directory: int, kind: fmt.Kind, number: int, windows: WindowReader, where: str
+        self, directory: ContainerDirectory, number: int, windows: WindowReader
     ) -> CheckedTable | None:
-        """Check one container; None where there is none to speak of."""
-        if is_unfinished(directory, number):
+        """Check one container; None where it was never finished, or is another one."""
+        where = directory.where(number)
+        if is_unfinished(directory.fd, number):
             return None
         self._report.containers += 1
-        uuid = self._volume.space.volume_id
-        with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory)) as fd:
+        with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=directory.fd)) as fd:
             try:
                 header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), where)
             except Damaged as error:
                 self._find(Invariant.CONTAINER_HEADER, where, str(error))
                 return None
-            if (header.kind, header.container, header.volume_id) != (kind, number, uuid):
+            if not directory.owns(header, number):
                 detail = "the header is of another container"
                 self._find(Invariant.CONTAINER_HEADER, where, detail)
                 return None
             end = size = os.fstat(fd).st_size
             entries = UncheckedEntries(b"", fmt.seed_of(header))
             try:
-                mark, table = load_table(directory, header)
+                mark, table = load_table(directory.fd, header)
                 entries = table.resized(mark.synced_count)
                 end = min(size, mark.synced_bytes)
                 self._check_end(fd, header, mark, size, where)
@@ -210,7 +211,7 @@ class Verify(Job[VerifyReport]):
         found = CheckedTable(entries)
         start = fmt.FILE_HEADER_BYTES
         for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
-            if not entries and isinstance(item, Window):
+            if not entries and isinstance(item, RecordWindow):
                 for row in rows(item.records, fmt.seed_of(header)):
                     found.changed.update(dict.fromkeys(row.ordinals, row.entry))
             for problem in problems:

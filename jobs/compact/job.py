@@ -15,14 +15,12 @@ from dedupd.store.container.files import last_number
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
-from dedupd.units import MIB, format_size
+from dedupd.system.files import free_space
+from dedupd.units import format_size
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
-
-FREE_BYTES_MARGIN = 64 * MIB
-"""Left to users while a container is there twice; a fiftieth of a smaller file system."""
 
 
 @dataclass(slots=True)
@@ -41,7 +39,7 @@ class CompactReport(FileReport):
     left_for_lack_of_space: int = 0
 
 
-class _Candidate(NamedTuple):
+class CompactionCandidate(NamedTuple):
     """A container worth a rewrite."""
 
     kind: Kind
@@ -81,7 +79,7 @@ class Compact(Job[CompactReport]):
             self._compact(chosen)
         return self.report()
 
-    def _candidates(self, kind: Kind) -> list[_Candidate]:
+    def _candidates(self, kind: Kind) -> list[CompactionCandidate]:
         """Bring every container of a kind into a known state, and weigh it."""
         found, report = [], self._report
         with self._volume.containers(kind) as directory:
@@ -100,7 +98,7 @@ class Compact(Job[CompactReport]):
                 report.dead_bytes += max(0, weight.gain_bytes)
                 is_removable = weight.is_dead and number < last_number(directory.fd)
                 if is_removable or self._is_worth_it(kind, number, weight):
-                    found.append(_Candidate(kind, number, weight))
+                    found.append(CompactionCandidate(kind, number, weight))
                 self._run.update(done=done + 1)
         return found
 
@@ -126,14 +124,13 @@ class Compact(Job[CompactReport]):
             return False
         return True
 
-    def _has_room(self, candidate: _Candidate) -> bool:
+    def _has_room(self, candidate: CompactionCandidate) -> bool:
         if candidate.weight.is_dead:
             return True
-        space = os.fstatvfs(self._volume.data_fd)
-        margin = min(FREE_BYTES_MARGIN, space.f_blocks * space.f_frsize // 50)
-        return candidate.weight.needed_bytes + margin <= space.f_bavail * space.f_frsize
+        free, margin = free_space(self._volume.data_fd)
+        return candidate.weight.needed_bytes + margin <= free
 
-    def _leave(self, candidates: list[_Candidate]) -> None:
+    def _leave(self, candidates: list[CompactionCandidate]) -> None:
         self._report.left_for_lack_of_space = len(candidates)
         least = min(candidate.weight.needed_bytes for candidate in candidates)
         self._run.findings.add(
@@ -141,7 +138,7 @@ class Compact(Job[CompactReport]):
             f" {format_size(least)} of free space while it is rewritten"
         )
 
-    def _compact(self, candidate: _Candidate) -> None:
+    def _compact(self, candidate: CompactionCandidate) -> None:
         kind, number, weight = candidate
         volume, report, run = self._volume, self._report, self._run
         before = run.progress.done

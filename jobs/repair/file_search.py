@@ -157,14 +157,14 @@ class FileSearch:
             data = carry + read_at(fd, count, at)
             at += count
             found = self._chunker.process(data, [(0, len(data), at >= end)], self._threads)
-            begin, packed = 0, found.fingerprints
-            for number, stop in enumerate(memoryview(found.ends).cast("I")):
+            chunk_start, packed = 0, found.fingerprints
+            for number, chunk_end in enumerate(memoryview(found.ends).cast("I")):
                 fingerprint = packed[number * native.hashing.HASH_BYTES :][
                     : native.hashing.HASH_BYTES
                 ]
                 ids = wanted.pop(fingerprint, [])
-                ids += self._proofs.met(stop - begin, fingerprint)
+                ids += self._proofs.met(chunk_end - chunk_start, fingerprint)
                 if ids:
-                    self._repair.from_bytes(ids, data[begin:stop], fingerprint)
-                begin = stop
-            carry = data[begin:]
+                    self._repair.from_bytes(ids, data[chunk_start:chunk_end], fingerprint)
+                chunk_start = chunk_end
+            carry = data[chunk_start:]

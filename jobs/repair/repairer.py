@@ -19,8 +19,8 @@ from dedupd.format.recipe import fingerprint_check
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST
-from dedupd.store.writer import ContainerWriter
-from dedupd.units import MIB
+from dedupd.store.second_copies import GROUP_BYTES
+from dedupd.store.writer import ContainerWriter, encode_records
 from dedupd.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 from jobs.check.references import Missing
@@ -28,12 +28,6 @@ from jobs.frame.run import JobRun
 
 _DURABLE = define("repair.durable", "repaired records are durable, the old entries do not know yet")
 _MERGED = define("repair.merged", "the entries of lost records lead to the repaired ones")
-
-GROUP_BYTES = 8 * MIB
-"""Repaired bytes per sync."""
-
-_LEVEL = 3
-_SAVING_MIN = 0.05
 
 
 @dataclass(slots=True)
@@ -165,15 +159,7 @@ class Repair:
     def from_bytes(self, record_ids: Iterable[int], raw: bytes, fingerprint: bytes) -> None:
         """Write lost records anew from bytes that have their fingerprint. Raises NoSpace."""
         lengths = array("I", [len(raw)])
-        encoded = native.codec.encode(
-            raw,
-            array("I", [0]),
-            lengths,
-            level=_LEVEL,
-            saving_min=_SAVING_MIN,
-            header_bytes=fmt.RECORD_HEADER_BYTES,
-            align_bytes=fmt.ALIGN_BYTES,
-        )
+        encoded = encode_records(raw, array("I", [0]), lengths)
         stored = memoryview(encoded.stored_lengths).cast("I")[0]
         payload = bytes(memoryview(encoded)[fmt.RECORD_HEADER_BYTES :][:stored])
         record = fmt.Record(

@@ -33,7 +33,7 @@ from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch
 from jobs.repair.repairer import Repair, Repaired
-from jobs.scrub.record_scrub import RecordScrub
+from jobs.scrub.record_scrub import RecordScrub, ScrubbedStore
 from jobs.scrub.redundancy import Copied, Redundancy
 
 FINDINGS_KEPT_MAX = 1000
@@ -205,14 +205,12 @@ class Scrub(Job[ScrubReport]):
         noted = self._volume.repairs.pending()
         self._run.update(phase="records")
         check = RecordScrub(
-            self._volume,
+            ScrubbedStore(self._volume, self._directories, self._known),
             self._run,
-            self._depth is Depth.FULL,
             self._throttle,
-            self._threads,
-            self._directories,
-            self._known,
             self._find,
+            is_full=self._depth is Depth.FULL,
+            threads=self._threads,
         )
         try:
             check.run()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from dedupd import native
 from dedupd.errors import Damaged
@@ -33,32 +34,40 @@ _METADATA = frozenset((fmt.Kind.RECIPES, fmt.Kind.RECIPE_COPIES))
 """What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
 
 
-class RecordScrub:
-    """Looks at the records of all containers, and puts into the tables what is true of them.
+@dataclass(frozen=True, slots=True)
+class ScrubbedStore:
+    """A volume, its containers by kind, and the census of the records of each kind."""
 
-    ``find`` is told each violated invariant; ``known`` follows the tables.
+    volume: Volume
+    directories: dict[fmt.Kind, ContainerDirectory]
+    known: dict[fmt.Kind, RecordCensus]
+
+
+class RecordScrub:
+    """Looks at the records of all containers, and corrects the tables by them.
+
+    ``find`` is told each violated invariant; the census follows the tables.
     """
 
     def __init__(
         self,
-        volume: Volume,
+        store: ScrubbedStore,
         run: JobRun,
-        is_full: bool,
         throttle: Throttle,
-        threads: int,
-        directories: dict[fmt.Kind, ContainerDirectory],
-        known: dict[fmt.Kind, RecordCensus],
         find: Callable[[Invariant, str, str], None],
+        *,
+        is_full: bool,
+        threads: int,
     ) -> None:
-        self._volume = volume
         self._run = run
         self._is_full = is_full
         self._throttle = throttle
-        self._directories = directories
-        self._known = known
+        self._directories = store.directories
+        self._known = store.known
         self._find = find
-        self._windows = WindowReader(volume.parameters.fingerprint, threads, self._pace)
-        self.progress = ScrubProgress(volume, is_full)
+        algorithm = store.volume.parameters.fingerprint
+        self._windows = WindowReader(algorithm, threads, self._pace)
+        self.progress = ScrubProgress(store.volume, is_full)
         self.containers = 0
         self.records = 0
         self.read_bytes = 0

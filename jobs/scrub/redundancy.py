@@ -8,9 +8,8 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.store.container.record_states import set_states
-from dedupd.store.second_copies import Copy, all_copies, append_copies
+from dedupd.store.second_copies import GROUP_BYTES, Copy, all_copies, append_copies
 from dedupd.store.writer import ContainerWriter
-from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 from jobs.frame.pace import Throttle
@@ -18,9 +17,6 @@ from jobs.frame.run import JobRun
 
 _DROPPED = define("redundancy.dropped", "copies that nobody needs are given up")
 _COPIED = define("redundancy.copied", "a group of second copies is durable")
-
-GROUP_BYTES = 8 * MIB
-"""Copied bytes per sync."""
 
 
 @dataclass(slots=True)

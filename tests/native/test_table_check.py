@@ -23,14 +23,14 @@ from jobs.frame.run import JobRun
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import RecordCheck, check_all
 from jobs.check.references import ReferenceWalk
-from jobs.check.record_windows import Passed, Place, WindowReader
+from jobs.check.record_windows import Passed, RecordPosition, WindowReader
 from tests.support.lab import (as_user, fill, flip_bit, lab_in, noise, prose)
 from tests.support.stores import Records
 
 START = fmt.FILE_HEADER_BYTES
 ALL = 1 << 40
 COUNT = 60
-BEGIN = Place(0, START)
+BEGIN = RecordPosition(0, START)
 
 
 @pytest.fixture
@@ -55,13 +55,12 @@ def packed(store: Records) -> UncheckedEntries:
     )
 
 
-def passed(store: Records, bytes_max: int = ALL, place: Place = BEGIN) -> Passed:
+def passed(store: Records, bytes_max: int = ALL, place: RecordPosition = BEGIN) -> Passed:
     reader = WindowReader("blake3", 2, lambda _: None)
     try:
         with opened(os.open(store.data(), os.O_RDONLY)) as fd:
             end = os.fstat(fd).st_size
-            seed = seed_of(store.recovered_header())
-            return reader.pass_on(fd, packed(store), seed, place, end, bytes_max)
+            return reader.pass_on(fd, packed(store), place, end, bytes_max)
     finally:
         reader.close()
 
@@ -104,7 +103,7 @@ def test_a_container_is_passed_without_threads_where_there_are_no_more(store: Re
 
 def test_a_sound_container_is_passed_to_its_end(store: Records) -> None:
     found = passed(store)
-    assert found.to == Place(COUNT, store.data().stat().st_size)
+    assert found.to == RecordPosition(COUNT, store.data().stat().st_size)
     assert found.records == COUNT
     assert found.raw_bytes == sum(map(len, store.contents.values()))
 
@@ -157,7 +156,7 @@ def test_what_was_collected_merged_and_compacted_is_passed(store: Records) -> No
     with store.opened() as directory:
         compact(directory, state)
     found = passed(store)
-    assert found.to == Place(COUNT, store.data().stat().st_size)
+    assert found.to == RecordPosition(COUNT, store.data().stat().st_size)
     assert found.records == COUNT - 14
 
 

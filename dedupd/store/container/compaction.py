@@ -198,12 +198,12 @@ class _Copy:
         count = record.next_ordinal - record.ordinal
         self._entries += tbl.encode_entry(entry, self._seed) * count
         self._count += count
-        begin = self._fill + fmt.RECORD_HEADER_BYTES
-        stop = begin + len(payload)
+        start = self._fill + fmt.RECORD_HEADER_BYTES
+        end = start + len(payload)
         fmt.pack_record_into(self._view, self._fill, record, self._seed)
-        self._view[begin:stop] = payload
+        self._view[start:end] = payload
         self._fill += size
-        self._view[stop : self._fill] = bytes(self._fill - stop)
+        self._view[end : self._fill] = bytes(self._fill - end)
 
     def flush(self) -> None:
         """Write what is in the buffer."""

@@ -13,12 +13,7 @@ from dedupd.format.ids import HOLE
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.store.chunk_index import ChunkIndex
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, RecipeRow
-from dedupd.store.writer import ContainerWriter, NewRecords
-
-_LEVEL = 3
-
-
-_SAVING_MIN = 0.05
+from dedupd.store.writer import ContainerWriter, NewRecords, encode_records
 
 
 @dataclass(slots=True)
@@ -81,15 +76,7 @@ class RecipeWriter:
     def _append(self, run: "_Run") -> None:
         lengths = array("I", (len(p) for p in run.payloads))
         starts = array("I", accumulate(lengths[:-1], initial=0))
-        encoded = native.codec.encode(
-            b"".join(run.payloads),
-            starts,
-            lengths,
-            level=_LEVEL,
-            saving_min=_SAVING_MIN,
-            header_bytes=fmt.RECORD_HEADER_BYTES,
-            align_bytes=fmt.ALIGN_BYTES,
-        )
+        encoded = encode_records(b"".join(run.payloads), starts, lengths)
         fingerprints = b"".join(run.fingerprints)
         hints = bytes(lengths.itemsize * len(lengths))
         self._writer.append(run.first_id, NewRecords(fingerprints, lengths, hints), encoded)
