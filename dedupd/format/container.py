@@ -29,7 +29,7 @@ assert _RECORD.size + 8 == RECORD_HEADER_BYTES
 
 
 class Kind(enum.IntEnum):
-    """What the records of a container are."""
+    """Kinds of containers, by the records in them."""
 
     CHUNKS = 1
     RECIPES = 2
@@ -46,7 +46,7 @@ COPIES_OF = {Kind.CHUNKS: Kind.CHUNK_COPIES, Kind.RECIPES: Kind.RECIPE_COPIES}
 
 
 class RecordKind(enum.IntEnum):
-    """What one record is."""
+    """Kinds of records."""
 
     DATA = 0
     FORWARD = 1
@@ -92,7 +92,7 @@ class Record:
 
     @property
     def next_ordinal(self) -> int:
-        """That of the record behind it: one more, except after a run of tombstones."""
+        """The ordinal of the next record: one more, except after a run of tombstones."""
         return self.ordinal + (max(1, self.target) if self.kind == RecordKind.TOMBSTONE else 1)
 
 

@@ -18,7 +18,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """The first 64 bytes. Behind them come the pairs, of which ``pairs_checksum`` is the xxh3."""
+    """The first 64 bytes. After them come the pairs, of which ``pairs_checksum`` is the xxh3."""
 
     pairs: int
     volume_id: bytes

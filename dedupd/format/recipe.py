@@ -36,7 +36,7 @@ DIGEST_BYTES = 16
 
 
 class RecipeRef(NamedTuple):
-    """What a stub keeps of its recipe: the root's id, and half of that record's fingerprint.
+    """A stub's reference to its recipe: the root's id, and half of that record's fingerprint.
 
     ``direct``: the file is a single chunk, and this is the chunk's id and fingerprint. That spares
     small files a record of their own and their readers a look-up.
@@ -67,7 +67,7 @@ class Node:
 
 
 def fingerprint_check(fingerprint: bytes) -> int:
-    """What a leaf keeps of a chunk's fingerprint (32 bit).
+    """The part of a chunk's fingerprint that a leaf keeps (32 bit).
 
     Ids can come to name other bytes only where a part of the store was lost or brought back from
     an older copy; this tells, at every read, without another look-up.
@@ -95,7 +95,7 @@ def encode_node(level: int, content: bytes, entries: Sequence[tuple[int, int, by
 
 
 def named_by(payload: bytes, end: int, where: str) -> tuple[int, list[int], int]:
-    """What the first ``end`` bytes below a node name: far cheaper than :func:`decode_node`.
+    """The ids that the first ``end`` bytes of a node name: far cheaper than :func:`decode_node`.
 
     Returns the node's level; the ids, holes included; and how many bytes are meant of the last one.
     Raises DamagedRecipe.

@@ -1,4 +1,4 @@
-"""Saved marks: what the recipes of a volume name, for the next collection (docs/format.md)."""
+"""Saved marks: the records that recipes name, kept for the next collection (docs/format.md)."""
 
 import struct
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ assert _SECTION.size == SECTION_BYTES
 
 @dataclass(frozen=True, slots=True)
 class MarksHeader:
-    """The first 64 bytes. Behind them come a section for each container of chunks, then one for
+    """The first 64 bytes. After them come a section for each container of chunks, then one for
     each of recipes: ``body_bytes``, of which ``body_checksum`` is the xxh3."""
 
     chunk_containers: int
@@ -34,8 +34,8 @@ class MarksHeader:
 
 
 class SectionHead(NamedTuple):
-    """With what a section begins: its container, how many records that had, and for recipes a
-    digest of the fingerprints of those that are needed."""
+    """The beginning of a section: its container, how many records that had, and for recipes a
+    digest of the fingerprints of the needed ones."""
 
     container: int
     records: int
@@ -64,10 +64,10 @@ def decode_header(data: bytes, where: str) -> MarksHeader:
         or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
     ):
         raise DamagedTable(f"{where}: the saved marks have no valid header")
-    _, version, chunks, streams, volume_id, body_bytes, checksum = _HEADER.unpack_from(body)
+    _, version, chunks, recipes, volume_id, body_bytes, checksum = _HEADER.unpack_from(body)
     if version != FORMAT:
         raise DamagedTable(f"{where}: saved marks of an unknown format {version}")
-    return MarksHeader(chunks, streams, volume_id, body_bytes, checksum)
+    return MarksHeader(chunks, recipes, volume_id, body_bytes, checksum)
 
 
 def encode_section(head: SectionHead) -> bytes:
@@ -80,5 +80,5 @@ def decode_section(data: bytes) -> SectionHead:
 
 
 def bitmap_bytes(count: int) -> int:
-    """What a bit for each of ``count`` records takes: whole words."""
+    """The bytes of a bitmap for ``count`` records: whole words."""
     return -(-count // 64) * 8

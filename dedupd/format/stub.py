@@ -1,4 +1,4 @@
-"""The stub attribute: what makes an inode a stub (docs/format.md, "Stub")."""
+"""The attribute that makes an inode a stub (docs/format.md, "Stub")."""
 
 import enum
 import struct

@@ -1,7 +1,7 @@
 """Redirection tables: one fixed-size entry per chunk ordinal (docs/format.md, "Redirection table").
 
-A table is derived from its container: whatever it says is checked against the record itself on
-every read, and a scan of the container builds it anew.
+A table is derived from its container: every read checks the entry against the record itself, and a
+scan of the container builds the table from scratch.
 """
 
 import enum
@@ -30,7 +30,7 @@ assert _ENTRY.size + 2 == ENTRY_BYTES
 
 
 class State(enum.IntEnum):
-    """What has become of a chunk. Zero is no state, so that a hole in a table shows."""
+    """States of a chunk. Zero is no state, so that a hole in a table shows."""
 
     LIVE = 1
     ORPHANED = 2
@@ -151,7 +151,7 @@ def unpack_entry(data: bytes | memoryview, offset: int) -> TableEntry:
 
 
 def decode_entries(data: bytes, seed: int) -> list[TableEntry | None]:
-    """What :func:`decode_entry` gives for each whole entry of ``data``, in a third of the time."""
+    """As :func:`decode_entry` for each whole entry of ``data``, in a third of the time."""
     digest, unpack, new = xxhash.xxh3_64_intdigest, _WHOLE.unpack_from, tuple.__new__
     body_bytes = _ENTRY.size
     found: list[TableEntry | None] = []

@@ -76,7 +76,7 @@ class UncheckedEntries(Sequence[TableEntry | None]):
     """
 
     def __init__(self, data: bytes, seed: int) -> None:
-        """``seed`` is the container's; what is left behind the last whole entry is left out."""
+        """``seed`` is the container's; bytes after the last whole entry are left out."""
         self.data = data[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
         self.seed = seed
 

@@ -53,7 +53,7 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
             )
             self.was_restored = self._native.restore(capacity)
             if self.was_restored:
-                # What follows must not reach the disk before the file has ceased to look valid.
+                # Later writes must not reach the disk before the file has ceased to look valid.
                 saved.disk.sync_data(fd)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What the indexes over the log of redirection entries have in common (docs/index.md)."""
+"""The common part of the indexes over the log of redirection entries (docs/index.md)."""
 
 from array import array
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SAVED_ENTRIES_MIN = 1 << 16
 
 GHOSTS_MAX = 8
 """One entry in so many may be of chunks that are no more; else the file is removed, and the next
-job makes the index anew."""
+job makes a new index."""
 
 
 class SavedFile(NamedTuple):

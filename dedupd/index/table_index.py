@@ -29,7 +29,7 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
     """A ``StoreIndex`` over ``native.index.TableIndex``; borrows ``directory``.
 
     ``capacity``: entries that are about to be loaded; without it, as many as all tables there have.
-    A container that is loaded has been recovered, and nobody but this job changes it afterwards.
+    A container must be recovered before it is loaded, and only this job changes it afterwards.
     Raises OSError where a redirection table cannot be read.
     """
 

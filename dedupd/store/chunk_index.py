@@ -1,4 +1,4 @@
-"""What every index offers, whatever it keeps in memory."""
+"""The interface of every index of chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dedupd.store.container.table_file import Recovered
 
 @dataclass(frozen=True, slots=True)
 class IndexCounters:
-    """What look-ups cost, and the memory that the index takes; the JSON form of the report.
+    """The cost of look-ups, and the memory of the index; the JSON form of the report.
 
     ``false_positives`` are entries that were looked at on disk, or in the cache, for nothing.
     ``memory_bytes`` is 0 where it is not known.
@@ -40,10 +40,10 @@ class ChunkIndex(Protocol):
 
 
 class StoreIndex(ChunkIndex, Protocol):
-    """A ``ChunkIndex`` of what the containers of one kind hold, for a job that writes.
+    """A ``ChunkIndex`` of the records in containers of one kind, for a job that writes.
 
-    It offers orphans too. One that was found is about to be named again, so it must be live,
-    durably, before the file that names it is committed: see :meth:`take_found_orphans`.
+    It offers orphans too. An orphan that was found is about to be named again, so it must be made
+    live, durably, before the file that names it is committed: see :meth:`take_found_orphans`.
     """
 
     def load(self, container: Recovered) -> None:
@@ -55,7 +55,7 @@ class StoreIndex(ChunkIndex, Protocol):
         ...
 
     def counters(self) -> IndexCounters:
-        """What has happened since the index was made."""
+        """The counters since the index was made."""
         ...
 
     def save(self) -> None:

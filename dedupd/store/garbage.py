@@ -1,4 +1,4 @@
-"""How much of a store nobody needs: what the redirection tables say, and what it would bring."""
+"""How much of a store is garbage, by its redirection tables, and how much a compaction frees."""
 
 import os
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ GAIN_BYTES_MIN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What a container occupies, table aside, and what it would after a compaction.
+    """The size of a container, without its table, now and after a compaction.
 
-    ``is_dead``: nothing in it is needed by anybody. ``quarantined``: entries that scrub must deal
-    with first. ``orphaned``: records whose bytes are there and that nobody needs.
+    ``is_dead``: nothing in it is needed. ``quarantined``: entries that scrub must deal with first.
+    ``orphaned``: records whose bytes are there and that nothing needs.
     """
 
     size_bytes: int
@@ -42,7 +42,7 @@ class Weight:
 
 
 def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
-    """What compacting a container would bring: ``entries`` as they lie in its table."""
+    """The weight of a container; ``entries`` as they lie in its table."""
     kept, kept_bytes, orphaned, orphaned_bytes, quarantined = native.store.weigh_table(
         entries, seed
     )
@@ -55,8 +55,8 @@ def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
 class Garbage:
     """The garbage of a volume, as of the last gc. Bytes are those of container files.
 
-    ``dead_bytes`` is what rewriting every container would free, ``compaction_frees_bytes`` what a
-    compaction does at the policy's threshold.
+    Rewriting every container would free ``dead_bytes``; a compaction at the policy's threshold
+    frees ``compaction_frees_bytes``.
     """
 
     orphaned_records: int = 0
@@ -82,7 +82,7 @@ def garbage_of(weights: Iterator[Weight], dead_min: float) -> Garbage:
 def weights(directory: str, kind: Kind, volume_id: bytes) -> Iterator[Weight]:
     """Every container of a kind that can be read, as it is at this moment; nothing is changed.
 
-    What cannot be read is scrub's to tell of.
+    Containers that cannot be read are left out: scrub reports them.
     """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -37,7 +37,7 @@ class Marks:
                 self.strays.add(one)
 
     def include(self, other: "Marks") -> None:
-        """Mark what is marked in another set, which has no other containers."""
+        """Mark the records that are marked in another set, which has no other containers."""
         for number in other.native.numbers():
             self.native.merge(number, other.bits(number))
         self.strays |= other.strays
@@ -84,9 +84,9 @@ class Marks:
 
 
 class Needs(Marks):
-    """Marks of recipe nodes, each with how many bytes of what it stands for are needed.
+    """Marks of recipe nodes, each with how many bytes from its beginning are needed.
 
-    A file that was cut needs the beginning of its recipe only. Eight bytes for each node.
+    A file that was cut needs only the beginning of its recipe. Eight bytes for each node.
     """
 
     WHOLE = (1 << 64) - 1

@@ -22,7 +22,7 @@ CONTAINERS_OPEN_MAX = 256
 """Two descriptors each: well below the usual limit of 1,024."""
 
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing about what was to be read."""
+"""Errors that say nothing about the record that was to be read."""
 
 T = TypeVar("T")
 
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class RecordReader:
     """Reads records of one kind of container. Safe to use from several threads.
 
-    What cannot be read is read from its second copy, if it has one in ``copies``; either way
-    ``on_damage`` is told its id. That this process has no descriptor or no memory left is no
+    A record that cannot be read is read from its second copy, if it has one in ``copies``; either
+    way ``on_damage`` is told its id. A lack of descriptors or of memory in this process is no
     damage, but an OSError.
     """
 
@@ -149,10 +149,10 @@ class RecordReader:
         get_copy: Callable[[CopyReader, int], T | None],
         record_of: Callable[[T], Record],
     ) -> T:
-        """What ``get`` finds at the end of a chain of forwards.
+        """The result of ``get`` at the end of a chain of forwards.
 
-        Where that leads to nothing, what the record itself still has: a record that was merged
-        keeps its bytes until it is compacted, and an entry may be wrong.
+        Where the chain leads to nothing, the record's own bytes: a record that was merged keeps
+        them until it is compacted, and an entry may be wrong.
         """
         try:
             return self._follow(record_id, get, get_copy, record_of)
@@ -208,16 +208,16 @@ class RecordReader:
         raise DamagedChunk(f"record {show_id(record_id)} is forwarded in a circle", record_id)
 
     def _second(self, record_id: int, get_copy: Callable[[CopyReader, int], T | None]) -> T | None:
-        """What the second copy of a record that cannot be read gives, if there is one."""
+        """The second copy of a record that cannot be read, if there is one."""
         if self._on_damage is not None:
             self._on_damage(record_id)
         return None if self._copies is None else get_copy(self._copies, record_id)
 
     def _get(self, record_id: int, get: Callable[[Container, int], T]) -> T:
-        """What ``get`` finds in the container as it is now.
+        """The result of ``get`` in the container as it is now.
 
-        An open container stays readable as it was when a compaction has put another in its place;
-        only what was appended since is missing there. So is what a new table says.
+        An open container stays readable after a compaction has put another one in its place. But
+        records appended since, and the entries of a new table, are found only in the new one.
         """
         number, ordinal = container_of(record_id), ordinal_of(record_id)
         container = self._acquire(number)
@@ -232,7 +232,7 @@ class RecordReader:
     def drop(self, numbers: Iterable[int]) -> None:
         """Let go of containers, so that the space of those that were replaced comes back.
 
-        Whoever reads one goes on with it to the end.
+        A reader that is in the middle of one goes on with it to the end.
         """
         with self._lock:
             dropped = [self._open.pop(number, None) for number in numbers]

@@ -25,7 +25,7 @@ GROUP_BYTES = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One second copy: its own id, and the table's entry, whose ``target`` is what it repeats."""
+    """One second copy: its own id, and its entry, whose ``target`` is the record it repeats."""
 
     copy_id: int
     entry: tbl.TableEntry
@@ -34,7 +34,7 @@ class Copy:
 def all_copies(dir_fd: int, kind: fmt.Kind, volume_id: bytes) -> Iterator[Copy]:
     """Every copy in a directory that its table, or else the container itself, calls live.
 
-    What cannot be read is passed over: this only looks for what may help.
+    Containers that cannot be read are passed over: copies are only a help.
     """
     for number in container_numbers(dir_fd):
         try:
@@ -75,8 +75,8 @@ def _entries(
 def append_copies(writer: ContainerWriter, records: Sequence[tuple[fmt.Record, bytes]]) -> int:
     """Write second copies, durably; returns how many: none where there is no space for them.
 
-    What they repeat must be durable. The bytes themselves are safe without them, so a full disk is
-    no reason to stop: the next scrub makes up for it.
+    The records that they repeat must be durable. These are safe without copies, so a full disk is
+    no reason to stop: the next scrub writes the copies.
     """
     if not records:
         return 0
@@ -96,7 +96,7 @@ def append_copies(writer: ContainerWriter, records: Sequence[tuple[fmt.Record, b
 class CopyReader:
     """Reads the second copy of a record, if there is one. Safe to use from several threads.
 
-    Nothing is opened before the first damage. What is known of the copies is 16 bytes each.
+    Nothing is opened before the first damage. Takes 16 bytes of memory for each copy.
     """
 
     def __init__(self, directory: str, kind: fmt.Kind, volume_id: bytes) -> None:
@@ -151,7 +151,7 @@ class CopyReader:
             return found
 
     def _load(self, dir_fd: int) -> None:
-        """Read the tables anew where any of them is another one, or longer, than before."""
+        """Read the tables again where any of them was replaced, or has grown."""
         with os.scandir(dir_fd) as entries:
             seen = tuple(sorted((e.name, e.inode(), e.stat().st_size) for e in entries))
         if seen == self._seen:

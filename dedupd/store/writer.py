@@ -33,11 +33,11 @@ _MARKED = define("writer.marked", "records are durable and the mark says so")
 
 REOPEN_ORDINALS_MAX = 1 << 16
 """A container that was compacted and has more does not grow on: its table keeps an entry for each
-that was ever in it, 64 bytes, while what is collected comes back."""
+that was ever in it, 64 bytes, while the space of collected records comes back."""
 
 
 class NewRecords(NamedTuple):
-    """What the headers of records to be appended need beside the payloads: columns.
+    """Columns for the headers of records to be appended, beside the payloads.
 
     ``fingerprints`` are 32 bytes each, ``raw_lengths`` and ``hints`` u32.
     """
@@ -79,7 +79,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class SyncPoint:
-    """What was appended up to a moment: the containers, their marks, and those that are full."""
+    """A moment of a writer: containers appended to, their marks, and the full ones of them."""
 
     marks: list[tuple[_Open, tbl.TableHeader]]
     full: list[_Open]
@@ -168,7 +168,7 @@ class ContainerWriter:
         header = state.header
         data_fd = self._disk.open_write(self._directory.fd, data_name(number))
         if not is_readable(data_fd, state.end & -mmap.PAGESIZE, state.end):
-            # What is appended would be written together with what the disk cannot give.
+            # Appended bytes would share a page with bytes that the disk cannot read.
             os.close(data_fd)
             return
         self._current = _Open(
@@ -319,7 +319,7 @@ class ContainerWriter:
         self.finish_sync(self.begin_sync())
 
     def begin_sync(self) -> SyncPoint:
-        """Note what is appended now, for :meth:`finish_sync` to make durable."""
+        """Take note of all that is appended now, for :meth:`finish_sync` to make durable."""
         full = [t for t in self._unsynced if t is not self._current and t.count == t.reserved_count]
         marks = [(t, self._mark(t)) for t in self._unsynced]
         point = SyncPoint(marks, full)
@@ -329,12 +329,12 @@ class ContainerWriter:
         return point
 
     def finish_sync(self, point: SyncPoint) -> None:
-        """Make durable what ``point`` notes. May run while another thread appends."""
+        """Make everything up to ``point`` durable. May run while another thread appends."""
         for target, _ in point.marks:
             self._disk.sync_data(target.data_fd)
         reach(_SYNCED)
         for target, mark in point.marks:
-            # Asked for now: what was revived since the mark was noted has left the reconciled set.
+            # Asked for now: records revived since the mark was noted have left the reconciled set.
             current = replace(mark, reconciled=self._reconciled(target))
             self._disk.write_at(target.table_fd, [tbl.encode_header(current)], 0)
         for target in point.full:
@@ -356,7 +356,7 @@ class ContainerWriter:
             revive(self._directory, number, ordinals)
 
     def _mark(self, target: _Open) -> tbl.TableHeader:
-        """What a table is to say of what was appended; the reconciled set is left out."""
+        """The header of a table after the latest append; the reconciled set is left out."""
         return tbl.TableHeader(
             target.header.kind,
             target.number,
@@ -377,7 +377,7 @@ class ContainerWriter:
             return 0
 
     def close(self) -> None:
-        """Release the files. Does not sync: what was not synced may be cut by the next recovery."""
+        """Release the files. Does not sync: the next recovery may cut records that are not."""
         for target in {id(t): t for t in (*self._unsynced, self._current) if t}.values():
             os.close(target.data_fd)
             os.close(target.table_fd)

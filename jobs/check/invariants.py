@@ -1,11 +1,11 @@
-"""What must hold in every volume, each stated once, and how a violation is reported."""
+"""The invariants of a volume, each stated once, and the report of a violation."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Invariant(enum.StrEnum):
-    """The names that findings carry; :data:`INVARIANTS` says what each means."""
+    """The names that findings carry; :data:`INVARIANTS` has the meaning of each."""
 
     CONTAINER_HEADER = "container-header"
     CONTAINER_RECORDS = "container-records"

@@ -1,4 +1,4 @@
-"""Naming what damage costs: the files, and the ranges of them, whose bytes are nowhere."""
+"""The cost of damage: the files, and the ranges of them, whose bytes are nowhere."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from jobs.check.references import hits
 class Loss:
     """Bytes [start, end) of a file that cannot be had, and the record that held them.
 
-    ``is_recipe``: the record is one of the recipe, and what it named is not known any more.
+    ``is_recipe``: the record is one of the recipe, and the chunks that it named are not known.
     """
 
     path: str
@@ -30,9 +30,9 @@ class Loss:
 
 
 def losses(volume: Volume, path: bytes, chunks: RecordCensus) -> Iterator[Loss]:
-    """What a file has lost, in order. A file that is gone, or plain by now, has lost nothing.
+    """The losses of a file, in order. A file that is gone, or plain by now, has lost nothing.
 
-    What lies in the file's own blocks is not lost, whatever has become of it in the store.
+    Bytes in the file's own blocks are not lost, even if they are damaged in the store.
     """
     where = show_path(path)
     try:

@@ -20,7 +20,7 @@ from jobs.frame.run import JobRun
 
 
 def check_partitions(volume: Volume, run: JobRun, kind: fmt.Kind) -> Iterator[Finding]:
-    """Containers and tables that do not name the same partition, or count what is not there."""
+    """Containers and tables that name different partitions, or count records that are not there."""
     with volume.containers(kind) as directory:
         for header, mark, _ in _checked(directory, run):
             where = directory.where(header.container)

@@ -1,4 +1,4 @@
-"""What the tables of one kind of container say, in a few bytes a record."""
+"""A census of the records of one kind of container, in a few bytes each."""
 
 from collections.abc import Iterator, Sequence
 

@@ -14,10 +14,10 @@ from jobs.check.invariants import Invariant
 from jobs.check.record_windows import Passed, RecordPosition, RecordWindow, WindowReader
 
 _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.TOMBSTONE))
-"""States in which a record may be damaged or gone: nobody reads it."""
+"""States in which a record may be damaged or gone: it is not read."""
 
 INTACT, _PAYLOAD = 0, 1
-"""What the native check says of a record (``CheckedRecords.statuses``)."""
+"""Verdicts of the native check of a record (``CheckedRecords.statuses``)."""
 
 
 PORTION_BYTES = 128 * MIB
@@ -72,7 +72,7 @@ class Row:
 
 
 class RecordCheck:
-    """Takes the windows of a container in order, and says what is wrong.
+    """Takes the windows of a container in order, and gives the problems in them.
 
     ``entries`` are the table's. ``expected`` is the ordinal that the first record must have. A
     record beyond the table is compared with nothing.
@@ -98,7 +98,7 @@ class RecordCheck:
         self.raw_bytes += passed.raw_bytes
 
     def take(self, item: RecordWindow | Gap) -> Iterator[Problem]:
-        """What is wrong with the next window, or gap."""
+        """The problems in the next window, or gap."""
         if isinstance(item, Gap):
             self.gaps.append(item)
             return
@@ -142,7 +142,7 @@ class RecordCheck:
         return self.entries[ordinal] if ordinal < len(self.entries) else None
 
     def finish(self) -> Iterator[Problem]:
-        """What is wrong with the container as a whole, once all of it was taken."""
+        """The problems of the container as a whole, once all of it was taken."""
         excused = 0
         unseen = [at for at, seen in enumerate(self._seen) if not seen] if 0 in self._seen else []
         for ordinal in unseen:
@@ -167,8 +167,8 @@ def check_all(
 ) -> Iterator[tuple[int, RecordWindow | Gap | None, list[Problem]]]:
     """Look at a container between two offsets, ``bytes_max`` at a time.
 
-    Gives the offset up to which it was looked at, the window or gap behind which that is, where it
-    took a closer look, and what is wrong there. Raises OSError.
+    Gives, step by step, the offset up to which it was looked at, the window or gap that ends there
+    where a closer look was needed, and the problems found there. Raises OSError.
     """
     offset = start
     while offset < end:
@@ -184,7 +184,7 @@ def check_all(
                 offset = item.end
                 yield offset, item, list(check.take(item))
                 if isinstance(item, RecordWindow):
-                    break  # what comes next may be as it should be
+                    break  # the next records may be intact
 
 
 def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:
@@ -203,11 +203,11 @@ def agrees(said: tbl.TableEntry, row: Row) -> bool:
     """Whether an entry is one that its record may have."""
     is_copy = said.state == tbl.State.LIVE and row.kind == fmt.RecordKind.COPY
     is_of_another = is_copy and said.target not in (0, row.entry.target)
-    return place(said) == place(row.entry) and not is_of_another
+    return record_fields(said) == record_fields(row.entry) and not is_of_another
 
 
-def place(entry: tbl.TableEntry) -> tuple[bytes, int, int, int, int]:
-    """What an entry says about its record, whatever has become of the chunk since."""
+def record_fields(entry: tbl.TableEntry) -> tuple[bytes, int, int, int, int]:
+    """The part of an entry that describes its record, whatever the state of the chunk."""
     return entry.fingerprint, entry.offset, entry.stored_length, entry.raw_length, entry.codec
 
 

@@ -1,8 +1,8 @@
 """Containers read from one end to the other, window by window, and every record checked.
 
 While one window is being checked, by all cores, the next one is being read, past the page cache,
-and the memory is that of two windows. What is as its table says is passed over in pieces first,
-which one thread reads and all cores check.
+and the memory is that of two windows. Records that are as their table says are passed over first,
+in large portions that all cores check.
 """
 
 import mmap
@@ -29,7 +29,7 @@ HEADROOM_BYTES = 1 * MIB
 
 @dataclass(frozen=True, slots=True)
 class RecordWindow:
-    """Consecutive records of a container, from ``offset`` on, and what they turned out to be."""
+    """Consecutive records of a container, from ``offset`` on, and the verdict on each."""
 
     offset: int
     records: native.store.CheckedRecords
@@ -41,7 +41,7 @@ class RecordWindow:
 
 @dataclass(frozen=True, slots=True)
 class RecordPosition:
-    """A place between two records: ``ordinal`` is that of the one behind it."""
+    """A place between two records: ``ordinal`` is that of the record after it."""
 
     ordinal: int
     offset: int
@@ -49,7 +49,7 @@ class RecordPosition:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What was found to be as it should be, up to a place."""
+    """The records that were found intact, up to a place."""
 
     to: RecordPosition
     records: int
@@ -80,10 +80,10 @@ class WindowReader:
         end: int,
         bytes_max: int,
     ) -> Passed:
-        """How far, from a place on, every record is intact and what its table's entry says.
+        """How far, from a place on, every record is intact and as its table's entry says.
 
         Looks at about ``bytes_max`` bytes, on all threads, or as far as it gets in a quarter of a
-        second. Where the first record is not so, no way at all: :meth:`read` tells what is wrong.
+        second. Where the first record is not so, nothing is passed: :meth:`read` finds the problem.
         """
         planned = min(bytes_max, end - place.offset)
         self._pace(planned)
@@ -110,7 +110,7 @@ class WindowReader:
         self, fd: int, seed: int, start: int, end: int
     ) -> Generator[RecordWindow | Gap, None, None]:
         """The records between two offsets, in order, and the gaps between them. Raises OSError."""
-        # What the disk has is asked for, not what the page cache has of better days.
+        # Read from the disk: the page cache may have these bytes from before the damage.
         os.posix_fadvise(fd, start & -mmap.PAGESIZE, WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
         position = start
         while position < end:

@@ -1,4 +1,4 @@
-"""What the tree refers to: every stub, its recipe, and the chunks that they name."""
+"""The references of the tree: every stub, its recipe, and the chunks that they name."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ DIRECTORIES_AT_ONCE = 64
 """Looked at by one call, which uses all cores."""
 
 _NO_DIRECTORY = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV))
-"""What was a directory is gone by now, or something else, or another file system."""
+"""Errors of a directory that is gone by now, or something else, or another file system."""
 
 RECIPES_OPEN_MAX = 128
 """Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
@@ -46,7 +46,7 @@ class Missing(NamedTuple):
 
 @dataclass(slots=True)
 class References:
-    """What a walk through the tree found.
+    """The result of a walk through the tree.
 
     ``suspects`` are the stubs, by path, that refer to something that is not there.
     """

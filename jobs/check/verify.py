@@ -37,10 +37,11 @@ from jobs.frame.run import JobRun
 
 @dataclass(slots=True)
 class VerifyReport(Report):
-    """What a run found.
+    """The findings of a run.
 
     ``unsettled`` are stubs in the middle of a transition, and ``unsynced_bytes`` the ends of
-    containers that never became durable: what an interrupted job leaves, and the next one clears.
+    containers that never became durable: an interrupted job leaves them, and the next one clears
+    them.
     ``quarantined`` are records known to be damaged. ``files_hit`` have lost bytes for good.
     """
 
@@ -131,7 +132,7 @@ class Verify(Job[VerifyReport]):
                 self._run.check()
 
     def _take_in(self, kind: fmt.Kind, of: fmt.Kind, number: int, checked: CheckedTable) -> None:
-        """Note what is there, and what repeats what."""
+        """Take the records of a container into the census, and compare copies with them."""
         known = self._known[of]
         if kind is not of:
             for copy in self._run.checked(checked.of_state(tbl.State.LIVE)):
@@ -186,7 +187,7 @@ class Verify(Job[VerifyReport]):
     def _check_end(
         self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader, size: int, where: str
     ) -> None:
-        """What lies behind the mark may be torn; before it, nothing may be missing."""
+        """Check the end: bytes after the mark may be torn, before it nothing may be missing."""
         if size < mark.synced_bytes:
             detail = f"{mark.synced_bytes - size} bytes are missing at its end"
             self._find(Invariant.CONTAINER_RECORDS, where, detail)
@@ -206,7 +207,7 @@ class Verify(Job[VerifyReport]):
         windows: WindowReader,
         where: str,
     ) -> CheckedTable:
-        """What the records are that are there, by themselves where the table does not say."""
+        """Check the records. Where there is no table, its entries are those that records imply."""
         check = RecordCheck(entries)
         found = CheckedTable(entries)
         start = fmt.FILE_HEADER_BYTES

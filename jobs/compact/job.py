@@ -61,9 +61,9 @@ class Compact(Job[CompactReport]):
         self._dead_min = volume.policy().compaction_min_dead
 
     def run(self) -> CompactReport:
-        """Rewrite what the policy's threshold asks for, the cheapest first. Raises Cancelled.
+        """Rewrite the containers over the policy's threshold, the cheapest first. Raises Cancelled.
 
-        Where space is short, those go first that there is room for; each makes more.
+        Where space is short, containers that there is room for go first; each makes more room.
         """
         candidates = [c for kind in Kind for c in self._candidates(kind)]
         total = sum(0 if c.weight.is_dead else c.weight.needed_bytes for c in candidates)

@@ -1,7 +1,7 @@
-"""The gc job: what no stub and no open file needs becomes an orphan (docs/upkeep.md).
+"""The gc job: a record that no stub and no open file needs becomes an orphan (docs/upkeep.md).
 
-It only ever marks from the truth: the stubs of the tree, what is open without a name, and the
-recipes that these name. What a run tells the next is what recipes name, which never changes
+It marks from the stubs of the tree, from open files without a name, and from the recipes that these
+name. From one run to the next it keeps only the marks of recipes, which never change
 (``jobs/gc/mark_phases.py``); nothing is counted.
 """
 
@@ -40,10 +40,10 @@ NOTHING_NEW = "nothing has changed since the last run"
 
 @dataclass(slots=True)
 class GcReport(FileReport):
-    """What a run found and did. Bytes are those of payloads.
+    """The results of a run. Bytes are those of payloads.
 
-    ``resumed``: it has built upon what an earlier run had found; ``recipes`` are those that it read
-    itself, and ``recipe_entries`` what these name.
+    ``resumed``: it has built upon the marks of an earlier run; ``recipes`` are those that it read
+    itself, and ``recipe_entries`` the rows of these.
     """
 
     job: str = "gc"
@@ -139,7 +139,8 @@ class Gc(Job[GcReport]):
     # --- marking ------------------------------------------------------------------------------
 
     def _read_recipes(self, wanted: Needs) -> RecipeMarks:
-        """What the recipes that stubs name lead to; those are read that no earlier run has."""
+        """Marks of all that the recipes of stubs lead to. Recipes known from an earlier run are not
+        read again."""
         found = None if self._full else mark_phases.resumed(self._volume, self._tables, wanted)
         self._report.resumed = found is not None
         marks = found or RecipeMarks(wanted, self._tables)
@@ -212,7 +213,7 @@ class Gc(Job[GcReport]):
     def _sweep(self, marks: dict[Kind, Marks]) -> None:
         self._report.epoch = self._epoch
         if not self._dry_run:
-            # What the walk did not find must not come back after a power cut, once it is gone.
+            # A stub that the walk did not find must not come back after a power cut.
             self._volume.disk.sync_file_system(self._volume.data_fd)
             reach(_SYNCED)
         for kind in Kind:
@@ -238,7 +239,7 @@ class Gc(Job[GcReport]):
         reach(_SWEPT)
 
     def _swept(self, entry: tbl.TableEntry, kind: Kind) -> tbl.TableEntry:
-        """What becomes of an entry whose state is not what it should be."""
+        """The new entry of a record whose state does not fit its mark."""
         report = self._report
         if entry.state == State.ORPHANED:
             report.revived += 1

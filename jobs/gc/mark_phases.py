@@ -1,8 +1,8 @@
-"""What the recipes of a volume name, marked, and kept from one collection to the next.
+"""Marks of the records that recipes name, kept from one collection to the next.
 
-What a recipe names never changes. So what a set of recipes leads to never changes either, and is
-known once it was found, whatever has happened since: a later run whose tree names all of these, and
-as much of each, has only to add what it names beyond them (docs/upkeep.md).
+A recipe never changes, so the records that a set of recipes leads to do not change either. A later
+run whose tree names all of these recipes, and as much of each, only adds the records that its tree
+names beyond them (docs/upkeep.md).
 """
 
 from contextlib import closing
@@ -21,8 +21,8 @@ _SAVED = define("gc.marks-saved", "what recipes name is durable, as far as it is
 
 
 class RecipeMarks:
-    """What the recipes that stubs name lead to: ``nodes``, those to be read still fresh, and the
-    ``chunks`` that the others name. ``wanted`` is what stubs name, and stays as it is."""
+    """Marks of all that the recipes of stubs lead to: ``nodes``, of which those to be read are
+    fresh, and the ``chunks`` of the others. ``wanted`` are the nodes that stubs name."""
 
     def __init__(self, wanted: Needs, tables: Tables) -> None:
         """Nothing is read: all that is wanted is fresh."""
@@ -37,7 +37,7 @@ class RecipeMarks:
 
     @property
     def are_whole(self) -> bool:
-        """Whether every id was one of a record. What an unknown one leads to is not known."""
+        """Whether every id was one of a record: nothing is known of the records below another."""
         return not (self.chunks.strays or self.nodes.strays)
 
 
@@ -64,15 +64,15 @@ def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None
 
 
 def _take_nodes(section: RecipeSection, marks: RecipeMarks, tables: Tables) -> bool:
-    """Take over what is known of a container of recipes, if all of it still holds."""
+    """Take over the saved marks of a container of recipes, if all of them still hold."""
     number = section.container
     if number not in tables[Kind.RECIPES].shapes:
         return not any(section.needed)
     now = marks.wanted.lengths(number)
     if any(native.upkeep.more_than(section.wanted, now)) or any(section.needed[len(now) :]):
         return False
-    # A recipe is what its fingerprint says. An id has another one only where a part of the store
-    # was lost, or brought back from an older copy.
+    # The fingerprint of a recipe stands for its content. An id has another fingerprint only where
+    # a part of the store was lost, or brought back from an older copy.
     digest = needed_digest(tables[Kind.RECIPES], number, memoryview(section.needed))
     if digest != section.fingerprints:
         return False

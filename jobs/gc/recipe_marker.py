@@ -1,4 +1,4 @@
-"""Reading the recipes that are needed, and marking what they name."""
+"""Reading the needed recipes, and marking the records that they name."""
 
 import os
 import time
@@ -24,11 +24,11 @@ NODES_AT_ONCE = 1024
 """Of 64 KiB at most: a run stops within the time that reading so many takes. A multiple of 8."""
 
 SAVE_EVERY_S = 30.0
-"""What is read again after a kill. Saving writes 16 bytes for each recipe, and syncs them."""
+"""The reading that is lost by a kill. Saving writes 16 bytes for each recipe, and syncs them."""
 
 
 class RecipeReading:
-    """Reads the nodes of ``marks`` that are fresh, until none is. What is wrong is a finding."""
+    """Reads the nodes of ``marks`` that are fresh, until none is. Problems become findings."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class RecipeReading:
         self.recipes = 0
         """Nodes read."""
         self.entries = 0
-        """Rows of what was needed of them."""
+        """Rows in the needed parts of them."""
 
     def mark(self) -> None:
-        """Mark what the needed part of every recipe names, and what the nodes below it name.
+        """Mark the records that the needed part of every recipe names, and the nodes below it.
 
-        Containers are read front to back. Nodes lie behind those that they name, so only files of
+        Containers are read front to back. Nodes lie after those that they name, so only files of
         more than one node need another round. Raises Cancelled.
         """
         nodes = self._marks.nodes
@@ -104,7 +104,7 @@ class RecipeReading:
     def _mark_part(
         self, reader: SequentialReader, block: TableBlock, ordinals: bytes, ends: bytes
     ) -> None:
-        """Mark what the beginnings of some nodes name: all of it, in one go."""
+        """Mark the records that the beginnings of some nodes name: all of them, in one go."""
         for ordinal in self._mark_leaves(reader, block, ordinals, ends):
             at = ordinal - block.first
             self._mark_node(reader, block.first_id + at, block.entry(at))
@@ -112,8 +112,8 @@ class RecipeReading:
     def _mark_leaves(
         self, reader: SequentialReader, block: TableBlock, ordinals: bytes, ends: bytes
     ) -> Sequence[int]:
-        """Mark what leaves name, natively: most nodes are sound leaves. Returns the ordinals of the
-        other nodes, of which nothing is marked."""
+        """Mark the chunks of leaves, natively: most nodes are sound leaves. Returns the ordinals of
+        the other nodes, of which nothing is marked."""
         chunks = self._marks.chunks
         read, rows, left, strays = chunks.native.add_named(
             reader.fd,

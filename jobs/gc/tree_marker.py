@@ -1,4 +1,4 @@
-"""Finding what is needed: every stub of a tree in use, and what is open and has no name."""
+"""Finding the needed records: by every stub of a tree in use, and by open files without a name."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ ATTEMPTS_MAX = 8
 """Walks that a mount may cut short by coming, going or moving more than its log holds."""
 
 DIRECTORIES_PER_DRAIN = 64
-"""Directories walked between two looks at what was moved meanwhile."""
+"""Directories walked between two questions to the mount about moved files."""
 
 _CONNECT_WAIT_S = 30.0
 
@@ -29,12 +29,12 @@ _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 
 
 class Interrupted(Exception):
-    """The walk does not count: the mount came, went, or lost count of what was moved."""
+    """The walk does not count: the mount came, went, or lost count of moved files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a mount has noted: records that stubs name, and directories, open, the taker's."""
+    """The notes of a mount: records that moved stubs name, and moved directories, open."""
 
     chunks: list[int]
     recipes: list[int]
@@ -44,15 +44,15 @@ class Moved:
 
 
 class Session(Protocol):
-    """What may change the tree during a walk, and how the walk learns of it."""
+    """A source of changes to the tree during a walk."""
 
     def drain(self) -> Moved | None:
-        """What was moved since the last time; None where it is nothing. Raises Interrupted."""
+        """The files moved since the last call; None where there are none. Raises Interrupted."""
         ...
 
 
 class MountSession:
-    """The mount's process takes note."""
+    """The mount process takes note."""
 
     def __init__(self, client: ControlClient) -> None:
         self._client = client
@@ -77,7 +77,7 @@ class MountSession:
 
 
 class OfflineSession:
-    """No mount: nobody moves anything, as long as none comes."""
+    """No mount: nothing is moved as long as none comes."""
 
     def __init__(self, volume: Volume, mark: int) -> None:
         self._volume = volume
@@ -95,7 +95,7 @@ class OfflineSession:
 
 @contextmanager
 def open_session(volume: Volume) -> Iterator[Session]:
-    """Begin to take note of what moves. Raises Interrupted, ServiceUnreachable."""
+    """Begin to take note of moved files. Raises Interrupted, ServiceUnreachable."""
     with volume.mount_or_lock(wait_s=_CONNECT_WAIT_S) as held:
         if isinstance(held, ControlClient):
             yield MountSession(held)
@@ -106,7 +106,7 @@ def open_session(volume: Volume) -> Iterator[Session]:
 
 @dataclass(slots=True)
 class Roots:
-    """What the tree names: ``problems`` say what of it could not be read."""
+    """The counts of a walk; ``problems`` name the parts of the tree that could not be read."""
 
     files: int = 0
     stubs: int = 0
@@ -115,7 +115,7 @@ class Roots:
 
 
 class TreeMarker:
-    """Marks what every stub names. Reads the tree only; holds one descriptor a level."""
+    """Marks the records that stubs name. Reads the tree only; holds one descriptor a level."""
 
     def __init__(self, volume: Volume, run: JobRun, chunks: Marks, recipes: Needs) -> None:
         self._volume = volume
@@ -163,14 +163,14 @@ class TreeMarker:
                     self._walk(self._pending.pop(), session)
 
     def _note_mounts(self) -> None:
-        """What lies beneath a mount needs its chunks, and cannot be walked."""
+        """Report mounts over the tree: files beneath them need chunks, and cannot be walked."""
         for point in mount_table.inside(os.readlink(f"/proc/self/fd/{self._volume.data_fd}")):
             problem = f"{point}: mounted over files that may need chunks; unmount it"
             if problem not in self._roots.problems:
                 self._roots.problems.append(problem)
 
     def _take(self, moved: Moved) -> None:
-        """Note what was moved: a directory is walked once, whenever and however often it moves.
+        """Take in moved files: a directory is walked once, whenever and however often it moves.
 
         A stub that a walk of the directory misses has itself been moved, or one of those between
         has been, and that is noted as well.
@@ -238,7 +238,7 @@ class TreeMarker:
         return fd
 
     def _list(self, fd: int) -> list[bytes]:
-        """Mark what the files of a directory name; returns the names of its directories."""
+        """Mark the records of a directory's stubs; returns the names of its directories."""
         try:
             names, damaged, files, stubs, chunks, recipes, covered = native.upkeep.scan_stubs(
                 fd,
@@ -259,7 +259,7 @@ class TreeMarker:
         return names
 
     def _damaged(self, fd: int, name: bytes, value: bytes) -> None:
-        """Say what is wrong with an attribute; mark what it names, if that is nothing."""
+        """Report a damaged attribute; mark the record of one that is sound after all."""
         try:
             stub = decode_stub(value, self._volume.space.volume_id, "")
         except DamagedStub as error:

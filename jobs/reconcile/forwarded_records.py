@@ -1,4 +1,4 @@
-"""Whether what merged records lead to is there: until it is, their own bytes are no garbage."""
+"""Merged records that have the only bytes left: these are no garbage."""
 
 from typing import NamedTuple
 

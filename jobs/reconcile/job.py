@@ -39,7 +39,7 @@ GAIN_MIN = 0.01
 
 
 class Strategy(enum.StrEnum):
-    """What a run reconciles, and when."""
+    """The choice of chunks that a run reconciles, and of the time."""
 
     ALL = "all"
     SELECTIVE = "selective"
@@ -143,8 +143,8 @@ class Reconcile(Job[ReconcileReport]):
     # --- rounds -------------------------------------------------------------------------------
 
     def _finish_log(self) -> None:
-        """Carry out what an interrupted run has planned. What it had compared is compared again:
-        since then, some of it may have come to be in use again."""
+        """Carry out the log of an interrupted run. The chunks that it had compared are compared
+        again: since then, some of them may have come to be in use again."""
         merge_log.remove_unfinished(self._log_fd, self._volume.disk)
         try:
             log = MergeLog(self._log_fd, self._volume.space.volume_id)
@@ -179,7 +179,7 @@ class Reconcile(Job[ReconcileReport]):
         reach(_FINISHED)
 
     def _round(self, group: list[RecordRange]) -> None:
-        """Compare a group with the reconciled set, merge what both have, and let it join."""
+        """Compare a group with the reconciled set, merge the chunks that both have, let it join."""
         report, shapes = self._report, self._tables.shapes
         against = self._tables.reconciled()
         report.rounds += 1
@@ -217,7 +217,7 @@ class Reconcile(Job[ReconcileReport]):
             self._report.outcome = f"put off: others wait for {reason}"
         return bool(reason)
 
-    # --- what is worth it -----------------------------------------------------------------------
+    # --- choosing partitions ---------------------------------------------------------------------
 
     def _chosen(self) -> set[int] | None:
         """The partitions to reconcile; None is all."""
@@ -246,7 +246,7 @@ class Reconcile(Job[ReconcileReport]):
     # --- the report -----------------------------------------------------------------------------
 
     def _describe(self) -> None:
-        """What each partition has, before anything is merged."""
+        """Count the contents of each partition, before anything is merged."""
         report = self._report
         report.containers = len(self._tables.shapes)
         for number, contents in sorted(self._tables.contents.items()):
@@ -263,7 +263,7 @@ class Reconcile(Job[ReconcileReport]):
                 row.logical_bytes += size
 
     def _account(self, pairs: bytes) -> None:
-        """Note what the partitions have in common with others."""
+        """Count the chunks that the partitions have in common with others."""
         for own in memoryview(pairs).cast("Q")[::2]:
             entry = self._tables.containers.entry(own)
             if entry is not None:

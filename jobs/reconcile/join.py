@@ -1,7 +1,7 @@
 """The join of reconciliation: which chunks that are not in the reconciled set are there already.
 
-Seed 003, 4.5: what is new is indexed in memory, as much of it as the budget allows, and the tables
-of the reconciled set stream by. docs/partitions.md says what that is on the disk.
+Seed 003, 4.5: new chunks are indexed in memory, as many as the budget allows, and the tables of the
+reconciled set stream by. The files are described in docs/partitions.md.
 """
 
 import secrets
@@ -70,7 +70,7 @@ class ChunkTables(TableScan):
 def unreconciled(
     shapes: Mapping[int, TableShape], partitions: Collection[int] | None = None
 ) -> list[RecordRange]:
-    """What is not in the reconciled set, partition by partition; of all of them, or of some."""
+    """The records outside of the reconciled set, partition by partition; of all, or of some."""
     return [
         RecordRange(number, shape.reconciled, shape.count)
         for number, shape in sorted(
@@ -106,7 +106,7 @@ def join(
     ``against``, or more than once in the group. Raises Cancelled, OSError."""
     count = sum(one.end - one.first for one in group)
     room = (count >> sample_bits) * 2 if sample_bits else count
-    # Nobody knows the seed, so nobody can make chunks that look the same.
+    # The seed is a secret, so no user can make chunks that look the same.
     work = native.upkeep.Join(room, sample_bits, seed=secrets.randbits(64))
     for one in group:
         for block in tables.blocks([one]):

@@ -31,7 +31,7 @@ CHUNKS_AT_ONCE = 64
 
 @dataclass(slots=True)
 class Merged:
-    """What came of the pairs of a log.
+    """The results of the pairs of a log.
 
     ``left`` are chunks that were not merged, because the other one is ``damaged``, or not what the
     log says.
@@ -62,7 +62,7 @@ class Merging:
         self._directory.close()
 
     def carry_out(self, log: MergeLog) -> None:
-        """Merge what the log says. Raises Cancelled, NoSpace."""
+        """Merge the pairs of a log. Raises Cancelled, NoSpace."""
         self._left.clear()
         self._run.update(phase="merging", done=0, total=log.header.pairs)
         for pairs in log.pairs():
@@ -71,10 +71,10 @@ class Merging:
             self._run.update(done=self._run.progress.done + len(pairs))
 
     def join_set(self, ranges: list[RecordRange]) -> list[RecordRange]:
-        """Let what was compared join the reconciled set, once its log was carried out.
+        """Let compared records join the reconciled set, once their log was carried out.
 
-        What could not be merged stays out, with what follows it in its container. Returns what
-        has joined.
+        A record that could not be merged stays out, with those after it in its container. Returns
+        the ranges that have joined.
         """
         joined = []
         for one in ranges:

@@ -1,6 +1,6 @@
 """Proof that bytes are those of a record of which nothing is left but that it is named.
 
-Where both the header of a record and its table entry are lost, nobody knows its fingerprint any
+Where both the header of a record and its table entry are lost, its fingerprint is not known any
 more. But a stub of a single chunk keeps half of it, and the leaf of a recipe keeps a digest of all
 the fingerprints in it: with one of them missing, only the right one makes up that digest.
 """
@@ -21,7 +21,7 @@ from dedupd.volume.volume import Volume
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """What a leaf says of its rows, in order, and the digest of their fingerprints."""
+    """The rows of a leaf, in order, and the digest of their fingerprints."""
 
     ids: Sequence[int]
     lengths: Sequence[int]
@@ -29,7 +29,7 @@ class _Leaf:
 
 
 class Proofs:
-    """The lost records whose fingerprint is not known, and what would prove it.
+    """The lost records whose fingerprint is not known, and the proofs of it.
 
     ``pending`` are those that something names and of which the bytes have not been met.
     """
@@ -47,7 +47,7 @@ class Proofs:
         self.pending: set[int] = set()
 
     def learn(self, stub: StubAttribute, where: str) -> None:
-        """Take in what a stub, and its recipe, say of records that are lost."""
+        """Take in the facts about lost records in a stub and its recipe."""
         if Flag.DIRECT in stub.flags:
             if self._is_unknown(stub.recipe):
                 self._halves.setdefault(stub.digest, set()).add(stub.recipe)

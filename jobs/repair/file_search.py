@@ -24,7 +24,7 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK
 
 
 class FileSearch:
-    """Offers the repair whatever files still hold of what it wants.
+    """Offers the repair the bytes of lost records that files still hold.
 
     Every byte of every file that is not in the store is read and cut, so this is for when there is
     damage that nothing else makes up for.
@@ -50,7 +50,7 @@ class FileSearch:
         for path in suspects:
             self._in_place(path)
         self._repair.flush()
-        # What is met may be the last that was missing to tell what else was met.
+        # A chunk that is met may be the last one missing for the proof of another.
         pending = -1
         while self._is_missing_any() and pending != len(self._proofs.pending):
             pending = len(self._proofs.pending)

@@ -1,8 +1,8 @@
 """Records that readers found damaged: quarantined before anything more comes to rely on them.
 
-Who reads an error brings the file back from a backup. Were its chunks offered all the same, the
-file would give its blocks up for the very bytes that are damaged. A record that is quarantined is
-stored anew instead, and whatever else needs it has it back (``jobs/repair/returning_records.py``).
+A user restores a damaged file from a backup. Deduplicating the restored file against the damaged
+chunk would lose it again. A quarantined record is stored again instead, and every other file that
+needs it is whole again too (``jobs/repair/returning_records.py``).
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def quarantine_noted(volume: Volume, check: Callable[[], None]) -> None:
     for kind, record_ids in noted.items():
         with volume.containers(kind) as directory:
             for number in sorted({container_of(record_id) for record_id in record_ids}):
-                # What is put into a table that a recovery replaces is lost.
+                # A recovery that replaces a table would lose the changes made in it.
                 with suppress(Damaged, FileNotFoundError):
                     recover(directory, number)
             containers = OpenContainers(directory)
@@ -46,7 +46,7 @@ def _quarantine(directory: ContainerDirectory, container: Container, record_id: 
     entry = container.entry(ordinal_of(record_id))
     if entry is None or entry.state not in tbl.USABLE or _is_intact(container, record_id):
         return
-    with suppress(Damaged):  # a table that is made anew looks at every payload
+    with suppress(Damaged):  # a table that is rebuilt looks at every payload
         set_states(directory, {record_id: entry._replace(state=tbl.State.QUARANTINED)})
 
 

@@ -1,7 +1,7 @@
-"""Giving lost records their bytes back: written anew, with the old entry leading to the new one.
+"""Giving lost records their bytes back: written again, with the old entry leading to the new one.
 
 The sources, in this order: another record with the same fingerprint, the second copy, a file that
-still holds the bytes. What none of them has is left to the next optimise that meets it
+still holds the bytes. A record that none of them has is left to the next optimise that meets it
 (``jobs/repair/returning_records.py``).
 """
 
@@ -83,7 +83,7 @@ class Repair:
 
     @property
     def lost(self) -> dict[int, tbl.TableEntry]:
-        """What is still lost: ids and entries."""
+        """The records that are still lost: ids and entries."""
         return self._known.lost
 
     def from_twins(self) -> None:
@@ -127,7 +127,7 @@ class Repair:
                 continue  # a container that is another one, or gone meanwhile
 
     def from_copies(self) -> None:
-        """Write lost records anew from their second copies. Raises Cancelled, NoSpace."""
+        """Write lost records again, from their second copies. Raises Cancelled, NoSpace."""
         for record_id in list(self.lost):
             self._run.check()
             found = self._copies.read_stored(record_id)
@@ -137,7 +137,7 @@ class Repair:
         self.flush()
 
     def from_merged(self) -> None:
-        """Write lost records anew from those that were merged into them: each has its own bytes
+        """Write lost records again, from those that were merged into them: each has its own bytes
         until it is compacted, and perhaps a second copy. Raises Cancelled, NoSpace."""
         for merged_id in self._run.checked(list(self._known.merged) if self.lost else ()):
             record_id = self._known.end_of(merged_id)
@@ -157,7 +157,7 @@ class Repair:
             return self._copies.read_stored(record_id)
 
     def from_bytes(self, record_ids: Iterable[int], raw: bytes, fingerprint: bytes) -> None:
-        """Write lost records anew from bytes that have their fingerprint. Raises NoSpace."""
+        """Write lost records again, from bytes that have their fingerprint. Raises NoSpace."""
         lengths = array("I", [len(raw)])
         encoded = encode_records(raw, array("I", [0]), lengths)
         stored = memoryview(encoded.stored_lengths).cast("I")[0]

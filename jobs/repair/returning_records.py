@@ -1,7 +1,7 @@
-"""Records that failed a check, and what becomes of them when the same bytes come again.
+"""Records that failed a check, and their return when the same bytes come again.
 
-A quarantined record is offered to nobody, so an optimise that meets its fingerprint stores the
-bytes anew. As soon as these are durable, and before any file relies on them, the old record's entry
+A quarantined record is not offered, so an optimise that meets its fingerprint stores the bytes
+again. As soon as these are durable, and before any file relies on them, the old record's entry
 leads to the new one: the files that had lost it are whole again.
 """
 
@@ -24,7 +24,7 @@ class Wanted:
         self._entries: dict[bytes, dict[int, tbl.TableEntry]] = {}
 
     def load(self, container: Recovered) -> None:
-        """Note what a container has lost."""
+        """Note the lost records of a container."""
         for ordinal in container.entries.ordinals_in(tbl.State.QUARANTINED):
             entry = container.entries[ordinal]
             if entry.fingerprint != LOST.fingerprint:
@@ -32,9 +32,9 @@ class Wanted:
                 lost[make_id(container.header.container, ordinal)] = entry
 
     def met(self, index: ChunkIndex, writer: ContainerWriter) -> dict[int, tbl.TableEntry]:
-        """Those whose bytes have been appended anew: their entries, as they are to become.
+        """New entries of the records whose bytes have been appended again; each is given once.
 
-        For :meth:`settle`, once what is appended now has been synced. Each is told once.
+        For :meth:`settle`, once all that is appended now has been synced.
         """
         if not self._entries:
             return {}

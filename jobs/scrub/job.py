@@ -40,7 +40,7 @@ FINDINGS_KEPT_MAX = 1000
 """In a report; the counts go on."""
 
 CONTAINERS_LOST_MAX = 1024
-"""Behind the last one that is there: a number beyond that is not believed."""
+"""After the last one that is there: a number beyond that is not believed."""
 
 
 class Depth(enum.StrEnum):
@@ -348,6 +348,6 @@ class Scrub(Job[ScrubReport]):
 
 
 def _unknown_ends(known: RecordCensus) -> set[int]:
-    """What merged records lead to and no table knows: their own bytes may make up for it."""
+    """Records that merged ones lead to and no table knows: the merged ones may have the bytes."""
     ends = map(known.end_of, known.merged)
     return set(filter(known.is_unknown, ends))

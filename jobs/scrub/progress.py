@@ -7,14 +7,14 @@ from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
 SAVE_EVERY_S = 5.0
-"""What is read again after a kill; a catalogue's sync takes milliseconds."""
+"""The work that is done again after a kill; a catalogue's sync takes milliseconds."""
 
 
 class ScrubProgress:
     """The place up to which every record was looked at, and its damage noted in the tables.
 
     Containers are gone through by kind, then by number, so one place says it all. Where the
-    container at that place was rewritten since, it begins anew. A quick run keeps none.
+    container at that place was rewritten since, it begins again. A quick run keeps none.
     """
 
     def __init__(self, volume: Volume, is_kept: bool) -> None:

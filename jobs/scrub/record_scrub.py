@@ -31,7 +31,7 @@ from jobs.scrub.progress import ScrubProgress
 _QUARANTINED = define("scrub.quarantined", "what was found about records is in their table")
 
 _METADATA = frozenset((fmt.Kind.RECIPES, fmt.Kind.RECIPE_COPIES))
-"""What a quick run reads to the last byte: recipes are small, and a lost one is a lost file."""
+"""Kinds that a quick run reads to the last byte: a lost recipe is a lost file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ class RecordScrub:
         self.raw_bytes += check.raw_bytes
 
     def _account_for_gap(self, directory: ContainerDirectory, number: int, count: int) -> None:
-        """Bytes that are no record, and that no entry accounts for, were one whose entry is lost as
-        well: an entry says so from now on, and the ordinal is never given out again."""
+        """Add an entry for bytes that are no record and that no entry accounts for: they were a
+        record whose entry is lost as well, and its ordinal must not be given out again."""
         mend(directory, number, count + 1)
         self._known[directory.kind].add(make_id(number, count), LOST)
 
@@ -181,7 +181,7 @@ class RecordScrub:
         said: CheckedTable,
         problems: list[Problem],
     ) -> None:
-        """Tell problems, and put into the table what is true now: durably, before going on."""
+        """Report problems, and correct the table: durably, before going on."""
         changes: dict[int, tbl.TableEntry] = {}
         for problem in problems:
             where = directory.where(header.container)
@@ -230,8 +230,7 @@ class RecordScrub:
 
 
 def _agreeing(found: tbl.TableEntry, said: tbl.TableEntry | None) -> tbl.TableEntry:
-    """The entry that a record implies, with what the table knows of it and no record tells: what
-    became of it since, and where its bytes are now."""
+    """The entry that a record implies, with the state and the target that only the table knows."""
     if said is None:
         return found
     target = found.target if said.state == tbl.State.LIVE else said.target

@@ -1,4 +1,4 @@
-"""Second copies: those that are missing are written, those that nobody needs are given up."""
+"""Second copies: missing ones are written, needless ones are given up."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ _COPIED = define("redundancy.copied", "a group of second copies is durable")
 
 @dataclass(slots=True)
 class Copied:
-    """What was done about second copies. ``missing`` could not be written, for want of space."""
+    """Counts of second copies. ``missing`` could not be written, for want of space."""
 
     written: int = 0
     written_bytes: int = 0
@@ -30,7 +30,7 @@ class Copied:
 
 
 class Redundancy:
-    """Brings the second copies of one kind to what they should be."""
+    """Writes and gives up second copies of one kind."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Redundancy:
     def update(self, known: RecordCensus, references_min: int) -> None:
         """Copy every record that is there and is referred to at least so often.
 
-        A copy is given up where what it repeats has no reference left, or there is another one; not
-        where what it repeats is lost: it may be all that there is. Raises Cancelled.
+        A copy is given up where the record that it repeats has no reference left, or has another
+        copy; not where that record is lost: the copy may be the only one. Raises Cancelled.
         """
         have: set[int] = set()
         dropped: dict[int, tbl.TableEntry] = {}

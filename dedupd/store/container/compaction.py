@@ -1,7 +1,7 @@
-"""Compaction of one container: what is live moves to a new generation, and ids stay.
+"""Compaction of one container: live records move to a new generation, and ids stay.
 
-docs/format.md, "Compaction". Nothing here decides what is garbage: entries say it, and whoever
-holds the job lock has seen to it that nobody refers to what is dropped.
+docs/format.md, "Compaction". The entries say which records are garbage. The job that holds the lock
+has made sure that nothing refers to a record that is dropped.
 """
 
 import os
@@ -206,14 +206,14 @@ class _Copy:
         self._view[end : self._fill] = bytes(self._fill - end)
 
     def flush(self) -> None:
-        """Write what is in the buffer."""
+        """Write the buffer."""
         self._disk.write_out(self._fd, self._view[: self._fill], self._written)
         self._written += self._fill
         self._fill = 0
         self._progress(self._written)
 
     def table(self) -> list[bytes | bytearray]:
-        """The table of what was added, all of it marked."""
+        """The table of all records that were added, all of them marked."""
         header = self._header
         mark = tbl.TableHeader(
             header.kind,

@@ -44,11 +44,11 @@ class Gap:
 
 
 NEW = b".new"
-"""Behind the name of a file that is being written, to be put in the place of another."""
+"""Suffix of a file that is being written, to be put in the place of another."""
 
 _OPENS_MAX = 8
-"""Compactions of one container that may come between the opening of its two files; more are a
-table that is damaged, and a container that somebody replaces all the time."""
+"""Compactions of one container that may come between the opening of its two files. More of them
+mean that its table is damaged, and that it is replaced all the time."""
 
 
 def data_name(container: int) -> bytes:
@@ -122,7 +122,7 @@ _WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
 
 
 def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
-    """What a compaction will make of a record that was merged."""
+    """The record that a compaction will make of a merged one."""
     kind = fmt.RecordKind.FORWARD
     return fmt.Record(
         ordinal, kind, 0, entry.raw_length, 0, entry.hint, entry.fingerprint, entry.target, 0
@@ -245,7 +245,7 @@ class Container:
     def read(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """The record ``ordinal`` and its raw bytes, verified. Raises DamagedChunk.
 
-        What was merged or collected has no bytes, and is a record of that kind.
+        A merged or collected record has no bytes: it is given as a record of that kind.
         """
         entry = self.entry(ordinal)
         if entry is not None and entry.state == tbl.State.MERGED:
@@ -284,8 +284,8 @@ class Container:
             return None
 
     def read_own(self, ordinal: int) -> tuple[fmt.Record, bytes]:
-        """As :meth:`read`, but whatever the table says became of the record, and with its
-        fingerprint compared."""
+        """As :meth:`read`, but regardless of the state in the table, and with the fingerprint
+        compared."""
         record, raw = self._read(ordinal, self.entry(ordinal))
         if record.kind not in _WITHOUT_BYTES and not _is_right(record, raw):
             raise self._damaged(ordinal, "its bytes are not those of its fingerprint")
@@ -313,7 +313,7 @@ class Container:
         return self._describe(ordinal, entry)
 
     def describe_own(self, ordinal: int) -> fmt.Record:
-        """As :meth:`describe`, but whatever the table says became of the record."""
+        """As :meth:`describe`, but regardless of the state in the table."""
         return self._describe(ordinal, self.entry(ordinal))
 
     def _describe(self, ordinal: int, entry: tbl.TableEntry | None) -> fmt.Record:
@@ -369,9 +369,9 @@ class Container:
         return fmt.unpack_record(read_at(self.fd, fmt.RECORD_HEADER_BYTES, offset), 0, self.seed)
 
     def _find(self, ordinal: int) -> ScannedRecord | None:
-        """Look for a record in the container itself; what a scan learns is kept."""
+        """Look for a record in the container itself; keeps the results of the scan."""
         with self._lock:
-            self._forget_what_was_cut()
+            self._forget_cut_records()
             found = self._scanned.get(ordinal)
             if found is None:
                 size = os.fstat(self.fd).st_size
@@ -383,14 +383,14 @@ class Container:
             return found
 
     def _note(self, item: ScannedRecord) -> None:
-        """Keep what a scan found, a run of tombstones as one of each."""
+        """Keep a record that a scan found; a run of tombstones under each of its ordinals."""
         self._last_scanned = item
         for ordinal in item.ordinals():
             self._scanned[ordinal] = item
 
-    def _forget_what_was_cut(self) -> None:
-        """Scan anew where the end was cut since, and perhaps written again: by a writer on a full
-        disk, or by a recovery. Then the last record of the scan is not there any more."""
+    def _forget_cut_records(self) -> None:
+        """Begin the scan again where the end of the container was cut since, and perhaps written
+        again, by a writer on a full disk or by a recovery: then its last record is not there."""
         last = self._last_scanned
         if last is None:
             return

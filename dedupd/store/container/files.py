@@ -36,8 +36,8 @@ def table_numbers(dir_fd: int) -> list[int]:
 
 
 def remains(dir_fd: int) -> list[int]:
-    """Numbers of tables without a container in which nothing was needed any more: what an
-    interrupted removal leaves."""
+    """Numbers of tables without a container in which nothing was needed any more: an interrupted
+    removal leaves them."""
     tables = {number for number, suffix in _files(dir_fd) if suffix == "dir"}
     alone = tables - set(container_numbers(dir_fd))
     return sorted(number for number in alone if _is_all_collected(dir_fd, number))

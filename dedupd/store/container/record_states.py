@@ -1,4 +1,4 @@
-"""Changing what a redirection table says of records that stay where they are."""
+"""Changing the states of records in redirection tables."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +38,8 @@ def set_entries(
     one; one that is damaged all the same is taken from the container by the next recovery. A crash
     may leave any part of the changes done. Needs the job lock. Raises DamagedTable, NoSpace.
 
-    What becomes live was not compared with the reconciled set, and leaves it before that, together
-    with what follows it in the container.
+    A record that becomes live was not compared with the reconciled set. So it leaves the set first,
+    together with the records after it in the container.
     """
     if not entries:
         return

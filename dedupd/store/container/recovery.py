@@ -71,10 +71,10 @@ def recover(directory: ContainerDirectory, number: int) -> Recovered:
 
 
 def _settle_switch(dir_fd: int, header: fmt.FileHeader, disk: Disk) -> None:
-    """Finish, or clear away, what was to take the place of a container or its table.
+    """Finish, or undo, the replacement of a container and its table by new files.
 
     A temporary table counts only where the container is of its generation and the table is not:
-    left lying about, it would know less than what was written since.
+    a stale temporary table would miss later records.
     """
     number = header.container
     table = table_name(number)
@@ -169,7 +169,7 @@ def _recover_tail(
     table: tbl.TableHeader,
     body: bytes,
 ) -> Recovered:
-    """Keep what is intact after the synced mark, cut the rest; fill in lost entries before it."""
+    """Keep intact records after the synced mark, cut the rest; fill in lost entries before it."""
     size = os.fstat(fd).st_size
     if size < table.synced_bytes:
         raise DamagedContainer(
@@ -189,7 +189,7 @@ def _recover_tail(
         kept, reconciled = list(known), min(table.reconciled, count)
     else:
         kept = completed(fd, header, table, UncheckedEntries(body, fmt.seed_of(header)))
-        reconciled = 0  # what a scan says of a record is not what became of it
+        reconciled = 0  # a scan does not tell the state of a record
     end = table.synced_bytes
     _must_be_readable(fd, header, end, size)
     for item in scan(fd, fmt.seed_of(header), end, size):
@@ -249,8 +249,8 @@ def _rebuild(directory: ContainerDirectory, fd: int, header: fmt.FileHeader) -> 
 
 
 def _must_be_readable(fd: int, header: fmt.FileHeader, start: int, end: int) -> None:
-    """Raises DamagedContainer where it is for the disk alone to say what a container ends with: it
-    may say so another time, and what is cut, or not counted, is gone."""
+    """Raises DamagedContainer where the disk cannot read the end of a container: it may read it
+    another time, while records that were cut, or not counted, would be gone."""
     if not is_readable(fd, start, end):
         raise DamagedContainer(
             f"{data_name(header.container).decode()}: the disk cannot read its end; run scrub"
@@ -258,10 +258,10 @@ def _must_be_readable(fd: int, header: fmt.FileHeader, start: int, end: int) -> 
 
 
 def _settle_pages(fd: int, disk: Disk) -> None:
-    """Make what is read from here on what is on the disk.
+    """Make sure that later reads come from the disk, not from the page cache.
 
     After a failed write the kernel keeps the page, calls it clean, and reports the next sync as
-    done: judged by such a page, bytes would count as stored that no disk has.
+    done. By such a page, bytes would count as stored that no disk has.
     """
     disk.sync_file(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -270,10 +270,10 @@ def _settle_pages(fd: int, disk: Disk) -> None:
 def _entries_below(
     fd: int, header: fmt.FileHeader, end: int, count_min: int
 ) -> list[tbl.TableEntry]:
-    """What the records below ``end`` say, by ordinal; at least ``count_min`` entries.
+    """The entries that the records below ``end`` imply, by ordinal; at least ``count_min``.
 
-    A record whose bytes are not what they were is quarantined: as a duplicate of it, a file that
-    is still whole would lose its own.
+    A record whose bytes have changed is quarantined: a file that is still whole would lose its own
+    bytes by becoming a duplicate of it.
     """
     entries = [LOST] * count_min
     for item in scan(fd, fmt.seed_of(header), fmt.FILE_HEADER_BYTES, end):
@@ -299,8 +299,8 @@ def _ordinal_max(header: fmt.FileHeader, offset: int) -> int:
 
 
 def _may_grow(entries: Sequence[tbl.TableEntry], end: int) -> bool:
-    """Whether a container ends with a record that is known; else one may be lost behind the last
-    one that was found, and its ordinal must not be given out again."""
+    """Whether a container ends with a known record. Else a record may be lost after the last one
+    that was found, and its ordinal must not be given out again."""
     if not entries:
         return end == fmt.FILE_HEADER_BYTES
     return entries[-1].offset + fmt.record_size(entries[-1].stored_length) == end

@@ -1,8 +1,8 @@
 """Making a container that has lost its file, its header or its end one that can be opened again.
 
-What is lost stays lost: its entries say so, keep their ordinals, and are offered to nobody. But
-from then on the entry of each record can say where its bytes are found instead. Bytes that are
-still there are never touched; only a header that is none is written anew.
+Lost records stay lost: their entries say so, keep their ordinals, and are not offered. From then on
+the entry of each can say where its bytes are found instead. Bytes that are still there are never
+touched; only a damaged header is written again.
 """
 
 import os
@@ -140,12 +140,12 @@ def _generation(fd: int, dir_fd: int, number: int, volume_id: bytes) -> int:
 def _mend_table(
     directory: ContainerDirectory, fd: int, header: fmt.FileHeader, count_min: int
 ) -> list[str]:
-    """Bring the table down to what the container still has, and up to the entries it must have."""
+    """Give the table the entries that it must have, with those of cut records quarantined."""
     wrong: list[str] = []
     try:
         mark, entries = load_table(directory.fd, header)
     except DamagedTable:
-        return wrong  # recovery makes it anew, and marks what is damaged
+        return wrong  # recovery makes a new one, and marks damaged records
     size = os.fstat(fd).st_size
     count = max(mark.synced_count, count_min)
     if size >= mark.synced_bytes and count == mark.synced_count:

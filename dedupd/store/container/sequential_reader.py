@@ -32,7 +32,7 @@ class SequentialReader:
             self._buffer.close()
 
     def read(self, ordinal: int, entry: tbl.TableEntry) -> tuple[fmt.Record, memoryview] | None:
-        """The record of an entry and its payload; None where they are not what they should be."""
+        """The record of an entry and its payload; None where they are not intact."""
         size = fmt.RECORD_HEADER_BYTES + entry.stored_length
         at = entry.offset - self._base
         if at < 0 or at + size > self._filled:

@@ -1,4 +1,4 @@
-"""What the containers of a directory are, as far as headers and sizes tell: no entry is read."""
+"""How many entries the containers of a directory have, by headers and sizes: none is read."""
 
 import os
 from collections.abc import Iterator

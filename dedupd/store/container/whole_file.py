@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 20
 class WholeFileWriter:
     """Writes a file under a temporary name; :meth:`complete` gives it its own, durably.
 
-    ``body_bytes`` were written behind the header; ``checksum`` is their xxh3.
+    ``body_bytes`` were written after the header; ``checksum`` is their xxh3.
     """
 
     def __init__(self, dir_fd: int, name: bytes, header_bytes: int, disk: Disk) -> None:
@@ -56,7 +56,7 @@ class WholeFileWriter:
 
 
 def body_checksum(fd: int, header_bytes: int, body_bytes: int) -> int:
-    """The xxh3 of what a file has behind its header, as far as it goes."""
+    """The xxh3 of the body of a file, after its header, as far as it goes."""
     digest, offset = xxhash.xxh3_64(), header_bytes
     end = offset + body_bytes
     while offset < end:

@@ -91,7 +91,7 @@ class Recipe:
             at += 1
 
     def leaves(self) -> Iterator[Leaf | Broken]:
-        """Every leaf, in order; what cannot be read stops nothing, and is told instead."""
+        """Every leaf, in order; a part that cannot be read comes as ``Broken`` in its place."""
         yield from self._leaves(self._root, self._root_id, 0)
 
     def _leaves(self, node: recipe.Node, node_id: int, base: int) -> Iterator[Leaf | Broken]:
@@ -180,7 +180,7 @@ class RecipeReader:
         return Recipe(self, recipe.Node(0, length, content, (ref.recipe,), (length,), checks, (0,)))
 
     def part(self, row: RecipeRow, level: int) -> Recipe:
-        """The part of a recipe below a node, which is what its row says. Raises Damaged."""
+        """The part of a recipe below a node, checked against the node's row. Raises Damaged."""
         where = f"recipe {show_id(row.chunk)}"
         node, _ = self._node(row.chunk, where)
         if (node.level, node.length, node.content) != (level, row.length, row.fingerprint):
@@ -188,7 +188,7 @@ class RecipeReader:
         return Recipe(self, node)
 
     def child(self, parent: recipe.Node, at: int) -> recipe.Node:
-        """The node below entry ``at`` of an inner node, checked against what the entry says."""
+        """The node below entry ``at`` of an inner node, checked against that entry."""
         where = f"recipe {show_id(parent.ids[at])}"
         node, _ = self._node(parent.ids[at], where)
         if node.level != parent.level - 1 or node.length != parent.lengths[at]:

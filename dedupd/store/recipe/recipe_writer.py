@@ -32,8 +32,8 @@ class _Run:
 class RecipeWriter:
     """Stores recipe nodes; equal nodes are stored once.
 
-    A lost recipe is a lost file, and recipes are small, about a thousandth of what they stand for:
-    so each is to be stored twice. :meth:`take_copies` gives what the second copies are to be.
+    A lost recipe is a lost file, and recipes are small, about a thousandth of their files: so each
+    is to be stored twice. :meth:`take_copies` gives the records to be repeated.
     """
 
     def __init__(self, writer: ContainerWriter, index: ChunkIndex, fingerprint: str) -> None:
@@ -67,7 +67,7 @@ class RecipeWriter:
         return RecipeRow(node, sum(row.length for row in rows), content), fingerprint
 
     def flush(self) -> None:
-        """Append what was added since the last flush. Raises NoSpace, and may be tried again."""
+        """Append the nodes added since the last flush. Raises NoSpace, and may be tried again."""
         while self._runs:
             self._append(self._runs[0])
             self._runs.pop(0)
