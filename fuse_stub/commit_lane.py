@@ -162,7 +162,7 @@ class CommitLane:
                 self._look_again(file)
 
     def _look_again(self, file: OpenFile) -> None:
-        """Serve a file, which nobody else uses meanwhile, as what its attribute says that it is."""
+        """Serve a file, which has no other user meanwhile, as what its attribute says it is."""
         before, stub = file.stub, self._volume.space.read(file.fd, file.where)
         file.stub = None if stub is None else self._files.sparse(file, stub)
         if before is not None and file.stub is not None:
@@ -208,7 +208,7 @@ class CommitLane:
             revert_commit(pending.file.fd, begun, self._volume.stub_files)
         except BaseException:
             # Then it is a stub that has all its blocks. As a plain file it could get holes, for
-            # which whoever opens it next would take the recipe's bytes.
+            # which its next reader would take the recipe's bytes.
             self._look_again(pending.file)
             raise
         # In-place writes can reach the disk before the journal does: the removal goes first.
@@ -219,7 +219,7 @@ class CommitLane:
     async def abandon(self, inodes: Sequence[int]) -> None:
         """Take back commits whose job has gone away.
 
-        One that can't be is left to whoever opens the file next; the mount goes on.
+        One that cannot be is settled when the file is opened next; the mount goes on.
         """
         for ino in inodes:
             pending = self._pending.get(ino)
@@ -235,7 +235,7 @@ class CommitLane:
 
     def _let_go(self, pending: _Pending) -> None:
         if self._pending.get(pending.file.ino) is not pending:
-            return  # it was finished while whoever ends the mount waited to take it back
+            return  # it was finished while the end of the mount waited to take it back
         del self._pending[pending.file.ino]
         self._transitions.end()
         self._files.release(pending.file, write=True)

@@ -18,14 +18,14 @@ class PlainRequests:
         """Of all files together."""
     @property
     def paths(self) -> bytes:
-        """Each with a NUL byte behind it."""
+        """Each with a NUL byte after it."""
     def add(
         self, path: bytes, identity: tuple[int, int, int, int], recipe: tuple[int, bytes, bool]
     ) -> None:
         """Raises ValueError where a path has a NUL byte in it, or a digest not 16 bytes."""
     def take(self, source: PlainRequests) -> None:
         """Add what ``source`` has, which has nothing afterwards."""
-    def part(self, start: int, stop: int) -> PlainRequests:
+    def part(self, first: int, end: int) -> PlainRequests:
         """A copy of those of these positions, as far as there are."""
 
 class CommitBatch:

@@ -38,8 +38,8 @@ _TIMES_NS = range(-1 << 63, 1 << 63)
 """What native code and the attribute have room for: up to the year 2262. Files may have later
 ones."""
 CAPABILITY = b"security.capability"
-"""What lets a program do what else is root's alone. The kernel takes it from a file whose blocks
-change, be it that they are punched or filled up, with the same content."""
+"""Lets a program do what is else root's alone. The kernel takes it from a file whose blocks change,
+whether they are punched or filled up, with the same content."""
 LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
 """Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
 
@@ -224,8 +224,8 @@ def settle(
 
 @contextmanager
 def _keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
-    """Around what changes the blocks of a file that somebody has made a program with capabilities
-    since it became a stub, and not its content. Nobody else may write to it meanwhile."""
+    """Around a change of a file's blocks that leaves its content. Since it became a stub it may
+    have become a program with capabilities. Nothing else may write to it meanwhile."""
     value = native.system.fgetxattr(fd, CAPABILITY)
     try:
         yield

@@ -88,8 +88,8 @@ fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
     let effects = &*volume.effects;
     let identity = exchange_attribute(effects, fd, request.expected, name, None, &value).ok()??;
     if (identity.size, identity.mtime_ns) != (request.expected.size, request.expected.mtime_ns) {
-        // A writer's: setting the attribute moves the ctime only. If this fails, so does the
-        // caller, who finds a stub in the middle of a commit: no harm, its blocks are all there.
+        // A writer changed it: setting the attribute moves the ctime only. Where this fails, the
+        // caller finds a stub in the middle of a commit: no harm, its blocks are all there.
         let _ = effects.remove_attribute(fd, name);
         return None;
     }

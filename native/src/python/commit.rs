@@ -67,9 +67,9 @@ impl PlainRequests {
         self.0.append(&mut source.0);
     }
 
-    fn part(&self, start: usize, stop: usize) -> PlainRequests {
-        let stop = stop.min(self.0.len());
-        PlainRequests(self.0[start.min(stop)..stop].to_vec())
+    fn part(&self, first: usize, end: usize) -> PlainRequests {
+        let end = end.min(self.0.len());
+        PlainRequests(self.0[first.min(end)..end].to_vec())
     }
 }
 
