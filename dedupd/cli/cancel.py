@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 import click
 
-from dedupd.cli.common import exits, json_option, print_json
+from dedupd.cli.common import answer, exits, json_option
 from dedupd.service.client import ServiceClient
 
 
@@ -15,7 +15,4 @@ from dedupd.service.client import ServiceClient
 def command(job_id: str, as_json: bool) -> None:
     """End the job ID at its next safe point; its work so far stays. `dedupd jobs` lists ids."""
     job = ServiceClient.needed().delete(f"/v1/jobs/{quote(job_id, safe='')}")
-    if as_json:
-        print_json(job)
-    else:
-        click.echo(f"{job_id}: {job['outcome']}")
+    answer(as_json, job, f"{job_id}: {job['outcome']}")

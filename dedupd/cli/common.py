@@ -82,6 +82,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def answer(as_json: bool, value: Any, text: str) -> None:
+    """Print the result of a command: ``value`` for programs, or ``text``."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
+
+
 @contextmanager
 def job_run(job: str, unit: str = "bytes") -> Iterator[JobRun]:
     """A run whose progress the service hears, or shows on standard error where that is a

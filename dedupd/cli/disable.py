@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
+from dedupd.cli.common import PATH, answer, exits, job_run, json_option
 from dedupd.errors import DedupdError, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path
@@ -32,10 +32,7 @@ def command(path: str, first: bool, as_json: bool) -> None:
         if os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
             forget(_begin(path, first))
         disable(path, disk=Disk())
-    if as_json:
-        print_json({"path": path, "disabled": True})
-    else:
-        click.echo(f"{path} is a plain directory again.")
+    answer(as_json, {"path": path, "disabled": True}, f"{path} is a plain directory again.")
 
 
 @contextmanager

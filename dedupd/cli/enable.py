@@ -4,7 +4,7 @@ import os
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.common import PATH, answer, exits, json_option
 from dedupd.config.policy import PROFILES, Policy, apply_values
 from dedupd.errors import ServiceUnreachable
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
@@ -70,24 +70,26 @@ def command(
     )
     is_registered = register(os.path.realpath(path), parameters.uuid)
     is_served = is_registered and _have_it_mounted()
-    if as_json:
-        print_json(
-            {
-                "path": path,
-                "uuid": parameters.uuid,
-                "attribute": parameters.attribute,
-                "registered": is_registered,
-                "mounted": is_served,
-            }
-        )
-    elif is_served:
-        click.echo(f"{path} is a volume now. The service shows its files, and optimizes them.")
+    if is_served:
+        text = "The service shows its files, and optimizes them."
     elif is_registered:
-        click.echo(f"{path} is a volume now. The service serves it from its next start on;")
-        click.echo(f"until then, `dedupd mount {path}` shows its files.")
+        text = (
+            "The service serves it from its next start on;\n"
+            f"until then, `dedupd mount {path}` shows its files."
+        )
     else:
-        click.echo(f"{path} is a volume now. Next: `dedupd mount {path}` shows its files;")
-        click.echo(f"`dedupd run optimize {path}` deduplicates those that the policy takes.")
+        text = (
+            f"Next: `dedupd mount {path}` shows its files;\n"
+            f"`dedupd run optimize {path}` deduplicates those that the policy takes."
+        )
+    value = {
+        "path": path,
+        "uuid": parameters.uuid,
+        "attribute": parameters.attribute,
+        "registered": is_registered,
+        "mounted": is_served,
+    }
+    answer(as_json, value, f"{path} is a volume now. {text}")
 
 
 def _have_it_mounted() -> bool:

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.common import PATH, answer, exits, json_option
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
@@ -48,10 +48,7 @@ def command(
         return
     hidden = covered(point) if point == os.path.realpath(path) else ""
     pid = mount_in_background(os.path.realpath(path), point, cache_bytes=parse_size(cache))
-    if as_json:
-        print_json({"path": path, "mountpoint": point, "pid": pid})
-    else:
-        click.echo(f"{path} is mounted at {point}.")
+    _tell(path, point, pid, as_json)
     if hidden:
         click.echo(f"dedupd: {hidden}; unmount it to move them away", err=True)
 
@@ -61,7 +58,9 @@ def _mount_by_service(client: ServiceClient, path: str, as_json: bool) -> None:
     mount = volume["mount"]
     if mount["state"] != "mounted":
         raise ServiceUnreachable(f"{path}: {mount['problem'] or 'not mounted yet'}")
-    if as_json:
-        print_json({"path": path, "mountpoint": volume["mountpoint"], "pid": mount["pid"]})
-    else:
-        click.echo(f"{path} is mounted at {volume['mountpoint']}.")
+    _tell(path, volume["mountpoint"], mount["pid"], as_json)
+
+
+def _tell(path: str, point: str, pid: int, as_json: bool) -> None:
+    value = {"path": path, "mountpoint": point, "pid": pid}
+    answer(as_json, value, f"{path} is mounted at {point}.")

@@ -2,7 +2,7 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.common import PATH, answer, exits, json_option
 from dedupd.service.client import ServiceClient
 
 
@@ -13,7 +13,4 @@ from dedupd.service.client import ServiceClient
 def command(path: str, as_json: bool) -> None:
     """Let the jobs of the volume PATH go on after `dedupd pause PATH`."""
     volume = ServiceClient.needed().act(path, "resume")
-    if as_json:
-        print_json(volume)
-    else:
-        click.echo(f"The jobs of {volume['path']} go on.")
+    answer(as_json, volume, f"The jobs of {volume['path']} go on.")

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.common import PATH, answer, exits, json_option
 from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
@@ -28,10 +28,8 @@ def command(path: str, as_json: bool) -> None:
     else:
         point = _mount_point(path)
         unmount(point)
-    if as_json:
-        print_json({"path": path, "mountpoint": point, "unmounted": True})
-    else:
-        click.echo(f"{point} is unmounted.")
+    value = {"path": path, "mountpoint": point, "unmounted": True}
+    answer(as_json, value, f"{point} is unmounted.")
 
 
 def _mount_point(path: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dedupd.cli.common import job_run, print_json
+from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.cli.job_limits import conduct
 from dedupd.errors import EXIT_FINDINGS
 from dedupd.service.client import ServiceClient, absolute
@@ -20,7 +20,30 @@ _OPTIONS = ("full", "rate", "strategy")
 """Options of commands that the service knows too."""
 
 
-def through_service(job: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+Decorator = Callable[[Callable[..., None]], Any]
+
+
+def job_command(job: str, *options: Decorator) -> Decorator:
+    """A command that runs a job on the volume PATH, by the service if that serves it."""
+    decorators: tuple[Decorator, ...] = (
+        click.command(job),
+        click.argument("path", type=PATH),
+        *options,
+        json_option,
+        exits,
+        _through_service(job),
+    )
+
+    def decorate(command: Callable[..., None]) -> Any:
+        made: Any = command
+        for decorator in reversed(decorators):
+            made = decorator(made)
+        return made
+
+    return decorate
+
+
+def _through_service(job: str) -> Decorator:
     """Let the service run a job if it serves the volume; ``--wait`` waits for the end."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,21 +2,18 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_messages
-from dedupd.cli.via_service import through_service
+from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
 from jobs.compact.job import Compact, CompactReport
 
 
-@click.command("compact")
-@click.argument("path", type=PATH)
-@click.option("--dry-run", is_flag=True, help="Only say how much there is to be freed.")
-@json_option
-@exits
-@through_service("compact")
+@job_command(
+    "compact",
+    click.option("--dry-run", is_flag=True, help="Only say how much there is to be freed."),
+)
 def command(path: str, dry_run: bool, as_json: bool) -> None:
     """Give the space of collected chunks back. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "compact") as run:

@@ -2,22 +2,21 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_messages
-from dedupd.cli.via_service import through_service
+from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
 from jobs.gc.job import NOTHING_NEW, Gc, GcReport
 
 
-@click.command("gc")
-@click.argument("path", type=PATH)
-@click.option("--full", is_flag=True, help="Read all recipes, also those that earlier runs have.")
-@click.option("--dry-run", is_flag=True, help="Only say what would become an orphan.")
-@json_option
-@exits
-@through_service("gc")
+@job_command(
+    "gc",
+    click.option(
+        "--full", is_flag=True, help="Read all recipes, also those that earlier runs have."
+    ),
+    click.option("--dry-run", is_flag=True, help="Only say what would become an orphan."),
+)
 def command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:

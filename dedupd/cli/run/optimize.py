@@ -4,22 +4,20 @@ from collections import Counter
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_messages
-from dedupd.cli.via_service import through_service
+from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.tree.candidates import Skipped, candidates
 
 
-@click.command("optimize")
-@click.argument("path", type=PATH)
-@click.option("--dry-run", is_flag=True, help="Only say what would be optimized.")
-@json_option
-@exits
-@through_service("optimize")
+@job_command(
+    "optimize",
+    click.option("--dry-run", is_flag=True, help="Only say what would be optimized."),
+)
 def command(path: str, dry_run: bool, as_json: bool) -> None:
     """Deduplicate the files that the policy takes."""
     volume, below = Volume.locate_existing(path)

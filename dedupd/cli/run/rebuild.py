@@ -2,20 +2,15 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish
-from dedupd.cli.via_service import through_service
+from dedupd.cli.via_service import job_command
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
 from jobs.rebuild import Rebuild, RebuildReport
 
 
-@click.command("rebuild")
-@click.argument("path", type=PATH)
-@json_option
-@exits
-@through_service("rebuild")
+@job_command("rebuild")
 def command(path: str, as_json: bool) -> None:
     """Make catalogue and tables again, from containers and stubs."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "rebuild") as run:

@@ -2,27 +2,24 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_messages
-from dedupd.cli.via_service import through_service
+from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
 from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
 
 
-@click.command("reconcile")
-@click.argument("path", type=PATH)
-@click.option(
-    "--strategy",
-    type=click.Choice([strategy.value for strategy in Strategy]),
-    default=Strategy.ALL.value,
-    help="all; selective: partitions that a sample says are worth it; delayed: while idle.",
+@job_command(
+    "reconcile",
+    click.option(
+        "--strategy",
+        type=click.Choice([strategy.value for strategy in Strategy]),
+        default=Strategy.ALL.value,
+        help="all; selective: partitions that a sample says are worth it; delayed: while idle.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Only say what partitions have in common."),
 )
-@click.option("--dry-run", is_flag=True, help="Only say what partitions have in common.")
-@json_option
-@exits
-@through_service("reconcile")
 def command(path: str, strategy: str, dry_run: bool, as_json: bool) -> None:
     """Merge chunks that several partitions have. Users keep working meanwhile."""
     with (

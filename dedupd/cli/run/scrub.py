@@ -2,22 +2,21 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_findings, show_messages
-from dedupd.cli.via_service import through_service
+from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size, parse_size
 from dedupd.volume.volume import Volume
 from jobs.scrub.job import Depth, Scrub, ScrubReport
 
 
-@click.command("scrub")
-@click.argument("path", type=PATH)
-@click.option("--full", is_flag=True, help="Read every byte; else headers and metadata only.")
-@click.option("--rate", metavar="SIZE", help="Bytes to read in a second, like 50M; 0 is no limit.")
-@json_option
-@exits
-@through_service("scrub")
+@job_command(
+    "scrub",
+    click.option("--full", is_flag=True, help="Read every byte; else headers and metadata only."),
+    click.option(
+        "--rate", metavar="SIZE", help="Bytes to read in a second, like 50M; 0 is no limit."
+    ),
+)
 def command(path: str, full: bool, rate: str | None, as_json: bool) -> None:
     """Find damage and repair it. Users keep working meanwhile."""
     depth = Depth.FULL if full else Depth.QUICK

@@ -2,20 +2,15 @@
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_messages
-from dedupd.cli.via_service import through_service
+from dedupd.cli.via_service import job_command
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
 
 
-@click.command("unoptimize")
-@click.argument("path", type=PATH)
-@json_option
-@exits
-@through_service("unoptimize")
+@job_command("unoptimize")
 def command(path: str, as_json: bool) -> None:
     """Make files plain again, in a volume or below PATH in it."""
     volume, below = Volume.locate_existing(path)
