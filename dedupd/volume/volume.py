@@ -333,12 +333,12 @@ class Volume:
         with named(os.path.join(self.root, BASE_NAME, name)):
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)
 
-    def mount_client(self, check: Callable[[], None] | None = None) -> ControlClient | None:
+    def mount_client(self, safe_point: Callable[[], None] | None = None) -> ControlClient | None:
         """A connection to the process that serves this volume, if there is one.
 
         Raises Busy where a copy of it is served under the same uuid: a snapshot, or a
         restored backup. A request to that process would act on the files of the copy.
-        ``check`` is called while an answer takes its time; without, that is bounded.
+        ``safe_point`` is called while an answer takes its time; without, that is bounded.
         """
         try:
             client = ControlClient(socket_path(self.parameters.uuid))
@@ -347,7 +347,7 @@ class Volume:
         with ExitStack() as on_failure:
             on_failure.callback(client.close)
             try:
-                _, base_fd = client.call_for_fd("volume", check)
+                _, base_fd = client.call_for_fd("volume", safe_point)
             except ServiceUnreachable:
                 return None
             with opened(base_fd):

@@ -23,11 +23,11 @@ ERRORS_KEPT_MAX = 100
 """Messages in a report; the count goes on."""
 
 
-def checked(items: Iterable[T], check: Callable[[], None] | None) -> Iterator[T]:
-    """Items to be looked at one by one, with ``check``, if any, called every few milliseconds."""
+def checked(items: Iterable[T], safe_point: Callable[[], None] | None) -> Iterator[T]:
+    """Items to look at one by one; ``safe_point``, if any, is called every few milliseconds."""
     for number, item in enumerate(items):
-        if check is not None and number % ITEMS_BETWEEN_CHECKS == 0:
-            check()
+        if safe_point is not None and number % ITEMS_BETWEEN_CHECKS == 0:
+            safe_point()
         yield item
 
 
