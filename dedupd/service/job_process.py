@@ -32,11 +32,12 @@ class JobState(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class JobProcess:
     """A job that was asked for, runs, or has run. Times are seconds since 1970."""
 
     id: str
-    volume: str
+    uuid: str
+    """Of the volume."""
     job: str
     path: str
     arguments: tuple[str, ...]

@@ -71,7 +71,7 @@ class JobRequest:
     """A job that a user has asked for."""
 
     id: str
-    volume: str
+    uuid: str
     submitted_s: float
 
 
@@ -79,7 +79,7 @@ class JobRequest:
 class Running:
     """A job that is running. ``urgency`` is the one that it was started with."""
 
-    volume: str
+    uuid: str
     urgency: Urgency
     started_s: float
     until_s: float | None = None
@@ -93,7 +93,7 @@ class Running:
 class StartTask:
     """Start a task; at ``until_s`` it is to stop."""
 
-    volume: str
+    uuid: str
     task: TaskName
     urgency: Urgency
     until_s: float | None
@@ -110,7 +110,7 @@ class StartRequest:
 class Stop:
     """Have the job of a volume save its progress, and end."""
 
-    volume: str
+    uuid: str
     reason: str
 
 
@@ -210,13 +210,13 @@ def next_action(
     """The action for now. The caller carries it out, and asks again with the new state."""
     for one in running:
         if one.until_s is not None and now_s >= one.until_s and not one.stopping:
-            return Stop(one.volume, "its time is over")
+            return Stop(one.uuid, "its time is over")
     waiting, wakes = _waiting(volumes, requests, now_s, zone)
     wakes += [one.until_s for one in running if one.until_s is not None and not one.stopping]
-    by_volume = {one.volume: one for one in running}
+    by_volume = {one.uuid: one for one in running}
     has_room = len(running) < jobs_max
-    for urgency, volume, start in waiting:
-        holder = by_volume.get(volume)
+    for urgency, uuid, start in waiting:
+        holder = by_volume.get(uuid)
         if holder is None and has_room:
             return start
         if holder is not None and isinstance(start, StartTask) and start.task == holder.task:
@@ -227,13 +227,13 @@ def next_action(
             continue
         for blocker in blockers:
             if _gives_way(urgency, blocker):
-                return Stop(blocker.volume, "something more urgent is to run")
+                return Stop(blocker.uuid, "something more urgent is to run")
         for blocker in blockers:
-            if not _takes_turns(urgency, volume, blocker):
+            if not _takes_turns(urgency, uuid, blocker):
                 continue
             if now_s >= blocker.started_s + SLICE_S:
-                other = "task" if volume == blocker.volume else "volume"
-                return Stop(blocker.volume, f"it is another {other}'s turn")
+                other = "task" if uuid == blocker.uuid else "volume"
+                return Stop(blocker.uuid, f"it is another {other}'s turn")
             wakes.append(blocker.started_s + SLICE_S)
     return Wait(min([now_s + WAIT_S_MAX, *(wake for wake in wakes if wake > now_s)]))
 
@@ -244,13 +244,13 @@ def _gives_way(urgency: Urgency, running: Running) -> bool:
     return urgency < Urgency.BACKGROUND and running.urgency == Urgency.BACKGROUND
 
 
-def _takes_turns(urgency: Urgency, volume: str, running: Running) -> bool:
+def _takes_turns(urgency: Urgency, uuid: str, running: Running) -> bool:
     """Whether a job goes on for a while only, while something of this urgency waits."""
     if running.urgency == Urgency.BACKGROUND:
         return True
     # Another volume may be at rest. Its job must be as urgent, or it would be stopped.
     is_held_up = running.held and running.urgency != Urgency.BY_HAND
-    return is_held_up and volume != running.volume and urgency <= running.urgency
+    return is_held_up and uuid != running.uuid and urgency <= running.urgency
 
 
 def _waiting(
@@ -264,9 +264,9 @@ def _waiting(
     wakes: list[float] = []
     open_volumes = {one.uuid: one for one in volumes if one.usable and not one.paused}
     for request in requests:
-        if request.volume in open_volumes:
+        if request.uuid in open_volumes:
             order: tuple[float, ...] = (Urgency.BY_HAND, request.submitted_s)
-            ready.append((order, Urgency.BY_HAND, request.volume, StartRequest(request)))
+            ready.append((order, Urgency.BY_HAND, request.uuid, StartRequest(request)))
     for volume in open_volumes.values():
         for rank, one in _tasks(volume, now_s, zone):
             if one.at_s > now_s:

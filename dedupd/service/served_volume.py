@@ -12,7 +12,7 @@ from dedupd.config.policy import Policy, parse_policy
 from dedupd.errors import CatalogUnusable, PolicyError
 from dedupd.service.config import VolumeConfig
 from dedupd.service.history import History, Memory, Savings
-from dedupd.service.job_process import Job
+from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountKeeper, MountState
 from dedupd.service.planned_jobs import schedules
 from dedupd.service.scheduler import TaskHistory, TaskName, VolumeView
@@ -95,7 +95,7 @@ class ServedVolume:
         finally:
             self._left_alone = False
 
-    async def note_end(self, job: Job) -> None:
+    async def note_end(self, job: JobProcess) -> None:
         """Remember the outcome of a job."""
         assert job.started_s is not None and job.finished_s is not None
         self._served_s = job.finished_s
@@ -162,7 +162,7 @@ class ServedVolume:
             self.policy_problem = str(error)
 
 
-def _report_of(job: Job, started_s: float, finished_s: float) -> dict[str, Any]:
+def _report_of(job: JobProcess, started_s: float, finished_s: float) -> dict[str, Any]:
     """A run record of a job that left none, because it failed or was stopped early."""
     return {
         "job": job.job,

@@ -18,7 +18,7 @@ from dedupd.errors import (
     UsageError,
 )
 from dedupd.service.config import ServiceConfig, VolumeConfig, load_config
-from dedupd.service.job_process import Job
+from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountState
 from dedupd.service.mount_usage import measure
 from dedupd.service.planned_jobs import OF_A_SUBTREE, TASKS, job_arguments
@@ -63,10 +63,10 @@ class Service:
         self.config: ServiceConfig = load_config(config_path)
         self.started_s = time.time()
         self.volumes: dict[VolumeConfig, ServedVolume] = {}
-        self.waiting: list[Job] = []
-        self.running: dict[str, Job] = {}
+        self.waiting: list[JobProcess] = []
+        self.running: dict[str, JobProcess] = {}
         """By the uuid of the volume."""
-        self.ended: deque[Job] = deque(maxlen=ENDED_KEPT)
+        self.ended: deque[JobProcess] = deque(maxlen=ENDED_KEPT)
         self.counts: Counter[tuple[str, str]] = Counter()
         """How many jobs have ended, by name and by whether they completed, stopped or failed."""
         self.listen_problem = ""
@@ -179,7 +179,7 @@ class Service:
         if volume.uuid in self.running:
             self.running[volume.uuid].stop(reason)
         if all(other.uuid != volume.uuid for other in self.volumes.values()):
-            for job in [job for job in self.waiting if job.volume == volume.uuid]:
+            for job in [job for job in self.waiting if job.uuid == volume.uuid]:
                 self._give_up(job, reason)
         await volume.keeper.stop(self._keeping.pop(volume))
 
@@ -229,7 +229,7 @@ class Service:
             # A reload may have taken some away while others were looked at.
             served = self.volumes.get
             views = [view for one, view in seen if view and served(one.config) is one]
-            requests = [JobRequest(job.id, job.volume, job.submitted_s) for job in self.waiting]
+            requests = [JobRequest(job.id, job.uuid, job.submitted_s) for job in self.waiting]
             now_s = time.time()
             running = [
                 Running(
@@ -248,7 +248,7 @@ class Service:
                 self._next_look_s = min(LOOK_S, max(0.0, action.until_s - now_s))
                 return
             if isinstance(action, Stop):
-                self.running[action.volume].stop(action.reason)
+                self.running[action.uuid].stop(action.reason)
             elif isinstance(action, StartTask):
                 self._start(self._scheduled(action))
             elif isinstance(action, StartRequest):
@@ -256,13 +256,13 @@ class Service:
                 self.waiting.remove(job)
                 self._start(job)
 
-    def _scheduled(self, action: StartTask) -> Job:
+    def _scheduled(self, action: StartTask) -> JobProcess:
         task = TASKS[action.task]
-        return Job(
+        return JobProcess(
             id=self._new_id(task.job),
-            volume=action.volume,
+            uuid=action.uuid,
             job=task.job,
-            path=self.by_uuid(action.volume).config.path,
+            path=self.by_uuid(action.uuid).config.path,
             arguments=task.options,
             urgency=action.urgency,
             submitted_s=time.time(),
@@ -275,11 +275,11 @@ class Service:
         self._numbers += 1
         return f"{job}-{int(self.started_s)}-{self._numbers}"
 
-    def _start(self, job: Job) -> None:
-        self.running[job.volume] = job
-        self._group.create_task(self._run_job(job, self.by_uuid(job.volume)))
+    def _start(self, job: JobProcess) -> None:
+        self.running[job.uuid] = job
+        self._group.create_task(self._run_job(job, self.by_uuid(job.uuid)))
 
-    async def _run_job(self, job: Job, volume: ServedVolume) -> None:
+    async def _run_job(self, job: JobProcess, volume: ServedVolume) -> None:
         report(Event.JOB_STARTED, f"{job.job} begins on {job.path}", job=job.id, path=job.path)
         job.paused = volume.paused
         await job.run()
@@ -289,7 +289,7 @@ class Service:
         report(event, f"{job.job} on {job.path}: {job.outcome}", level, job=job.id, path=job.path)
         how = "failed" if job.failed else "completed" if job.completed else "stopped"
         self.counts[job.job, how] += 1
-        del self.running[job.volume]
+        del self.running[job.uuid]
         self.ended.append(job)
         job.change()
         self.look_again()
@@ -323,7 +323,7 @@ class Service:
             f"{path}: lies in no volume that the service serves; `dedupd enable` makes one"
         )
 
-    def submit(self, name: str, path: str, options: dict[str, object]) -> Job:
+    def submit(self, name: str, path: str, options: dict[str, object]) -> JobProcess:
         """Have a job run as soon as it can. Raises UsageError, NotAVolume, Busy."""
         arguments = job_arguments(name, options)
         volume = self.by_path(path)
@@ -335,19 +335,21 @@ class Service:
         if len(self.waiting) >= WAITING_MAX:
             raise Busy(f"{WAITING_MAX} jobs are waiting already; cancel some, or wait")
         now_s = time.time()
-        job = Job(self._new_id(name), volume.uuid, name, path, arguments, Urgency.BY_HAND, now_s)
+        job = JobProcess(
+            self._new_id(name), volume.uuid, name, path, arguments, Urgency.BY_HAND, now_s
+        )
         self.waiting.append(job)
         self.look_again()
         return job
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobProcess:
         """Raises UsageError."""
         for job in (*self.waiting, *self.running.values(), *self.ended):
             if job.id == job_id:
                 return job
         raise UsageError(f"{job_id}: no such job; `dedupd jobs` lists them")
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: JobProcess) -> None:
         """End a job: at its next safe point, if it runs."""
         if job in self.waiting:
             self._give_up(job, "cancelled")
@@ -356,7 +358,7 @@ class Service:
             job.stop("cancelled")
         self.look_again()
 
-    def _give_up(self, job: Job, reason: str) -> None:
+    def _give_up(self, job: JobProcess, reason: str) -> None:
         """End a job that has not begun."""
         self.waiting.remove(job)
         job.stop(reason)
@@ -383,7 +385,7 @@ class Service:
             await volume.keeper.unmount()
 
 
-def _is_worth_measuring(volume: ServedVolume, job: Job) -> bool:
+def _is_worth_measuring(volume: ServedVolume, job: JobProcess) -> bool:
     """Whether a job may have changed the savings of a volume, or their figures are too old."""
     if volume.savings is None or volume.savings.time_s < time.time() - MEASURE_S:
         return True

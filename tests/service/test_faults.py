@@ -17,7 +17,7 @@ import pytest
 
 from dedupd.errors import EXIT_BUSY
 from dedupd.service.config import VolumeConfig
-from dedupd.service.job_process import Job
+from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountState
 from dedupd.service.scheduler import Urgency
 from dedupd.service.served_volume import ServedVolume
@@ -119,16 +119,16 @@ def test_a_request_without_a_host_asks_no_name_server(machine: ServiceLab) -> No
                 assert answer.readline().startswith(b"HTTP/1.0 403")
 
 
-def run_job(monkeypatch: pytest.MonkeyPatch, program: str) -> Job:
+def run_job(monkeypatch: pytest.MonkeyPatch, program: str) -> JobProcess:
     """A job whose process is this program; ``channel`` is its end of the line."""
     program = (
         "import os, signal, socket\n"
         "channel = socket.socket(fileno=int(os.environ['DEDUPD_JOB_CHANNEL']))\n" + program
     )
-    monkeypatch.setattr(Job, "_command", lambda _: [sys.executable, "-c", program])
+    monkeypatch.setattr(JobProcess, "_command", lambda _: [sys.executable, "-c", program])
 
-    async def run() -> Job:
-        job = Job("gc-1", "uuid", "gc", "/", (), Urgency.BY_HAND, 0.0)
+    async def run() -> JobProcess:
+        job = JobProcess("gc-1", "uuid", "gc", "/", (), Urgency.BY_HAND, 0.0)
         await asyncio.wait_for(job.run(), 60)
         return job
 
@@ -168,7 +168,7 @@ def test_a_clock_that_is_set_back_changes_nothing_about_how_long_a_volume_waits(
     volume.keeper._base_fd = os.open("/", os.O_PATH)
     clock_s, monotonic_s = time.time(), time.monotonic()
     monkeypatch.setattr(time, "time", lambda: clock_s + 365 * 86400)
-    job = Job("gc-1", "uuid", "gc", "/srv/share", (), Urgency.WINDOW, 0.0, task="gc")
+    job = JobProcess("gc-1", "uuid", "gc", "/srv/share", (), Urgency.WINDOW, 0.0, task="gc")
     job._began_s = time.monotonic()
     job.started_s = job.finished_s = time.time()
     job.exit_status, job.report = EXIT_BUSY, {}

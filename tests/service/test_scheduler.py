@@ -172,7 +172,7 @@ def test_of_two_volumes_the_one_goes_first_that_has_waited_longer() -> None:
     one, two = VolumeView("one", USUAL, served_s=20), VolumeView("two", USUAL, served_s=10)
     action = decide(one, two, now=night(5, 3))
     assert isinstance(action, StartTask)
-    assert (action.volume, action.task) == ("two", "gc")
+    assert (action.uuid, action.task) == ("two", "gc")
 
 
 def test_a_long_background_run_lets_another_volume_have_its_turn() -> None:
@@ -247,14 +247,14 @@ views = st.builds(
 several_views = st.lists(views, max_size=3, unique_by=lambda view: view.uuid)
 requests_strategy = st.lists(
     st.builds(
-        JobRequest, id=st.sampled_from("123"), volume=st.sampled_from("abc"), submitted_s=times
+        JobRequest, id=st.sampled_from("123"), uuid=st.sampled_from("abc"), submitted_s=times
     ),
     max_size=3,
 )
 runnings = st.lists(
     st.builds(
         Running,
-        volume=st.sampled_from("abc"),
+        uuid=st.sampled_from("abc"),
         urgency=st.sampled_from(Urgency),
         started_s=times,
         until_s=st.none() | times,
@@ -263,7 +263,7 @@ runnings = st.lists(
         held=st.booleans(),
     ),
     max_size=2,
-    unique_by=lambda one: one.volume,
+    unique_by=lambda one: one.uuid,
 )
 
 
@@ -277,15 +277,15 @@ def test_nothing_starts_where_it_may_not(
 ) -> None:
     action = next_action(volumes, requests, running, now, jobs_max, UTC)
     if isinstance(action, StartTask | StartRequest):
-        uuid = action.volume if isinstance(action, StartTask) else action.request.volume
+        uuid = action.uuid if isinstance(action, StartTask) else action.request.uuid
         (view,) = (one for one in volumes if one.uuid == uuid)
         assert view.usable and not view.paused
         assert len(running) < jobs_max
-        assert uuid not in {one.volume for one in running}
+        assert uuid not in {one.uuid for one in running}
         if isinstance(action, StartTask):
             assert action.until_s is None or action.until_s > now
     elif isinstance(action, Stop):
-        (one,) = (one for one in running if one.volume == action.volume)
+        (one,) = (one for one in running if one.uuid == action.uuid)
         assert not one.stopping
     else:
         assert action.until_s > now
@@ -325,7 +325,7 @@ MONTHS = 8
 class Ran:
     """A run of the simulation."""
 
-    volume: str
+    uuid: str
     task: TaskName
     urgency: Urgency
     start_s: float
@@ -352,14 +352,14 @@ def simulate(
         if job is not None:
             action, began, needs, stopping = job
             if stopping or now >= began + needs:
-                view, completed = views[action.volume], not stopping
+                view, completed = views[action.uuid], not stopping
                 history = {**view.history, action.task: TaskHistory(began, now, completed)}
-                views[action.volume] = replace(view, history=history, served_s=now)
-                done.append(Ran(action.volume, action.task, action.urgency, began, now, stopping))
+                views[action.uuid] = replace(view, history=history, served_s=now)
+                done.append(Ran(action.uuid, action.task, action.urgency, began, now, stopping))
                 job = None
             else:
                 urgency, until_s = action.urgency, action.until_s
-                running = [Running(action.volume, urgency, began, until_s, task=action.task)]
+                running = [Running(action.uuid, urgency, began, until_s, task=action.task)]
         step = next_action(list(views.values()), [], running, now, 1, UTC)
         if isinstance(step, StartTask):
             job = (step, now, next(work_s), False)
@@ -388,7 +388,7 @@ def test_each_week_has_its_upkeep_on_every_volume(seed: int) -> None:
         for name in "ab":
             for task in ("gc", "compact", "scrub"):
                 start = MONDAY + week * WEEK
-                runs = [r for r in done if (r.volume, r.task) == (name, task) and not r.stopped]
+                runs = [r for r in done if (r.uuid, r.task) == (name, task) and not r.stopped]
                 assert len([r for r in runs if start <= r.start_s < start + WEEK]) == 1
 
 
@@ -407,7 +407,7 @@ def test_upkeep_that_was_missed_is_done_once_the_machine_is_back(seed: int, hour
 def test_volumes_that_always_have_work_share_the_time(seed: int) -> None:
     volumes = [VolumeView(name, {"background": Every(HOUR)}) for name in "abc"]
     done = simulate(volumes, MONDAY + WEEK, durations(seed, 20 * HOUR))
-    share = {name: sum(r.end_s - r.start_s for r in done if r.volume == name) for name in "abc"}
+    share = {name: sum(r.end_s - r.start_s for r in done if r.uuid == name) for name in "abc"}
     assert max(share.values()) < 1.5 * min(share.values())
 
 

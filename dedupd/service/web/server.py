@@ -264,8 +264,8 @@ class Api:
         history.sort(key=lambda run: -run.get("started_s", 0.0))
         return _json(
             {
-                "running": [job_view(j) for j in service.running.values() if j.volume in uuids],
-                "waiting": [job_view(job) for job in service.waiting if job.volume in uuids],
+                "running": [job_view(j) for j in service.running.values() if j.uuid in uuids],
+                "waiting": [job_view(job) for job in service.waiting if job.uuid in uuids],
                 "history": history[:last],
             }
         )

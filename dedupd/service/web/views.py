@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dedupd import __version__
 from dedupd.config.schedule import Off
-from dedupd.service.job_process import Job
+from dedupd.service.job_process import JobProcess
 from dedupd.service.planned_jobs import schedules
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
@@ -71,7 +71,7 @@ def volume_view(service: "Service", volume: ServedVolume) -> Json:
         "paused": volume.paused,
         "policy_problem": volume.policy_problem,
         "job": None if job is None else job_view(job),
-        "waiting": [job_view(one) for one in service.waiting if one.volume == volume.uuid],
+        "waiting": [job_view(one) for one in service.waiting if one.uuid == volume.uuid],
         "tasks": _tasks(volume),
         "savings": None
         if savings is None
@@ -99,10 +99,10 @@ def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
     return found
 
 
-def job_view(job: Job) -> Json:
+def job_view(job: JobProcess) -> Json:
     return {
         "id": job.id,
-        "volume": job.volume,
+        "volume": job.uuid,
         "job": job.job,
         "path": job.path,
         "arguments": list(job.arguments),
@@ -120,7 +120,7 @@ def job_view(job: Job) -> Json:
     }
 
 
-def finished_view(job: Job) -> Json:
+def finished_view(job: JobProcess) -> Json:
     """A job with everything that came of it."""
     report: Mapping[str, Any] | None = job.report
     return {
