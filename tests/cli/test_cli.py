@@ -341,7 +341,7 @@ def test_a_newer_volume_is_2(lab: Lab) -> None:
 
 
 @pytest.mark.root
-def test_a_user_who_may_not_is_told_who_may() -> None:
+def test_a_refused_user_learns_which_users_may() -> None:
     with public_directory() as directory:
         lab = new_lab(directory / "volume")
 

@@ -629,7 +629,7 @@ def test_a_power_cut_loses_nothing_in_thousands_of_states(fast: Path, name: str)
 # --- what the simulated disk cannot show -----------------------------------------------------
 
 
-def test_blocks_that_were_only_allocated_stay_holes_when_they_are_read_ahead(fast: Path) -> None:
+def test_unwritten_blocks_stay_holes_when_they_are_read_ahead(fast: Path) -> None:
     """A power cut leaves blocks behind that no write reached; the kernel reads ahead into them."""
     root = fast / "root"
     optimised_volume(root, seed=1)

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from dedupd.errors import DamagedContainer, UnknownFormat
 from dedupd.format import container as fmt
-
-U32 = st.integers(0, 2**32 - 1)
-U64 = st.integers(0, 2**64 - 1)
-HASH = st.binary(min_size=32, max_size=32)
-UUID = st.binary(min_size=16, max_size=16)
+from tests.support.formats import HASH, U32, U64, UUID, flipped
 
 headers = st.builds(
     fmt.FileHeader,
@@ -35,12 +31,6 @@ records = st.builds(
     target=U64,
     checksum=U64,
 )
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
 
 
 def packed(record: fmt.Record, seed: int) -> bytes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dedupd.errors import DamagedRecipe
 from dedupd.format import recipe
 from dedupd.format.ids import HOLE, container_of, make_id, ordinal_of, show_id
-from tests.format.test_container import HASH, U32
+from tests.support.formats import HASH, U32
 
 IDS = st.integers(1, 2**64 - 1)
 chunk_rows = st.tuples(IDS, st.integers(1, 2**32 - 1), HASH)

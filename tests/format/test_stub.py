@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
-from tests.format.test_container import U64, UUID, flipped
+from tests.support.formats import U64, UUID, flipped
 
 flags = st.sampled_from([Flag(value) for value in range(8)])
 stubs = st.builds(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dedupd.errors import DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from tests.format.test_container import HASH, U32, U64, UUID, flipped
+from tests.support.formats import HASH, U32, U64, UUID, flipped
 
 headers = st.builds(
     tbl.TableHeader,

@@ -122,7 +122,7 @@ def test_what_is_in_the_page_cache_is_there_at_once(
     assert cache.find(spans[1]) == CHUNKS[1]
 
 
-def test_an_error_is_for_who_reads_and_for_nobody_else(
+def test_an_error_reaches_its_reader_and_no_other(
     cache: ChunkCache, store: Records, spans: list[Span]
 ) -> None:
     flip_bit(store.data(), store.data().read_bytes().index(CHUNKS[1][:100]))

@@ -128,7 +128,7 @@ def test_open_for_writing_empties_a_file_where_it_is_asked_to(path: Path) -> Non
     assert path.read_bytes() == original()
 
 
-def test_append_goes_to_the_end_whoever_else_appends(path: Path) -> None:
+def test_append_goes_to_the_end_beside_other_writers(path: Path) -> None:
     with open(path, "ab", buffering=0) as one, open(path, "ab", buffering=0) as two:
         one.write(b"one")
         two.write(b"two")
@@ -339,7 +339,7 @@ def test_a_write_takes_a_capability_away_that_came_after_the_first_write(lab: Mo
         assert "security.capability" not in os.listxattr(path)
 
 
-def test_a_stub_that_is_given_capabilities_keeps_them_when_it_is_made_plain(
+def test_a_stub_keeps_new_capabilities_when_it_is_made_plain(
     lab: MountedLab,
 ) -> None:
     content = noise(100_000)

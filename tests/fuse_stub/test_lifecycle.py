@@ -260,7 +260,7 @@ def test_a_restore_may_take_longer_than_any_other_request(
     assert lab.stub("f") is None and (lab.view / "f").read_bytes() == CONTENT
 
 
-def test_who_stops_waiting_for_a_restore_gets_a_plain_file_later(
+def test_a_restore_goes_on_after_its_client_stops_waiting(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.make_stub("f", CONTENT)

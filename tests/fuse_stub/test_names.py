@@ -64,14 +64,14 @@ def code(action: object, *arguments: object) -> int:
 # --- making -----------------------------------------------------------------------------------
 
 
-def test_a_new_file_belongs_to_who_made_it(here: Path) -> None:
+def test_a_new_file_belongs_to_its_creator(here: Path) -> None:
     as_user(ALICE, lambda: (here / "f").write_text("x"), gid=TEAM)
     status = (here / "f").stat()
     assert (status.st_uid, status.st_gid) == (ALICE, TEAM)
 
 
 @pytest.mark.parametrize("make", ["mkdir", "mkfifo", "symlink", "socket"])
-def test_everything_new_belongs_to_who_made_it(here: Path, make: str) -> None:
+def test_every_new_inode_belongs_to_its_creator(here: Path, make: str) -> None:
     path = here / "made"
 
     def action() -> None:
@@ -132,7 +132,7 @@ def test_o_excl_fails_where_the_name_exists(here: Path) -> None:
     assert code(os.open, here / "f", os.O_CREAT | os.O_EXCL | os.O_WRONLY) == errno.EEXIST
 
 
-def test_a_file_that_was_made_behind_the_mounts_back_is_not_opened_without_a_right_to(
+def test_a_file_made_past_the_mount_is_opened_only_with_the_right_to(
     lab: MountedLab, here: Path
 ) -> None:
     assert not (here / "f").exists()
@@ -264,7 +264,7 @@ def test_reading_keeps_set_user_id(here: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o4755
 
 
-def test_chmod_clears_set_group_id_for_who_is_not_in_the_group(here: Path) -> None:
+def test_chmod_clears_set_group_id_for_users_outside_of_the_group(here: Path) -> None:
     path = here / "f"
     path.write_text("x")
     os.chown(path, ALICE, TEAM)
@@ -322,7 +322,7 @@ def test_a_default_acl_is_inherited_in_place_of_the_umask(here: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o027, 0o077])
 @pytest.mark.parametrize("mode", [0o777, 0o666, 0o644, 0o640, 0o400, 0o022])
-def test_what_is_new_gets_what_the_default_acl_leaves_of_what_was_asked_for(
+def test_a_new_file_gets_the_mode_that_the_default_acl_leaves(
     here: Path, mode: int, umask: int
 ) -> None:
     """Whatever the umask, which has no part in it: as on the file system below."""
@@ -487,7 +487,7 @@ def test_a_directory_that_moved_is_still_the_one_that_is_open(here: Path) -> Non
     assert sorted(os.listdir(here / "elsewhere" / "moved" / "b")) == ["f", "g"]
 
 
-def test_a_removed_directory_that_is_somebodys_own_is_empty(here: Path) -> None:
+def test_a_removed_working_directory_is_empty(here: Path) -> None:
     (here / "d").mkdir()
     fd = os.open(here / "d", os.O_RDONLY)
     try:
@@ -499,7 +499,7 @@ def test_a_removed_directory_that_is_somebodys_own_is_empty(here: Path) -> None:
         os.close(fd)
 
 
-def test_a_removed_file_is_alive_as_long_as_somebody_refers_to_it(here: Path) -> None:
+def test_a_removed_file_lives_as_long_as_it_is_in_use(here: Path) -> None:
     (here / "f").write_text("x")
     fd = os.open(here / "f", os.O_PATH)
     try:

@@ -85,7 +85,7 @@ def test_a_read_of_any_length_is_answered_in_full(lab: Lab, operations: Operatio
     trio.run(scenario)
 
 
-def test_everybody_who_has_a_file_open_hears_that_its_writes_are_lost(
+def test_every_handle_of_a_file_reports_its_lost_writes(
     lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system below tells each of its descriptors once, and handles share one."""
@@ -112,7 +112,7 @@ def test_everybody_who_has_a_file_open_hears_that_its_writes_are_lost(
     trio.run(scenario)
 
 
-def test_a_writer_that_leaves_when_descriptors_have_run_out_locks_nobody_out(
+def test_a_writer_that_leaves_without_descriptors_keeps_no_job_out(
     lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab.put("f", b"content")
@@ -312,7 +312,7 @@ def test_a_mount_goes_on_where_a_commit_can_not_be_taken_back(
 
 
 @pytest.mark.parametrize("by_finish", [False, True])
-def test_a_file_whose_commit_can_not_be_taken_back_is_cut_and_grows_with_zeros(
+def test_a_file_with_a_stuck_commit_is_cut_and_grows_with_zeros(
     lab: Lab,
     operations: Operations,
     request_of_f: CommitRequest,
@@ -350,7 +350,7 @@ def test_a_file_whose_commit_can_not_be_taken_back_is_cut_and_grows_with_zeros(
 
 
 @pytest.mark.parametrize("by_restore", [False, True])
-def test_who_syncs_hears_that_writes_were_lost_while_somebody_else_synced(
+def test_a_sync_reports_writes_that_were_lost_at_another_sync(
     operations: Operations,
     request_of_f: CommitRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -435,7 +435,7 @@ def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
     trio.run(scenario)
 
 
-def test_blocks_that_were_only_allocated_are_known_when_a_commit_stops_half_way(
+def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
     lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were left by a restore, on a disk that is too full to take them back now either."""

@@ -103,7 +103,7 @@ def expected(start: int) -> bytes:
     return CONTENT[start : start + STEP]
 
 
-def test_who_reads_in_sequence_gets_the_file(reading: Reading) -> None:
+def test_a_sequential_reader_gets_the_file(reading: Reading) -> None:
     assert [reading.get(start) for start in STEPS] == [expected(start) for start in STEPS]
 
 
@@ -114,7 +114,7 @@ def test_each_chunk_is_decompressed_once(reading: Reading) -> None:
     assert reading.records.begun == chunks
 
 
-def test_who_turns_to_another_place_gets_what_is_there(reading: Reading) -> None:
+def test_a_reader_that_jumps_gets_the_bytes_there(reading: Reading) -> None:
     for start in (0, STEP, 5 * STEP, 0, 3 * STEP + 4096, STEP, 5 * STEP):
         assert reading.get(start) == expected(start)
 
@@ -135,9 +135,7 @@ def test_no_more_is_begun_than_there_is_room_for(
     assert set(reading.reads._begun) == set(range(read_ahead.READERS_MAX))
 
 
-def test_who_has_not_come_for_it_makes_room(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_reader_makes_room(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "IDLE_S", 0.0)
     for reader in range(read_ahead.READERS_MAX + 3):
         reading.get(0, reader)

@@ -74,7 +74,7 @@ def test_unoptimising_gives_the_blocks_back(lab: MountedLab) -> None:
     assert path.read_bytes() == CONTENT
 
 
-def test_who_has_a_file_open_reads_on_through_its_transitions(lab: MountedLab) -> None:
+def test_a_reader_reads_on_through_transitions_of_its_file(lab: MountedLab) -> None:
     path = lab.view / "f"
     path.write_bytes(CONTENT)
     with open(path, "rb", buffering=0) as file:

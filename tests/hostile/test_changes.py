@@ -104,7 +104,7 @@ def stays_plain_under_an_unseen_write(root: Path, path: Path, size: int) -> bool
     return (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
 
 
-def test_a_file_that_is_open_for_reading_is_left_plain_until_it_is_closed(root: Path) -> None:
+def test_a_file_open_for_reading_stays_plain_until_it_is_closed(root: Path) -> None:
     """Without a mount nobody but us can tell whether such a reader is to see a hole."""
     (root / "file").write_bytes(content())
     crash.enable_volume(root)

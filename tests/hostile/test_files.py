@@ -294,7 +294,7 @@ def test_a_file_whose_attributes_leave_no_room_stays_plain(root: Path) -> None:
     assert crash.verify_volume(root).findings == []
 
 
-def test_a_file_system_that_shows_stale_blocks_after_a_power_cut_is_refused(
+def test_a_file_system_with_stale_blocks_after_power_cuts_is_refused(
     loop_fs: Callable[..., Path],
 ) -> None:
     root = loop_fs("ext4", size="64M", options="data=writeback") / "root"
@@ -383,7 +383,7 @@ def test_a_directory_without_read_permission_is_named(own: Path) -> None:
     as_nobody(live)
 
 
-def test_an_entry_that_cannot_be_moved_stops_enabling_and_disable_takes_it_back(own: Path) -> None:
+def test_an_entry_that_cannot_be_moved_stops_enabling_until_disable(own: Path) -> None:
     before = crash.see_plain(own)
 
     def live() -> None:

@@ -70,9 +70,7 @@ def lose(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["header", "missing", "short"])
-def test_what_a_record_of_a_lost_container_was_merged_into_is_not_collected(
-    tmp_path: Path, how: str
-) -> None:
+def test_the_target_of_a_lost_merged_record_is_not_collected(tmp_path: Path, how: str) -> None:
     lab = new_lab(tmp_path / "volume")
     own, _, name, other = merged(lab)
     lab.compact()
@@ -259,7 +257,7 @@ def test_what_is_stored_later_does_not_keep_a_lost_chunk_from_its_repair(tmp_pat
 # --- optimise ---------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_restored_is_not_given_up_for_what_a_reader_found_damaged(
+def test_a_restored_file_is_not_given_up_for_a_damaged_chunk(
     tmp_path: Path,
 ) -> None:
     """Somebody reads an error, and brings the file back from a backup; then optimise comes by."""
@@ -280,7 +278,7 @@ def test_a_file_that_was_restored_is_not_given_up_for_what_a_reader_found_damage
         assert lab.read("hurt") == lab.read("same") == content
 
 
-def test_what_a_reader_found_damaged_behind_a_stopped_compaction_is_no_duplicate(
+def test_a_noted_record_is_no_duplicate_after_a_stopped_compaction(
     tmp_path: Path,
 ) -> None:
     with lab_in(tmp_path) as lab:

@@ -58,7 +58,7 @@ def test_a_damaged_chunk_is_an_error_for_its_range_and_nothing_else(lab: Mounted
     assert path.stat().st_size == len(CONTENT)
 
 
-def test_a_write_that_needs_a_damaged_chunk_fails_and_one_that_does_not_succeeds(
+def test_only_a_write_that_needs_a_damaged_chunk_fails(
     lab: MountedLab,
 ) -> None:
     path = lab.make_stub("f", noise(20 * KIB, 1))

@@ -292,7 +292,7 @@ def test_all_tables_and_the_catalogue_may_be_lost_at_once(
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 8192, b"garbage" * 2000])
-def test_a_damaged_catalogue_is_begun_anew(
+def test_a_damaged_catalogue_is_made_again(
     volume: tuple[Path, dict[str, bytes]], content: bytes
 ) -> None:
     root, _ = volume

@@ -149,7 +149,7 @@ def test_a_block_of_garbage_does_not_keep_a_container(loop_fs: MakeFileSystem) -
 
 
 @pytest.mark.root
-def test_the_block_of_a_containers_header_is_written_anew(
+def test_the_block_of_a_containers_header_is_rewritten(
     loop_fs: MakeFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rescue, "READ_PAUSE_S", 0.01)

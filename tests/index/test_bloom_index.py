@@ -68,7 +68,7 @@ def test_saved_chains_are_used_by_the_next_job(lab: Indexed) -> None:
     assert len(index) == CHUNKS
 
 
-def test_chains_of_a_job_that_was_killed_are_made_anew(lab: Indexed) -> None:
+def test_chains_of_a_killed_job_are_made_again(lab: Indexed) -> None:
     index_of(lab).save()
     assert index_of(lab).was_restored  # and never saved
     index = index_of(lab)
@@ -190,7 +190,7 @@ def test_equal_hashes_fill_chains_and_are_told_apart(lab: Indexed) -> None:
     lab.expect_all(index)
 
 
-def test_the_first_of_a_run_of_duplicates_costs_few_reads_and_the_others_none(lab: Indexed) -> None:
+def test_only_the_first_of_a_run_of_duplicates_costs_reads(lab: Indexed) -> None:
     index = index_of(lab)
     contents = list(lab.store.contents.values())[300:400]
     found = index.lookup(b"".join(map(native.hashing.fingerprint, contents)))
@@ -206,7 +206,7 @@ def test_what_is_new_costs_next_to_no_read(lab: Indexed) -> None:
 
 
 @pytest.mark.root
-def test_where_the_disk_is_full_chunks_are_forgotten_and_nothing_is_saved(
+def test_on_a_full_disk_chunks_are_forgotten_and_nothing_is_saved(
     lab: Indexed, tmp_path: Path
 ) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", tmp_path], check=True)

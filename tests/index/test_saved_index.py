@@ -61,7 +61,7 @@ def test_the_file_of_another_volume_is_noticed(lab: Indexed) -> None:
     assert not other.was_restored
 
 
-def test_a_store_that_took_the_place_of_another_is_indexed_anew(lab: Indexed) -> None:
+def test_a_store_that_replaced_another_is_indexed_from_scratch(lab: Indexed) -> None:
     lab.fill(100)
     lab.open().save()
     lab.store.writer.close()
@@ -135,7 +135,7 @@ class CrashingDisk(Disk):
 
 
 @pytest.mark.parametrize("effects", range(9))
-def test_a_job_that_ends_anywhere_leaves_an_index_that_knows_all_or_is_not_used(
+def test_a_job_that_ends_anywhere_leaves_a_whole_index_or_an_unused_one(
     lab: Indexed, effects: int
 ) -> None:
     lab.fill(60)
@@ -175,7 +175,7 @@ def test_a_damaged_table_is_noticed(table: Indexed, part: float) -> None:
     table.expect_all(index)
 
 
-def test_a_table_of_another_format_is_made_anew(table: Indexed) -> None:
+def test_a_table_of_another_format_is_made_again(table: Indexed) -> None:
     """Format 1 had its entries in other buckets."""
     table.fill(100)
     table.open().save()

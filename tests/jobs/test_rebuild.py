@@ -98,7 +98,7 @@ def test_what_an_old_table_calls_garbage_is_not_compacted_away(tmp_path: Path) -
         assert rebuild(lab).orphans_released == 0
 
 
-def test_second_copies_that_are_no_garbage_any_more_are_again_those_of_their_records(
+def test_second_copies_of_records_that_live_again_are_found_again(
     tmp_path: Path,
 ) -> None:
     with lab_in(tmp_path) as lab:
@@ -128,7 +128,7 @@ def test_what_is_gone_from_the_containers_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["data.mdb", "lock.mdb"])
-def test_a_damaged_catalogue_is_begun_anew(tmp_path: Path, what: str) -> None:
+def test_a_damaged_catalogue_is_made_again(tmp_path: Path, what: str) -> None:
     with lab_in(tmp_path) as lab:
         fill(lab)
         assert run_cli("run", "optimize", lab.root).returncode == 0

@@ -140,7 +140,7 @@ def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> 
         assert lab.read("file") == content
 
 
-def test_a_damaged_file_stays_a_stub_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_damaged_file_stays_a_stub_and_does_not_stop_the_others(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     contents = fill(lab)
     lab.optimise()

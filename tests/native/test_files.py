@@ -85,7 +85,7 @@ def test_a_scan_finds_thousands_of_names(tmp_path: Path, directory: int) -> None
     assert inodes == sorted(inodes)
 
 
-def test_whoever_scans_a_large_directory_has_a_say_in_between(
+def test_a_scan_of_a_large_directory_reaches_safe_points(
     tmp_path: Path, directory: int
 ) -> None:
     (tmp_path / "0").touch()
@@ -323,7 +323,7 @@ def test_a_file_that_has_just_changed_is_not_read(tmp_path: Path, directory: int
     assert read(directory, b"file", identity, settle_ns=SETTLE_NS) == b"content"
 
 
-def test_a_file_that_somebody_has_open_for_writing_is_not_read(
+def test_a_file_that_is_open_for_writing_is_not_read(
     tmp_path: Path, directory: int
 ) -> None:
     identity = make(tmp_path / "file", b"content")

@@ -89,7 +89,7 @@ def test_data_may_end_anywhere(tmp_path: Path) -> None:
         assert checked.entries + rest.entries == whole.entries
 
 
-def test_bytes_that_are_others_with_all_their_checksums_are_told_by_their_fingerprint(
+def test_other_bytes_with_right_checksums_show_by_their_fingerprint(
     tmp_path: Path,
 ) -> None:
     data = bytearray(container(tmp_path / "store"))

@@ -160,7 +160,7 @@ def test_what_was_collected_merged_and_compacted_is_passed(store: Records) -> No
     assert found.records == COUNT - 14
 
 
-def test_bytes_that_nobody_reads_may_be_damaged(store: Records) -> None:
+def test_bytes_that_no_reader_gets_may_be_damaged(store: Records) -> None:
     state = change(store, {5: (State.MERGED, make_id(1, 0)), 9: (State.TOMBSTONE, 0)})
     for ordinal in (5, 9):
         flip_bit(store.data(), state.entries[ordinal].offset + fmt.RECORD_HEADER_BYTES)

@@ -142,7 +142,7 @@ def test_only_the_disk_has_durable_effects() -> None:
     assert wrong == []
 
 
-def test_no_exception_is_kept_that_nobody_needs() -> None:
+def test_every_exception_is_needed() -> None:
     used = {module.name: {found for found, _ in effects(module)} for module in MODULES}
     assert {name: sorted(ALLOWED[name] - used.get(name, set())) for name in ALLOWED} == {
         name: [] for name in ALLOWED

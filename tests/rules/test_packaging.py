@@ -130,7 +130,7 @@ def _do_what_root_and_users_do(root: Path) -> None:
 # --- the slice of the jobs --------------------------------------------------------------------
 
 
-def test_jobs_get_what_nobody_else_wants() -> None:
+def test_jobs_get_the_idle_time() -> None:
     text = SLICE_UNIT.read_text()
     assert "\nCPUWeight=idle\n" in text and "\nIOWeight=1\n" in text
     # Weights count among neighbours, and a slice with a dash in its name has none but its like.

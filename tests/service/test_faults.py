@@ -92,7 +92,7 @@ def ask_for_metrics(machine: ServiceLab) -> socket.socket:
 
 
 @pytest.mark.root
-def test_an_address_that_somebody_else_has_keeps_no_volume_from_its_users(
+def test_a_taken_address_keeps_no_volume_from_its_users(
     machine: ServiceLab,
 ) -> None:
     lab = machine.add_volume()
@@ -159,7 +159,7 @@ def test_only_a_name_that_begins_with_it_is_abstract(tmp_path: Path) -> None:
         assert listener.recv(100) == b"STOPPING=1"
 
 
-def test_a_clock_that_is_set_back_changes_nothing_about_how_long_a_volume_waits(
+def test_a_clock_set_back_does_not_change_how_long_a_volume_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Somebody else held it when the clock was a year ahead, and when a job ran."""

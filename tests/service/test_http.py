@@ -272,7 +272,7 @@ def test_malformed_requests_are_refused(machine: ServiceLab) -> None:
             fuzz(machine, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
 
 
-def test_whoever_goes_away_in_the_middle_is_no_failure_of_the_service(machine: ServiceLab) -> None:
+def test_a_client_that_hangs_up_is_no_failure_of_the_service(machine: ServiceLab) -> None:
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
     with nothing_changes(machine):
         for _ in range(5):
@@ -289,7 +289,7 @@ def test_ten_thousand_malformed_requests_are_refused(machine: ServiceLab) -> Non
         fuzz_at_random(machine, 10_000)
 
 
-def test_many_connections_that_say_nothing_keep_nobody_out(machine: ServiceLab) -> None:
+def test_many_silent_connections_keep_no_client_out(machine: ServiceLab) -> None:
     idle = []
     try:
         for _ in range(200):
@@ -303,7 +303,7 @@ def test_many_connections_that_say_nothing_keep_nobody_out(machine: ServiceLab) 
             one.close()
 
 
-def test_who_comes_when_many_do_waits_for_his_turn(tmp_path: Path) -> None:
+def test_a_client_among_many_waits_for_its_turn(tmp_path: Path) -> None:
     """The queue of a listening socket may be full for a moment."""
     path = str(tmp_path / "s")
     with (

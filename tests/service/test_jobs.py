@@ -147,7 +147,7 @@ def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceL
     eventually(lambda: machine.client.get("/v1/service")["problems"] == [], "it is over")
 
 
-def test_who_stops_waiting_hears_that_the_job_goes_on(machine: ServiceLab) -> None:
+def test_a_client_that_stops_waiting_learns_that_the_job_goes_on(machine: ServiceLab) -> None:
     lab = filled(machine)
     lab.optimise()
     machine.start()
@@ -174,7 +174,7 @@ def test_a_job_for_a_volume_that_was_unmounted_says_what_it_waits_for(machine: S
     assert f"`dedupd mount {lab.root}`" in machine.run("run", "gc", lab.root).stdout
 
 
-def test_who_waits_for_a_job_hears_that_its_volume_is_no_longer_served(machine: ServiceLab) -> None:
+def test_a_client_that_waits_for_a_job_learns_that_its_volume_is_gone(machine: ServiceLab) -> None:
     lab = filled(machine)
     machine.start()
     machine.client.act(str(lab.root), "pause")
@@ -261,7 +261,7 @@ def test_a_volume_is_unmounted_once_its_job_has_ended(machine: ServiceLab) -> No
     assert machine.client.job(job_id)["outcome"] == "stopped: the volume is to be unmounted"
 
 
-def test_a_policy_that_cannot_be_read_is_a_problem_and_jobs_by_hand_go_on(
+def test_a_policy_that_cannot_be_read_does_not_stop_jobs_by_hand(
     machine: ServiceLab,
 ) -> None:
     lab = filled(machine)

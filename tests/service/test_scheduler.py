@@ -81,12 +81,12 @@ def test_a_task_that_was_interrupted_in_its_window_goes_on_in_it() -> None:
     assert nightly(night(3, 3), stopped) == (Urgency.WINDOW, True, night(3, 6))
 
 
-def test_a_task_that_was_stopped_at_the_end_of_its_window_goes_on_in_the_next() -> None:
+def test_a_task_stopped_with_its_window_goes_on_in_the_next() -> None:
     found = due("throughput", NIGHTLY, ran(night(3), 5 * HOUR, False), 0, night(3, 7), UTC)
     assert found is not None and found.at_s == night(4)
 
 
-def test_a_window_that_was_missed_is_caught_up_with_for_as_long_as_it_lasts() -> None:
+def test_a_missed_window_is_made_up_for_as_long_as_it_lasts() -> None:
     now = night(3, 9)
     assert nightly(now, ran(night(2, 2))) == (Urgency.MISSED, True, now + 5 * HOUR)
 
@@ -111,7 +111,7 @@ def test_nor_does_one_that_ended_while_the_clock_was_ahead() -> None:
         assert found is not None and found.at_s <= night(3, 2)
 
 
-def test_what_has_just_completed_is_not_repeated_where_the_clock_goes_back_a_little() -> None:
+def test_a_clock_set_back_a_little_repeats_no_completed_task() -> None:
     found = due("throughput", NIGHTLY, ran(night(3, 2), HOUR), 0, night(3, 3) - 5, UTC)
     assert found is not None and found.at_s == night(4)
 
@@ -184,7 +184,7 @@ def test_a_long_background_run_lets_another_volume_have_its_turn() -> None:
     assert action == Stop("a", "it is another volume's turn")
 
 
-def test_a_long_background_run_lets_another_task_of_its_volume_have_its_turn() -> None:
+def test_a_long_background_run_yields_to_another_task_of_its_volume() -> None:
     schedules: dict[TaskName, Schedule] = {"gc": Every(HOUR), "background": Every(HOUR)}
     volume = VolumeView("v", schedules)
     running = Running("v", Urgency.BACKGROUND, night(0), task="background")
@@ -199,7 +199,7 @@ def test_a_run_does_not_wait_for_itself() -> None:
     assert isinstance(decide(volume, now=night(9), running=[running]), Wait)
 
 
-def test_a_window_that_waits_for_users_lets_that_of_another_volume_have_its_turn() -> None:
+def test_a_window_that_waits_for_users_yields_to_that_of_another_volume() -> None:
     views = [VolumeView(name, USUAL) for name in "ab"]
     running = Running("a", Urgency.WINDOW, night(5, 3), night(5, 10), task="gc", held=True)
     assert decide(*views, now=night(5, 3), running=[running]) == Wait(night(5, 3) + SLICE_S)
@@ -209,7 +209,7 @@ def test_a_window_that_waits_for_users_lets_that_of_another_volume_have_its_turn
     assert isinstance(decide(*views, now=night(5, 3) + SLICE_S, running=[working]), Wait)
 
 
-def test_a_window_that_waits_for_users_does_not_give_way_to_background_work() -> None:
+def test_a_window_that_waits_for_users_yields_to_no_background_work() -> None:
     views = [VolumeView("a", USUAL), VolumeView("b", {"background": Every(HOUR)})]
     running = Running("a", Urgency.WINDOW, night(5, 3), night(5, 10), task="gc", held=True)
     assert isinstance(decide(*views, now=night(5, 5), running=[running]), Wait)

@@ -237,7 +237,7 @@ def test_many_may_enable_at_once(machine: ServiceLab) -> None:
         machine.mount_pid(lab)
 
 
-def test_what_is_enabled_while_the_service_stops_waits_for_the_next_start(
+def test_a_volume_enabled_at_a_stop_waits_for_the_next_start(
     machine: ServiceLab,
 ) -> None:
     lab = filled(machine)

@@ -39,7 +39,7 @@ def test_a_name_of_the_abstract_namespace_works() -> None:
         assert listener.recv(100) == b"STOPPING=1"
 
 
-def test_where_nobody_listens_nothing_happens(tmp_path: Path) -> None:
+def test_without_a_listener_nothing_happens(tmp_path: Path) -> None:
     Notifier({}).ready("")
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")}).ready("")
 

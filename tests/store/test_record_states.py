@@ -70,7 +70,7 @@ def test_a_death_leaves_old_entries_or_new_ones(tmp_path: Path, point: str) -> N
     store.expect_all()
 
 
-def test_an_entry_that_is_damaged_is_healed_and_the_others_keep_their_states(
+def test_a_damaged_entry_is_healed_and_the_others_keep_their_states(
     tmp_path: Path,
 ) -> None:
     store, _ = three(tmp_path / "s")
@@ -110,7 +110,7 @@ def test_a_merged_record_whose_target_is_lost_is_read_itself(tmp_path: Path) -> 
     assert store.read([ids[0]]) == [noise(2000)]
 
 
-def test_quarantined_bytes_are_given_out_only_if_they_have_their_fingerprint(
+def test_quarantined_bytes_are_read_only_with_their_fingerprint(
     tmp_path: Path,
 ) -> None:
     store, ids = three(tmp_path / "s")

@@ -94,7 +94,7 @@ def test_bytes_missing_before_the_mark_are_damage_and_left_for_scrub(tmp_path: P
 
 
 @pytest.mark.parametrize("lost", ["the table", "its header", "its end", "an entry", "all of it"])
-def test_a_table_is_made_anew_from_its_container(tmp_path: Path, lost: str) -> None:
+def test_a_table_is_made_again_from_its_container(tmp_path: Path, lost: str) -> None:
     store = Records(tmp_path / "s")
     for seed in range(5):
         store.append(noise(300, seed), prose(4000, seed))

@@ -303,7 +303,7 @@ def test_a_lost_table_is_no_loss_to_readers(tmp_path: Path) -> None:
     store.expect_all()
 
 
-def test_a_reader_without_a_table_notices_that_the_end_was_cut_and_written_again(
+def test_a_reader_without_a_table_notices_a_rewritten_end(
     tmp_path: Path,
 ) -> None:
     store = Records(tmp_path / "s")
@@ -413,7 +413,7 @@ def test_a_scan_finds_every_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", [128, 1000, 4 << 20])
-def test_a_scan_finds_its_footing_again_behind_damage(
+def test_a_scan_goes_on_after_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     """Whatever the size of the window, and though payloads hold the magic number."""

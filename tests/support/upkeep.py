@@ -1,4 +1,4 @@
-"""Scrubbing a volume, looking into its tables, and damaging single records of it."""
+"""Scrubbing and reconciling a volume, reading its tables, and damaging single records of it."""
 
 from pathlib import Path
 
@@ -9,8 +9,19 @@ from dedupd.format.ids import container_of
 from dedupd.system.disk import Disk
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
+from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
 from jobs.scrub.job import Depth, Scrub, ScrubReport
 from tests.support.lab import Lab, flip_bit
+
+PLAIN = 'min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\n'
+"""A policy under which everything is optimized, compacted and reconciled at once."""
+
+
+def reconcile(
+    lab: Lab, strategy: Strategy = Strategy.ALL, *, dry_run: bool = False
+) -> ReconcileReport:
+    with lab.opened() as volume, volume.job_lock():
+        return Reconcile(volume, JobRun("reconcile"), strategy, dry_run=dry_run).run()
 
 
 def scrub(

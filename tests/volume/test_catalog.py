@@ -58,13 +58,13 @@ def use(directory: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("length", [0, 1, 4096, 8192, 20_000, 100_000])
-def test_a_catalogue_cut_short_is_started_anew(tmp_path: Path, length: int) -> None:
+def test_a_catalogue_that_was_cut_is_made_again(tmp_path: Path, length: int) -> None:
     os.truncate(filled(tmp_path / "c"), length)
     result = use(tmp_path / "c")
     assert result.returncode == 0, result.stderr
 
 
-def test_a_catalogue_that_is_something_else_is_started_anew(tmp_path: Path) -> None:
+def test_a_catalogue_that_is_another_file_is_made_again(tmp_path: Path) -> None:
     filled(tmp_path / "c").write_bytes(os.urandom(50_000))
     result = use(tmp_path / "c")
     assert result.returncode == 0, result.stderr

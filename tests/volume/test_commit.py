@@ -235,7 +235,7 @@ def test_a_stub_is_not_made_one_again(lab: Lab) -> None:
     assert see(lab, "file") == before
 
 
-def test_a_stub_that_was_written_to_gets_its_new_recipe_beside_plain_files(lab: Lab) -> None:
+def test_a_written_stub_gets_its_new_recipe_beside_plain_files(lab: Lab) -> None:
     first, plain = put(lab, "stub"), put(lab, "plain")
     assert outcomes(commit(lab, first)) == [Outcome.DONE]
     old = os.getxattr(lab.data / "stub", "trusted.dedupd")

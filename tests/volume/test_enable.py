@@ -157,7 +157,7 @@ def test_volumes_do_not_nest(tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(("uid", "mode"), [(40001, 0o700), (0, 0o770), (0, 0o707)])
-def test_a_dot_dedupd_that_a_user_has_put_there_is_not_taken_for_the_store(
+def test_a_dot_dedupd_of_a_user_is_not_taken_for_the_store(
     tmp_path: Path, uid: int, mode: int
 ) -> None:
     """Who may write to a share before it is a volume would have the store in his hands."""
@@ -172,7 +172,7 @@ def test_a_dot_dedupd_that_a_user_has_put_there_is_not_taken_for_the_store(
 
 
 @pytest.mark.root
-def test_nor_is_a_volume_opened_that_somebody_else_can_change(tmp_path: Path) -> None:
+def test_a_volume_that_another_user_can_change_is_not_opened(tmp_path: Path) -> None:
     """Its ``data`` may be a link to what only root can read, which a job would take away."""
     root = make(tmp_path / "r")
     enable_plainly(root)
@@ -181,7 +181,7 @@ def test_nor_is_a_volume_opened_that_somebody_else_can_change(tmp_path: Path) ->
         Volume.open(str(root))
 
 
-def test_somebody_elses_dot_dedupd_is_not_touched(tmp_path: Path) -> None:
+def test_a_dot_dedupd_of_another_user_is_not_touched(tmp_path: Path) -> None:
     root = make(tmp_path / "r")
     (root / ".dedupd").mkdir()
     (root / ".dedupd/precious").write_bytes(b"data")
@@ -226,7 +226,7 @@ def waiting(where: Path | str, fd: int | None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("occupy", [have_as_current_directory, have_open])
-def test_who_has_a_part_of_the_directory_already_keeps_it_from_becoming_a_volume(
+def test_a_process_with_an_open_part_of_a_directory_stops_enabling(
     tmp_path: Path, occupy: Callable[[Path], AbstractContextManager[object]]
 ) -> None:
     """He would see what lies below the mount: stubs without their content."""
@@ -243,7 +243,7 @@ def test_who_has_a_part_of_the_directory_already_keeps_it_from_becoming_a_volume
 
 
 @pytest.mark.root
-def test_a_part_of_the_directory_that_is_mounted_elsewhere_keeps_it_plain(tmp_path: Path) -> None:
+def test_a_part_that_is_mounted_elsewhere_stops_enabling(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "r", tmp_path / "elsewhere"
     (root / "sub").mkdir(parents=True)
     elsewhere.mkdir()
@@ -288,7 +288,7 @@ def test_a_file_system_that_cannot_carry_stubs_is_refused_untouched(tmp_path: Pa
 
 
 @pytest.mark.parametrize("lock", ["lock", "mount.lock"])
-def test_disabling_waits_for_nobody_and_pulls_nothing_away(tmp_path: Path, lock: str) -> None:
+def test_disabling_does_not_wait_and_pulls_no_file_away(tmp_path: Path, lock: str) -> None:
     lab = new_lab(tmp_path / "r")
     lab.put("file", b"x")
     with lab.opened() as volume:

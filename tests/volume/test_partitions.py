@@ -143,7 +143,7 @@ def test_types_have_partitions_of_their_own_where_the_policy_asks(tmp_path: Path
         assert {name: lab.read(name) for name in contents} == contents
 
 
-def test_files_of_types_that_were_too_many_to_be_counted_are_taken_all_the_same(
+def test_files_of_more_types_than_are_counted_are_taken_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("dedupd.volume.partition_map", "jobs.optimize.partitioning"):

@@ -199,12 +199,12 @@ def live(tmp_path: Path, weeks: int, actions: int, size_bytes: int, seed: int) -
     assert stored <= (1 + STORED_MORE_MAX) * anew
 
 
-def test_weeks_of_life_lose_nothing_and_leave_nothing_behind(tmp_path: Path) -> None:
+def test_weeks_of_life_lose_nothing_and_leave_no_garbage(tmp_path: Path) -> None:
     live(tmp_path, weeks=4, actions=25, size_bytes=800_000, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_year_of_life_loses_nothing_and_leaves_nothing_behind(tmp_path: Path, seed: int) -> None:
+def test_a_year_of_life_loses_nothing_and_leaves_no_garbage(tmp_path: Path, seed: int) -> None:
     live(tmp_path, weeks=52, actions=60, size_bytes=3_000_000, seed=seed)

@@ -335,7 +335,7 @@ def test_removing_a_dead_container_survives_a_death_at_each_step(tmp_path: Path)
         store.writer.close()
 
 
-def test_a_quarantined_record_that_is_needed_keeps_its_container_and_is_reported(
+def test_a_needed_quarantined_record_keeps_its_container(
     tmp_path: Path,
 ) -> None:
     with lab_in(tmp_path) as lab:

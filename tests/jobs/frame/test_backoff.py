@@ -80,7 +80,7 @@ def test_a_calm_machine_is_worked_on_again_after_the_quiet_time(before: list[Rea
 
 
 @given(st.lists(readings, min_size=1, max_size=30))
-def test_whoever_waits_is_told_why(seen: list[Readings]) -> None:
+def test_a_job_that_waits_says_why(seen: list[Readings]) -> None:
     state = after(*seen)
     assert bool(state.reason) == (state.gait is not Gait.FULL)
 
@@ -95,7 +95,7 @@ def test_pressure_counts_while_the_job_waits() -> None:
     assert "wait for the disk" in after(BUSY, *[Readings(io_pressure=0.3)] * 20).reason
 
 
-def test_a_pressure_that_is_the_jobs_own_is_found_to_be_so_at_once_and_left_alone() -> None:
+def test_a_jobs_own_pressure_is_recognized_at_once() -> None:
     own = Readings(io_pressure=0.9)
     looking = decide(State(), own, 0.0)
     assert looking.gait is Gait.PAUSE
@@ -120,7 +120,7 @@ def test_a_job_that_waited_for_long_goes_on_a_little_until_it_is_calm() -> None:
     assert decide(calm, CALM, PATIENCE_S + TICK_S + QUIET_S).gait is Gait.FULL
 
 
-def test_whoever_had_calm_in_between_has_not_waited_for_long() -> None:
+def test_a_calm_moment_ends_a_long_wait() -> None:
     half = [BUSY] * int(PATIENCE_S / TICK_S / 2)
     calm = [CALM] * (int(QUIET_S / TICK_S) + 2)
     assert after(*half, *calm, *half, BUSY).gait is Gait.PAUSE
@@ -277,7 +277,7 @@ def test_own_work_is_part_of_what_the_machine_does() -> None:
 
 
 @pytest.mark.root
-def test_a_job_pauses_within_two_seconds_of_users_coming_and_goes_on_after(tmp_path: Path) -> None:
+def test_a_job_pauses_within_two_seconds_for_users(tmp_path: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         for number in range(4):
             lab.put(f"f{number}", noise(8 * MIB, number))

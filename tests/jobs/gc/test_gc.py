@@ -234,7 +234,7 @@ def test_a_death_while_orphans_come_back_loses_nothing(tmp_path: Path, point: st
         assert lab.read("second") == content
 
 
-def test_a_table_that_is_lost_makes_orphans_live_and_the_next_run_finds_them(
+def test_a_lost_table_makes_orphans_live_until_the_next_run(
     tmp_path: Path,
 ) -> None:
     with lab_in(tmp_path) as lab:

@@ -108,7 +108,7 @@ def test_once_it_is_closed_its_chunks_are_collected(lab: MountedLab) -> None:
 
 
 @pytest.mark.parametrize("how", ["rename", "link", "exchange", "over another"])
-def test_a_file_that_moves_behind_the_walk_is_kept(
+def test_a_file_that_moves_to_where_the_walk_was_is_kept(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     contents = make_stubs(lab)
@@ -133,7 +133,7 @@ def test_a_file_that_moves_behind_the_walk_is_kept(
     assert all_contents(lab) == set(contents.values())
 
 
-def test_a_directory_that_moves_behind_the_walk_is_walked(
+def test_a_directory_that_moves_to_where_the_walk_was_is_walked(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = make_stubs(lab, "deep/er/file")
@@ -148,7 +148,7 @@ def test_a_directory_that_moves_behind_the_walk_is_walked(
     assert all_contents(lab) == set(contents.values())
 
 
-def test_a_file_that_loses_its_name_during_the_walk_is_kept_while_it_is_open(
+def test_an_open_file_that_loses_its_name_during_the_walk_is_kept(
     lab: MountedLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = make_stubs(lab)

@@ -345,9 +345,7 @@ def spoil_by_exchanging(path: Path) -> None:
         spoil_by_exchanging,
     ],
 )
-def test_saved_marks_that_are_not_right_are_made_anew(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_wrong_saved_marks_are_made_again(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     with lab_in(tmp_path, chunk_size="4k") as lab:
         put_files(lab, 3)
         lab.collect()
@@ -475,7 +473,7 @@ class NoRoomForMarks(Disk):
         return super().write_at(fd, data, offset)
 
 
-def test_a_full_disk_keeps_nobody_from_collecting(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_stop_garbage_collection(tmp_path: Path) -> None:
     with lab_in(tmp_path, chunk_size="4k") as lab:
         put_files(lab, 2)
         (lab.data / "f0").unlink()

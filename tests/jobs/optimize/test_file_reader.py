@@ -276,7 +276,7 @@ def test_a_reader_stops_at_once_wherever_it_is(tmp_path: Path, batches_taken: in
         assert descriptors() == before
 
 
-def test_what_goes_wrong_in_the_scan_reaches_whoever_reads(tmp_path: Path) -> None:
+def test_an_error_of_the_scan_reaches_the_reader(tmp_path: Path) -> None:
     def failing() -> Iterator[tuple[Candidate, bool]]:
         yield from ()
         raise OSError(5, "Input/output error")

@@ -278,7 +278,7 @@ def test_a_file_that_is_gone_when_its_turn_comes_is_no_error(tmp_path: Path) -> 
         assert (report.files_optimised, report.files_left, report.errors) == (1, {"gone": 1}, 0)
 
 
-def test_a_new_recipe_never_vouches_for_a_chunk_that_the_old_one_did_not_mean(
+def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
     tmp_path: Path,
 ) -> None:
     """The record under an id became another, as after a part of a store came from a backup."""

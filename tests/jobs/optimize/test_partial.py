@@ -151,7 +151,7 @@ def test_an_untouched_stub_keeps_every_chunk() -> None:
 # --- the job ----------------------------------------------------------------------------------
 
 
-def test_only_the_chunks_around_an_edit_are_stored_anew(lab: Lab) -> None:
+def test_only_the_chunks_around_an_edit_are_stored_again(lab: Lab) -> None:
     content = bytearray(noise(SIZE))
     lab.put("file", content)
     lab.optimise()
@@ -210,7 +210,7 @@ def test_a_write_into_a_long_hole_does_not_read_the_hole(lab: Lab) -> None:
         assert content.read(0, 5) == b"start"
 
 
-def test_a_stub_that_nobody_wrote_to_is_not_taken_again(lab: Lab) -> None:
+def test_an_unchanged_stub_is_not_taken_again(lab: Lab) -> None:
     lab.put("file", noise(SIZE))
     lab.optimise()
     report = lab.optimise()

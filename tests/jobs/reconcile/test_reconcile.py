@@ -18,20 +18,10 @@ from dedupd.store.merge_log import MergeLog, MergeLogWriter
 from dedupd.store.writer import ContainerWriter
 from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
-from jobs.frame.run import JobRun
-from jobs.reconcile.job import Reconcile, ReconcileReport, Strategy
+from jobs.reconcile.job import Strategy
 from jobs.reconcile.join import rounds, unreconciled
 from tests.support.lab import Lab, lab_in, new_lab, noise, stop_at
-from tests.support.upkeep import chunks_of, damage_record, entry, scrub
-
-PLAIN = 'min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\n'
-
-
-def reconcile(
-    lab: Lab, strategy: Strategy = Strategy.ALL, *, dry_run: bool = False
-) -> ReconcileReport:
-    with lab.opened() as volume, volume.job_lock():
-        return Reconcile(volume, JobRun("reconcile"), strategy, dry_run=dry_run).run()
+from tests.support.upkeep import PLAIN, chunks_of, damage_record, entry, reconcile, scrub
 
 
 def put_types(lab: Lab, count: int = 4) -> dict[str, bytes]:
@@ -92,7 +82,7 @@ def reconciled(lab: Lab) -> dict[int, tuple[int, int]]:
 # --- what it does -----------------------------------------------------------------------------
 
 
-def test_afterwards_no_chunk_is_there_twice_and_every_file_reads_as_before(
+def test_after_a_reconciliation_no_chunk_is_there_twice(
     tmp_path: Path,
 ) -> None:
     with lab_in(tmp_path) as lab:
@@ -268,7 +258,7 @@ def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 20, 60, 64, 70, -1])
-def test_a_damaged_log_is_made_anew(tmp_path: Path, at: int) -> None:
+def test_a_damaged_log_is_made_again(tmp_path: Path, at: int) -> None:
     with lab_in(tmp_path) as lab:
         contents = partitioned(lab, 3)
         with stop_at("reconcile.logged"):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dedupd.units import KIB
-from tests.jobs.reconcile.test_reconcile import PLAIN, reconcile
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
+from tests.support.upkeep import PLAIN, reconcile
 
 pytestmark = pytest.mark.root
 

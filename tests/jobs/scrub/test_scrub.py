@@ -63,7 +63,7 @@ def test_a_damaged_recipe_is_repaired_from_its_copy(lab: Lab) -> None:
     assert {name: lab.read(name) for name in contents} == contents
 
 
-def test_a_chunk_that_nothing_else_holds_is_quarantined_and_the_ranges_are_named(lab: Lab) -> None:
+def test_a_chunk_without_a_second_source_is_quarantined_and_its_ranges_named(lab: Lab) -> None:
     chunk, start, end = chunks_of(lab, "base")[0]
     damage_record(lab, Kind.CHUNKS, chunk)
     report = scrub(lab)
@@ -190,7 +190,7 @@ def test_a_chunk_that_is_damaged_and_repaired_over_and_over_can_be_read(tmp_path
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
-def test_a_repaired_record_that_comes_back_leads_to_the_repaired_bytes_all_the_same(
+def test_a_repaired_record_that_comes_back_leads_to_the_repaired_bytes(
     tmp_path: Path, is_damaged: bool
 ) -> None:
     with lab_in(tmp_path) as lab:
@@ -227,7 +227,7 @@ def test_a_copy_is_given_up_when_nothing_refers_to_what_it_repeats(tmp_path: Pat
         assert scrub(lab, Depth.QUICK).copies_dropped == 1
 
 
-def test_a_damaged_copy_is_written_anew(lab: Lab) -> None:
+def test_a_damaged_copy_is_written_again(lab: Lab) -> None:
     damage_record(lab, Kind.RECIPE_COPIES, 1 << 32)
     report = scrub(lab)
     assert (report.outcome, report.copies_written) == ("repaired", 1)
@@ -257,7 +257,7 @@ def test_damaged_tables_cost_nothing(tmp_path: Path, kind: Kind, depth: Depth) -
 
 
 @pytest.mark.parametrize("with_table", [True, False])
-def test_a_lost_container_of_recipes_is_written_anew_from_the_copies(
+def test_a_lost_container_of_recipes_is_restored_from_the_copies(
     lab: Lab, with_table: bool
 ) -> None:
     contents = {path.name: lab.read(path.name) for path in lab.data.iterdir()}
@@ -292,7 +292,7 @@ def test_a_lost_header_and_a_lost_end_cost_no_more_than_what_lay_there(lab: Lab)
     }
 
 
-def test_what_a_reader_stumbles_over_is_seen_to_by_the_next_quick_run(tmp_path: Path) -> None:
+def test_damage_that_a_reader_met_is_repaired_by_the_next_quick_run(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
         contents = fill(lab)
