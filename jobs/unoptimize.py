@@ -91,7 +91,7 @@ def _count(
 ) -> tuple[int, int]:
     """Stubs below a path, and the bytes that they will occupy once they are plain."""
     files = need = 0
-    for found in walk(volume, below, check=run.check):
+    for found in walk(volume, below, safe_point=run.check):
         if found.is_stub:
             run.check()
             files += 1

@@ -1,8 +1,58 @@
-"""Directories of a volume, many at once."""
+"""Directories of a volume, many at once.
+
+What these functions call a safe point is called every some entries, by any of the threads; an
+exception there ends the call.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from .upkeep import KnownRecords
+
+Identity = tuple[int, int, int, int]
+"""Of a file: inode, size, mtime and ctime in ns. ``stub.transition.FileIdentity`` is one."""
+
+class FileEntry:
+    """A regular file of a directory, as a scan came upon it."""
+
+    @property
+    def name(self) -> bytes: ...
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def links(self) -> int: ...
+    @property
+    def allocated_bytes(self) -> int: ...
+    @property
+    def attribute(self) -> bytes | None:
+        """Value of the stub attribute; None where there is none, empty where it is unreadable."""
+
+class Directory:
+    """A directory, and those of its files that are left to the caller."""
+
+    @property
+    def directories(self) -> list[bytes]:
+        """Names, in any order."""
+    @property
+    def files(self) -> list[FileEntry]: ...
+
+class Unreadable:
+    """A directory that cannot be read; ``EXDEV`` where it is of another file system."""
+
+    def __new__(cls, errno: int) -> Unreadable: ...
+    @property
+    def errno(self) -> int: ...
+
+class CountedStubs(Directory):
+    """What was counted in a directory. Nothing of ``files`` is."""
+
+    @property
+    def stubs(self) -> int: ...
+    @property
+    def plain_files(self) -> int: ...
+    @property
+    def logical_bytes(self) -> int:
+        """Of the stubs."""
 
 class StubCounter:
     """Counts what the stubs of a tree refer to, where all of that is there."""
@@ -21,101 +71,103 @@ class StubCounter:
         caller keeps them open. ``seed`` is that of the attribute's checksum.
 
         ``tables`` are those of the containers of chunks: a directory, which the caller keeps open,
-        and number, name and seed of each. With them, the chunk that a stub names is held against
-        all that the stub keeps of its fingerprint, without them against what is known of chunks.
+        and number, name and seed of each. With them, the chunk that a stub names is compared with
+        all that the stub keeps of its fingerprint, without them with what is known of chunks.
         """
     def look_at(
         self,
         root_fd: int,
         directories: Sequence[bytes],
         threads: int,
-        check: Callable[[], None],
-    ) -> list[
-        tuple[
-            list[bytes],
-            list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
-            int,
-            int,
-            int,
-        ]
-        | int
-    ]:
-        """Of each directory (a path below ``root_fd``, over no link and into no other file system):
-        the error's number, or the names of its directories, the files that are left, and how many
-        stubs, plain files, and bytes of stubs were not.
+        safe_point: Callable[[], None],
+    ) -> list[CountedStubs | Unreadable]:
+        """Look at directories: paths below ``root_fd``, over no link and into no other file system.
 
-        What is left is as :func:`scan_directory` has it, and nothing of it is counted: files of
-        several names, and stubs of which anything is out of the ordinary: a transition, a recipe
-        of several nodes, a record that is not there, or that leads to another one.
-
-        ``check`` is called every 64 entries, by any of the threads; what it raises ends the call.
+        Left are files of several names, and stubs of which anything is out of the ordinary: a
+        transition, a recipe of several nodes, a record that is not there, or that leads to another
+        one.
         """
 
-_Passed = tuple[int, int]
-CandidatesOf = tuple[
-    list[bytes],
-    list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
-    tuple[_Passed, _Passed, _Passed, _Passed],
-    list[tuple[bytes, int, int, list[tuple[bytes, int]]]],
-]
-"""What an optimise job has to do with a directory: names of directories; files that are left, as
-:func:`scan_directory` has them; what was passed over, in files and bytes: stubs with nothing to do
-about them, empty files, small ones, young ones; and plain files for it, up to 4,096 at a time:
-packed, their number, their bytes, and about how many chunks they have, by what follows the last dot
-of their names.
+Reason = Literal["optimized", "empty", "small", "young"]
+"""Why a file is passed over: a stub with nothing to do about it, an empty file, a small one, one
+that was changed too recently."""
 
-Left are files of several names, and stubs of which anything is out of the ordinary.
-"""
+class Rules:
+    """What the policy asks of a file."""
+
+    def __new__(cls, *, seed: int, size_min: int, newest_ns: int, chunk_bytes: int) -> Rules:
+        """At least ``size_min`` bytes, and no change after ``newest_ns``. ``seed`` is that of the
+        attribute's checksum, ``chunk_bytes`` the average of a chunk. Raises ValueError.
+        """
+    def is_young(self, identity: Identity) -> bool:
+        """Whether a file was changed too recently."""
+    def reason(self, identity: Identity) -> Reason | None:
+        """Why a plain file is passed over, as far as its identity tells."""
+
+class PassedFiles:
+    """Files that were passed over."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+class PackedFiles:
+    """Up to 4,096 plain files of a directory, for :class:`.ingest.FileList`."""
+
+    @property
+    def packed(self) -> bytes: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def chunks(self) -> list[tuple[bytes, int]]:
+        """About how many chunks they have, by what follows the last dot of their names."""
+
+class DirectoryCandidates(Directory):
+    """What an optimize job has to do with a directory.
+
+    ``files`` are those of several names, and stubs of which anything is out of the ordinary.
+    """
+
+    @property
+    def passed(self) -> dict[Reason, PassedFiles]: ...
+    @property
+    def plain(self) -> list[PackedFiles]:
+        """Plain files for the job."""
 
 def find_candidates(
     root: int,
     directories: Sequence[bytes],
     attribute: bytes,
     threads: int,
-    check: Callable[[], None],
-    *,
-    seed: int,
-    size_min: int,
-    newest_ns: int,
-    chunk_bytes: int,
-) -> list[CandidatesOf | int]:
-    """Look for plain files of at least ``size_min`` bytes that did not change after ``newest_ns``;
-    for each directory, as in :meth:`StubCounter.look_at`, also the error's number.
+    safe_point: Callable[[], None],
+    rules: Rules,
+) -> list[DirectoryCandidates | Unreadable]:
+    """Sort the files of directories out, as in :meth:`StubCounter.look_at`."""
 
-    ``seed`` is that of the attribute's checksum. ``check`` is called every 64 entries, by any of
-    the threads; what it raises ends the call. Raises ValueError.
-    """
+class StubSizes(Directory):
+    """The stubs of a directory. ``files`` are those of several names."""
+
+    @property
+    def bytes_by_suffix(self) -> list[tuple[bytes, int]]:
+        """Bytes of all other stubs, by what follows the last dot of their names: empty where
+        nothing follows, where there is no dot, or where it is the first byte."""
 
 def stub_sizes(
     root: int,
     directories: Sequence[bytes],
     attribute: bytes,
     threads: int,
-    check: Callable[[], None],
-) -> list[
-    tuple[
-        list[bytes],
-        list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
-        list[tuple[bytes, int]],
-    ]
-    | int
-]:
-    """Of each directory, as in :meth:`StubCounter.look_at`: the error's number, or the names of its
-    directories, its files of several names, and the bytes of all its other stubs, by what follows
-    the last dot of their names.
-
-    Empty where nothing follows, where there is none, or where it is the first byte. ``check`` is
-    called every 64 entries, by any of the threads; what it raises ends the call.
-    """
+    safe_point: Callable[[], None],
+) -> list[StubSizes | Unreadable]:
+    """Sum up the stubs of directories, as in :meth:`StubCounter.look_at`."""
 
 def scan_directory(
-    fd: int, attribute: bytes, check: Callable[[], None] | None = None
-) -> tuple[list[bytes], list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]]]:
-    """Names of directories, and regular files on the same file system, in the order of inodes.
+    fd: int, attribute: bytes, safe_point: Callable[[], None] | None = None
+) -> Directory:
+    """Names of directories, and all regular files on the same file system, in the order of inodes.
 
-    Of each file: name; inode, size, mtime and ctime in ns; links; allocated bytes; value of the
-    attribute, None where it has none, empty where that cannot be told.
-
-    No link is followed; what vanishes meanwhile is passed over. ``check`` is called every some
-    thousand entries; what it raises ends the scan. Raises OSError.
+    No link is followed; files that vanish meanwhile are passed over. Raises OSError.
     """

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from typing_extensions import Buffer
 
+from .tree import Directory
+
 FORWARDS_MAX: int
 """Steps from a merged record to the one that has its bytes; more are taken for a ring."""
 
@@ -142,21 +144,30 @@ class KnownRecords:
         """u64 ids, in order."""
     def unreferenced(self) -> int: ...
 
-def scan_stubs(
-    fd: int, attribute: bytes, seed: int, check: Callable[[], None] | None = None
-) -> tuple[
-    list[bytes],
-    list[tuple[bytes, tuple[int, int, int, int], int, int, bytes | None]],
-    int,
-    int,
-    bytes,
-    bytes,
-    bytes,
-]:
-    """Chunks and recipes that the stubs of a directory name, in any state of the stubs.
+class NamedByStubs(Directory):
+    """What the stubs of a directory name. ``files`` are those whose attribute is not valid."""
 
-    Names of directories; files whose attribute is not valid, as in :func:`.tree.scan_directory`;
-    how many files there are, and how many valid stubs; the u64 ids of chunks that stubs name; those
-    of recipes, and how many bytes of each are covered (u64). ``seed`` is that of the attribute's
-    checksum. ``check`` is as for :func:`.tree.scan_directory`. Raises OSError.
+    @property
+    def file_count(self) -> int:
+        """Of all files."""
+    @property
+    def stub_count(self) -> int:
+        """Of the valid stubs."""
+    @property
+    def chunks(self) -> bytes:
+        """u64 ids."""
+    @property
+    def recipes(self) -> bytes:
+        """u64 ids."""
+    @property
+    def covered(self) -> bytes:
+        """u64 bytes covered of each recipe."""
+
+def scan_stubs(
+    fd: int, attribute: bytes, seed: int, safe_point: Callable[[], None] | None = None
+) -> NamedByStubs:
+    """What the stubs of a directory name, whatever state they are in.
+
+    ``seed`` is that of the attribute's checksum; ``safe_point`` as for :func:`.tree.scan_directory`.
+    Raises OSError.
     """

@@ -1,9 +1,8 @@
 """The references of the tree: every stub, its recipe, and the chunks that they name."""
 
-import errno
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,9 +11,9 @@ from dedupd.errors import Damaged, DamagedStub
 from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
+from dedupd.native.tree import CountedStubs, Unreadable
 from dedupd.store.container.container import Container, table_name
 from dedupd.store.recipe.recipe_reader import Broken, Leaf
-from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
@@ -22,13 +21,7 @@ from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
-from jobs.tree.walk import Found
-
-DIRECTORIES_AT_ONCE = 64
-"""Looked at by one call, which uses all cores."""
-
-_NO_DIRECTORY = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV))
-"""Errors of a directory that is gone by now, or something else, or another file system."""
+from jobs.tree.walk import FirstNames, Met, TreeFile, each_directory
 
 RECIPES_OPEN_MAX = 128
 """Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
@@ -80,7 +73,7 @@ class ReferenceWalk:
     ) -> None:
         """``threads`` 0 stands for all cores."""
         self._threads = threads or cores()
-        self._seen: set[int] = set()
+        self._names = FirstNames()
         self._is_exact = is_exact
         self._volume = volume
         self._run = run
@@ -90,8 +83,6 @@ class ReferenceWalk:
 
     def walk(self) -> References:
         """Go through the whole tree. Raises Cancelled."""
-        result = self._found
-        pending = [b""]
         with ExitStack() as stack:
             counter = native.tree.StubCounter(
                 self._chunks,
@@ -101,12 +92,15 @@ class ReferenceWalk:
                 seed=attribute_seed(self._volume.space.volume_id),
                 tables=self._tables(stack) if self._is_exact else None,
             )
-            while pending:
-                self._run.check()
-                batch = [pending.pop() for _ in range(min(len(pending), DIRECTORIES_AT_ONCE))]
-                self._directories(counter, batch, pending)
-                self._run.update(files=result.stubs + result.plain_files)
-        return result
+
+            def look(paths: Sequence[bytes]) -> list[CountedStubs | Unreadable]:
+                return counter.look_at(self._volume.data_fd, paths, self._threads, self._run.check)
+
+            # Closed before the tables are: the next directories are being looked at.
+            for met in stack.enter_context(closing(each_directory(look, self._run.check))):
+                self._directory(met)
+                self._run.update(files=self._found.stubs + self._found.plain_files)
+        return self._found
 
     def _streams(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
         """The containers of recipes that can be read as they are: number, descriptors, seed."""
@@ -137,50 +131,28 @@ class ReferenceWalk:
             container.close()
         return directory, tables
 
-    def _directories(
-        self, counter: native.tree.StubCounter, batch: list[bytes], pending: list[bytes]
-    ) -> None:
-        """Look at directories; those below them become ``pending``."""
-        paths = [path or b"." for path in batch]
-        listed = counter.look_at(self._volume.data_fd, paths, self._threads, self._run.check)
-        for path, one in zip(batch, listed, strict=True):
-            if isinstance(one, int):
-                if one not in _NO_DIRECTORY:
-                    self._unreadable(path, os.strerror(one))
-                continue
-            names, files, stubs, plain_files, logical_bytes = one
-            self._found.stubs += stubs
-            self._found.plain_files += plain_files
-            self._found.logical_bytes += logical_bytes
-            prefix = path + b"/" if path else b""
-            pending += [prefix + name for name in sorted(names, reverse=True)]
-            for name, identity, links, allocated, value in files:
-                found = Found(prefix + name, FileIdentity._make(identity), allocated, value)
-                if links == 1 or not self._is_seen(found):
-                    self._file(found)
-
-    def _unreadable(self, path: bytes, detail: str) -> None:
-        where = show_path(path) or "."
-        self._found.findings.append(Finding(Invariant.TREE_READABLE, where, detail))
-
-    def _is_seen(self, found: Found) -> bool:
-        """Whether a file of several names has come by before."""
-        inode = found.identity.inode
-        if inode in self._seen:
-            return True
-        self._seen.add(inode)
-        return False
-
-    def _file(self, found: Found) -> None:
-        if found.attribute is None:
-            self._found.plain_files += 1
+    def _directory(self, met: Met[CountedStubs]) -> None:
+        found, here = self._found, met.here
+        if isinstance(here, Unreadable):
+            where, detail = show_path(met.path) or ".", os.strerror(here.errno)
+            found.findings.append(Finding(Invariant.TREE_READABLE, where, detail))
             return
-        self._found.stubs += 1
-        self._found.logical_bytes += found.identity.size
-        self._stub(found, found.attribute)
+        found.stubs += here.stubs
+        found.plain_files += here.plain_files
+        found.logical_bytes += here.logical_bytes
+        for entry in here.files:
+            if not self._names.has(entry):
+                continue
+            file = TreeFile.of(met.prefix, entry)
+            if file.attribute is None:
+                found.plain_files += 1
+            else:
+                found.stubs += 1
+                found.logical_bytes += file.identity.size
+                self._stub(file.path, file.attribute)
 
-    def _stub(self, found: Found, attribute: bytes) -> None:
-        where = show_path(found.path)
+    def _stub(self, path: bytes, attribute: bytes) -> None:
+        where = show_path(path)
         try:
             stub = decode_stub(attribute, self._volume.space.volume_id, where)
         except DamagedStub as error:
@@ -189,7 +161,7 @@ class ReferenceWalk:
         if stub.flags.transient:
             self._found.unsettled += 1
         if not self._refer(stub, where):
-            self._found.suspects.append(found.path)
+            self._found.suspects.append(path)
 
     def _refer(self, stub: StubAttribute, where: str) -> bool:
         """Count what a stub refers to; False where any of it is not there."""

@@ -1,6 +1,5 @@
 """Finding the needed records: by every stub of a tree in use, and by open files without a name."""
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from dedupd.system.control_socket import ControlClient
 from dedupd.system.paths import show_path
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
+from jobs.tree.walk import GONE
 
 ATTEMPTS_MAX = 8
 """Walks that a mount may cut short by coming, going or moving more than its log holds."""
@@ -24,8 +24,6 @@ DIRECTORIES_PER_DRAIN = 64
 """Directories walked between two questions to the mount about moved files."""
 
 _CONNECT_WAIT_S = 30.0
-
-_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 
 
 class Interrupted(Exception):
@@ -229,7 +227,7 @@ class TreeMarker:
         try:
             fd = os.open(name, flags, dir_fd=parent)
         except OSError as error:
-            if error.errno not in _VANISHED:
+            if error.errno not in GONE:
                 self._problem(parent, name, error.strerror)
             return None
         if os.fstat(fd).st_dev != self._device:
@@ -240,23 +238,23 @@ class TreeMarker:
     def _list(self, fd: int) -> list[bytes]:
         """Mark the records of a directory's stubs; returns the names of its directories."""
         try:
-            names, damaged, files, stubs, chunks, recipes, covered = native.upkeep.scan_stubs(
+            here = native.upkeep.scan_stubs(
                 fd,
                 self._volume.space.name,
                 attribute_seed(self._volume.space.volume_id),
                 self._run.check,
             )
         except OSError as error:
-            if error.errno not in _VANISHED:
+            if error.errno not in GONE:
                 self._problem(fd, b"", error.strerror)
             return []
-        self._roots.files += files
-        self._roots.stubs += stubs + len(damaged)
-        for name, _, _, _, value in damaged:
-            self._damaged(fd, name, value or b"")
-        self._chunks.add_packed(chunks)
-        self._recipes.need_packed(recipes, covered)
-        return names
+        self._roots.files += here.file_count
+        self._roots.stubs += here.stub_count + len(here.files)
+        for file in here.files:
+            self._damaged(fd, file.name, file.attribute or b"")
+        self._chunks.add_packed(here.chunks)
+        self._recipes.need_packed(here.recipes, here.covered)
+        return here.directories
 
     def _damaged(self, fd: int, name: bytes, value: bytes) -> None:
         """Report a damaged attribute; mark the record of one that is sound after all."""

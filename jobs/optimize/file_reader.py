@@ -258,7 +258,7 @@ class BatchReader:
         local = local_ranges(fd, size)
         covered = min(stub.covered, size)
         if not local and covered == size:
-            task.failure = "already optimised"
+            task.failure = "already optimized"
         kept: list[KeptChunk] = []
         for part in plan(content.recipe.spans(0, covered), local, covered, size):
             if isinstance(part, Keep):

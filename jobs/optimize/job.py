@@ -29,7 +29,7 @@ from jobs.optimize.group_commit import GroupCommit, GroupResult
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest, Sums
 from jobs.optimize.store_session import Store
-from jobs.tree.candidate_cache import FoundFiles
+from jobs.tree.candidate_cache import CandidateCache
 from jobs.tree.candidates import Candidate, Skipped, candidates, found_candidates
 
 GROUP_BYTES = 256 * MIB
@@ -84,7 +84,7 @@ class Optimize(Job[OptimizeReport]):
         self._committer = VolumeCommitter(volume, self._threads)
         self._unsettled: list[bytes] = []
         self._mostly_local: list[bytes] = []
-        self._found = FoundFiles(self._shares(0).candidates_bytes)
+        self._found = CandidateCache(self._shares(0).candidates_bytes)
         self._checkpoints = Checkpoints(volume)
         self._ready = Ready()
         self._grouped_bytes = 0

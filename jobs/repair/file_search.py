@@ -17,7 +17,7 @@ from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 from jobs.repair.content_proof import Proofs
 from jobs.repair.repairer import Repair
-from jobs.tree.walk import Found, walk
+from jobs.tree.walk import TreeFile, walk
 
 _READ_BYTES = 8 * MIB
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK
@@ -61,7 +61,7 @@ class FileSearch:
 
     def _everywhere(self) -> None:
         smallest = min(entry.raw_length for entry in self._repair.lost.values())
-        for found in walk(self._volume, check=self._run.check):
+        for found in walk(self._volume, safe_point=self._run.check):
             size = found.allocated_bytes if found.is_stub else found.identity.size
             if size >= smallest:
                 self._run.check()
@@ -135,7 +135,7 @@ class FileSearch:
                 if is_lost and any(a <= start and start + length <= b for a, b in local):
                     yield chunk, start, length
 
-    def _in_file(self, found: Found) -> None:
+    def _in_file(self, found: TreeFile) -> None:
         """Cut a plain file, or what a stub has of its own, and look at every chunk."""
         try:
             with opened(open_beneath(self._volume.data_fd, found.path, _FLAGS)) as fd:

@@ -53,7 +53,7 @@ class _Block(NamedTuple):
         return rows
 
 
-class FoundFiles:
+class CandidateCache:
     """Candidates in the order in which they were found, in ``bytes_max`` of memory at most."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -1,44 +1,37 @@
 """What the stubs of a volume stand for, by the type of their files."""
 
-import os
 from collections import Counter
+from collections.abc import Sequence
 
 from dedupd import native
+from dedupd.native.tree import StubSizes, Unreadable
 from dedupd.system.processes import cores
 from dedupd.volume.partition_map import type_of, type_of_suffix
 from dedupd.volume.volume import Volume
-from jobs.tree.walk import Check
-
-DIRECTORIES_AT_ONCE = 1024
-"""Read by all threads, in one call."""
+from jobs.tree.walk import FirstNames, SafePoint, each_directory
 
 
-def stub_bytes_by_type(volume: Volume, check: Check, threads: int = 0) -> Counter[str]:
+def stub_bytes_by_type(volume: Volume, safe_point: SafePoint, threads: int = 0) -> Counter[str]:
     """Logical bytes of all stubs of the tree, those of several names once.
 
     Neither their paths nor what they name comes up to Python: a hundred thousand files take a
-    quarter of a second. What vanishes meanwhile, or cannot be read, is passed over. ``threads`` 0
-    stands for all cores.
+    quarter of a second. Files that vanish meanwhile, or cannot be read, are passed over.
+    ``threads`` 0 stands for all cores.
     """
-    sizes: Counter[str] = Counter()
-    seen: set[int] = set()
-    pending = [b""]
-    while pending:
-        check()
-        batch, pending = pending[-DIRECTORIES_AT_ONCE:], pending[:-DIRECTORIES_AT_ONCE]
-        paths = [path or b"." for path in batch]
-        found = native.tree.stub_sizes(
-            volume.data_fd, paths, volume.space.name, threads or cores(), check
+
+    def look(paths: Sequence[bytes]) -> list[StubSizes | Unreadable]:
+        return native.tree.stub_sizes(
+            volume.data_fd, paths, volume.space.name, threads or cores(), safe_point
         )
-        for path, listed in zip(batch, found, strict=True):
-            if isinstance(listed, int):
-                continue
-            names, files, by_suffix = listed
-            pending += [os.path.join(path, name) for name in names]
-            for name, (inode, size, _, _), _, _, attribute in files:
-                if attribute is not None and inode not in seen:
-                    seen.add(inode)
-                    sizes[type_of(name)] += size
-            for suffix, size in by_suffix:
-                sizes[type_of_suffix(suffix)] += size
+
+    sizes: Counter[str] = Counter()
+    names = FirstNames()
+    for _, _, here in each_directory(look, safe_point):
+        if isinstance(here, Unreadable):
+            continue
+        for file in here.files:
+            if file.attribute is not None and names.has(file):
+                sizes[type_of(file.name)] += file.identity[1]
+        for suffix, size in here.bytes_by_suffix:
+            sizes[type_of_suffix(suffix)] += size
     return sizes

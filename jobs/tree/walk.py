@@ -1,27 +1,47 @@
-"""Walking the tree of a volume: every file once."""
+"""Walking the tree of a volume: every directory, and every file once."""
 
+import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from dedupd import native
+from dedupd.native.tree import Directory, FileEntry, Unreadable
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.volume.volume import Volume
 from jobs.frame.run import checked
 
-_Identity = tuple[int, int, int, int]
-_NativeFile = tuple[bytes, _Identity, int, int, bytes | None]
-_Entries = tuple[list[bytes], list[_NativeFile]]
-_File = tuple[bytes, _Identity, int, bytes | None]
-"""What :class:`Found` has, in its order."""
-Check = Callable[[], None]
-"""A safe place of the job: waits where it is to give way, raises where it is to stop."""
+SafePoint = Callable[[], None]
+"""A safe place of the job: waits where the job gives way, raises where the job stops."""
+
+DIRECTORIES_AT_ONCE = 64
+"""Looked at by all cores in one call: what they hold is in memory at once."""
+
+GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE))
+"""A directory that was listed is there no more, or its name is that of something else."""
+
+_LEFT_OUT = frozenset((errno.ENOENT, errno.EXDEV))
+"""A path that is not there, or in another file system: also where a walk begins."""
+
+D = TypeVar("D", bound=Directory)
+Look = Callable[[Sequence[bytes]], Sequence[D | Unreadable]]
+"""Looks at directories, given by their paths below the tree; ``.`` is the tree itself."""
 
 
-class Found(NamedTuple):
+class Met(NamedTuple, Generic[D]):
+    """A directory that a walk came upon. ``prefix`` is what paths in it begin with."""
+
+    path: bytes
+    prefix: bytes
+    here: D | Unreadable
+
+
+class TreeFile(NamedTuple):
     """A regular file of the tree. ``path`` is relative to the tree.
 
     ``attribute`` is the stub attribute as it was found, None for a plain file, and empty where it
@@ -37,78 +57,136 @@ class Found(NamedTuple):
     def is_stub(self) -> bool:
         return self.attribute is not None
 
+    @classmethod
+    def of(cls, prefix: bytes, file: FileEntry) -> Self:
+        identity = FileIdentity._make(file.identity)
+        return cls(prefix + file.name, identity, file.allocated_bytes, file.attribute)
+
+
+class FirstNames:
+    """Lets files of several names pass once: under the first name that is met."""
+
+    def __init__(self) -> None:
+        self._inodes: set[int] = set()
+
+    def has(self, file: FileEntry) -> bool:
+        """Whether this is the first name of the file."""
+        if file.links == 1:
+            return True
+        inode = file.identity[0]
+        if inode in self._inodes:
+            return False
+        self._inodes.add(inode)
+        return True
+
+
+class _Pending(Generic[D]):
+    """Directories that are still to be looked at; the next one is at the end."""
+
+    def __init__(self, below: bytes) -> None:
+        self._start = below
+        self._paths = [below]
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
+
+    def take(self, count: int) -> list[bytes]:
+        return [self._paths.pop() for _ in range(min(count, len(self._paths)))]
+
+    def met(self, path: bytes, here: D | Unreadable) -> Iterator[Met[D]]:
+        """The directory, unless it is gone; those in it come next."""
+        if isinstance(here, Unreadable):
+            if here.errno not in (_LEFT_OUT if path == self._start else GONE | _LEFT_OUT):
+                yield Met(path, b"", here)
+            return
+        prefix = path + b"/" if path else b""
+        yield Met(path, prefix, here)
+        self._paths.extend(prefix + name for name in sorted(here.directories, reverse=True))
+
+
+def each_directory(
+    look: Look[D], safe_point: SafePoint, below: bytes = b""
+) -> Generator[Met[D], None, None]:
+    """Every directory of a tree from ``below`` on, in no order that counts.
+
+    Many are looked at by one call, and the next ones by another thread meanwhile. A directory that
+    cannot be read is there with its error; one that vanishes is passed over, as are other file
+    systems. Where ``below`` itself is no directory, the error says so.
+    """
+    pending = _Pending[D](below)
+    under_way: deque[tuple[list[bytes], Future[Sequence[D | Unreadable]]]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="scan") as ahead:
+        while pending or under_way:
+            safe_point()
+            while pending and len(under_way) < 2:
+                paths = pending.take(DIRECTORIES_AT_ONCE)
+                names = [path or b"." for path in paths]
+                under_way.append((paths, ahead.submit(look, names)))
+            paths, found = under_way.popleft()
+            for path, here in zip(paths, found.result(), strict=True):
+                yield from pending.met(path, here)
+
 
 def walk(
     volume: Volume,
     below: bytes = b"",
     errors: list[str] | None = None,
-    check: Check | None = None,
-) -> Iterator[Found]:
+    safe_point: SafePoint | None = None,
+) -> Iterator[TreeFile]:
     """Every regular file below a path of the tree, hard links once, other file systems never.
 
-    Follows no link. What vanishes meanwhile is passed over; what cannot be read is added to
-    ``errors``. ``check`` is called every few milliseconds.
+    Depth first, one directory in memory at a time. Follows no link. A file that vanishes meanwhile
+    is passed over; a directory that cannot be read is added to ``errors``. ``safe_point`` is called
+    every few milliseconds.
     """
-    files = _files(volume, below, errors, check)
-    for path, identity, allocated, attribute in checked(files, check):
-        yield Found(path, FileIdentity._make(identity), allocated, attribute)
-
-
-def _files(
-    volume: Volume, below: bytes, errors: list[str] | None, check: Check | None
-) -> Iterator[_File]:
-    """As :func:`walk`, in plain tuples."""
-    device = os.fstat(volume.data_fd).st_dev
-    seen: set[int] = set()
-    pending = [below]
+    names, pending = FirstNames(), _Pending[Directory](below)
+    errors = [] if errors is None else errors
     while pending:
-        if check is not None:
-            check()
-        directory = pending.pop()
-        try:
-            fd = open_beneath(volume.data_fd, directory, os.O_RDONLY | os.O_NONBLOCK)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if errors is not None:
-                errors.append(f"{os.fsdecode(directory)}: {error.strerror}")
-            continue
-        with opened(fd):
+        if safe_point is not None:
+            safe_point()
+        [path] = pending.take(1)
+        for _, prefix, here in pending.met(path, _listed(volume, path, safe_point)):
+            if isinstance(here, Directory):
+                for file in checked(here.files, safe_point):
+                    if names.has(file):
+                        yield TreeFile.of(prefix, file)
+            elif here.errno == errno.ENOTDIR:
+                yield from single_file(volume, path, errors)
+            else:
+                errors.append(unreadable(path, here.errno))
+
+
+def _listed(volume: Volume, path: bytes, safe_point: SafePoint | None) -> Directory | Unreadable:
+    try:
+        with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
+            if os.fstat(fd).st_dev != os.fstat(volume.data_fd).st_dev:
+                return Unreadable(errno.EXDEV)
+            return native.tree.scan_directory(fd, volume.space.name, safe_point)
+    except OSError as error:
+        return Unreadable(error.errno or errno.EIO)
+
+
+def single_file(volume: Volume, path: bytes, errors: list[str]) -> Iterator[TreeFile]:
+    """The file of a path, if it is a regular one; ``errors`` says why it cannot be opened."""
+    try:
+        with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
             status = os.fstat(fd)
-            if status.st_dev != device:
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                try:
-                    entries = native.tree.scan_directory(fd, volume.space.name, check)
-                except OSError as error:
-                    if errors is not None:
-                        errors.append(f"{show_path(directory) or '.'}: {error.strerror}")
-                    continue
-                yield from _in_directory(directory, entries, seen, pending)
-            elif stat.S_ISREG(status.st_mode):
-                allocated = status.st_blocks * 512
-                value = native.system.fgetxattr(fd, volume.space.name)
-                yield directory, FileIdentity.of(status), allocated, value
+            if stat.S_ISREG(status.st_mode) and status.st_dev == os.fstat(volume.data_fd).st_dev:
+                attribute = native.system.fgetxattr(fd, volume.space.name)
+                identity = FileIdentity.of(status)
+                yield TreeFile(path, identity, status.st_blocks * 512, attribute)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        errors.append(unreadable(path, error.errno or errno.EIO))
 
 
-def _in_directory(
-    directory: bytes,
-    entries: _Entries,
-    seen: set[int],
-    pending: list[bytes],
-) -> Iterator[_File]:
-    prefix = directory + b"/" if directory else b""
-    directories, files = entries
-    for name, identity, links, allocated, value in files:
-        if links > 1:
-            if identity[0] in seen:
-                continue
-            seen.add(identity[0])
-        yield prefix + name, identity, allocated, value
-    pending.extend(prefix + name for name in sorted(directories, reverse=True))
+def unreadable(path: bytes, number: int) -> str:
+    """What to tell of a path that cannot be read."""
+    return f"{show_path(path) or '.'}: {os.strerror(number)}"
 
 
-def _is_readable(volume: Volume, path: bytes) -> bool:
+def is_readable(volume: Volume, path: bytes) -> bool:
     """Whether a file can be opened, and so its attribute be read."""
     try:
         os.close(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK))

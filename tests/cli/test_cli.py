@@ -112,7 +112,7 @@ def test_the_same_for_people(lab: Lab) -> None:
     for arguments, said in (
         (("run", "optimize", "--dry-run", lab.root), "would optimize 6 files"),
         (("run", "optimize", lab.root), "files optimized  6"),
-        (("run", "optimize", lab.root), "left             6 already optimised"),
+        (("run", "optimize", lab.root), "left             6 already optimized"),
         (("status", lab.root), "6, 6 of them optimized"),
         (("jobs", lab.root), "optimize"),
         (("policy", lab.root), 'min_age = "0s"'),

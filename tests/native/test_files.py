@@ -48,9 +48,9 @@ def test_a_scan_tells_files_and_directories_apart(tmp_path: Path, directory: int
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
-    directories, files = native.tree.scan_directory(directory, NAME)
-    assert directories == [b"below"]
-    assert {file[0] for file in files} == names
+    here = native.tree.scan_directory(directory, NAME)
+    assert here.directories == [b"below"]
+    assert {file.name for file in here.files} == names
 
 
 def test_a_scan_says_what_stat_says(tmp_path: Path, directory: int) -> None:
@@ -58,12 +58,13 @@ def test_a_scan_says_what_stat_says(tmp_path: Path, directory: int) -> None:
     make(path, b"x" * 10_000)
     os.link(path, tmp_path / "other")
     os.setxattr(path, NAME, b"a value")
-    _, files = native.tree.scan_directory(directory, NAME)
+    files = native.tree.scan_directory(directory, NAME).files
     status = path.stat()
-    for name, identity, links, allocated, value in files:
-        assert name in (b"file", b"other")
-        assert identity == FileIdentity.of(status)
-        assert (links, allocated, value) == (2, status.st_blocks * 512, b"a value")
+    for file in files:
+        assert file.name in (b"file", b"other")
+        assert file.identity == FileIdentity.of(status)
+        values = file.links, file.allocated_bytes, file.attribute
+        assert values == (2, status.st_blocks * 512, b"a value")
     assert len(files) == 2
 
 
@@ -71,17 +72,17 @@ def test_a_scan_brings_long_attributes_along(tmp_path: Path, directory: int) -> 
     path = tmp_path / "file"
     path.touch()
     os.setxattr(path, NAME, b"v" * 3000)
-    _, [file] = native.tree.scan_directory(directory, NAME)
-    assert file[4] == b"v" * 3000
+    [file] = native.tree.scan_directory(directory, NAME).files
+    assert file.attribute == b"v" * 3000
 
 
 def test_a_scan_finds_thousands_of_names(tmp_path: Path, directory: int) -> None:
     names = {b"%05d-%s" % (n, b"n" * (n % 200)) for n in range(3000)}
     for name in names:
         os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=directory))
-    _, files = native.tree.scan_directory(directory, NAME)
-    assert sorted(file[0] for file in files) == sorted(names)
-    inodes = [identity[0] for _, identity, *_ in files]
+    files = native.tree.scan_directory(directory, NAME).files
+    assert sorted(file.name for file in files) == sorted(names)
+    inodes = [file.identity[0] for file in files]
     assert inodes == sorted(inodes)
 
 
@@ -92,7 +93,7 @@ def test_a_scan_of_a_large_directory_reaches_safe_points(
     for number in range(1, 20_000):
         os.link("0", str(number), src_dir_fd=directory, dst_dir_fd=directory)
     says: list[None] = []
-    _, files = native.tree.scan_directory(directory, NAME, lambda: says.append(None))
+    files = native.tree.scan_directory(directory, NAME, lambda: says.append(None)).files
     assert (len(files), len(says)) == (20_000, 4)
 
     class Enough(Exception):
@@ -123,7 +124,7 @@ def find(
     size_min: int = 1,
     newest_ns: int = 2**63 - 1,
     check: Callable[[], None] = lambda: None,
-) -> "native.tree.CandidatesOf":
+) -> native.tree.DirectoryCandidates:
     """What there is to do in a directory."""
     (found,) = native.tree.find_candidates(
         directory,
@@ -131,13 +132,39 @@ def find(
         NAME,
         2,
         check,
-        seed=attribute_seed(VOLUME),
-        size_min=size_min,
-        newest_ns=newest_ns,
-        chunk_bytes=1000,
+        rules(size_min, newest_ns),
     )
-    assert not isinstance(found, int)
+    assert isinstance(found, native.tree.DirectoryCandidates)
     return found
+
+
+@pytest.mark.parametrize("older_ns", [-1, 0, 1])
+def test_a_file_is_judged_alike_where_it_is_one_of_many_and_where_it_is_alone(
+    tmp_path: Path, directory: int, older_ns: int
+) -> None:
+    """Python asks of the files that are left what native code asks of the others."""
+    for name, size in (("empty", 0), ("small", 99), ("fits", 100), ("large", 5000)):
+        make(tmp_path / name, bytes(size))
+        identity = FileIdentity.of((tmp_path / name).stat())
+        asked = rules(100, identity.changed_ns + older_ns)
+        [here] = native.tree.find_candidates(directory, [b"."], NAME, 1, lambda: None, asked)
+        assert isinstance(here, native.tree.DirectoryCandidates)
+        reasons = {asked.reason(identity)} - {None}
+        assert here.passed.keys() == reasons
+        assert asked.is_young(identity) == (older_ns < 0)
+        assert ("young" in reasons) == (older_ns < 0 and size >= 100)
+        (tmp_path / name).unlink()
+
+
+def rules(size_min: int = 1, newest_ns: int = 2**63 - 1) -> native.tree.Rules:
+    return native.tree.Rules(
+        seed=attribute_seed(VOLUME), size_min=size_min, newest_ns=newest_ns, chunk_bytes=1000
+    )
+
+
+def passed(found: native.tree.DirectoryCandidates) -> "dict[native.tree.Reason, tuple[int, int]]":
+    """Files and bytes that were passed over, by reason."""
+    return {reason: (one.count, one.size_bytes) for reason, one in found.passed.items()}
 
 
 VOLUME = b"v" * 16
@@ -177,12 +204,14 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     value[20] ^= 1
     os.setxattr(tmp_path / "damaged", NAME, bytes(value))
     make(tmp_path / "plain", b"content")
-    everything = {file[0] for file in native.tree.scan_directory(directory, NAME)[1]}
-    directories, left, passed, [(packed, count, *_)] = find(directory)
-    found = {file[0] for file in left} | {b"plain"}
+    everything = {file.name for file in native.tree.scan_directory(directory, NAME).files}
+    here = find(directory)
+    [plain] = here.plain
+    found = {file.name for file in here.files} | {b"plain"}
     assert everything - found == {b"whole", b"one chunk", b"truncated"}
-    assert (directories, passed[0], count) == ([], (3, 15_000), 1)
-    assert [path for path, *_ in native.ingest.FileList(b"", packed)] == [b"plain"]
+    assert (here.directories, plain.count) == ([], 1)
+    assert passed(here) == {"optimized": (3, 15_000)}
+    assert [path for path, *_ in native.ingest.FileList(b"", plain.packed)] == [b"plain"]
 
 
 def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: int) -> None:
@@ -199,11 +228,13 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
     }
     (tmp_path / "below").mkdir()
     now_ns = max(identity.ctime_ns for identity in identities.values())
-    directories, left, passed, [(packed, count, size, chunks)] = find(directory, 100, now_ns)
-    assert (directories, left) == ([b"below"], [])
-    assert passed == [(0, 0), (1, 0), (1, 99), (0, 0)]
-    assert (count, size) == (4, 100 + 2500 + 5000 + 999)
-    assert dict(chunks) == {b"\xff": 1, b"": 3, b"x": 6 + 1}
+    here = find(directory, 100, now_ns)
+    assert (here.directories, here.files) == ([b"below"], [])
+    assert passed(here) == {"empty": (1, 0), "small": (1, 99)}
+    [plain] = here.plain
+    assert (plain.count, plain.size_bytes) == (4, 100 + 2500 + 5000 + 999)
+    assert dict(plain.chunks) == {b"\xff": 1, b"": 3, b"x": 6 + 1}
+    packed = plain.packed
     files = [(path, identity) for path, identity, _ in native.ingest.FileList(b"in/", packed)]
     assert [identity[0] for _, identity in files] == sorted(identity[0] for _, identity in files)
     wanted = {b"in/" + name: identity for name, identity in identities.items() if sizes[name] > 99}
@@ -216,7 +247,7 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
         assert {path: as_is for path, _, as_is in marked} == {
             name: end in suffixes for name, end in ends.items()
         }
-    assert find(directory, 100, now_ns - 1)[2][3][0] > 0
+    assert passed(find(directory, 100, now_ns - 1))["young"][0] > 0
 
 
 def test_the_files_of_a_large_directory_come_some_at_a_time(tmp_path: Path, directory: int) -> None:
@@ -224,27 +255,24 @@ def test_the_files_of_a_large_directory_come_some_at_a_time(tmp_path: Path, dire
     for name in names:
         with open(tmp_path / os.fsdecode(name), "wb") as file:
             file.write(b"content")
-    *_, plain = find(directory)
-    assert [count for _, count, _, _ in plain] == [4096, 4096, 9000 - 8192]
-    files = [file[:2] for packed, *_ in plain for file in native.ingest.FileList(b"", packed)]
+    plain = find(directory).plain
+    assert [one.count for one in plain] == [4096, 4096, 9000 - 8192]
+    files = [file[:2] for one in plain for file in native.ingest.FileList(b"", one.packed)]
     assert {path for path, _ in files} == names
     assert [identity[0] for _, identity in files] == sorted(one[0] for _, one in files)
-    assert sum(size for _, _, size, _ in plain) == 7 * 9000
-    assert sum(chunks for *_, sums in plain for _, chunks in sums) == 9000
+    assert sum(one.size_bytes for one in plain) == 7 * 9000
+    assert sum(chunks for one in plain for _, chunks in one.chunks) == 9000
 
 
 def test_where_a_directory_is_none_there_is_the_error(tmp_path: Path, directory: int) -> None:
     make(tmp_path / "file", b"content")
     (tmp_path / "link").symlink_to(".")
     names = [b"file", b"none", b"link"]
-    found = native.tree.find_candidates(
-        directory, names, NAME, 2, lambda: None, seed=0, size_min=1, newest_ns=0, chunk_bytes=1
-    )
-    assert found == [errno.ENOTDIR, errno.ENOENT, errno.ENOTDIR]
+    found = native.tree.find_candidates(directory, names, NAME, 2, lambda: None, rules())
+    errors = errno.ENOTDIR, errno.ENOENT, errno.ENOTDIR
+    assert found == [native.tree.Unreadable(error) for error in errors]
     with pytest.raises(ValueError, match="chunk_bytes"):
-        native.tree.find_candidates(
-            directory, names, NAME, 2, lambda: None, seed=0, size_min=1, newest_ns=0, chunk_bytes=0
-        )
+        native.tree.Rules(seed=0, size_min=1, newest_ns=0, chunk_bytes=0)
 
 
 @pytest.mark.parametrize("packed", [b"x", bytes(32), bytes(32) + b"name"])
@@ -476,12 +504,9 @@ def test_a_scan_for_work_does_without_threads_where_there_are_no_more() -> None:
             NAME,
             8,
             lambda: None,
-            seed=attribute_seed(VOLUME),
-            size_min=1,
-            newest_ns=2**63 - 1,
-            chunk_bytes=1000,
+            rules(),
         )
-        assert len(found) == 2 and not any(isinstance(one, int) for one in found)
+        assert len(found) == 2 and not any(isinstance(one, native.tree.Unreadable) for one in found)
 
     with public_directory() as path:
         make(path / "f", b"x" * 5000)

@@ -68,8 +68,8 @@ mod exported {
     mod upkeep {
         #[pymodule_export]
         use crate::python::upkeep::{
-            Join, KnownRecords, MarkSet, NeedSet, digest_needed, longest, misfits, more_than,
-            scan_stubs,
+            Join, KnownRecords, MarkSet, NamedByStubs, NeedSet, digest_needed, longest, misfits,
+            more_than, scan_stubs,
         };
         #[pymodule_export]
         const FORWARDS_MAX: usize = crate::upkeep::record_census::FORWARDS_MAX;
@@ -78,7 +78,12 @@ mod exported {
     #[pymodule]
     mod tree {
         #[pymodule_export]
-        use crate::python::tree::{StubCounter, find_candidates, scan_directory, stub_sizes};
+        use crate::python::support::entries::{Directory, FileEntry, Unreadable};
+        #[pymodule_export]
+        use crate::python::tree::{
+            CountedStubs, DirectoryCandidates, PackedFiles, PassedFiles, Rules, StubCounter,
+            StubSizes, find_candidates, scan_directory, stub_sizes,
+        };
     }
 
     #[pymodule]

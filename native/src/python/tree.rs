@@ -1,95 +1,146 @@
-//! `scan_directory`, `find_candidates`, `stub_sizes`, `StubCounter`.
+//! `scan_directory`, `find_candidates` with its `Rules`, `stub_sizes`, `StubCounter`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::sync::Mutex;
 
-use pyo3::IntoPyObjectExt;
+use pyo3::PyClass;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyBytes, PyList};
+use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
 
 use super::support::calls::c_string;
-use super::support::entries::{Found, found, scan};
+use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan};
 use super::upkeep::KnownRecords;
 use crate::format::ids::ContainerNumber;
 use crate::store::record_reader::Files;
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, unlocked};
-use crate::tree::candidates::{Candidates, Passed, Rules};
+use crate::tree::candidates::{self, Candidates, Passed, Reason};
 use crate::tree::stub_references::{Listed, Scratch, Store, Tables};
 use crate::tree::stub_sizes::{BySuffix, Sizes};
 use crate::tree::walk::look_at;
 
 #[pyfunction]
-#[pyo3(signature = (fd, attribute, check = None))]
-pub fn scan_directory<'py>(
-    py: Python<'py>,
+#[pyo3(signature = (fd, attribute, safe_point = None))]
+pub fn scan_directory(
+    py: Python<'_>,
     fd: i32,
     attribute: &[u8],
-    check: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Found<'py>> {
+    safe_point: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Directory> {
     let attribute = c_string("attribute", attribute)?;
-    found(py, scan(py, fd, &attribute, check, |_| {})?, check)
+    Directory::of(py, scan(py, fd, &attribute, safe_point, |_| {})?, safe_point)
+}
+
+#[pyclass(frozen, module = "dedupd.native.tree")]
+pub struct Rules(candidates::Rules);
+
+#[pymethods]
+impl Rules {
+    #[new]
+    #[pyo3(signature = (*, seed, size_min, newest_ns, chunk_bytes))]
+    fn new(seed: u64, size_min: i64, newest_ns: i64, chunk_bytes: i64) -> PyResult<Rules> {
+        if chunk_bytes <= 0 {
+            let message = format!("chunk_bytes must be positive: {chunk_bytes}");
+            return Err(PyValueError::new_err(message));
+        }
+        Ok(Rules(candidates::Rules { seed, size_min, newest_ns, chunk_bytes }))
+    }
+
+    fn is_young(&self, identity: Fields) -> bool {
+        self.0.is_young(&identity_of(identity))
+    }
+
+    fn reason(&self, identity: Fields) -> Option<&'static str> {
+        self.0.reason(&identity_of(identity)).map(Reason::name)
+    }
+}
+
+/// What an optimize job has to do with a directory.
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+pub struct DirectoryCandidates {
+    /// By reason.
+    passed: Py<PyDict>,
+    plain: Py<PyList>,
+}
+
+#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
+pub struct PassedFiles {
+    count: u64,
+    size_bytes: i64,
+}
+
+#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
+pub struct PackedFiles {
+    packed: Py<PyBytes>,
+    count: usize,
+    size_bytes: i64,
+    chunks: Py<PyList>,
 }
 
 #[pyfunction]
-#[pyo3(signature = (
-    root, directories, attribute, threads, check, *, seed, size_min, newest_ns, chunk_bytes
-))]
-#[expect(clippy::too_many_arguments)]
+#[pyo3(signature = (root, directories, attribute, threads, safe_point, rules))]
 pub fn find_candidates<'py>(
     py: Python<'py>,
     root: i32,
     directories: Vec<Vec<u8>>,
     attribute: &[u8],
     threads: usize,
-    check: Py<PyAny>,
-    seed: u64,
-    size_min: i64,
-    newest_ns: i64,
-    chunk_bytes: i64,
+    safe_point: Py<PyAny>,
+    rules: Py<Rules>,
 ) -> PyResult<Bound<'py, PyList>> {
-    if chunk_bytes <= 0 {
-        return Err(PyValueError::new_err(format!("chunk_bytes must be positive: {chunk_bytes}")));
-    }
     let attribute = c_string("attribute", attribute)?;
-    let rules = Rules { seed, size_min, newest_ns, chunk_bytes };
+    let rules = &rules.get().0;
     let count = |entries: &mut Vec<Entry>, candidates: &mut Candidates, (): &mut ()| {
-        candidates.sort_out(entries, &rules);
+        candidates.sort_out(entries, rules);
     };
-    let results = looked_at(py, root, &directories, &attribute, threads, &check, count)?;
-    let shown = |passed: Passed| (passed.count, passed.bytes);
+    let results = looked_at(py, root, &directories, &attribute, threads, &safe_point, count)?;
     listed(py, results, |mut here| {
-        let packed = py.detach(|| here.packed(&rules));
-        let (directories, left) = found(py, here.left, None)?;
-        let passed = [here.optimised, here.empty, here.small, here.young].map(shown);
+        let packed = py.detach(|| here.packed(rules));
+        let passed = PyDict::new(py);
+        for (reason, Passed { count, size }) in here.passed() {
+            let files = PassedFiles { count, size_bytes: size };
+            passed.set_item(reason.name(), Py::new(py, files)?)?;
+        }
         let plain = PyList::empty(py);
         for one in packed {
-            let bytes = PyBytes::new(py, &one.bytes);
-            plain.append((bytes, one.count, one.size, summed(py, one.chunks)?))?;
+            let files = PackedFiles {
+                packed: PyBytes::new(py, &one.bytes).unbind(),
+                count: one.count,
+                size_bytes: one.size,
+                chunks: summed(py, one.chunks)?.unbind(),
+            };
+            plain.append(Py::new(py, files)?)?;
         }
-        (directories, left, passed, plain).into_bound_py_any(py)
+        let found = DirectoryCandidates { passed: passed.unbind(), plain: plain.unbind() };
+        Ok(Directory::of(py, here.left, None)?.with(found))
     })
 }
 
+/// The stubs of a directory.
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+pub struct StubSizes {
+    bytes_by_suffix: Py<PyList>,
+}
+
 #[pyfunction]
-#[pyo3(signature = (root, directories, attribute, threads, check))]
+#[pyo3(signature = (root, directories, attribute, threads, safe_point))]
 pub fn stub_sizes<'py>(
     py: Python<'py>,
     root: i32,
     directories: Vec<Vec<u8>>,
     attribute: &[u8],
     threads: usize,
-    check: Py<PyAny>,
+    safe_point: Py<PyAny>,
 ) -> PyResult<Bound<'py, PyList>> {
     let attribute = c_string("attribute", attribute)?;
     let count = |entries: &mut Vec<Entry>, sizes: &mut Sizes, (): &mut ()| sizes.sort_out(entries);
-    let results = looked_at(py, root, &directories, &attribute, threads, &check, count)?;
+    let results = looked_at(py, root, &directories, &attribute, threads, &safe_point, count)?;
     listed(py, results, |sizes| {
-        let (directories, files) = found(py, sizes.left, None)?;
-        (directories, files, summed(py, sizes.bytes)?).into_bound_py_any(py)
+        let found = StubSizes { bytes_by_suffix: summed(py, sizes.bytes)?.unbind() };
+        Ok(Directory::of(py, sizes.left, None)?.with(found))
     })
 }
 
@@ -102,20 +153,20 @@ fn summed<'py>(py: Python<'py>, sums: BySuffix) -> PyResult<Bound<'py, PyList>> 
     Ok(list)
 }
 
-/// [`look_at`] without the GIL, which it takes for each `check`; what that raises ends it.
-pub fn looked_at<L: Default + Send, S: Default>(
+/// [`look_at`] without the GIL, which it takes for each `safe_point`; an exception there ends it.
+fn looked_at<L: Default + Send, S: Default>(
     py: Python<'_>,
     root: i32,
     directories: &[Vec<u8>],
     attribute: &CStr,
     threads: usize,
-    check: &Py<PyAny>,
+    safe_point: &Py<PyAny>,
     count: impl Fn(&mut Vec<Entry>, &mut L, &mut S) + Send + Sync,
 ) -> PyResult<Vec<io::Result<L>>> {
     let paths: Vec<CString> =
         directories.iter().map(|path| c_string("path", path)).collect::<PyResult<_>>()?;
     let raised = Mutex::new(None);
-    let go_on = || match Python::attach(|py| check.call0(py)) {
+    let go_on = || match Python::attach(|py| safe_point.call0(py)) {
         Ok(_) => true,
         Err(error) => {
             *locked(&raised) = Some(error);
@@ -129,20 +180,31 @@ pub fn looked_at<L: Default + Send, S: Default>(
     }
 }
 
-/// A list with the number of the error, or with what was found, of each directory.
-pub fn listed<'py, L>(
+/// A list with what was found in each directory, or why it cannot be read.
+fn listed<'py, L, T>(
     py: Python<'py>,
     results: Vec<io::Result<L>>,
-    mut shown: impl FnMut(L) -> PyResult<Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyList>> {
+    mut shown: impl FnMut(L) -> PyResult<PyClassInitializer<T>>,
+) -> PyResult<Bound<'py, PyList>>
+where
+    T: PyClass<BaseType = Directory>,
+{
     let list = PyList::empty(py);
     for result in results {
-        list.append(match result {
-            Err(error) => error.raw_os_error().unwrap_or(libc::EIO).into_bound_py_any(py)?,
-            Ok(listed) => shown(listed)?,
-        })?;
+        match result {
+            Err(error) => list.append(Py::new(py, Unreadable::from(error))?)?,
+            Ok(listed) => list.append(Py::new(py, shown(listed)?)?)?,
+        }
     }
     Ok(list)
+}
+
+/// What was counted in a directory.
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+pub struct CountedStubs {
+    stubs: u64,
+    plain_files: u64,
+    logical_bytes: i64,
 }
 
 #[pyclass(frozen, module = "dedupd.native.tree")]
@@ -188,14 +250,14 @@ impl StubCounter {
         Ok(StubCounter { chunks, nodes, streams, attribute, seed, tables })
     }
 
-    #[pyo3(signature = (root, directories, threads, check))]
+    #[pyo3(signature = (root, directories, threads, safe_point))]
     fn look_at<'py>(
         &self,
         py: Python<'py>,
         root: i32,
         directories: Vec<Vec<u8>>,
         threads: usize,
-        check: Py<PyAny>,
+        safe_point: Py<PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let count = |entries: &mut Vec<Entry>, listed: &mut Listed, scratch: &mut Scratch| {
             // Let go of before anybody waits for the GIL.
@@ -209,11 +271,15 @@ impl StubCounter {
             };
             store.sort_out(entries, listed, scratch);
         };
-        let results = looked_at(py, root, &directories, &self.attribute, threads, &check, count)?;
+        let attribute = &self.attribute;
+        let results = looked_at(py, root, &directories, attribute, threads, &safe_point, count)?;
         listed(py, results, |listed| {
-            let (directories, files) = found(py, listed.left, None)?;
-            let counts = (listed.stubs, listed.plain, listed.logical_bytes);
-            (directories, files, counts.0, counts.1, counts.2).into_bound_py_any(py)
+            let counted = CountedStubs {
+                stubs: listed.stubs,
+                plain_files: listed.plain,
+                logical_bytes: listed.logical_bytes,
+            };
+            Ok(Directory::of(py, listed.left, None)?.with(counted))
         })
     }
 }

@@ -5,10 +5,10 @@ use std::sync::{Mutex, RwLock, RwLockReadGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::PyBytes;
 
 use super::support::calls::c_string;
-use super::support::entries::{found, scan};
+use super::support::entries::{Directory, scan};
 use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
 use crate::format::ids::{ContainerNumber, FingerprintCheck, RecordId};
 use crate::format::stub::{DIRECT, stub_head};
@@ -136,28 +136,28 @@ pub fn misfits<'py>(
     Ok((pack_u32(py, places), orphans))
 }
 
-type Stubs<'py> = (
-    Bound<'py, PyList>,
-    Bound<'py, PyList>,
-    u64,
-    u64,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-    Bound<'py, PyBytes>,
-);
+/// What the stubs of a directory name.
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.upkeep")]
+pub struct NamedByStubs {
+    file_count: u64,
+    stub_count: u64,
+    chunks: Py<PyBytes>,
+    recipes: Py<PyBytes>,
+    covered: Py<PyBytes>,
+}
 
 #[pyfunction]
-#[pyo3(signature = (fd, attribute, seed, check = None))]
-pub fn scan_stubs<'py>(
-    py: Python<'py>,
+#[pyo3(signature = (fd, attribute, seed, safe_point = None))]
+pub fn scan_stubs(
+    py: Python<'_>,
     fd: i32,
     attribute: &[u8],
     seed: u64,
-    check: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Stubs<'py>> {
+    safe_point: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Py<NamedByStubs>> {
     let attribute = c_string("attribute", attribute)?;
     let (mut files, mut stubs) = (0u64, Vec::new());
-    let left = scan(py, fd, &attribute, check, |entries| {
+    let left = scan(py, fd, &attribute, safe_point, |entries| {
         entries.retain(|entry| match entry {
             Entry::Directory { .. } => true,
             Entry::File { attribute: None, .. } => {
@@ -179,8 +179,14 @@ pub fn scan_stubs<'py>(
     let chunks = pack_ids(py, direct.into_iter().map(|stub| stub.recipe));
     let recipes = pack_ids(py, others.iter().map(|stub| stub.recipe));
     let covered = pack_u64(py, others.iter().map(|stub| stub.covered));
-    let (directories, damaged) = found(py, left, check)?;
-    Ok((directories, damaged, files, count, chunks, recipes, covered))
+    let named = NamedByStubs {
+        file_count: files,
+        stub_count: count,
+        chunks: chunks.unbind(),
+        recipes: recipes.unbind(),
+        covered: covered.unbind(),
+    };
+    Py::new(py, Directory::of(py, left, safe_point)?.with(named))
 }
 
 /// Nobody waits for the GIL while holding the lock.

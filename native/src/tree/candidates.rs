@@ -9,7 +9,7 @@ use crate::tree::stub_sizes::BySuffix;
 /// No stub is longer (`LENGTH_BYTES_MAX` in `dedupd/stub.py`).
 const LENGTH_MAX: i64 = i64::MAX & !0xFFFF;
 
-/// What the policy asks of a plain file, and what a chunk is.
+/// What the policy asks of a file, and what a chunk is.
 pub struct Rules {
     /// Of the attribute's checksum.
     pub seed: u64,
@@ -20,18 +20,50 @@ pub struct Rules {
     pub chunk_bytes: i64,
 }
 
+/// Why a file is passed over.
+#[derive(Clone, Copy)]
+pub enum Reason {
+    Optimized,
+    Empty,
+    Small,
+    Young,
+}
+
+impl Reason {
+    pub const ALL: [Reason; 4] = [Reason::Optimized, Reason::Empty, Reason::Small, Reason::Young];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::Optimized => "optimized",
+            Reason::Empty => "empty",
+            Reason::Small => "small",
+            Reason::Young => "young",
+        }
+    }
+}
+
+impl Rules {
+    /// Whether a file was changed too recently.
+    pub fn is_young(&self, identity: &Identity) -> bool {
+        identity.mtime_ns.max(identity.ctime_ns) > self.newest_ns
+    }
+
+    /// Why a plain file is no candidate, as far as its identity tells.
+    pub fn reason(&self, identity: &Identity) -> Option<Reason> {
+        match identity.size {
+            0 => Some(Reason::Empty),
+            size if size < self.size_min => Some(Reason::Small),
+            _ if self.is_young(identity) => Some(Reason::Young),
+            _ => None,
+        }
+    }
+}
+
 /// Files that are passed over for one reason.
 #[derive(Clone, Copy, Default)]
 pub struct Passed {
     pub count: u64,
-    pub bytes: i64,
-}
-
-impl Passed {
-    fn add(&mut self, size: i64) {
-        self.count += 1;
-        self.bytes += size;
-    }
+    pub size: i64,
 }
 
 /// What a directory holds. `left` are directories, files of several names, and files and stubs that
@@ -40,10 +72,7 @@ impl Passed {
 pub struct Candidates {
     pub left: Vec<Entry>,
     pub plain: Vec<(Identity, CString)>,
-    pub optimised: Passed,
-    pub empty: Passed,
-    pub small: Passed,
-    pub young: Passed,
+    passed: [Passed; Reason::ALL.len()],
 }
 
 impl Candidates {
@@ -57,9 +86,10 @@ impl Candidates {
                     attribute: None,
                     is_capable: false,
                     ..
-                } if identity.size <= LENGTH_MAX => {
-                    self.plain(name, identity, rules);
-                }
+                } if identity.size <= LENGTH_MAX => match rules.reason(&identity) {
+                    None => self.plain.push((identity, name)),
+                    Some(reason) => self.pass(reason, identity.size),
+                },
                 Entry::File {
                     identity,
                     links: 1,
@@ -67,24 +97,25 @@ impl Candidates {
                     attribute: Some(ref value),
                     ..
                 } if is_settled_stub(value, identity.size, rules.seed) => {
-                    self.optimised.add(identity.size);
+                    self.pass(Reason::Optimized, identity.size);
                 }
                 _ => self.left.push(entry),
             }
         }
     }
 
-    fn plain(&mut self, name: CString, identity: Identity, rules: &Rules) {
-        let size = identity.size;
-        if size == 0 {
-            self.empty.add(size);
-        } else if size < rules.size_min {
-            self.small.add(size);
-        } else if identity.mtime_ns.max(identity.ctime_ns) > rules.newest_ns {
-            self.young.add(size);
-        } else {
-            self.plain.push((identity, name));
-        }
+    fn pass(&mut self, reason: Reason, size: i64) {
+        let passed = &mut self.passed[reason as usize];
+        passed.count += 1;
+        passed.size += size;
+    }
+
+    /// The reasons for which files were passed over.
+    pub fn passed(&self) -> impl Iterator<Item = (Reason, Passed)> {
+        Reason::ALL
+            .into_iter()
+            .map(|reason| (reason, self.passed[reason as usize]))
+            .filter(|(_, passed)| passed.count > 0)
     }
 
     /// The plain files in the order of their inodes, which on a disk is near that of their blocks.
@@ -96,7 +127,7 @@ impl Candidates {
     }
 }
 
-/// So many files are packed together: nobody has to unpack all of a large directory at once.
+/// Files that are packed together: a large directory need not be unpacked at once.
 const PACKED_MAX: usize = 4096;
 
 /// Plain files of a directory.

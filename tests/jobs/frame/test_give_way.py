@@ -90,7 +90,7 @@ def look_for_candidates(volume: Volume, run: JobRun) -> object:
 
 def walk_plain_files(volume: Volume, run: JobRun) -> object:
     run.update(phase="walking")
-    return list(walk(volume, b"plain", check=run.check))
+    return list(walk(volume, b"plain", safe_point=run.check))
 
 
 LONG_PHASES: list[tuple[str, Act, str, int]] = [

@@ -160,7 +160,7 @@ def test_a_run_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
         before = stored_bytes(lab)
         report = lab.optimise()
         assert (report.files_optimised, stored_bytes(lab)) == (0, before)
-        assert report.files_skipped == {"already optimised": 6}
+        assert report.files_skipped == {"already optimized": 6}
 
 
 def test_a_run_over_a_quiet_volume_does_not_open_the_store(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_run_over_a_quiet_volume_does_not_open_the_store(tmp_path: Path) -> No
         (lab.base / "store").rename(lab.base / "away")
         quiet = lab.optimise()
         (lab.base / "away").rename(lab.base / "store")
-        assert quiet.files_skipped == {"already optimised": len(contents)}
-        assert quiet.bytes_skipped == {"already optimised": sum(map(len, contents.values()))}
+        assert quiet.files_skipped == {"already optimized": len(contents)}
+        assert quiet.bytes_skipped == {"already optimized": sum(map(len, contents.values()))}
 
 
 def test_a_part_of_the_tree_can_be_optimised_and_restored(tmp_path: Path) -> None:

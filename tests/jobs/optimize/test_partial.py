@@ -215,7 +215,7 @@ def test_an_unchanged_stub_is_not_taken_again(lab: Lab) -> None:
     lab.optimise()
     report = lab.optimise()
     assert report.files_optimised == 0
-    assert report.files_skipped == {"already optimised": 1}
+    assert report.files_skipped == {"already optimized": 1}
 
 
 def test_the_policy_can_leave_partial_files_alone(lab: Lab) -> None:

@@ -15,7 +15,7 @@ import jobs.tree.candidate_cache
 from dedupd.stub.transition import FileIdentity
 from dedupd.units import KIB, MIB
 from dedupd.volume.partition_map import type_of
-from jobs.tree.candidate_cache import FoundFiles
+from jobs.tree.candidate_cache import CandidateCache
 from jobs.tree.candidates import Candidate, PlainFiles
 from tests.support.lab import Lab, fill, new_lab, noise, prose
 
@@ -23,7 +23,7 @@ SUFFIXES = b"a", b"A", b"bb", b"", "Ä".encode(), b"\xff"
 
 
 def through(
-    found: FoundFiles, is_wanted: Callable[[str], bool] | None = None
+    found: CandidateCache, is_wanted: Callable[[str], bool] | None = None
 ) -> Iterator[Candidate]:
     """What was found, one by one."""
     for one in found.through(is_wanted):
@@ -47,7 +47,7 @@ candidate = st.builds(
 @given(st.lists(candidate, max_size=30), st.integers(0, 200))
 def test_what_was_found_comes_again_in_order(some: list[Candidate], repeat: int) -> None:
     everything = some * repeat
-    found = FoundFiles(64 * MIB)
+    found = CandidateCache(64 * MIB)
     for one in everything:
         found.add(one)
     assert found.is_complete
@@ -61,7 +61,7 @@ def test_what_was_found_comes_again_in_order(some: list[Candidate], repeat: int)
 
 @given(st.lists(st.integers(0, 300), max_size=12), st.integers(0, 2))
 def test_plain_files_are_kept_by_the_directory(counts: list[int], others: int) -> None:
-    kept = FoundFiles(64 * MIB)
+    kept = CandidateCache(64 * MIB)
     everything: list[Candidate] = []
     for at, count in enumerate(counts):
         fields = [(at * 1000 + n, n + 1, -n, n * n) for n in range(count)]
@@ -88,7 +88,7 @@ def test_plain_files_are_kept_by_the_directory(counts: list[int], others: int) -
 
 
 def test_where_there_is_no_room_for_all_there_is_none(tmp_path: Path) -> None:
-    found = FoundFiles(100 * KIB)
+    found = CandidateCache(100 * KIB)
     for number in range(50_000):
         identity = FileIdentity(number, *(int.from_bytes(os.urandom(6), "big") for _ in range(3)))
         found.add(Candidate(b"%d" % number, identity, None, 1))

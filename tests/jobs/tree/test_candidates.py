@@ -317,7 +317,7 @@ def test_a_stub_is_no_candidate(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", noise(40 * KIB))
         lab.optimise()
-        assert chosen(lab) == ([], {"already optimised": 1})
+        assert chosen(lab) == ([], {"already optimized": 1})
 
 
 @pytest.mark.root
@@ -408,7 +408,7 @@ def test_what_is_sorted_out_in_bulk_is_what_the_policy_says_of_each_file(tmp_pat
                 assert skipped.get("below the minimum size", 0) == sum(
                     0 < size < min_size_bytes for size in sizes
                 )
-                assert skipped["already optimised"] == 59
+                assert skipped["already optimized"] == 59
                 assert skipped.get("excluded", 0) == sum(
                     file.identity.size >= min_size_bytes for file in excluded
                 )

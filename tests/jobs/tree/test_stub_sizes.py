@@ -9,7 +9,7 @@ import pytest
 from dedupd.volume.partition_map import type_of
 from dedupd.volume.volume import Volume
 from jobs.frame.run import Cancelled
-from jobs.tree import stub_sizes
+from jobs.tree import walk as tree_walk
 from jobs.tree.stub_sizes import stub_bytes_by_type
 from jobs.tree.walk import walk
 from tests.support.lab import Lab, lab_in, noise
@@ -61,7 +61,7 @@ def test_a_file_of_several_names_counts_once(tmp_path: Path) -> None:
 def test_many_directories_are_all_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stub_sizes, "DIRECTORIES_AT_ONCE", 7)
+    monkeypatch.setattr(tree_walk, "DIRECTORIES_AT_ONCE", 7)
     with lab_in(tmp_path) as lab:
         for number in range(90):
             lab.put(f"{number % 8}/{number}/file.t{number % 3}", b"%d" % number * 3000)

@@ -1,8 +1,9 @@
 //! Files and directories as a scan finds them, for Python.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io::{Error, ErrorKind};
 
+use pyo3::PyClass;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -20,19 +21,74 @@ pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
     Identity { inode, size, mtime_ns, ctime_ns }
 }
 
-/// Names of directories, and files.
-pub type Found<'py> = (Bound<'py, PyList>, Bound<'py, PyList>);
+/// A regular file of a directory, as a scan came upon it.
+#[pyclass(frozen, module = "dedupd.native.tree")]
+pub struct FileEntry {
+    name: CString,
+    identity: Identity,
+    #[pyo3(get)]
+    links: u64,
+    #[pyo3(get)]
+    allocated_bytes: i64,
+    attribute: Option<Vec<u8>>,
+}
 
-/// Entries of a directory between two calls of `check`: they take about 20 ms.
+#[pymethods]
+impl FileEntry {
+    #[getter]
+    fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.name.to_bytes())
+    }
+
+    #[getter]
+    fn identity(&self) -> Fields {
+        fields_of(self.identity)
+    }
+
+    #[getter]
+    fn attribute<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        self.attribute.as_ref().map(|value| PyBytes::new(py, value))
+    }
+}
+
+/// A directory: the names of those in it, and its files, or those of them that are left.
+#[pyclass(frozen, subclass, get_all, module = "dedupd.native.tree")]
+pub struct Directory {
+    directories: Py<PyList>,
+    files: Py<PyList>,
+}
+
+/// A directory that cannot be read, and why.
+#[pyclass(frozen, eq, get_all, module = "dedupd.native.tree")]
+#[derive(PartialEq)]
+pub struct Unreadable {
+    errno: i32,
+}
+
+#[pymethods]
+impl Unreadable {
+    #[new]
+    fn new(errno: i32) -> Unreadable {
+        Unreadable { errno }
+    }
+}
+
+impl From<Error> for Unreadable {
+    fn from(error: Error) -> Unreadable {
+        Unreadable { errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    }
+}
+
+/// Entries of a directory that are looked at between two calls of `safe_point`: some 20 ms.
 const ENTRIES_AT_ONCE: usize = 8192;
 
-/// The entries of a directory that `keep` leaves. `check` is called in between. Files are in the
-/// order of their inodes, which on a disk is near that of their blocks.
+/// The entries of a directory of which `keep` leaves some, piece by piece, with `safe_point` called in
+/// between. Files are in the order of their inodes, which on a disk is near that of their blocks.
 pub fn scan<'py>(
     py: Python<'py>,
     fd: i32,
     attribute: &CStr,
-    check: Option<&Bound<'py, PyAny>>,
+    safe_point: Option<&Bound<'py, PyAny>>,
     mut keep: impl FnMut(&mut Vec<Entry>) + Send,
 ) -> PyResult<Vec<Entry>> {
     let mut directory = call(py, || Scan::new(fd, attribute))?;
@@ -48,8 +104,8 @@ pub fn scan<'py>(
             Err(error) if error.kind() == ErrorKind::Interrupted => py.check_signals()?,
             Err(error) => return Err(os_error(py, &error)),
         }
-        if let Some(check) = check.filter(|_| !directory.is_over) {
-            check.call0()?;
+        if let Some(safe_point) = safe_point.filter(|_| !directory.is_over) {
+            safe_point.call0()?;
         }
     }
     py.detach(|| entries.sort_unstable_by_key(inode));
@@ -63,26 +119,37 @@ fn inode(entry: &Entry) -> u64 {
     }
 }
 
-/// Entries as Python objects. `check` is called now and then.
-pub fn found<'py>(
-    py: Python<'py>,
-    entries: Vec<Entry>,
-    check: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Found<'py>> {
-    let (directories, found) = (PyList::empty(py), PyList::empty(py));
-    for (number, entry) in (1_usize..).zip(entries) {
-        if let Some(check) = check.filter(|_| number % ENTRIES_AT_ONCE == 0) {
-            check.call0()?;
-        }
-        match entry {
-            Entry::Directory { name } => directories.append(PyBytes::new(py, name.to_bytes()))?,
-            Entry::File { name, identity, links, allocated, attribute, .. } => {
-                let identity = fields_of(identity);
-                let value = attribute.map(|value| PyBytes::new(py, &value));
-                let name = PyBytes::new(py, name.to_bytes());
-                found.append((name, identity, links, allocated, value))?;
+impl Directory {
+    /// What Python sees of entries, with `safe_point` called now and then.
+    pub fn of(
+        py: Python<'_>,
+        entries: Vec<Entry>,
+        safe_point: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Directory> {
+        let (directories, files) = (PyList::empty(py), PyList::empty(py));
+        for (number, entry) in (1_usize..).zip(entries) {
+            if let Some(safe_point) = safe_point.filter(|_| number % ENTRIES_AT_ONCE == 0) {
+                safe_point.call0()?;
+            }
+            match entry {
+                Entry::Directory { name } => {
+                    directories.append(PyBytes::new(py, name.to_bytes()))?;
+                }
+                Entry::File { name, identity, links, allocated, attribute, .. } => {
+                    let file =
+                        FileEntry { name, identity, links, allocated_bytes: allocated, attribute };
+                    files.append(Py::new(py, file)?)?;
+                }
             }
         }
+        Ok(Directory { directories: directories.unbind(), files: files.unbind() })
     }
-    Ok((directories, found))
+
+    /// A directory of which more is known.
+    pub fn with<T>(self, more: T) -> PyClassInitializer<T>
+    where
+        T: PyClass<BaseType = Directory>,
+    {
+        PyClassInitializer::from(self).add_subclass(more)
+    }
 }
