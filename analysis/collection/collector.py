@@ -12,11 +12,12 @@ from typing import Protocol
 from analysis.collection.chunk_log import Checkpoint, Log, ScanState, Timing, write_part
 from analysis.collection.chunkings import DEFAULT, lanes_of
 from analysis.collection.compression_trial import CompressedSizes
-from analysis.collection.file_batches import BATCH_BYTES, HEADROOM_BYTES, Batch, Cursor
+from analysis.collection.file_batches import HEADROOM_BYTES, Batch, Cursor
 from analysis.collection.file_log import logged_files
 from analysis.collection.file_reader import Reader
 from analysis.collection.log_lanes import Lane, Selection, Stream, WholeFiles
 from analysis.collection.tree_walk import Failure, Scan, write_failures
+from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.system.page_cache import BufferPool, new_buffer
 
 BUFFERS = 5
@@ -24,6 +25,9 @@ BUFFERS = 5
 
 ROWS_HELD_MAX = 1_000_000
 """About 45 MB; written at once, and again as much while they are."""
+
+LOOK_AROUND_S = 1.0
+"""How often the collection looks at the clock and at its watcher while nothing comes."""
 
 CHECKPOINT_S = 30.0
 """What an interruption may cost."""
@@ -102,7 +106,7 @@ class _Collection:
         state = self._log.checkpoint
         cursor, done = Cursor(state.file, state.position), state.done_bytes
         try:
-            for batch in self._reader.batches():
+            for batch in self._reader.batches(LOOK_AROUND_S):
                 self._watcher.check()
                 if batch is not None:
                     self._queues.put(batch)

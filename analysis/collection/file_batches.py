@@ -8,19 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.collection.tree_walk import Failure
-from dedupd.units import KIB, MIB
-
-BATCH_BYTES = 8 * MIB
-"""Large enough that Python's cost per batch vanishes, small enough for several in flight."""
+from dedupd.units import KIB
 
 HEADROOM_BYTES = 128 * KIB
 """Kept from the batch before, for the unfinished chunks of a file that goes on: S_max at least."""
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """Bytes [start, end) of a batch that belong to one file, from ``position`` of it on.
 
-    Behind them follows a hole of ``hole`` bytes, and ``blank`` of them lie in holes themselves.
+    A hole of ``hole`` bytes follows them, and ``blank`` of them lie in holes themselves.
     ``failed`` says that the file is given up.
     """
 
@@ -36,10 +33,10 @@ class Piece(NamedTuple):
     blank: int = 0
 
 
-Pieces = NDArray[np.void]
-"""Many pieces: a structured array with the fields of ``Piece``."""
+SegmentRows = NDArray[np.void]
+"""Many segments: a structured array with the fields of ``Segment``."""
 
-_PIECE = np.dtype(
+_SEGMENT = np.dtype(
     [
         ("dataset", np.uint16),
         ("file", np.uint32),
@@ -55,20 +52,20 @@ _PIECE = np.dtype(
 )
 
 
-def one_piece(piece: Piece) -> Pieces:
-    return np.array([piece], _PIECE)
+def one_segment(segment: Segment) -> SegmentRows:
+    return np.array([segment], _SEGMENT)
 
 
 def whole_files(
     dataset: int, files: NDArray[np.uint32], sizes: NDArray[np.int64], start: int
-) -> Pieces:
-    """Pieces of files that lie in a batch completely, one behind the other from ``start`` on."""
-    pieces = np.zeros(len(files), _PIECE)
+) -> SegmentRows:
+    """Segments of files that lie in a batch completely, one after the other from ``start`` on."""
+    segments = np.zeros(len(files), _SEGMENT)
     ends = start + np.cumsum(sizes)
-    pieces["dataset"], pieces["file"] = dataset, files
-    pieces["start"], pieces["end"] = ends - sizes, ends
-    pieces["first"] = pieces["final"] = True
-    return pieces
+    segments["dataset"], segments["file"] = dataset, files
+    segments["start"], segments["end"] = ends - sizes, ends
+    segments["first"] = segments["final"] = True
+    return segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +78,15 @@ class Cursor:
 
 @dataclass(slots=True)
 class Batch:
-    """A buffer of content. Pieces lie in it without gaps; only the last may be unfinished, or have
-    a hole behind it.
+    """A buffer of content. Segments lie in it without gaps; only the last may be unfinished, or
+    have a hole after it.
 
-    In front of an unfinished file's next piece are the bytes that precede it in the file, as many
-    as ``HEADROOM_BYTES``. ``after`` is where the batch ends.
+    In front of an unfinished file's next segment are the bytes before it in the file, as many as
+    ``HEADROOM_BYTES``. ``after`` is where the batch ends.
     """
 
     buffer: mmap.mmap
-    parts: list[Pieces] = field(default_factory=list)
+    parts: list[SegmentRows] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     after: Cursor = Cursor(0, 0)
     done_bytes: int = 0
@@ -99,6 +96,6 @@ class Batch:
         return sum(len(part) for part in self.parts)
 
     @property
-    def pieces(self) -> Pieces:
+    def segments(self) -> SegmentRows:
         """All parts, in order."""
-        return np.concatenate([np.empty(0, _PIECE), *self.parts])
+        return np.concatenate([np.empty(0, _SEGMENT), *self.parts])

@@ -63,7 +63,7 @@ class Files:
         return self.paths[self.path_ends[first - 1] if first else 0 : self.path_ends[stop - 1]]
 
 
-def files_of(found: native.study.FoundFiles, dataset: int, first: int) -> Files:
+def files_of(found: native.study.FileColumns, dataset: int, first: int) -> Files:
     """Of a scan, numbered from ``first`` on."""
     numbers, paths, path_ends, identities = found.with_content()
     file = np.frombuffer(numbers, np.uint32) + np.uint32(first)

@@ -1,54 +1,51 @@
 """Reading the files of a study into large buffers, each byte once, ahead of the chunking."""
 
-import errno
-import mmap
 import os
-import queue
 import stat
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from analysis.collection.chunk_log import Dataset
 from analysis.collection.file_batches import (
-    BATCH_BYTES,
     HEADROOM_BYTES,
     Batch,
     Cursor,
-    Piece,
-    Pieces,
-    one_piece,
+    Segment,
+    SegmentRows,
+    one_segment,
     whole_files,
 )
 from analysis.collection.file_log import Files, FoundFile
 from analysis.collection.tree_walk import Failure
 from dedupd import native
+from dedupd.errors import FileChanged
+from dedupd.system.file_reader import (
+    BATCH_BYTES,
+    SMALL_BYTES_MAX,
+    FileReader,
+    Stopped,
+    Stretch,
+    fill,
+    open_failure,
+    open_unnoticed,
+    stretches,
+)
 from dedupd.system.files import data_ranges
-from dedupd.system.page_cache import BufferPool, read_uncached
-from dedupd.units import MIB
+from dedupd.system.page_cache import BufferPool
 
 HOLE_LEAD_BYTES = 2 * HEADROOM_BYTES
 """Zeros at the start of a hole that are chunked as if they had been read: after S_max of them every
 chunking is inside the hole, and cuts at its S_max until the hole ends, since zeros never match."""
 
-HOLE_BYTES_MIN = 1 * MIB
-"""Shorter holes are read as zeros."""
-
-PIECES_PER_BATCH_MAX = 4096
-
-SMALL_BYTES_MAX = HOLE_BYTES_MIN
-"""Smaller files have no holes that count, and what Python does for each would cost more than their
-bytes: they are read many at a time."""
+SEGMENTS_PER_BATCH_MAX = 4096
 
 _THREADS = 2
 """For small files, most of whose time is the file system's."""
 
-_LOOK_AROUND_S = 1.0
 
-
-class Reader:
-    """Reads ``files`` from ``begin`` on, in a thread of its own."""
+class Reader(FileReader[Batch]):
+    """Reads ``files`` from ``begin`` on. The source of the files has to end before it is closed."""
 
     def __init__(
         self,
@@ -57,98 +54,31 @@ class Reader:
         begin: Cursor,
         pool: BufferPool,
     ) -> None:
+        super().__init__(pool)
         self._files = files
-        self._filler = _Filler(datasets, begin, self._take, self._put)
-        self._pool = pool
-        self._out: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
-        self._thread.start()
-
-    def batches(self) -> Iterator[Batch | None]:
-        """What was read, in order; None where there is none for a while, to look around."""
-        while True:
-            try:
-                item = self._out.get(timeout=_LOOK_AROUND_S)
-            except queue.Empty:
-                yield None
-                continue
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def close(self) -> None:
-        """Stop reading; safe at any time. Where files come from has to end, too."""
-        self._stop = True
-        self._pool.close()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            for files in self._files:
-                at = 0
-                while at < len(files) and not self._stop:
-                    at = self._filler.read_some(files, at)
-                if self._stop:
-                    return
-            self._filler.finish()
-            self._out.put(None)
-        except _Stopped:
-            return
-        except BaseException as error:
-            self._out.put(error)
-        finally:
-            self._filler.close()
-
-    def _put(self, batch: Batch) -> None:
-        self._out.put(batch)
-
-    def _take(self) -> mmap.mmap:
-        buffer = self._pool.take()
-        if buffer is None or self._stop:
-            raise _Stopped
-        return buffer
-
-
-class _Stopped(Exception):
-    """The reader was closed."""
-
-
-class _Shrank(Exception):
-    """A file is shorter than it was when it was opened."""
-
-
-class _Filler:
-    """Fills batches, file after file."""
-
-    def __init__(
-        self,
-        datasets: tuple[Dataset, ...],
-        begin: Cursor,
-        take: Callable[[], mmap.mmap],
-        emit: Callable[[Batch], None],
-    ) -> None:
         self._datasets = datasets
         self._roots: dict[int, int] = {}
         self._resume_at: Cursor | None = begin if begin.position else None
         self._after = begin
-        self._take = take
-        self._emit_batch = emit
         self._batch: Batch | None = None
         self._fill = 0
         self._tail = b""
+        self._thread.start()
 
-    def finish(self) -> None:
-        """Hand over what is left."""
-        self._emit()
+    def _read(self) -> None:
+        try:
+            for files in self._files:
+                at = 0
+                while at < len(files) and not self._stop:
+                    at = self._read_some(files, at)
+                if self._stop:
+                    raise Stopped
+            self._emit()
+        finally:
+            for fd in self._roots.values():
+                os.close(fd)
 
-    def close(self) -> None:
-        for fd in self._roots.values():
-            os.close(fd)
-
-    def read_some(self, files: Files, at: int) -> int:
+    def _read_some(self, files: Files, at: int) -> int:
         """Read on from the file at ``at``; returns where the next one is."""
         if read := self._read_small(files, at):
             return at + read
@@ -165,7 +95,7 @@ class _Filler:
         if HEADROOM_BYTES + BATCH_BYTES - self._fill < files.sizes[at]:
             self._emit_if_filled()
         batch = self._current()
-        stop = self._small_until(files, at, PIECES_PER_BATCH_MAX - batch.count)
+        stop = self._small_until(files, at, SEGMENTS_PER_BATCH_MAX - batch.count)
         dataset = int(files.dataset[at])
         try:
             root = self._root(dataset)
@@ -194,30 +124,22 @@ class _Filler:
         """Read one file of any size; what goes wrong with it is noted in the batch."""
         dataset, file, path = found.dataset, found.file, found.path
         try:
-            fd = self._open(dataset, path)
+            root = self._root(dataset)
+            fd = open_unnoticed(lambda flags: os.open(path, flags, dir_fd=root))
         except OSError as error:
             batch = self._current()
-            batch.failures.append(Failure(dataset, path, _open_failure(error)))
+            batch.failures.append(Failure(dataset, path, open_failure(error)))
             batch.done_bytes += found.size_bytes
             batch.after = Cursor(file + 1, 0)
             return
         try:
             self._read_content(fd, dataset, file)
-        except _Shrank:
+        except FileChanged:
             self._give_up(dataset, file, path, "changed while it was read")
         except OSError as error:
             self._give_up(dataset, file, path, f"cannot be read: {error.strerror}")
         finally:
             os.close(fd)
-
-    def _open(self, dataset: int, path: bytes) -> int:
-        root = self._root(dataset)
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            return os.open(path, flags | os.O_NOATIME, dir_fd=root)
-        except PermissionError:
-            # Only the owner may leave the access time alone.
-            return os.open(path, flags, dir_fd=root)
 
     def _root(self, dataset: int) -> int:
         """What paths in a dataset are relative to; stays open. Raises OSError."""
@@ -230,8 +152,8 @@ class _Filler:
     def _give_up(self, dataset: int, file: int, path: bytes, reason: str) -> None:
         batch = self._current()
         batch.failures.append(Failure(dataset, path, reason))
-        gap = Piece(dataset, file, self._fill, self._fill, 0, False, True, failed=True)
-        batch.parts.append(one_piece(gap))
+        gap = Segment(dataset, file, self._fill, self._fill, 0, False, True, failed=True)
+        batch.parts.append(one_segment(gap))
         batch.after = Cursor(file + 1, 0)
         self._emit()
 
@@ -239,95 +161,94 @@ class _Filler:
         status = os.fstat(fd)
         size = status.st_size
         if not stat.S_ISREG(status.st_mode) or size == 0:
-            raise _Shrank
-        at = 0
+            raise FileChanged("shrank before it was read")
+        start = 0
         if self._resume_at is not None:
             resume, self._resume_at = self._resume_at, None
             if resume.file == file:
-                at = resume.position
-                self._read_headroom(fd, at, size)
+                start = resume.position
+                self._read_headroom(fd, start, size)
         sparse = status.st_blocks * 512 < size
-        ranges = list(_joined(data_ranges(fd, at, size), at, size)) if sparse else [(at, size)]
-        for begin, stop in [*ranges, (size, size)]:
-            if begin > at:
-                self._add_hole(dataset, file, at, begin, size)
-                at = begin
-            while at < stop:
-                at += self._read_piece(fd, dataset, file, at, stop, size, sparse)
+        ranges = list(data_ranges(fd, start, size)) if sparse else [(start, size)]
+        for part in stretches(ranges, start, size):
+            if part.is_hole:
+                self._add_hole(dataset, file, part, size)
+                continue
+            at = part.start
+            while at < part.end:
+                at += self._read_segment(fd, (dataset, file), range(at, part.end), size, sparse)
 
     def _read_headroom(self, fd: int, position: int, size: int) -> None:
-        """What precedes ``position``, for the chunks that were unfinished there."""
+        """The bytes before ``position``, for the chunks that were unfinished there."""
         batch = self._current()
         length = min(HEADROOM_BYTES, position)
+        if size <= position:
+            raise FileChanged("shrank while it was read")
         view = memoryview(batch.buffer)[HEADROOM_BYTES - length : HEADROOM_BYTES]
-        if size <= position or read_uncached(fd, view, position - length) < length:
-            raise _Shrank
+        fill(fd, view, position - length)
 
-    def _read_piece(
-        self, fd: int, dataset: int, file: int, position: int, stop: int, size: int, sparse: bool
+    def _read_segment(
+        self, fd: int, of: tuple[int, int], left: range, size: int, sparse: bool
     ) -> int:
         """Read on into the current batch, or into a new one where a small file would be split."""
         room = HEADROOM_BYTES + BATCH_BYTES - self._fill
-        left = stop - position
-        started = position > 0
-        if left > room and (started or left < BATCH_BYTES // 2 or room < BATCH_BYTES // 2):
+        position, length = left.start, len(left)
+        if length > room and (position > 0 or length < BATCH_BYTES // 2 or room < BATCH_BYTES // 2):
             self._emit_if_filled()
         batch = self._current()
         start = self._fill
-        end = min(start + left, HEADROOM_BYTES + BATCH_BYTES)
-        view = memoryview(batch.buffer)[start:end]
-        if read_uncached(fd, view, position) < len(view):
-            raise _Shrank
+        end = min(start + length, HEADROOM_BYTES + BATCH_BYTES)
+        fill(fd, memoryview(batch.buffer)[start:end], position)
         length = end - start
         final = position + length == size
         blank = _blank_bytes(fd, position, position + length) if sparse else 0
-        self._add_piece(
-            Piece(dataset, file, start, end, position, position == 0, final, blank=blank)
-        )
+        self._add_segment(Segment(*of, start, end, position, position == 0, final, blank=blank))
         return length
 
-    def _add_hole(self, dataset: int, file: int, begin: int, stop: int, size: int) -> None:
-        """A hole in place of the bytes from ``begin`` to ``stop``."""
+    def _add_hole(self, dataset: int, file: int, part: Stretch, size: int) -> None:
+        """A hole in place of the bytes of ``part``."""
         if HEADROOM_BYTES + BATCH_BYTES - self._fill < HOLE_LEAD_BYTES:
             self._emit_if_filled()
         batch = self._current()
         start, end = self._fill, self._fill + HOLE_LEAD_BYTES
         batch.buffer[start:end] = bytes(HOLE_LEAD_BYTES)
-        hole, first, final = stop - begin - HOLE_LEAD_BYTES, begin == 0, stop == size
-        lead = Piece(dataset, file, start, end, begin, first, final, hole, blank=HOLE_LEAD_BYTES)
-        self._add_piece(lead)
+        hole, final = part.end - part.start - HOLE_LEAD_BYTES, part.end == size
+        lead = Segment(dataset, file, start, end, part.start, part.start == 0, final, hole)
+        self._add_segment(lead._replace(blank=HOLE_LEAD_BYTES))
 
-    def _add_piece(self, piece: Piece) -> None:
-        batch = self._add(one_piece(piece))
-        if piece.final:
-            if piece.hole:
+    def _add_segment(self, segment: Segment) -> None:
+        batch = self._add(one_segment(segment))
+        if segment.final:
+            if segment.hole:
                 self._emit()
             else:
                 self._emit_if_full()
             return
-        batch.after = Cursor(piece.file, piece.position + piece.end - piece.start + piece.hole)
-        keep = min(HEADROOM_BYTES, piece.position + piece.end - piece.start)
-        before = batch.buffer[piece.end - keep : piece.end]
-        self._tail = bytes(HEADROOM_BYTES) if piece.hole else before
+        batch.after = Cursor(
+            segment.file, segment.position + segment.end - segment.start + segment.hole
+        )
+        keep = min(HEADROOM_BYTES, segment.position + segment.end - segment.start)
+        before = batch.buffer[segment.end - keep : segment.end]
+        self._tail = bytes(HEADROOM_BYTES) if segment.hole else before
         self._emit()
 
-    def _add(self, pieces: Pieces) -> Batch:
-        """Append pieces; the next one lies behind them, of another file."""
+    def _add(self, segments: SegmentRows) -> Batch:
+        """Append segments; the next one lies behind them, of another file."""
         batch = self._current()
-        batch.parts.append(pieces)
-        batch.done_bytes += int((pieces["end"] - pieces["start"] + pieces["hole"]).sum())
-        self._fill = int(pieces["end"][-1])
-        batch.after = Cursor(int(pieces["file"][-1]) + 1, 0)
+        batch.parts.append(segments)
+        batch.done_bytes += int((segments["end"] - segments["start"] + segments["hole"]).sum())
+        self._fill = int(segments["end"][-1])
+        batch.after = Cursor(int(segments["file"][-1]) + 1, 0)
         return batch
 
     def _emit_if_full(self) -> None:
         batch = self._current()
-        if self._fill == len(batch.buffer) or batch.count >= PIECES_PER_BATCH_MAX:
+        if self._fill == len(batch.buffer) or batch.count >= SEGMENTS_PER_BATCH_MAX:
             self._emit()
 
     def _current(self) -> Batch:
         if self._batch is None:
-            batch = self._batch = Batch(self._take())
+            batch = self._batch = Batch(self._take_buffer())
             batch.after = self._after
             tail, self._tail = self._tail, b""
             batch.buffer[HEADROOM_BYTES - len(tail) : HEADROOM_BYTES] = tail
@@ -342,24 +263,7 @@ class _Filler:
         if self._batch is not None:
             batch, self._batch = self._batch, None
             self._after = batch.after
-            self._emit_batch(batch)
-
-
-def _joined(ranges: Iterator[tuple[int, int]], begin: int, size: int) -> Iterator[tuple[int, int]]:
-    """Data ranges, those with short holes between them, or at the ends, joined."""
-    pending: tuple[int, int] | None = None
-    for start, stop in ranges:
-        if pending is None:
-            pending = (begin if start - begin < HOLE_BYTES_MIN else start), stop
-        elif start - pending[1] < HOLE_BYTES_MIN:
-            pending = pending[0], stop
-        else:
-            yield pending
-            pending = start, stop
-    if pending is not None:
-        yield pending if size - pending[1] >= HOLE_BYTES_MIN else (pending[0], size)
-    elif size - begin < HOLE_BYTES_MIN:
-        yield begin, size
+            self._put(batch)
 
 
 def _blank_bytes(fd: int, begin: int, stop: int) -> int:
@@ -371,9 +275,3 @@ def _directory_of(path: bytes) -> bytes:
     """The directory that paths in a dataset are relative to; a dataset may be a single file."""
     real = os.path.realpath(path)
     return real if os.path.isdir(real) else os.path.dirname(real)
-
-
-def _open_failure(error: OSError) -> str:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-        return "moved or removed meanwhile"
-    return f"cannot be opened: {error.strerror}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from analysis.collection.chunk_log import HOLE_MARK, NOT_MEASURED, Timing, logged_share
 from analysis.collection.chunkings import Cuts, Cutter, Segments, cutter
 from analysis.collection.compression_trial import CompressedSizes
-from analysis.collection.file_batches import Batch, Piece, Pieces
+from analysis.collection.file_batches import Batch, Segment, SegmentRows
 
 _WORD = (1 << 64) - 1
 
@@ -138,14 +138,14 @@ class WholeFiles:
         self._rows.append((dataset, file, *sizes, self._digest))
         self.drop()
 
-    def add_single(self, pieces: Pieces, fingerprints: NDArray[np.uint64]) -> None:
+    def add_single(self, segments: SegmentRows, fingerprints: NDArray[np.uint64]) -> None:
         """Complete files of one chunk each, which are no zeros: their rows."""
-        nothing = np.zeros(len(pieces), np.uint64)
+        nothing = np.zeros(len(segments), np.uint64)
         self._single.append(
             {
-                "dataset": pieces["dataset"],
-                "file": pieces["file"],
-                "length_bytes": (pieces["end"] - pieces["start"]).astype(np.uint64),
+                "dataset": segments["dataset"],
+                "file": segments["file"],
+                "length_bytes": (segments["end"] - segments["start"]).astype(np.uint64),
                 "zero_bytes": nothing,
                 "hole_bytes": nothing,
                 "fp_high": fingerprints[:, 0],
@@ -210,48 +210,50 @@ class Lane:
     def feed(self, batch: Batch) -> None:
         """Take in the next batch."""
         data = memoryview(batch.buffer)
-        pieces = batch.pieces
+        segments = batch.segments
         for stream, cut in zip(self.streams, self._cutters, strict=True):
-            self._feed(stream, cut, data, pieces)
+            self._feed(stream, cut, data, segments)
 
-    def _feed(self, stream: Stream, cut: Cutter, data: memoryview, pieces: Pieces) -> None:
-        whole = pieces[~pieces["failed"]]
+    def _feed(self, stream: Stream, cut: Cutter, data: memoryview, segments: SegmentRows) -> None:
+        whole = segments[~segments["failed"]]
         if len(whole):
             begins = whole["start"] - np.where(whole["first"], 0, stream.pending)
             ends = whole["end"]
-            segments = Segments(begins, ends, whole["final"] & (whole["hole"] == 0))
+            ranges = Segments(begins, ends, whole["final"] & (whole["hole"] == 0))
             began = time.thread_time()
-            cuts = cut.process(data, segments)
+            cuts = cut.process(data, ranges)
             stream.timing.chunk_s += time.thread_time() - began
             stream.timing.chunk_bytes += int((ends - whole["start"]).sum())
             self._log_chunks(stream, data, whole, begins, cuts)
-            self._after(stream, cut.max_bytes, Piece(*whole[-1].item()), int(begins[-1]), cuts)
-        if len(whole) < len(pieces):
+            self._after(stream, cut.max_bytes, Segment(*whole[-1].item()), int(begins[-1]), cuts)
+        if len(whole) < len(segments):
             stream.pending = 0
             if stream.whole is not None:
                 stream.whole.drop()
 
-    def _after(self, stream: Stream, max_bytes: int, piece: Piece, start: int, cuts: Cuts) -> None:
-        """What is left of the last piece, and the hole behind it."""
+    def _after(
+        self, stream: Stream, max_bytes: int, segment: Segment, start: int, cuts: Cuts
+    ) -> None:
+        """Take in the rest of the last segment, and the hole after it."""
         last = int(cuts.ends[-1]) if cuts.counts[-1] else start
-        stream.pending = piece.end - last
-        if piece.hole:
-            length = stream.pending + piece.hole
-            inside = length if piece.final else length // max_bytes * max_bytes
+        stream.pending = segment.end - last
+        if segment.hole:
+            length = stream.pending + segment.hole
+            inside = length if segment.final else length // max_bytes * max_bytes
             if inside:
-                position = piece.position + piece.end - piece.start - stream.pending
-                _append_hole(stream, piece, position, inside)
+                position = segment.position + segment.end - segment.start - stream.pending
+                _append_hole(stream, segment, position, inside)
                 if stream.whole is not None:
                     stream.whole.add_hole(inside)
             stream.pending = length - inside
-        if piece.final and stream.whole is not None and piece.hole:
-            stream.whole.finish(piece.dataset, piece.file)
+        if segment.final and stream.whole is not None and segment.hole:
+            stream.whole.finish(segment.dataset, segment.file)
 
     def _log_chunks(
         self,
         stream: Stream,
         data: memoryview,
-        pieces: Pieces,
+        segments: SegmentRows,
         begins: NDArray[np.int64],
         cuts: Cuts,
     ) -> None:
@@ -264,12 +266,12 @@ class Lane:
         starts[heads[cut_at_all]] = begins[cut_at_all]
         lengths = ends - starts
         if stream.whole is not None:
-            _whole_files(stream.whole, pieces, cuts, lengths, heads)
-        offsets = (starts + np.repeat(pieces["position"] - pieces["start"], counts)).astype(
+            _whole_files(stream.whole, segments, cuts, lengths, heads)
+        offsets = (starts + np.repeat(segments["position"] - segments["start"], counts)).astype(
             np.uint64
         )
-        segment = np.repeat(np.arange(len(pieces)), counts)
-        keep, logged = self._choose(cuts, lengths, segment)
+        owner = np.repeat(np.arange(len(segments)), counts)
+        keep, logged = self._choose(cuts, lengths, owner)
         if not len(keep):
             return
         zero = cuts.zero[keep]
@@ -286,17 +288,17 @@ class Lane:
                 (high[measured], low[measured]),
                 stream.timing,
             )
-        of = pieces[segment[keep]]
+        of = segments[owner[keep]]
         _append(stream, of["dataset"], of["file"], offsets[keep], logged, compressed, high, low)
 
     def _choose(
-        self, cuts: Cuts, lengths: NDArray[np.uint32], segment: NDArray[np.intp]
+        self, cuts: Cuts, lengths: NDArray[np.uint32], owner: NDArray[np.intp]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint32]]:
         """Indices and lengths of the rows to log. Neighbouring chunks of zeros become one row."""
         zero = cuts.zero
         if zero.any():
             head = np.ones(len(zero), np.bool_)
-            head[1:] = ~(zero[1:] & zero[:-1] & (segment[1:] == segment[:-1]))
+            head[1:] = ~(zero[1:] & zero[:-1] & (owner[1:] == owner[:-1]))
             keep = np.flatnonzero(head)
             lengths = np.add.reduceat(lengths, keep)
         else:
@@ -307,26 +309,26 @@ class Lane:
 
 def _whole_files(
     whole: WholeFiles,
-    pieces: Pieces,
+    segments: SegmentRows,
     cuts: Cuts,
     lengths: NDArray[np.uint32],
     heads: NDArray[np.int64],
 ) -> None:
-    """Tell ``whole`` of the chunks found in each piece, the first of which is at ``heads``."""
-    unbroken = (pieces["hole"] == 0) & (pieces["blank"] == 0)
-    single = pieces["first"] & pieces["final"] & unbroken & (cuts.counts == 1)
+    """Tell ``whole`` of the chunks found in each segment, the first of which is at ``heads``."""
+    unbroken = (segments["hole"] == 0) & (segments["blank"] == 0)
+    single = segments["first"] & segments["final"] & unbroken & (cuts.counts == 1)
     single[single] = ~cuts.zero[heads[single]]
-    whole.add_single(pieces[single], cuts.fingerprints[heads[single], :2])
+    whole.add_single(segments[single], cuts.fingerprints[heads[single], :2])
     for at in np.flatnonzero(~single).tolist():
-        piece = Piece(*pieces[at].item())
+        segment = Segment(*segments[at].item())
         some = slice(int(heads[at]), int(heads[at]) + int(cuts.counts[at]))
         words = np.ascontiguousarray(cuts.fingerprints[some, :2])
         whole.add(
             [row.tobytes() for row in words], cuts.zero[some].tolist(), lengths[some].tolist()
         )
-        whole.add_blank(piece.blank + piece.hole)
-        if piece.final and not piece.hole:
-            whole.finish(piece.dataset, piece.file)
+        whole.add_blank(segment.blank + segment.hole)
+        if segment.final and not segment.hole:
+            whole.finish(segment.dataset, segment.file)
 
 
 def _append(stream: Stream, *columns: NDArray[Any]) -> None:
@@ -345,11 +347,11 @@ def _append(stream: Stream, *columns: NDArray[Any]) -> None:
     stream.rows += len(files)
 
 
-def _append_hole(stream: Stream, piece: Piece, position: int, length: int) -> None:
+def _append_hole(stream: Stream, segment: Segment, position: int, length: int) -> None:
     _append(
         stream,
-        np.array([piece.dataset], np.uint16),
-        np.array([piece.file], np.uint32),
+        np.array([segment.dataset], np.uint16),
+        np.array([segment.file], np.uint32),
         np.array([position], np.uint64),
         np.array([length], np.uint64),
         np.array([0], np.uint32),

@@ -131,7 +131,7 @@ class Scan:
                     walk = begin.walk if dataset == begin.dataset else ""
                     self._walk(dataset, os.path.realpath(os.fsencode(tree.path)), walk)
             if not self._progress.state.parts:
-                self._add(native.study.FoundFiles(), ScanState(1), second_names=False)
+                self._add(native.study.FileColumns(), ScanState(1), second_names=False)
         except BaseException as error:
             self._error = error
         finally:
@@ -159,7 +159,9 @@ class Scan:
             after = ScanState(before.parts + 1, before.found + len(found), dataset, walk)
             self._add(found, after, second_names=tree.beyond_names)
 
-    def _add(self, found: native.study.FoundFiles, after: ScanState, *, second_names: bool) -> None:
+    def _add(
+        self, found: native.study.FileColumns, after: ScanState, *, second_names: bool
+    ) -> None:
         """Write a part of the table, and tell the reader."""
         progress, dataset = self._progress, after.dataset
         first = progress.state.found

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
-class FoundFiles:
+class FileColumns:
     """Regular files that a :class:`TreeWalk` found: parallel arrays, one element per file."""
 
-    def __new__(cls) -> FoundFiles:
+    def __new__(cls) -> FileColumns:
         """None at all."""
     def with_content(self) -> tuple[bytes, bytes, bytes, bytes]:
         """Those that have something to read: parallel columns.
@@ -51,7 +51,7 @@ class TreeWalk:
     @property
     def beyond_names(self) -> bool:
         """Whether there were more than ``names_max``: then some files were found again."""
-    def next(self, files_min: int) -> FoundFiles | None:
+    def next(self, files_min: int) -> FileColumns | None:
         """At least so many more files, less only before the end; None there."""
 
 def file_type(name: bytes) -> str:

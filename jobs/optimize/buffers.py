@@ -1,4 +1,4 @@
-"""What flows through the ingest pipeline: files, pieces of them, and the buffers they lie in."""
+"""What flows through the ingest pipeline: files, segments of them, and their buffers."""
 
 import mmap
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class KeptChunk(NamedTuple):
 
 
 @dataclass(slots=True)
-class Piece:
+class Segment:
     """A range of a batch's buffer that belongs to one file.
 
     ``final``: the file ends with it. ``cut``: a chunk ends with it, whatever follows. ``kept`` are
@@ -76,7 +76,7 @@ class Batch:
     """A buffer of file content; ``zeros`` instead stands for a long hole of one file."""
 
     buffer: mmap.mmap | None
-    pieces: list[Piece] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     zeros: int = 0
     read_s: float = 0.0
 

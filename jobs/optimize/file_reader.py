@@ -1,12 +1,11 @@
-"""Reading candidates into large buffers: many small files at once, or one large file in pieces."""
+"""Reading candidates into large buffers: many small files at once, or parts of a large one."""
 
-import errno
 import mmap
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from dedupd import native
 from dedupd.errors import Damaged, DamagedChunk, FileChanged
@@ -17,24 +16,29 @@ from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.content import read_stub
 from dedupd.stub.transition import FileIdentity, local_ranges
+from dedupd.system.file_reader import (
+    BATCH_BYTES,
+    HOLE_BYTES_MIN,
+    SMALL_BYTES_MAX,
+    FileReader,
+    Stopped,
+    fill,
+    open_failure,
+    open_unnoticed,
+    stretches,
+)
 from dedupd.system.files import data_ranges
 from dedupd.system.leases import has_writers
-from dedupd.system.page_cache import BufferPool, read_uncached
+from dedupd.system.page_cache import BufferPool
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
-from jobs.optimize.buffers import Batch, FilesBatch, FileTask, KeptChunk, Piece
+from jobs.optimize.buffers import Batch, FilesBatch, FileTask, KeptChunk, Segment
 from jobs.optimize.partial_plan import Keep, plan
 from jobs.tree.candidates import Candidate
 
-BATCH_BYTES = 8 * MIB
-"""Large enough that Python's cost per batch vanishes, small enough for many in flight."""
-
 BATCH_BYTES_MIN = 2 * MIB
 """In a job that has little memory; more than any file that is read together with others."""
-
-ZERO_RUN_BYTES_MIN = 1 * MIB
-"""Shorter holes are read as zeros: cheaper than a batch of their own."""
 
 SETTLE_NS = 50_000_000
 """A write within one tick of the kernel's clock (4 to 10 ms) of a file's last change would leave
@@ -44,26 +48,33 @@ SECOND_NS = 1_000_000_000
 
 FILES_PER_BATCH_MAX = 1024
 
-KEPT_PER_PIECE_MAX = 4096
+KEPT_PER_SEGMENT_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
-
-SMALL_BYTES_MAX = 1 * MIB
-"""Up to this a file is read as a whole, many of them in one native call."""
-
 
 Work = tuple[Candidate, bool] | native.ingest.FileList
 """A candidate, and whether to compress it; or plain files, which say so themselves."""
 
 
-class BatchReader:
-    """Reads candidates in a thread of its own, ahead of whoever iterates over the batches.
-
-    Small plain files go together, into batches of their own; what is large, or out of the ordinary,
-    comes as it is read.
+@dataclass(frozen=True, slots=True)
+class ReaderLimits:
+    """What a reader takes of the machine.
 
     ``headroom_bytes`` are left free at the front of every buffer for the unfinished chunk of a
-    file that goes on in it, and ``batch_bytes`` come behind them; ``resume`` says how far a large
-    file was when a run was interrupted.
+    file that goes on in it, and ``batch_bytes`` come after them. ``ahead`` batches are read before
+    they are asked for, small files by so many ``threads``.
+    """
+
+    headroom_bytes: int
+    batch_bytes: int = BATCH_BYTES
+    ahead: int = 2
+    threads: int = 1
+
+
+class BatchReader(FileReader[Batch | FilesBatch]):
+    """Reads candidates.
+
+    Small plain files go together, into batches of their own; what is large, or out of the ordinary,
+    comes as it is read. ``resume`` says how far a large file was when a run was interrupted.
     """
 
     def __init__(
@@ -71,60 +82,31 @@ class BatchReader:
         volume: Volume,
         candidates: Iterable[Work],
         pool: BufferPool,
-        headroom_bytes: int,
+        limits: ReaderLimits,
         resume: Callable[[FileIdentity], Growth | None] = lambda _: None,
-        ahead: int = 2,
-        batch_bytes: int = BATCH_BYTES,
-        threads: int = 1,
     ) -> None:
+        super().__init__(pool, limits.ahead)
         self._volume = volume
         self._candidates = candidates
-        self._pool = pool
-        self._headroom = headroom_bytes
-        self._batch_bytes = batch_bytes
+        self._headroom = limits.headroom_bytes
+        self._batch_bytes = limits.batch_bytes
+        self._threads = limits.threads
         self._resume = resume
-        self._threads = threads
-        self._out: queue.Queue[Batch | FilesBatch | BaseException | None] = queue.Queue(ahead)
-        self._stop = False
         self._batch: Batch | None = None
         self._fill = 0
         self._small = native.ingest.FileList()
-        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Batch | FilesBatch]:
-        while (item := self._out.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def close(self) -> None:
-        """Stop reading; safe at any time."""
-        self._stop = True
-        self._pool.close()
-        while self._thread.is_alive():
-            try:
-                self._out.get(timeout=0.05)
-            except queue.Empty:
-                continue
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            for work in self._candidates:
-                if self._stop:
-                    return
-                if isinstance(work, native.ingest.FileList):
-                    self._read_files(work)
-                else:
-                    self._read_file(*work)
-            self._read_small()
-            self._emit()
-            self._out.put(None)
-        except _Stopped:
-            return
-        except BaseException as error:
-            self._out.put(error)
+    def _read(self) -> None:
+        for work in self._candidates:
+            if self._stop:
+                raise Stopped
+            if isinstance(work, native.ingest.FileList):
+                self._read_files(work)
+            else:
+                self._read_file(*work)
+        self._read_small()
+        self._emit()
 
     def _read_file(self, candidate: Candidate, compress: bool) -> None:
         if candidate.attribute is None:
@@ -166,9 +148,9 @@ class BatchReader:
     def _read_alone(self, task: FileTask) -> None:
         candidate = task.candidate
         try:
-            fd = self._open(candidate.path)
+            fd = open_unnoticed(partial(open_beneath, self._volume.data_fd, candidate.path))
         except OSError as error:
-            task.failure = _open_failure(error)
+            task.failure = open_failure(error)
             self._add(task, 0, 0, True)
             return
         try:
@@ -201,14 +183,6 @@ class BatchReader:
         finally:
             os.close(fd)
 
-    def _open(self, path: bytes) -> int:
-        flags = os.O_RDONLY | os.O_NONBLOCK
-        try:
-            return open_beneath(self._volume.data_fd, path, flags | os.O_NOATIME)
-        except PermissionError:
-            # Only the owner may leave the access time alone.
-            return open_beneath(self._volume.data_fd, path, flags)
-
     @staticmethod
     def _wait_until_settled(fd: int) -> None:
         status = os.fstat(fd)
@@ -219,36 +193,19 @@ class BatchReader:
             time.sleep((SETTLE_NS - age_ns) / 1e9)
 
     def _read_content(self, fd: int, task: FileTask, size: int) -> None:
-        at = 0 if task.resumed is None else task.resumed.length
-        for begin, stop in [*self._ranges(fd, at, size), (size, size)]:
-            if begin - at >= ZERO_RUN_BYTES_MIN and begin - at > self._headroom:
+        start = 0 if task.resumed is None else task.resumed.length
+        # The unfinished chunk before a hole has to fit into it.
+        hole_bytes_min = max(HOLE_BYTES_MIN, self._headroom + 1)
+        for part in list(stretches(data_ranges(fd, start, size), start, size, hole_bytes_min)):
+            if part.is_hole:
                 self._emit()
-                final = begin == size
-                batch = Batch(None, zeros=begin - at)
-                batch.pieces.append(Piece(task, 0, 0, final))
+                batch = Batch(None, zeros=part.end - part.start)
+                batch.segments.append(Segment(task, 0, 0, final=part.end == size))
                 self._put(batch)
-                if final:
-                    return
-            else:
-                begin = at
-            while begin < stop:
-                count = self._read_piece(fd, task, begin, min(stop, size), size)
-                begin += count
-            at = begin
-
-    @staticmethod
-    def _ranges(fd: int, start: int, size: int) -> Iterator[tuple[int, int]]:
-        """Data ranges, those with short holes between them joined."""
-        pending: tuple[int, int] | None = None
-        for begin, stop in data_ranges(fd, start, size):
-            if pending is not None and begin - pending[1] < ZERO_RUN_BYTES_MIN:
-                pending = pending[0], stop
                 continue
-            if pending is not None:
-                yield pending
-            pending = begin, stop
-        if pending is not None:
-            yield pending if size - pending[1] >= ZERO_RUN_BYTES_MIN else (pending[0], size)
+            at = part.start
+            while at < part.end:
+                at += self._read_segment(fd, task, at, part.end, size)
 
     def _read_partial(self, fd: int, task: FileTask, attribute: bytes, size: int) -> None:
         """Read what is not in the store of a stub, and note what is."""
@@ -263,7 +220,7 @@ class BatchReader:
         for part in plan(content.recipe.spans(0, covered), local, covered, size):
             if isinstance(part, Keep):
                 kept.append(self._kept(part))
-                if len(kept) >= KEPT_PER_PIECE_MAX:
+                if len(kept) >= KEPT_PER_SEGMENT_MAX:
                     self._add_kept(task, kept, final=False)
                     kept = []
                 continue
@@ -285,7 +242,7 @@ class BatchReader:
         start, self._fill = self._fill, self._fill + len(data)
         buffer[start : self._fill] = bytes(data)
         assert self._batch is not None
-        self._batch.pieces.append(Piece(task, start, self._fill, final, cut, kept))
+        self._batch.segments.append(Segment(task, start, self._fill, final, cut, kept))
         if not cut:
             self._emit()  # what follows needs room in front of it for the unfinished chunk
 
@@ -303,16 +260,14 @@ class BatchReader:
     def _add_kept(self, task: FileTask, kept: Sequence[KeptChunk], final: bool) -> None:
         self._add_range(task, bytearray(), kept, final, cut=True)
 
-    def _read_piece(self, fd: int, task: FileTask, offset: int, stop: int, size: int) -> int:
-        buffer = self._buffer_for(stop - offset)
+    def _read_segment(self, fd: int, task: FileTask, offset: int, end: int, size: int) -> int:
+        buffer = self._buffer_for(end - offset)
         start = self._fill
-        want = min(stop - offset, len(buffer) - start)
+        count = min(end - offset, len(buffer) - start)
         began = time.perf_counter()
-        count = read_uncached(fd, memoryview(buffer)[start : start + want], offset)
+        fill(fd, memoryview(buffer)[start : start + count], offset)
         assert self._batch is not None
         self._batch.read_s += time.perf_counter() - began
-        if count < want:
-            raise FileChanged("shrank while it was read")
         if FileIdentity.of(os.fstat(fd)) != task.identity:
             # Asked each time: a checkpoint may be made of what was read before the end.
             raise FileChanged("changed while it was read")
@@ -329,7 +284,7 @@ class BatchReader:
             fits = want <= room or (
                 want > self._batch_bytes // 2 and room >= self._batch_bytes // 2
             )
-            if not fits or room == 0 or len(batch.pieces) >= FILES_PER_BATCH_MAX:
+            if not fits or room == 0 or len(batch.segments) >= FILES_PER_BATCH_MAX:
                 self._emit()
         if self._batch is None:
             self._begin()
@@ -340,42 +295,17 @@ class BatchReader:
         self._batch = Batch(self._take_buffer())
         self._fill = self._headroom
 
-    def _take_buffer(self) -> mmap.mmap:
-        buffer = self._pool.take()
-        if buffer is None or self._stop:
-            raise _Stopped
-        return buffer
-
     def _add(self, task: FileTask, start: int, end: int, final: bool) -> None:
         if self._batch is None:
             self._begin()
             start = end = self._fill
         assert self._batch is not None
-        self._batch.pieces.append(Piece(task, start, end, final))
-        if (final and len(self._batch.pieces) >= FILES_PER_BATCH_MAX) or not final:
+        self._batch.segments.append(Segment(task, start, end, final))
+        if (final and len(self._batch.segments) >= FILES_PER_BATCH_MAX) or not final:
             self._emit()
 
     def _emit(self) -> None:
-        """Hand the current batch over. A file that goes on starts the next one."""
+        """Hand the current batch over; a file that goes on starts the next one."""
         if self._batch is not None:
             batch, self._batch = self._batch, None
             self._put(batch)
-
-    def _put(self, batch: Batch | FilesBatch) -> None:
-        while not self._stop:
-            try:
-                self._out.put(batch, timeout=0.2)
-                return
-            except queue.Full:
-                continue
-        raise _Stopped
-
-
-class _Stopped(Exception):
-    """The reader was closed."""
-
-
-def _open_failure(error: OSError) -> str:
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-        return "moved or removed meanwhile"
-    return f"cannot be opened: {error.strerror}"

@@ -11,6 +11,7 @@ from dedupd.config.memory_budget import OptimizeShares, optimize_shares
 from dedupd.config.policy import Policy
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.store.chunk_index import IndexCounters
+from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.system.page_cache import BufferPool, new_buffer
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
@@ -24,7 +25,7 @@ from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.buffers import FileTask, Ready
-from jobs.optimize.file_reader import BATCH_BYTES, BATCH_BYTES_MIN, BatchReader, Work
+from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
 from jobs.optimize.group_commit import GroupCommit, GroupResult
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest, Sums
@@ -198,6 +199,7 @@ class Optimize(Job[OptimizeReport]):
         batch_bytes = min(max(BATCH_BYTES_MIN, share), BATCH_BYTES)
         buffers = min(max(BUFFERS_MIN, room // batch_bytes), 6 + 2 * threads)
         pool = BufferPool(new_buffer(headroom + batch_bytes) for _ in range(buffers))
+        limits = ReaderLimits(headroom, batch_bytes, threads=min(threads, 2))
         self._checkpoints.load()
         ingest = Ingest(
             self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
@@ -211,15 +213,7 @@ class Optimize(Job[OptimizeReport]):
                 found = self._candidates(
                     partition, partition == partitions[0], len(partitions) == 1
                 )
-                reader = BatchReader(
-                    self._volume,
-                    found,
-                    pool,
-                    headroom,
-                    resume=self._checkpoints.of,
-                    batch_bytes=batch_bytes,
-                    threads=min(threads, 2),
-                )
+                reader = BatchReader(self._volume, found, pool, limits, self._checkpoints.of)
                 try:
                     self._take_in(reader, ingest, groups, store)
                 finally:

@@ -22,7 +22,7 @@ from dedupd.system.page_cache import BufferPool
 from dedupd.volume import unfinished_files
 from dedupd.volume.unfinished_files import Checkpoint
 from dedupd.volume.volume import Volume
-from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Piece, Ready
+from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Ready, Segment
 from jobs.optimize.store_session import Store
 
 
@@ -112,7 +112,7 @@ class Ingest:
         if isinstance(batch, FilesBatch):
             self._queue.append(self._take_files(batch))
             return
-        last = batch.pieces[-1] if batch.pieces else None
+        last = batch.segments[-1] if batch.segments else None
         self._open_task = None if last is None or last.final else last.task
         if batch.zeros:
             self._queue.append(self._zeros(batch))
@@ -173,17 +173,17 @@ class Ingest:
         """Cut, fingerprint and look up a buffer; start compressing what is new."""
         assert batch.buffer is not None
         state = _InFlight(batch.buffer)
-        pieces = [p for p in batch.pieces if (p.end > p.start or p.kept) and not p.task.failure]
+        segments = [p for p in batch.segments if (p.end > p.start or p.kept) and not p.task.failure]
         view = memoryview(batch.buffer)
-        for piece in pieces:
-            if piece.task.carry:
-                carry, piece.task.carry = piece.task.carry, b""
-                view[piece.start - len(carry) : piece.start] = carry
-                piece.start -= len(carry)
+        for segment in segments:
+            if segment.task.carry:
+                carry, segment.task.carry = segment.task.carry, b""
+                view[segment.start - len(carry) : segment.start] = carry
+                segment.start -= len(carry)
                 self.sums.raw_bytes -= len(carry)
-            self.sums.raw_bytes += piece.end - piece.start
-        self._place(state, batch.buffer, pieces)
-        state.finished.tasks = [p.task for p in batch.pieces if p.final]
+            self.sums.raw_bytes += segment.end - segment.start
+        self._place(state, batch.buffer, segments)
+        state.finished.tasks = [p.task for p in batch.segments if p.final]
         return state
 
     def _zeros(self, batch: Batch) -> _InFlight:
@@ -193,18 +193,18 @@ class Ingest:
         the run, which is at the latest ``max_bytes`` after the run's start, chunks are cut at
         ``max_bytes`` until the run ends.
         """
-        piece = batch.pieces[0]
-        task = piece.task
+        segment = batch.segments[0]
+        task = segment.task
         state = _InFlight(None)
-        state.finished.tasks = [task] if piece.final else []
+        state.finished.tasks = [task] if segment.final else []
         if task.failure:
             return state
         lead = 2 * self._max_bytes
         assert batch.zeros > lead
         data = task.carry + bytes(lead)
-        self._place(state, data, [Piece(task, 0, len(data), final=False)])
+        self._place(state, data, [Segment(task, 0, len(data), final=False)])
         left = len(task.carry) + batch.zeros - lead
-        whole = left if piece.final else left // self._max_bytes * self._max_bytes
+        whole = left if segment.final else left // self._max_bytes * self._max_bytes
         if whole:
             self._builder(task).push(HOLE, whole, HOLE_FINGERPRINT)
             self.sums.chunks += -(-whole // self._max_bytes)
@@ -229,25 +229,25 @@ class Ingest:
         self.sums.lookup_s += time.perf_counter() - began
         return state
 
-    def _place(self, state: _InFlight, data: mmap | bytes, pieces: Sequence[Piece]) -> None:
-        """Cut ``pieces`` of ``data``, give every chunk an id, and extend the files' recipes."""
-        if not pieces:
+    def _place(self, state: _InFlight, data: mmap | bytes, segments: Sequence[Segment]) -> None:
+        """Cut ``segments`` of ``data``, give every chunk an id, and extend the files' recipes."""
+        if not segments:
             return
         began = time.perf_counter()
         found = self._chunker.process(
-            data, [(p.start, p.end, p.final or p.cut) for p in pieces], self._threads
+            data, [(p.start, p.end, p.final or p.cut) for p in segments], self._threads
         )
         self.sums.chunk_s += time.perf_counter() - began
         began = time.perf_counter()
-        ids = self._ids(state, data, found, bytes(not p.task.compress for p in pieces))
-        for number, piece in enumerate(pieces):
-            task, rows = piece.task, found.rows(number, ids)
-            for kept in piece.kept:
+        ids = self._ids(state, data, found, bytes(not p.task.compress for p in segments))
+        for number, segment in enumerate(segments):
+            task, rows = segment.task, found.rows(number, ids)
+            for kept in segment.kept:
                 self._builder(task).push(*kept)
             self._extend_recipe(task, rows)
-            if not piece.final:
-                end = piece.start + sum(length for _, length, _ in rows)
-                task.carry = bytes(memoryview(data)[end : piece.end])
+            if not segment.final:
+                end = segment.start + sum(length for _, length, _ in rows)
+                task.carry = bytes(memoryview(data)[end : segment.end])
         self.sums.lookup_s += time.perf_counter() - began
 
     def _extend_recipe(self, task: FileTask, rows: Sequence[tuple[int, int, bytes]]) -> None:

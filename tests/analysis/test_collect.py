@@ -28,6 +28,7 @@ from analysis.report.report import write_report
 from dedupd import native
 from dedupd.config.policy import Policy
 from dedupd.errors import Damaged, UsageError
+from dedupd.system import file_reader as system_reader
 from dedupd.system import page_cache
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
@@ -271,7 +272,7 @@ def test_a_collection_goes_on_from_where_files_were_being_found(
     with monkeypatch.context() as few_at_a_time:
         few_at_a_time.setattr(tree_walk.Scan, "_add", add_some)
         few_at_a_time.setattr(tree_walk, "FILES_PER_PART_MAX", 10)
-        few_at_a_time.setattr(file_reader, "PIECES_PER_BATCH_MAX", 20)
+        few_at_a_time.setattr(file_reader, "SEGMENTS_PER_BATCH_MAX", 20)
         for _ in range(3):
             with suppress(StopAt.Stopped):
                 collect(log, str(tmp_path / "log"), StopAt(1))
@@ -373,7 +374,7 @@ def test_a_file_that_fails_half_way_does_not_count(
     for number in range(3):
         content = random.Random(number).randbytes(9 * MIB)
         (tree / f"file{number}").write_bytes(content)
-    read = file_reader.read_uncached
+    read = system_reader.read_uncached
 
     def failing(fd: int, view: memoryview, offset: int) -> int:
         """A disk that cannot read the end of one of the files."""
@@ -381,7 +382,7 @@ def test_a_file_that_fails_half_way_does_not_count(
             raise OSError(5, "Input/output error")
         return read(fd, view, offset)
 
-    monkeypatch.setattr(file_reader, "read_uncached", failing)
+    monkeypatch.setattr(system_reader, "read_uncached", failing)
     chunkings = ("64k", "8k", "fixed-64k")
     log = collected(tmp_path / "out", spec_of({"x": tree}, chunkings, level=0))
     assert failures_of(log) == {b"file1": "cannot be read: Input/output error"}

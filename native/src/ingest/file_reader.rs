@@ -33,31 +33,47 @@ fn read_unchanged(
 /// Files that a thread reads at once.
 const GROUP: usize = 32;
 
-/// Reads files one after the other as [`read_unchanged`] does, each into as many bytes of `out` as
-/// it had. None where `out` is too short for all of them.
+/// Reads files one after the other into `out`, each into as many bytes as `size` says, on several
+/// threads. `read` fills the bytes of a file, with something to keep from one file to the next; the
+/// result says which files it could read. None where `out` is too short for all of them.
+pub fn read_each<T: Sync, S: Default>(
+    files: &[T],
+    size: impl Fn(&T) -> usize,
+    mut out: &mut [u8],
+    threads: usize,
+    read: impl Fn(&mut S, &T, &mut [u8]) -> bool + Sync,
+) -> Option<Vec<bool>> {
+    let mut are_read = vec![false; files.len()];
+    let mut groups = Vec::with_capacity(files.len().div_ceil(GROUP));
+    for (files, are_read) in files.chunks(GROUP).zip(are_read.chunks_mut(GROUP)) {
+        let mut tasks = Vec::with_capacity(files.len());
+        for (file, is_read) in files.iter().zip(are_read) {
+            let own;
+            (own, out) = out.split_at_mut_checked(size(file))?;
+            tasks.push((file, is_read, own));
+        }
+        groups.push(tasks);
+    }
+    scoped::for_each(groups.into_iter(), threads, |tasks| {
+        let mut kept = S::default();
+        for (file, is_read, own) in tasks {
+            *is_read = read(&mut kept, file, own);
+        }
+    });
+    Some(are_read)
+}
+
+/// Reads files as [`read_unchanged`] does.
 pub fn read_files(
     dir: RawFd,
     files: &[PlainFile],
     settle_ns: i64,
-    mut out: &mut [u8],
+    out: &mut [u8],
     threads: usize,
 ) -> Option<Vec<bool>> {
-    let mut read = vec![false; files.len()];
-    let mut groups = Vec::with_capacity(files.len().div_ceil(GROUP));
-    for (files, read) in files.chunks(GROUP).zip(read.chunks_mut(GROUP)) {
-        let size = files.iter().try_fold(0, |sum: usize, file| sum.checked_add(file.size()))?;
-        let own;
-        (own, out) = out.split_at_mut_checked(size)?;
-        groups.push((files, read, own));
-    }
-    scoped::for_each(groups.into_iter(), threads, |(files, read, mut out)| {
-        for (file, read) in files.iter().zip(read) {
-            let (own, rest) = out.split_at_mut(file.size());
-            *read = read_unchanged(dir, &file.path, file.identity, settle_ns, own);
-            out = rest;
-        }
-    });
-    Some(read)
+    read_each(files, PlainFile::size, out, threads, |(): &mut (), file, own| {
+        read_unchanged(dir, &file.path, file.identity, settle_ns, own)
+    })
 }
 
 fn is_settled(identity: &Identity, settle_ns: i64) -> bool {

@@ -1,4 +1,4 @@
-//! `TreeWalk`, `FoundFiles`, `read_packed`, `file_type`, `write_parquet`.
+//! `TreeWalk`, `FileColumns`, `read_packed`, `file_type`, `write_parquet`.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use super::support::input::Input;
 use super::support::output::Output;
 use crate::study::parquet_writer::{self, Column, Kind};
 use crate::study::reads::{self, Wanted};
-use crate::study::walk::{Content, Found, Walk};
+use crate::study::walk::{self, Content, Walk};
 use crate::system::files::Identity;
 use crate::threads::lock::locked;
 
@@ -33,8 +33,8 @@ impl TreeWalk {
         Ok(TreeWalk(Mutex::new(walk)))
     }
 
-    fn next(&self, py: Python<'_>, files_min: usize) -> Option<FoundFiles> {
-        py.detach(|| self.walk().next(files_min)).map(FoundFiles)
+    fn next(&self, py: Python<'_>, files_min: usize) -> Option<FileColumns> {
+        py.detach(|| self.walk().next(files_min)).map(FileColumns)
     }
 
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
@@ -61,13 +61,13 @@ impl TreeWalk {
 }
 
 #[pyclass(frozen, module = "dedupd.native.study")]
-pub struct FoundFiles(Found);
+pub struct FileColumns(walk::FileColumns);
 
 #[pymethods]
-impl FoundFiles {
+impl FileColumns {
     #[new]
-    fn new() -> FoundFiles {
-        FoundFiles(Found::default())
+    fn new() -> FileColumns {
+        FileColumns(walk::FileColumns::default())
     }
 
     fn __len__(&self) -> usize {
@@ -124,15 +124,8 @@ pub fn read_packed(
             },
         })
         .collect();
-    let total = files.iter().try_fold(0usize, |sum, file| {
-        usize::try_from(file.identity.size).ok().and_then(|size| sum.checked_add(size))
-    });
-    py.detach(|| {
-        let out = out.bytes_mut();
-        let out = total.and_then(|total| out.get_mut(offset..offset.checked_add(total)?))?;
-        Some(reads::read_packed(root_fd, &files, out, threads))
-    })
-    .ok_or_else(|| PyValueError::new_err(format!("out has no room for the files at {offset}")))
+    py.detach(|| reads::read_packed(root_fd, &files, out.bytes_mut().get_mut(offset..)?, threads))
+        .ok_or_else(|| PyValueError::new_err(format!("out has no room for the files at {offset}")))
 }
 
 #[pyfunction]

@@ -1,14 +1,13 @@
 //! Small files of a study, read into one buffer.
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::ingest::file_reader::read_each;
 use crate::study::walk::open_at;
 use crate::system::files::{Identity, status_of};
 use crate::system::reads::fill;
-use crate::threads::scoped;
 
 /// A file to be read as a whole, as it was found.
 pub struct Wanted<'a> {
@@ -17,64 +16,40 @@ pub struct Wanted<'a> {
     pub identity: Identity,
 }
 
-/// Files that a thread reads at once.
-const GROUP: usize = 32;
-
-/// Reads files into `out`, one behind the other: as many of them, from the first on, as can be
-/// read and still are what was found. The rest of `out` is in any state.
-///
-/// # Panics
-///
-/// Where `out` is smaller than all files together.
-pub fn read_packed(root: RawFd, files: &[Wanted], mut out: &mut [u8], threads: usize) -> usize {
-    let mut groups = VecDeque::new();
-    for group in files.chunks(GROUP) {
-        let length = group.iter().map(|file| file.identity.size as usize).sum();
-        let (head, tail) = out.split_at_mut(length);
-        groups.push_back((group, head, 0usize));
-        out = tail;
-    }
-    let failed = AtomicBool::new(false);
-    scoped::for_each(groups.iter_mut(), threads, |(group, out, read)| {
-        if !failed.load(Ordering::Relaxed) {
-            *read = read_group(root, group, out);
-            if *read < group.len() {
-                failed.store(true, Ordering::Relaxed);
-            }
+/// Reads files into `out`, one after the other: as many of them, from the first on, as can be read
+/// and still are what was found. The rest of `out` is in any state. None where it is too short.
+pub fn read_packed(root: RawFd, files: &[Wanted], out: &mut [u8], threads: usize) -> Option<usize> {
+    let is_over = AtomicBool::new(false);
+    let size = |file: &Wanted| usize::try_from(file.identity.size).unwrap_or(usize::MAX);
+    let are_read = read_each(files, size, out, threads, |inside: &mut Directory, file, own| {
+        let is_read = !is_over.load(Ordering::Relaxed) && inside.read(root, file, own);
+        if !is_read {
+            is_over.store(true, Ordering::Relaxed);
         }
-    });
-    let mut total = 0;
-    for (group, _, read) in groups {
-        total += read;
-        if read < group.len() {
-            break;
-        }
-    }
-    total
+        is_read
+    })?;
+    Some(are_read.into_iter().take_while(|&is_read| is_read).count())
 }
 
-fn read_group(root: RawFd, files: &[Wanted], mut out: &mut [u8]) -> usize {
-    let mut inside: Option<(&[u8], OwnedFd)> = None;
-    for (at, file) in files.iter().enumerate() {
+/// The directory that the last file was read in.
+#[derive(Default)]
+struct Directory(Option<(Vec<u8>, OwnedFd)>);
+
+impl Directory {
+    fn read(&mut self, root: RawFd, file: &Wanted, out: &mut [u8]) -> bool {
         let slash = file.path.iter().rposition(|&byte| byte == b'/');
-        let (directory, name) = match slash {
+        let (path, name) = match slash {
             Some(slash) => (&file.path[..slash], &file.path[slash + 1..]),
             None => (&b"."[..], file.path),
         };
-        if inside.as_ref().is_none_or(|(path, _)| *path != directory) {
-            let Ok(fd) = open_at(root, directory, libc::O_PATH | libc::O_DIRECTORY) else {
-                return at;
-            };
-            inside = Some((directory, fd));
+        if self.0.as_ref().is_none_or(|(open, _)| open != path) {
+            self.0 = open_at(root, path, libc::O_PATH | libc::O_DIRECTORY)
+                .ok()
+                .map(|fd| (path.to_vec(), fd));
         }
-        let Some((_, directory)) = &inside else { return at };
-        let (head, tail) = out.split_at_mut(file.identity.size as usize);
-        if !read_file(directory.as_raw_fd(), name, file.identity, head) {
-            return at;
-        }
-        out = tail;
+        let Some((_, directory)) = &self.0 else { return false };
+        read_file(directory.as_raw_fd(), name, file.identity, out)
     }
-    files.len()
 }
 
 fn read_file(directory: RawFd, name: &[u8], expected: Identity, out: &mut [u8]) -> bool {

@@ -1,4 +1,4 @@
-//! What a study does to many files at once: finding them in a tree, and reading small ones.
+//! Finding the files of a study in a tree.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr, c_int};
@@ -15,8 +15,8 @@ use crate::system::files::{
 
 /// Regular files as a walk came upon them: parallel columns.
 #[derive(Default)]
-pub struct Found {
-    /// Relative to the root, each with a NUL behind it.
+pub struct FileColumns {
+    /// Relative to the root, each with a NUL after it.
     pub paths: Vec<u8>,
     /// Of each file: inode, size, mtime and ctime in ns, links, allocated bytes.
     pub statuses: Vec<[i64; 6]>,
@@ -29,9 +29,9 @@ pub struct Found {
 pub struct Content {
     /// u32, from 0 on; files without content are counted.
     pub numbers: Vec<u8>,
-    /// Each with a NUL behind it.
+    /// Each with a NUL after it.
     pub paths: Vec<u8>,
-    /// u64, behind the NUL.
+    /// u64, after the NUL.
     pub path_ends: Vec<u8>,
     /// u64 inode, size, mtime and ctime in ns.
     pub identities: Vec<u8>,
@@ -119,7 +119,7 @@ impl Walk {
 
     /// Where the walk is, for [`Walk::resume`]: the position in the directory that is open (i64, -1
     /// where none is) and the number of those found in it (u32), its path, these, and all others
-    /// that are left, each with a NUL behind it.
+    /// that are left, each with a NUL after it.
     pub fn state(&self) -> Result<Vec<u8>> {
         let (position, path, below) = match &self.open {
             None => (-1, &b""[..], &[][..]),
@@ -169,8 +169,8 @@ impl Walk {
     }
 
     /// At least `files` of the files that are left, unless these are all; none at the end.
-    pub fn next(&mut self, files: usize) -> Option<Found> {
-        let mut found = Found::default();
+    pub fn next(&mut self, files: usize) -> Option<FileColumns> {
+        let mut found = FileColumns::default();
         for (path, error) in self.failures.drain(..) {
             found.failed(path, &error);
         }
@@ -226,7 +226,7 @@ impl Walk {
 
     /// Takes in the next entries of a directory, in the order of their inodes: that of the disk,
     /// mostly. At its end, the directories in it are the next ones.
-    fn list(&mut self, mut directory: Directory, found: &mut Found) {
+    fn list(&mut self, mut directory: Directory, found: &mut FileColumns) {
         let mut files = Vec::new();
         let more = match directory.read(self.device, &mut self.buffer, &mut files) {
             Ok(more) => more,
@@ -250,7 +250,7 @@ impl Walk {
     }
 }
 
-impl Found {
+impl FileColumns {
     fn add(&mut self, directory: &[u8], name: &CStr, status: [i64; 6]) {
         if !directory.is_empty() {
             self.paths.extend_from_slice(directory);
@@ -345,7 +345,7 @@ fn seek(directory: OwnedFd, position: i64) -> Result<OwnedFd> {
 }
 
 impl Directory {
-    /// Behind the entries that were read.
+    /// After the entries that were read.
     fn position(&self) -> Result<i64> {
         // SAFETY: takes no pointers.
         match unsafe { libc::lseek64(self.fd.as_raw_fd(), 0, libc::SEEK_CUR) } {

@@ -17,7 +17,7 @@ from dedupd.system.page_cache import BufferPool
 from dedupd.units import KIB, MIB
 from jobs.optimize import file_reader
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask
-from jobs.optimize.file_reader import BatchReader
+from jobs.optimize.file_reader import BatchReader, ReaderLimits
 from jobs.tree.candidates import Candidate
 from jobs.tree.walk import walk
 from tests.support.lab import (
@@ -40,7 +40,7 @@ def reading(lab: Lab, candidates: list[Candidate]) -> Iterator[tuple[BatchReader
     with lab.opened() as volume:
         pool = BufferPool(mmap.mmap(-1, HEADROOM + file_reader.BATCH_BYTES) for _ in range(BUFFERS))
         found = [(c, True) for c in candidates]
-        reader = BatchReader(volume, found, pool, HEADROOM, threads=2)
+        reader = BatchReader(volume, found, pool, ReaderLimits(HEADROOM, threads=2))
         try:
             yield reader, pool
         finally:
@@ -85,7 +85,7 @@ def read_all(lab: Lab, candidates: list[Candidate]) -> tuple[dict[bytes, bytes],
                     parts[path] = [content]
                 pool.give(batch.buffer)
                 continue
-            for piece in batch.pieces:
+            for piece in batch.segments:
                 assert piece.task not in ended
                 data = bytes(batch.zeros)
                 if batch.buffer is not None:
@@ -145,7 +145,7 @@ def test_long_holes_are_not_read(tmp_path: Path) -> None:
         with reading(lab, candidates_of(lab)) as (reader, _):
             found = [batch for batch in reader if isinstance(batch, Batch)]
         assert [batch.zeros > 0 for batch in found] == [False, True]
-        assert found[1].zeros + found[0].pieces[0].end - found[0].pieces[0].start == 1 << 40
+        assert found[1].zeros + found[0].segments[0].end - found[0].segments[0].start == 1 << 40
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_nothing_is_read_of_a_file_that_has_changed(tmp_path: Path) -> None:
                 if not seen:
                     with open(path, "r+b") as file:
                         file.write(b"changed")
-                seen += batch.pieces
+                seen += batch.segments
                 pool.give(batch.buffer)
         assert seen[-1].final and seen[-1].task.failure == "changed while it was read"
         assert sum(piece.end - piece.start for piece in seen) < 6 * file_reader.BATCH_BYTES
@@ -283,7 +283,7 @@ def test_an_error_of_the_scan_reaches_the_reader(tmp_path: Path) -> None:
 
     with lab_in(tmp_path) as lab, lab.opened() as volume:
         pool = BufferPool(mmap.mmap(-1, HEADROOM + file_reader.BATCH_BYTES) for _ in range(BUFFERS))
-        reader = BatchReader(volume, failing(), pool, HEADROOM)
+        reader = BatchReader(volume, failing(), pool, ReaderLimits(HEADROOM))
         with pytest.raises(OSError, match="Input/output error"):
             list(reader)
         reader.close()
