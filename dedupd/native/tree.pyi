@@ -5,7 +5,7 @@ exception there ends the call.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from .upkeep import KnownRecords
 
@@ -15,44 +15,33 @@ Identity = tuple[int, int, int, int]
 class FileEntry:
     """A regular file of a directory, as a scan came upon it."""
 
-    @property
-    def name(self) -> bytes: ...
-    @property
-    def identity(self) -> Identity: ...
-    @property
-    def links(self) -> int: ...
-    @property
-    def allocated_bytes(self) -> int: ...
-    @property
-    def attribute(self) -> bytes | None:
-        """Value of the stub attribute; None where there is none, empty where it is unreadable."""
+    name: Final[bytes]
+    identity: Final[Identity]
+    links: Final[int]
+    allocated_bytes: Final[int]
+    attribute: Final[bytes | None]
+    """Value of the stub attribute; None where there is none, empty where it is unreadable."""
 
 class Directory:
     """A directory, and those of its files that are left to the caller."""
 
-    @property
-    def directories(self) -> list[bytes]:
-        """Names, in any order."""
-    @property
-    def files(self) -> list[FileEntry]: ...
+    directories: Final[list[bytes]]
+    """Names, in any order."""
+    files: Final[list[FileEntry]]
 
 class Unreadable:
     """A directory that cannot be read; ``EXDEV`` where it is of another file system."""
 
     def __new__(cls, errno: int) -> Unreadable: ...
-    @property
-    def errno(self) -> int: ...
+    errno: Final[int]
 
 class CountedStubs(Directory):
     """What was counted in a directory. Nothing of ``files`` is."""
 
-    @property
-    def stubs(self) -> int: ...
-    @property
-    def plain_files(self) -> int: ...
-    @property
-    def logical_bytes(self) -> int:
-        """Of the stubs."""
+    stubs: Final[int]
+    plain_files: Final[int]
+    logical_bytes: Final[int]
+    """Of the stubs."""
 
 class StubCounter:
     """Counts what the stubs of a tree refer to, where all of that is there."""
@@ -104,26 +93,14 @@ class Rules:
     def reason(self, identity: Identity) -> Reason | None:
         """Why a plain file is passed over, as far as its identity tells."""
 
-class PassedFiles:
-    """Files that were passed over."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-
 class PackedFiles:
     """Up to 4,096 plain files of a directory, for :class:`.ingest.FileList`."""
 
-    @property
-    def packed(self) -> bytes: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def chunks(self) -> list[tuple[bytes, int]]:
-        """About how many chunks they have, by what follows the last dot of their names."""
+    packed: Final[bytes]
+    count: Final[int]
+    size_bytes: Final[int]
+    chunks: Final[list[tuple[bytes, int]]]
+    """About how many chunks they have, by what follows the last dot of their names."""
 
 class DirectoryCandidates(Directory):
     """What an optimize job has to do with a directory.
@@ -131,11 +108,10 @@ class DirectoryCandidates(Directory):
     ``files`` are those of several names, and stubs of which anything is out of the ordinary.
     """
 
-    @property
-    def passed(self) -> dict[Reason, PassedFiles]: ...
-    @property
-    def plain(self) -> list[PackedFiles]:
-        """Plain files for the job."""
+    passed: Final[dict[Reason, tuple[int, int]]]
+    """Files that are passed over, and their bytes."""
+    plain: Final[list[PackedFiles]]
+    """Plain files for the job."""
 
 def find_candidates(
     root: int,
@@ -150,10 +126,9 @@ def find_candidates(
 class StubSizes(Directory):
     """The stubs of a directory. ``files`` are those of several names."""
 
-    @property
-    def bytes_by_suffix(self) -> list[tuple[bytes, int]]:
-        """Bytes of all other stubs, by what follows the last dot of their names: empty where
-        nothing follows, where there is no dot, or where it is the first byte."""
+    bytes_by_suffix: Final[list[tuple[bytes, int]]]
+    """Bytes of all other stubs, by what follows the last dot of their names: empty where
+    nothing follows, where there is no dot, or where it is the first byte."""
 
 def stub_sizes(
     root: int,

@@ -1,6 +1,7 @@
 """The memory of the jobs that look after a store: marks, needs, references."""
 
 from collections.abc import Callable
+from typing import Final
 
 from typing_extensions import Buffer
 
@@ -147,21 +148,16 @@ class KnownRecords:
 class NamedByStubs(Directory):
     """What the stubs of a directory name. ``files`` are those whose attribute is not valid."""
 
-    @property
-    def file_count(self) -> int:
-        """Of all files."""
-    @property
-    def stub_count(self) -> int:
-        """Of the valid stubs."""
-    @property
-    def chunks(self) -> bytes:
-        """u64 ids."""
-    @property
-    def recipes(self) -> bytes:
-        """u64 ids."""
-    @property
-    def covered(self) -> bytes:
-        """u64 bytes covered of each recipe."""
+    file_count: Final[int]
+    """Of all files."""
+    stub_count: Final[int]
+    """Of the valid stubs."""
+    chunks: Final[bytes]
+    """u64 ids."""
+    recipes: Final[bytes]
+    """u64 ids."""
+    covered: Final[bytes]
+    """u64 bytes covered of each recipe."""
 
 def scan_stubs(
     fd: int, attribute: bytes, seed: int, safe_point: Callable[[], None] | None = None

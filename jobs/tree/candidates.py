@@ -184,8 +184,8 @@ class _Search:
     def _found_in(
         self, directory: bytes, prefix: bytes, here: DirectoryCandidates
     ) -> Iterator[PlainFiles | Candidate]:
-        for reason, passed in here.passed.items():
-            self._skipped.add(_REASONS[reason], passed.size_bytes, passed.count)
+        for reason, (count, size_bytes) in here.passed.items():
+            self._skipped.add(_REASONS[reason], size_bytes, count)
         for files in here.plain:
             yield from self._plain(
                 PlainFiles(prefix, files.packed, files.count, files.size_bytes, files.chunks)

@@ -162,11 +162,6 @@ def rules(size_min: int = 1, newest_ns: int = 2**63 - 1) -> native.tree.Rules:
     )
 
 
-def passed(found: native.tree.DirectoryCandidates) -> "dict[native.tree.Reason, tuple[int, int]]":
-    """Files and bytes that were passed over, by reason."""
-    return {reason: (one.count, one.size_bytes) for reason, one in found.passed.items()}
-
-
 VOLUME = b"v" * 16
 STUB = StubAttribute(7 << 32, bytes(16), 5000, OLD_NS)
 
@@ -210,7 +205,7 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     found = {file.name for file in here.files} | {b"plain"}
     assert everything - found == {b"whole", b"one chunk", b"truncated"}
     assert (here.directories, plain.count) == ([], 1)
-    assert passed(here) == {"optimized": (3, 15_000)}
+    assert here.passed == {"optimized": (3, 15_000)}
     assert [path for path, *_ in native.ingest.FileList(b"", plain.packed)] == [b"plain"]
 
 
@@ -230,7 +225,7 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
     now_ns = max(identity.ctime_ns for identity in identities.values())
     here = find(directory, 100, now_ns)
     assert (here.directories, here.files) == ([b"below"], [])
-    assert passed(here) == {"empty": (1, 0), "small": (1, 99)}
+    assert here.passed == {"empty": (1, 0), "small": (1, 99)}
     [plain] = here.plain
     assert (plain.count, plain.size_bytes) == (4, 100 + 2500 + 5000 + 999)
     assert dict(plain.chunks) == {b"\xff": 1, b"": 3, b"x": 6 + 1}
@@ -247,7 +242,7 @@ def test_plain_files_are_sorted_out_by_size_and_age(tmp_path: Path, directory: i
         assert {path: as_is for path, _, as_is in marked} == {
             name: end in suffixes for name, end in ends.items()
         }
-    assert passed(find(directory, 100, now_ns - 1))["young"][0] > 0
+    assert find(directory, 100, now_ns - 1).passed["young"][0] > 0
 
 
 def test_the_files_of_a_large_directory_come_some_at_a_time(tmp_path: Path, directory: int) -> None:

@@ -81,8 +81,8 @@ mod exported {
         use crate::python::support::entries::{Directory, FileEntry, Unreadable};
         #[pymodule_export]
         use crate::python::tree::{
-            CountedStubs, DirectoryCandidates, PackedFiles, PassedFiles, Rules, StubCounter,
-            StubSizes, find_candidates, scan_directory, stub_sizes,
+            CountedStubs, DirectoryCandidates, PackedFiles, Rules, StubCounter, StubSizes,
+            find_candidates, scan_directory, stub_sizes,
         };
     }
 

@@ -61,15 +61,9 @@ impl Rules {
 /// What an optimize job has to do with a directory.
 #[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
 pub struct DirectoryCandidates {
-    /// By reason.
+    /// Files and bytes, by reason.
     passed: Py<PyDict>,
     plain: Py<PyList>,
-}
-
-#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
-pub struct PassedFiles {
-    count: u64,
-    size_bytes: i64,
 }
 
 #[pyclass(frozen, get_all, module = "dedupd.native.tree")]
@@ -101,8 +95,7 @@ pub fn find_candidates<'py>(
         let packed = py.detach(|| here.packed(rules));
         let passed = PyDict::new(py);
         for (reason, Passed { count, size }) in here.passed() {
-            let files = PassedFiles { count, size_bytes: size };
-            passed.set_item(reason.name(), Py::new(py, files)?)?;
+            passed.set_item(reason.name(), (count, size))?;
         }
         let plain = PyList::empty(py);
         for one in packed {

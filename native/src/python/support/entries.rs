@@ -1,6 +1,6 @@
 //! Files and directories as a scan finds them, for Python.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::io::{Error, ErrorKind};
 
 use pyo3::PyClass;
@@ -22,33 +22,13 @@ pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
 }
 
 /// A regular file of a directory, as a scan came upon it.
-#[pyclass(frozen, module = "dedupd.native.tree")]
+#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
 pub struct FileEntry {
-    name: CString,
-    identity: Identity,
-    #[pyo3(get)]
+    name: Py<PyBytes>,
+    identity: Fields,
     links: u64,
-    #[pyo3(get)]
     allocated_bytes: i64,
-    attribute: Option<Vec<u8>>,
-}
-
-#[pymethods]
-impl FileEntry {
-    #[getter]
-    fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.name.to_bytes())
-    }
-
-    #[getter]
-    fn identity(&self) -> Fields {
-        fields_of(self.identity)
-    }
-
-    #[getter]
-    fn attribute<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
-        self.attribute.as_ref().map(|value| PyBytes::new(py, value))
-    }
+    attribute: Option<Py<PyBytes>>,
 }
 
 /// A directory: the names of those in it, and its files, or those of them that are left.
@@ -136,8 +116,13 @@ impl Directory {
                     directories.append(PyBytes::new(py, name.to_bytes()))?;
                 }
                 Entry::File { name, identity, links, allocated, attribute, .. } => {
-                    let file =
-                        FileEntry { name, identity, links, allocated_bytes: allocated, attribute };
+                    let file = FileEntry {
+                        name: PyBytes::new(py, name.to_bytes()).unbind(),
+                        identity: fields_of(identity),
+                        links,
+                        allocated_bytes: allocated,
+                        attribute: attribute.map(|value| PyBytes::new(py, &value).unbind()),
+                    };
                     files.append(Py::new(py, file)?)?;
                 }
             }
