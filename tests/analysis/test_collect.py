@@ -32,7 +32,7 @@ from dedupd.system import file_reader as system_reader
 from dedupd.system import page_cache
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
-from tests.support.generate import generate
+from tests.support.dataset import generate
 from tests.support.lab import cached_pages
 from tests.support.study import collected, spec_of, study_of
 from tests.support.study_oracle import cut

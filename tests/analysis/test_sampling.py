@@ -10,7 +10,7 @@ from analysis.database import EVERYTHING, Database
 from analysis.figures import CONFIDENCE_95, SavingsRow
 from benchmarks.resample import resample
 from dedupd.units import MIB
-from tests.support.generate import generate
+from tests.support.dataset import generate
 from tests.support.study import collected, spec_of, study_of
 
 

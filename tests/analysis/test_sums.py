@@ -18,7 +18,7 @@ from dedupd.format.container import record_size
 from dedupd.format.table import ENTRY_BYTES
 from dedupd.format.volume_parameters import PRESETS
 from dedupd.units import MIB
-from tests.support.generate import Answers, generate
+from tests.support.dataset import Answers, generate
 from tests.support.study import collected, spec_of, study_of
 from tests.support.study_oracle import Chunk, OneFile, Oracle
 

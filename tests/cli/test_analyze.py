@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from dedupd.cli.main import main
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
-from tests.support.generate import generate
+from tests.support.dataset import generate
 
 PROGRAM = [
     sys.executable,

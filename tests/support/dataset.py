@@ -1,56 +1,252 @@
-"""Small trees of mixed files, the same for the same seed.
+"""Data sets for tests, the same for the same seed, with known answers.
 
-They have what real volumes have (versions of a program, edited documents, disk images, media)
-and what breaks file system tools (names that are no text, deep paths, sparse files, special
-files, extended attributes). Each part is a function that fills one directory.
+Every file is put together from ranges of *extents*, pieces of random content that share nothing
+with each other. So the bytes that no deduplication can remove are known exactly: those that the
+ranges cover.
 """
 
 import os
 import random
-import socket
-import stat
-import struct
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from dedupd.units import MIB
+import numpy as np
 
-KIB = 1024
-EPOCH_NS = 1_400_000_000 * 10**9
-"""Times of the files lie after this, in 2014, and so are older than any policy's minimum."""
+from dedupd.units import KIB, MIB
+from tests.support import odd_files
 
-_SYLLABLES = (
-    "ka",
-    "lo",
-    "mi",
-    "ne",
-    "ru",
-    "sta",
-    "ve",
-    "zo",
-    "pla",
-    "tri",
-    "den",
-    "gor",
-    "hun",
-    "sil",
-)
+_WORDS = 4096
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes [start, end) of an extent; extent 0 is zeros without end."""
+
+    extent: int
+    start: int
+    end: int
+
+
+Content = tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What is true of a data set, in bytes where nothing else is said.
+
+    ``whole_file_bytes`` are left when each file's content is kept once, zeros included;
+    ``unique_bytes`` when each byte but zeros is: no chunking stores less. Around each of the
+    ``seams`` between ranges a chunking may lose the two chunks there.
+    """
+
+    files: int
+    data_bytes: int
+    zero_bytes: int
+    whole_file_bytes: int
+    unique_bytes: int
+    seams: int
+
+
+@dataclass(slots=True)
+class Generator:
+    """Makes the files of one data set, and keeps the books."""
+
+    root: bytes
+    seed: int
+    _lengths: list[int] = field(default_factory=lambda: [0])
+    _text: list[bool] = field(default_factory=lambda: [False])
+    _files: list[Content] = field(default_factory=list)
+
+    def extent(self, length: int, *, text: bool) -> Range:
+        """New content that occurs nowhere else; ``text`` compresses, the rest does not."""
+        self._lengths.append(length)
+        self._text.append(text)
+        return Range(len(self._lengths) - 1, 0, length)
+
+    def write(self, path: str, content: Content) -> None:
+        """A file of that content, below the root."""
+        target = os.path.join(self.root, os.fsencode(path))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "xb") as file:
+            for part in content:
+                file.write(self._bytes(part))
+        self._files.append(content)
+
+    def _bytes(self, part: Range) -> bytes:
+        if part.extent == 0:
+            return bytes(part.end - part.start)
+        rng = np.random.Generator(np.random.PCG64([self.seed, part.extent]))
+        length = self._lengths[part.extent]
+        if not self._text[part.extent]:
+            return rng.bytes(length)[part.start : part.end]
+        words = np.frombuffer(
+            np.random.Generator(np.random.PCG64([self.seed])).bytes(_WORDS * _WORD_BYTES), np.uint64
+        )
+        # Cubes prefer the first words, as languages do.
+        picks = (rng.random(length // _WORD_BYTES + 1) ** 3 * _WORDS).astype(np.intp)
+        return words[picks].tobytes()[part.start : part.end]
+
+    def answers(self) -> Answers:
+        contents = set(self._files)
+        data = [part for content in self._files for part in content]
+        return Answers(
+            files=len(self._files),
+            data_bytes=sum(part.end - part.start for part in data),
+            zero_bytes=sum(part.end - part.start for part in data if part.extent == 0),
+            whole_file_bytes=sum(p.end - p.start for c in contents for p in c),
+            unique_bytes=_covered(part for part in data if part.extent),
+            seams=sum(len(content) + 1 for content in contents),
+        )
+
+
+def _covered(parts: Iterable[Range]) -> int:
+    """Bytes of extents that at least one range covers."""
+    total, extent, reached = 0, 0, 0
+    for part in sorted(set(parts), key=lambda part: (part.extent, part.start)):
+        if part.extent != extent:
+            extent, reached = part.extent, 0
+        total += max(0, part.end - max(part.start, reached))
+        reached = max(reached, part.end)
+    return total
+
+
+def generate(root: str, size_bytes: int, seed: int = 1) -> Answers:
+    """Fill the directory ``root``, which is made, with about ``size_bytes`` of mixed files."""
+    os.makedirs(root, exist_ok=True)
+    generator = Generator(os.fsencode(root), seed)
+    for name, (share, fill) in SHARES.items():
+        fill(generator, round(share * size_bytes), random.Random(f"{seed}/{name}"))
+    return generator.answers()
+
+
+def _edited(
+    generator: Generator, rng: random.Random, content: Content, edits: int, *, text: bool
+) -> Content:
+    """A later version: a few pieces inserted, removed or replaced."""
+    for _ in range(edits):
+        length = sum(part.end - part.start for part in content)
+        at = rng.randrange(length + 1)
+        removed = rng.choice((0, rng.randint(1, 400)))
+        added = rng.choice((0, rng.randint(1, 400))) if removed else rng.randint(1, 400)
+        middle = (generator.extent(added, text=text),) if added else ()
+        content = _cut(content, 0, at) + middle + _cut(content, min(at + removed, length), length)
+    return content
+
+
+def _cut(content: Sequence[Range], start: int, end: int) -> Content:
+    """The bytes [start, end) of a content."""
+    parts, at = [], 0
+    for part in content:
+        length = part.end - part.start
+        low, high = max(start - at, 0), min(end - at, length)
+        if low < high:
+            parts.append(Range(part.extent, part.start + low, part.start + high))
+        at += length
+    return tuple(parts)
+
+
+def _versions(generator: Generator, size_bytes: int, rng: random.Random) -> None:
+    """Versions of a software tree: most files unchanged, some edited, a few new."""
+    versions = 4
+    tree: dict[str, tuple[Content, bool]] = {}
+    filled = number = 0
+    while filled < size_bytes // versions:
+        length = min(int(rng.lognormvariate(10, 1.6)) + 1, 4 * MIB)
+        text = rng.random() < 0.7
+        name = f"lib{number % 7}/file{number}.{'c' if text else 'so'}"
+        tree[name] = (generator.extent(length, text=text),), text
+        filled += length
+        number += 1
+    for version in range(versions):
+        for name, (content, _) in tree.items():
+            generator.write(f"versions/1.{version}/{name}", content)
+        for name in rng.sample(sorted(tree), max(1, len(tree) // 8)):
+            content, text = tree[name]
+            tree[name] = _edited(generator, rng, content, 2, text=text), text
+        tree[f"lib0/new{version}.c"] = (generator.extent(20 * KIB, text=True),), True
+
+
+def _documents(generator: Generator, size_bytes: int, rng: random.Random) -> None:
+    """Documents that were saved again and again, and copied by others."""
+    filled = number = 0
+    while filled < size_bytes:
+        content: Content = (generator.extent(rng.randint(100, 900) * KIB, text=True),)
+        for save in range(3):
+            generator.write(f"documents/user{number % 3}/report {number} v{save}.doc", content)
+            filled += content[0].end
+            if rng.random() < 0.3:
+                generator.write(f"documents/shared/report {number} v{save}.doc", content)
+                filled += content[0].end
+            content = _edited(generator, rng, content, 3, text=True)
+        number += 1
+
+
+def _images(generator: Generator, size_bytes: int, rng: random.Random) -> None:
+    """Disk images of machines with the same system, a third of them zeros, and a snapshot."""
+    block = 256 * KIB
+    blocks = max(8, size_bytes // (3 * block))
+    system = [generator.extent(block, text=rng.random() < 0.5) for _ in range(blocks // 2)]
+    for machine in range(2):
+        image: list[Range] = []
+        for at in range(blocks):
+            if at % 3 == 2:
+                image.append(Range(0, 0, block))
+            elif at // 2 < len(system) and at % 3 == 0:
+                image.append(system[at // 2])
+            else:
+                image.append(generator.extent(block, text=False))
+        generator.write(f"images/machine{machine}.img", tuple(image))
+    for _ in range(max(1, blocks // 16)):
+        image[rng.randrange(blocks)] = generator.extent(block, text=True)
+    generator.write("images/machine1.snapshot.img", tuple(image))
+
+
+def _media(generator: Generator, size_bytes: int, rng: random.Random) -> None:
+    """What does not compress, and is there twice at times."""
+    filled = number = 0
+    while filled < size_bytes:
+        content = (generator.extent(rng.randint(200, 3000) * KIB, text=False),)
+        generator.write(f"media/IMG_{number:04d}.jpg", content)
+        filled += content[0].end
+        if number % 6 == 5:
+            generator.write(f"media/copies/IMG_{number:04d}.jpg", content)
+            filled += content[0].end
+        number += 1
+
+
+SHARES: dict[str, tuple[float, Callable[[Generator, int, random.Random], None]]] = {
+    "versions": (0.4, _versions),
+    "documents": (0.2, _documents),
+    "images": (0.25, _images),
+    "media": (0.15, _media),
+}
+"""Share of the size, and what makes it."""
+
+MIXED_BYTES = 24 * MIB
+"""Of the files of :func:`build` that are not odd."""
 
 
 def build(root: bytes, seed: int = 1, parts: Collection[str] | None = None) -> None:
-    """Fill the directory ``root``, which is made if need be, with the named parts, or all.
+    """Fill the directory ``root``, which is made if need be, with the named parts, or all: mixed
+    files, and odd ones.
 
-    About 45 MiB and 700 entries. Owners, devices and ``trusted`` attributes come with root only.
+    About 40 MiB and 700 entries. Owners, devices and ``trusted`` attributes come with root only.
     """
-    unknown = set(parts or ()) - set(PARTS)
+    unknown = set(parts or ()) - SHARES.keys() - odd_files.PARTS.keys()
     if unknown:
         raise ValueError(f"no such part: {', '.join(sorted(unknown))}")
     os.makedirs(root, exist_ok=True)
-    for name, fill in PARTS.items():
-        if parts is None or name in parts:
+    generator = Generator(root, seed)
+    for name in SHARES.keys() | odd_files.PARTS.keys() if parts is None else parts:
+        rng = random.Random(f"{seed}/{name}")
+        if name in SHARES:
+            share, fill = SHARES[name]
+            fill(generator, round(share * MIXED_BYTES), rng)
+        else:
             directory = os.path.join(root, name.encode())
             os.mkdir(directory)
-            fill(directory, random.Random(f"{seed}/{name}"))
+            odd_files.PARTS[name](directory, rng)
     age(root, random.Random(f"{seed}/times"))
 
 
@@ -61,318 +257,5 @@ def age(root: bytes, rng: random.Random) -> None:
         names.sort()
         paths += [os.path.join(directory, name) for name in sorted(names + files)]
     for path in reversed(paths):
-        atime, mtime = (EPOCH_NS + rng.randrange(10**17) for _ in range(2))
+        atime, mtime = (odd_files.EPOCH_NS + rng.randrange(10**17) for _ in range(2))
         os.utime(path, ns=(atime, mtime), follow_symlinks=False)
-
-
-def text(rng: random.Random, size: int) -> bytes:
-    """Prose of made-up words, which compresses about as well as prose."""
-    words = ["".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4))) for _ in range(3000)]
-    parts: list[str] = []
-    length = 0
-    while length < size:
-        line = " ".join(rng.choices(words, k=12)) + "\n"
-        parts.append(line)
-        length += len(line)
-    return "".join(parts).encode()[:size]
-
-
-def binary(rng: random.Random, size: int) -> bytes:
-    """Records with counters and small numbers, as in object files: compresses to about half."""
-    noise = rng.randbytes(size // 2)
-    records = b"".join(
-        struct.pack("<IHH", offset, offset % 7, 0) + noise[offset : offset + 8]
-        for offset in range(0, size // 2, 8)
-    )
-    return records[:size]
-
-
-def edited(rng: random.Random, data: bytes, edits: int) -> bytes:
-    """A later version: a few insertions, deletions and replacements of up to 200 bytes."""
-    result = bytearray(data)
-    for _ in range(edits):
-        at = rng.randrange(len(result) + 1)
-        length = rng.randint(1, 200)
-        match rng.randrange(3):
-            case 0:
-                result[at:at] = rng.randbytes(length)
-            case 1:
-                del result[at : at + length]
-            case _:
-                result[at : at + length] = rng.randbytes(min(length, len(result) - at))
-    return bytes(result)
-
-
-def write(path: bytes, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-
-
-# --- what volumes are made of -----------------------------------------------------------------
-
-
-def versions(root: bytes, rng: random.Random) -> None:
-    """Three versions of a program's tree: most files the same, some edited, some new."""
-    tree = {}
-    for number in range(60):
-        kind = text if number % 3 else binary
-        size = int(rng.lognormvariate(9.5, 1.6)) % (2 * MIB) + 1
-        tree[b"module%d/file%02d" % (number % 6, number)] = kind(rng, size)
-    for version in range(3):
-        for name, data in tree.items():
-            path = os.path.join(root, b"program-1.%d" % version, name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            write(path, data)
-        for name in rng.sample(sorted(tree), 8):
-            tree[name] = edited(rng, tree[name], 3)
-        tree[b"module0/new%d" % version] = text(rng, 90_000)
-
-
-def documents(root: bytes, rng: random.Random) -> None:
-    """Documents that people saved again and again, and mailed to each other."""
-    for number in range(4):
-        data = text(rng, 150_000 + 200_000 * number)
-        for save in range(4):
-            write(os.path.join(root, b"report %d v%d.txt" % (number, save)), data)
-            if save == 2:
-                os.makedirs(os.path.join(root, b"mail"), exist_ok=True)
-                write(os.path.join(root, b"mail", b"Re: report %d.txt" % number), data)
-            data = edited(rng, data, 5)
-
-
-def images(root: bytes, rng: random.Random) -> None:
-    """A disk image with runs of zeros, written and not, and a later snapshot of it."""
-    blocks = [binary(rng, 256 * KIB) for _ in range(12)]
-    image = b"".join(
-        bytes(256 * KIB) if rng.random() < 0.4 else rng.choice(blocks) for _ in range(48)
-    )
-    write(os.path.join(root, b"disk.img"), image)
-    later = bytearray(image)
-    for _ in range(20):
-        at = rng.randrange(len(later) // 4096) * 4096
-        later[at : at + 4096] = rng.randbytes(4096)
-    write(os.path.join(root, b"disk.snapshot.img"), bytes(later))
-
-
-def media(root: bytes, rng: random.Random) -> None:
-    """What no compression makes smaller; one of the files is there twice."""
-    for number in range(3):
-        data = rng.randbytes(MIB + rng.randrange(MIB))
-        write(os.path.join(root, b"IMG_%04d.jpg" % number), data)
-    write(os.path.join(root, b"IMG_0002 (copy).jpg"), data)
-
-
-def sizes(root: bytes, rng: random.Random) -> None:
-    """Files whose lengths are at the borders of blocks and chunks, and the empty file."""
-    content = binary(rng, 300_000)
-    for size in (
-        0,
-        1,
-        4095,
-        4096,
-        4097,
-        32767,
-        32768,
-        32769,
-        65536,
-        131071,
-        131072,
-        131073,
-        262144,
-    ):
-        write(os.path.join(root, b"%06d" % size), content[:size])
-    write(os.path.join(root, b"zeros"), bytes(200_000))
-    write(os.path.join(root, b"zeros-then-data"), bytes(150_000) + content[:100_000])
-    write(os.path.join(root, b"data-then-zeros"), content[:100_000] + bytes(150_000))
-
-
-def sparse(root: bytes, rng: random.Random) -> None:
-    """Files with holes at the start, inside and at the end, one of a size beyond any memory."""
-    layouts = {
-        b"only-a-hole": (5 * MIB, []),
-        b"hole-at-the-start": (3 * MIB, [2 * MIB]),
-        b"hole-at-the-end": (40 * MIB, [0]),
-        b"holes-inside": (20 * MIB, [0, 3 * MIB, 7 * MIB + 4096, 19 * MIB]),
-        b"large": (64 << 30, [0, 1 << 30, (40 << 30) + 12288, (64 << 30) - 300_000]),
-    }
-    for name, (size, offsets) in layouts.items():
-        with open(os.path.join(root, name), "xb") as file:
-            for offset in offsets:
-                file.seek(offset)
-                file.write(binary(rng, 300_000))
-            file.truncate(size)
-
-
-# --- what breaks file system tools ------------------------------------------------------------
-
-
-def links(root: bytes, rng: random.Random) -> None:
-    """Hard links within and across directories; symbolic links of every sort."""
-    os.mkdir(os.path.join(root, b"other"))
-    shared = os.path.join(root, b"shared")
-    write(shared, binary(rng, 200_000))
-    for name in (b"shared too", b"other/shared"):
-        os.link(shared, os.path.join(root, name))
-    small = os.path.join(root, b"other/small")
-    write(small, b"small")
-    os.link(small, os.path.join(root, b"small"))
-    targets = {
-        b"to-file": b"shared",
-        b"to-directory": b"other",
-        b"to-nothing": b"no such \xff\xfe file",
-        b"to-itself": b"to-itself",
-        b"up": b"../../..",
-        b"absolute": b"/etc/hostname",
-        b"long": b"a/" * 2000,
-    }
-    for name, target in targets.items():
-        os.symlink(target, os.path.join(root, name))
-
-
-def names(root: bytes, rng: random.Random) -> None:
-    """Names that are legal and that nobody expects; content large enough to be optimised."""
-    data = text(rng, 80_000)
-    odd = [
-        b"name with spaces ",
-        b" leading",
-        b"new\nline",
-        b"tab\tquote'\"`$HOME;&|",
-        b"back\\slash",
-        b"-rf",
-        b"...",
-        b"*?[a]",
-        b"#comment#",
-        b"no\xff\xfetext\x80",
-        b"half\xc3",
-        bytes(range(1, 32)),
-        "κόσμε 文件 🗄".encode(),
-        b"e\xcc\x81 decomposed",
-        b"\xc3\xa9 composed",
-        b"x" * 255,
-        b"\xff" * 255,
-        "文".encode() * 85,
-        b".hidden",
-        b"File",
-        b"file",
-    ]
-    for number, name in enumerate(odd):
-        write(os.path.join(root, name), edited(rng, data, number % 3))
-        os.makedirs(os.path.join(root, b"d", name))
-        write(os.path.join(root, b"d", name, name), data)
-
-
-def deep(root: bytes, rng: random.Random) -> None:
-    """Directories as deep as a path can say, with a file on every tenth level."""
-    path = root
-    data = text(rng, 60_000)
-    for level in range(90):
-        path = os.path.join(path, b"level-%02d-of-a-deep-tree" % level)
-        os.mkdir(path)
-        if level % 10 == 9:
-            write(os.path.join(path, b"file"), edited(rng, data, 1))
-    wide = os.path.join(root, b"wide")
-    os.mkdir(wide)
-    for number in range(150):
-        write(os.path.join(wide, b"%03d" % number), rng.randbytes(number))
-
-
-def metadata(root: bytes, rng: random.Random) -> None:
-    """Every mode bit, owners, times before and after everything, attributes, access lists."""
-    data = binary(rng, 70_000)
-    for mode in (0o000, 0o400, 0o200, 0o111, 0o644, 0o777, 0o4755, 0o2755, 0o6711, 0o1644):
-        path = os.path.join(root, b"mode-%04o" % mode)
-        write(path, data + b"%o" % mode)
-        os.chmod(path, mode)
-    for mode in (0o700, 0o1777, 0o2755, 0o000):
-        path = os.path.join(root, b"directory-%04o" % mode)
-        os.mkdir(path)
-        write(os.path.join(path, b"inside"), data)
-        os.chmod(path, mode)
-    for name, value in (
-        (b"user.short", b"1"),
-        (b"user.long", rng.randbytes(1500)),
-        (b"user.e", b""),
-    ):
-        path = os.path.join(root, b"attribute-" + name)
-        write(path, data + name)
-        os.setxattr(path, name, value)
-    os.mkdir(os.path.join(root, b"attribute-directory"))
-    os.setxattr(os.path.join(root, b"attribute-directory"), b"user.d", b"\0\xff")
-    listed = os.path.join(root, b"access-list")
-    write(listed, data + b"acl")
-    inherited = os.path.join(root, b"access-list-directory")
-    os.mkdir(inherited)
-    with suppress(OSError):  # a file system without access control lists
-        os.setxattr(listed, b"system.posix_acl_access", access_list(33, 0o6))
-        os.setxattr(inherited, b"system.posix_acl_default", access_list(34, 0o5))
-    if os.geteuid() == 0:
-        _metadata_of_root(root, data)
-
-
-def access_list(user: int, permissions: int) -> bytes:
-    """A POSIX access control list that gives one user more, as the kernel keeps it."""
-    owner, named, group, mask, others = 0x01, 0x02, 0x04, 0x10, 0x20
-    nobody = 0xFFFFFFFF
-    entries = [
-        (owner, 6, nobody),
-        (named, permissions, user),
-        (group, 4, nobody),
-        (mask, 7, nobody),
-        (others, 0, nobody),
-    ]
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-
-
-def _metadata_of_root(root: bytes, data: bytes) -> None:
-    for owner, group in ((1, 1), (65534, 65534), (0, 50), (123456789, 2**31)):
-        path = os.path.join(root, b"owner-%d-%d" % (owner, group))
-        write(path, data + b"%d" % owner)
-        os.chown(path, owner, group)
-        os.symlink(b"nothing", path + b"-link")
-        os.chown(path + b"-link", owner, group, follow_symlinks=False)
-    path = os.path.join(root, b"attribute-trusted")
-    write(path, data)
-    os.setxattr(path, b"trusted.note", b"of the administrator")
-
-
-def special(root: bytes, rng: random.Random) -> None:
-    """What is not a file, a directory or a link."""
-    os.mkfifo(os.path.join(root, b"fifo"), 0o640)
-    here = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    try:
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(f"/proc/self/fd/{here}/socket")  # the whole path may be too long for one
-    finally:
-        os.close(here)
-    if os.geteuid() == 0:
-        for name, kind, device in (
-            (b"null", stat.S_IFCHR, os.makedev(1, 3)),
-            (b"block", stat.S_IFBLK, os.makedev(7, rng.randrange(200, 250))),
-        ):
-            with suppress(PermissionError):  # a container that may make no devices
-                os.mknod(os.path.join(root, name), kind | 0o600, device)
-
-
-PARTS: dict[str, Callable[[bytes, random.Random], None]] = {
-    part.__name__: part
-    for part in (
-        *(versions, documents, images, media, sizes, sparse),
-        *(links, names, deep, metadata, special),
-    )
-}
-
-
-def deeper_than_a_path(root: bytes, levels: int = 300) -> None:
-    """A chain of directories whose path is longer than PATH_MAX, with a file at its end."""
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    for level in range(levels):
-        name = b"far-down-the-tree-%03d" % level
-        os.mkdir(name, dir_fd=fd)
-        below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
-        os.close(fd)
-        fd = below
-    with open(os.open(b"file", os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=fd), "wb") as file:
-        file.write(text(random.Random(levels), 100_000))
-        file.flush()
-        os.utime(file.fileno(), ns=(EPOCH_NS, EPOCH_NS))
-    os.close(fd)

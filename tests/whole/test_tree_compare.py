@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import dataset
+from tests.support import dataset, odd_files
 from tests.support.tree_compare import HOLE_READ_BYTES_MAX, TreesDiffer, assert_same, differences
 
 
@@ -63,14 +63,14 @@ def test_a_copy_of_everything_odd_is_the_same(original: Path, tmp_path: Path) ->
 
 
 def test_a_tree_is_the_same_as_itself_beyond_the_longest_path(tmp_path: Path) -> None:
-    dataset.deeper_than_a_path(os.fsencode(tmp_path))
+    odd_files.deeper_than_a_path(os.fsencode(tmp_path))
     assert_same(tmp_path, tmp_path)
 
 
 def test_a_difference_beyond_the_longest_path_is_found(tmp_path: Path) -> None:
     for side in sides(tmp_path):
         side.mkdir()
-        dataset.deeper_than_a_path(os.fsencode(side))
+        odd_files.deeper_than_a_path(os.fsencode(side))
     fd = os.open(tmp_path / "other", os.O_RDONLY)
     while entries := [name for name in os.listdir(fd) if name != "file"]:
         below = os.open(entries[0], os.O_RDONLY, dir_fd=fd)
@@ -123,12 +123,12 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "an access list": (
         "file",
-        lambda path: os.setxattr(path, "system.posix_acl_access", dataset.access_list(33, 4)),
+        lambda path: os.setxattr(path, "system.posix_acl_access", odd_files.access_list(33, 4)),
         "attribute system.posix_acl_access",
     ),
     "a default access list": (
         "directory",
-        lambda path: os.setxattr(path, "system.posix_acl_default", dataset.access_list(33, 4)),
+        lambda path: os.setxattr(path, "system.posix_acl_default", odd_files.access_list(33, 4)),
         "attribute system.posix_acl_default",
     ),
     "a target": ("link", lambda path: retarget(path, "files"), "target"),

@@ -19,7 +19,7 @@ from dedupd.store.container.record_states import set_states
 from dedupd.stub.content import open_content
 from dedupd.units import KIB
 from jobs.check.invariants import INVARIANTS
-from tests.support import dataset
+from tests.support import odd_files
 from tests.support.lab import (
     Lab,
     as_user,
@@ -174,7 +174,7 @@ def test_every_invariant_has_its_damage_in_these_tests() -> None:
 
 def test_stubs_are_found_however_deep_they_lie(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
-        dataset.deeper_than_a_path(os.fsencode(lab.data))
+        odd_files.deeper_than_a_path(os.fsencode(lab.data))
         lab.optimise()
         assert lab.verify().stubs == 1
         assert scrub(lab.root).stubs == 1
