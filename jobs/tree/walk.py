@@ -5,7 +5,8 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from dedupd import native
@@ -20,7 +21,7 @@ SafePoint = Callable[[], None]
 """A safe place of the job: waits where the job gives way, raises where the job stops."""
 
 DIRECTORIES_AT_ONCE = 64
-"""Looked at by all cores in one call: what they hold is in memory at once."""
+"""Looked at by all cores in one call: their files are in memory at once."""
 
 GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE))
 """A directory that was listed is there no more, or its name is that of something else."""
@@ -80,51 +81,35 @@ class FirstNames:
         return True
 
 
-class _Pending(Generic[D]):
-    """Directories that are still to be looked at; the next one is at the end."""
-
-    def __init__(self, below: bytes) -> None:
-        self._start = below
-        self._paths = [below]
-
-    def __bool__(self) -> bool:
-        return bool(self._paths)
-
-    def take(self, count: int) -> list[bytes]:
-        return [self._paths.pop() for _ in range(min(count, len(self._paths)))]
-
-    def met(self, path: bytes, here: D | Unreadable) -> Iterator[Met[D]]:
-        """The directory, unless it is gone; those in it come next."""
-        if isinstance(here, Unreadable):
-            if here.errno not in (_LEFT_OUT if path == self._start else GONE | _LEFT_OUT):
-                yield Met(path, b"", here)
-            return
-        prefix = path + b"/" if path else b""
-        yield Met(path, prefix, here)
-        self._paths.extend(prefix + name for name in sorted(here.directories, reverse=True))
-
-
 def each_directory(
-    look: Look[D], safe_point: SafePoint, below: bytes = b""
+    look: Look[D], safe_point: SafePoint, below: bytes = b"", at_once: int = 0
 ) -> Generator[Met[D], None, None]:
-    """Every directory of a tree from ``below`` on, in no order that counts.
+    """Every directory of a tree from ``below`` on.
 
-    Many are looked at by one call, and the next ones by another thread meanwhile. A directory that
-    cannot be read is there with its error; one that vanishes is passed over, as are other file
-    systems. Where ``below`` itself is no directory, the error says so.
+    ``at_once`` are looked at by one call, and the next ones by another thread meanwhile; 0 stands
+    for as many as are usual, 1 for one after the other, depth first. A directory that cannot be
+    read comes with its error; one that vanishes is passed over, as are other file systems. Where
+    ``below`` itself is no directory, the error says so.
     """
-    pending = _Pending[D](below)
-    under_way: deque[tuple[list[bytes], Future[Sequence[D | Unreadable]]]] = deque()
+    at_once = at_once or DIRECTORIES_AT_ONCE
+    pending = [below]
+    under_way: deque[tuple[list[bytes], Callable[[], Sequence[D | Unreadable]]]] = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="scan") as ahead:
         while pending or under_way:
             safe_point()
-            while pending and len(under_way) < 2:
-                paths = pending.take(DIRECTORIES_AT_ONCE)
-                names = [path or b"." for path in paths]
-                under_way.append((paths, ahead.submit(look, names)))
+            while pending and len(under_way) < min(2, at_once):
+                paths = [pending.pop() for _ in range(min(at_once, len(pending)))]
+                task = partial(look, [path or b"." for path in paths])
+                under_way.append((paths, ahead.submit(task).result if at_once > 1 else task))
             paths, found = under_way.popleft()
-            for path, here in zip(paths, found.result(), strict=True):
-                yield from pending.met(path, here)
+            for path, here in zip(paths, found(), strict=True):
+                if isinstance(here, Unreadable):
+                    if here.errno not in (_LEFT_OUT if path == below else GONE | _LEFT_OUT):
+                        yield Met(path, b"", here)
+                    continue
+                prefix = path + b"/" if path else b""
+                yield Met(path, prefix, here)
+                pending.extend(prefix + name for name in sorted(here.directories, reverse=True))
 
 
 def walk(
@@ -135,25 +120,25 @@ def walk(
 ) -> Iterator[TreeFile]:
     """Every regular file below a path of the tree, hard links once, other file systems never.
 
-    Depth first, one directory in memory at a time. Follows no link. A file that vanishes meanwhile
-    is passed over; a directory that cannot be read is added to ``errors``. ``safe_point`` is called
-    every few milliseconds.
+    One directory is in memory at a time. Follows no link. A file that vanishes meanwhile is passed
+    over; a directory that cannot be read is added to ``errors``. ``safe_point`` is called every few
+    milliseconds.
     """
-    names, pending = FirstNames(), _Pending[Directory](below)
+    names = FirstNames()
     errors = [] if errors is None else errors
-    while pending:
-        if safe_point is not None:
-            safe_point()
-        [path] = pending.take(1)
-        for _, prefix, here in pending.met(path, _listed(volume, path, safe_point)):
-            if isinstance(here, Directory):
-                for file in checked(here.files, safe_point):
-                    if names.has(file):
-                        yield TreeFile.of(prefix, file)
-            elif here.errno == errno.ENOTDIR:
-                yield from single_file(volume, path, errors)
-            else:
-                errors.append(unreadable(path, here.errno))
+
+    def look(paths: Sequence[bytes]) -> list[Directory | Unreadable]:
+        return [_listed(volume, path, safe_point) for path in paths]
+
+    for path, prefix, here in each_directory(look, safe_point or (lambda: None), below, at_once=1):
+        if isinstance(here, Directory):
+            for file in checked(here.files, safe_point):
+                if names.has(file):
+                    yield TreeFile.of(prefix, file)
+        elif here.errno == errno.ENOTDIR:
+            yield from single_file(volume, path, errors)
+        else:
+            errors.append(unreadable(path, here.errno))
 
 
 def _listed(volume: Volume, path: bytes, safe_point: SafePoint | None) -> Directory | Unreadable:

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::study::content_types::{file_type, shown};
 use crate::study::parquet_writer::{self, Column, Kind};
 use crate::system::files::{
-    DIRENT_BYTES, Identity, next_names, open_beneath, owned, status_at, status_of,
+    DIRENT_BYTES, Identity, Named, look_up, next_names, open_beneath, owned, status_at, status_of,
 };
 
 /// Regular files as a walk came upon them: parallel columns.
@@ -149,7 +149,9 @@ impl Walk {
         let pending = paths.collect::<Option<Vec<_>>>()?;
         (self.single, self.pending, self.open) = (None, pending, None);
         if position >= 0 {
-            match self.enter(&path).and_then(|fd| fd.map(|fd| seek(fd, position)).transpose()) {
+            match self.enter(&path).and_then(|fd| {
+                fd.map(|fd| seek(&fd, position, libc::SEEK_SET).map(|_| fd)).transpose()
+            }) {
                 Ok(Some(fd)) => {
                     self.open = Some(Directory { fd, path, below });
                     return Some(());
@@ -336,25 +338,21 @@ fn push_item(items: &mut Vec<u8>, item: &[u8]) {
     items.extend_from_slice(item);
 }
 
-fn seek(directory: OwnedFd, position: i64) -> Result<OwnedFd> {
+fn seek(directory: &OwnedFd, offset: i64, whence: c_int) -> Result<i64> {
     // SAFETY: takes no pointers.
-    match unsafe { libc::lseek64(directory.as_raw_fd(), position, libc::SEEK_SET) } {
+    match unsafe { libc::lseek64(directory.as_raw_fd(), offset, whence) } {
         -1 => Err(Error::last_os_error()),
-        _ => Ok(directory),
+        position => Ok(position),
     }
 }
 
 impl Directory {
     /// After the entries that were read.
     fn position(&self) -> Result<i64> {
-        // SAFETY: takes no pointers.
-        match unsafe { libc::lseek64(self.fd.as_raw_fd(), 0, libc::SEEK_CUR) } {
-            -1 => Err(Error::last_os_error()),
-            position => Ok(position),
-        }
+        seek(&self.fd, 0, libc::SEEK_CUR)
     }
 
-    /// The next entries; false at the end. What vanishes meanwhile is passed over.
+    /// The next entries; false at the end. Files that vanish meanwhile are passed over.
     fn read(
         &mut self,
         device: libc::dev_t,
@@ -365,22 +363,10 @@ impl Directory {
         let names = next_names(fd, buffer)?;
         let more = !names.is_empty();
         for (name, kind) in names {
-            match kind {
-                libc::DT_DIR => self.below.push(join(&self.path, name.to_bytes())),
-                libc::DT_REG | libc::DT_UNKNOWN => {
-                    let status = match status_at(fd, &name) {
-                        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
-                        result => result?,
-                    };
-                    match status.st_mode & libc::S_IFMT {
-                        libc::S_IFDIR => self.below.push(join(&self.path, name.to_bytes())),
-                        libc::S_IFREG if status.st_dev == device => {
-                            files.push((name, columns(&status)));
-                        }
-                        _ => {}
-                    }
-                }
-                _ => {}
+            match look_up(fd, &name, kind, device)? {
+                None => {}
+                Some(Named::Directory) => self.below.push(join(&self.path, name.to_bytes())),
+                Some(Named::File(status)) => files.push((name, columns(&status))),
             }
         }
         Ok(more)

@@ -158,34 +158,48 @@ impl<'a> Scan<'a> {
     }
 
     fn entry(&self, name: CString, kind: u8) -> Result<Option<Entry>> {
-        match kind {
-            libc::DT_DIR => return Ok(Some(Entry::Directory { name })),
-            libc::DT_REG | libc::DT_UNKNOWN => {}
-            _ => return Ok(None),
-        }
         let fd = self.directory.as_raw_fd();
-        let status = match status_at(fd, &name) {
-            Ok(status) => status,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-            Err(error) => return Err(error),
+        let status = match look_up(fd, &name, kind, self.device)? {
+            None => return Ok(None),
+            Some(Named::Directory) => return Ok(Some(Entry::Directory { name })),
+            Some(Named::File(status)) => status,
         };
-        Ok(match status.st_mode & libc::S_IFMT {
-            libc::S_IFDIR => Some(Entry::Directory { name }),
-            libc::S_IFREG if status.st_dev == self.device => {
-                let attribute = attribute_of(fd, &name, self.attribute);
-                let is_program = status.st_mode & 0o111 != 0 && attribute.is_none();
-                Some(Entry::File {
-                    identity: Identity::of(&status),
-                    links: status.st_nlink as u64,
-                    allocated: status.st_blocks * 512,
-                    attribute,
-                    is_capable: is_program && attribute_of(fd, &name, CAPABILITY).is_some(),
-                    name,
-                })
-            }
-            _ => None,
-        })
+        let attribute = attribute_of(fd, &name, self.attribute);
+        let is_program = status.st_mode & 0o111 != 0 && attribute.is_none();
+        Ok(Some(Entry::File {
+            identity: Identity::of(&status),
+            links: status.st_nlink as u64,
+            allocated: status.st_blocks * 512,
+            attribute,
+            is_capable: is_program && attribute_of(fd, &name, CAPABILITY).is_some(),
+            name,
+        }))
     }
+}
+
+/// An entry of a directory that belongs to a tree.
+pub enum Named {
+    Directory,
+    File(libc::stat64),
+}
+
+/// Looks at the name of a directory, of a kind (`DT_*`). None for other kinds of files, for a file
+/// of another file system than `device`, and for one that has vanished.
+pub fn look_up(dir: RawFd, name: &CStr, kind: u8, device: libc::dev_t) -> Result<Option<Named>> {
+    match kind {
+        libc::DT_DIR => return Ok(Some(Named::Directory)),
+        libc::DT_REG | libc::DT_UNKNOWN => {}
+        _ => return Ok(None),
+    }
+    let status = match status_at(dir, name) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        result => result?,
+    };
+    Ok(match status.st_mode & libc::S_IFMT {
+        libc::S_IFDIR => Some(Named::Directory),
+        libc::S_IFREG if status.st_dev == device => Some(Named::File(status)),
+        _ => None,
+    })
 }
 
 /// The kernel removes this attribute when the file's blocks change.
