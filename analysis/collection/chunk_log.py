@@ -1,6 +1,6 @@
 """The chunk log on disk: what a collection found, as Parquet, and how far it is.
 
-    study.json                          what was asked for: datasets, chunkings, sampling
+    study.json                          the order: datasets, chunkings, sampling
     checkpoint.json                     how far the collection is; replaced atomically
     files/part-00001.parquet            every file found, in the order of reading
     whole/part-00001.parquet            one row per file that was read: its length and fingerprint
@@ -86,7 +86,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class ScanState:
-    """How far the finding of files is: what is before is in the first ``parts`` of their table.
+    """How far the search for files is: those found are in the first ``parts`` of their table.
 
     ``found`` counts them, with and without content. ``walk`` is where the walk through the tree of
     ``dataset`` is: ``TreeWalk.state``, compressed, in base 64; empty where it has not begun.
@@ -100,7 +100,7 @@ class ScanState:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """How far a collection is: what is before ``position`` of ``file`` is in parts up to ``parts``.
+    """How far a collection is: all before ``position`` of ``file`` is in parts up to ``parts``.
 
     ``scanned`` says that all files are found; before that, ``scan`` says how far this is.
     ``second_names`` says that the table of files may have several names of the same file.
@@ -163,7 +163,7 @@ class Log:
             raise UsageError(f"{path}: no chunk log; name the directory of an analysis") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(
-                f"{path}: the chunk log does not decode ({error}); collect anew"
+                f"{path}: the chunk log does not decode ({error}); collect again"
             ) from error
 
     @staticmethod

@@ -34,7 +34,7 @@ CHECKPOINT_S = 30.0
 
 
 class Watcher(Protocol):
-    """Whoever runs a collection: shows how far it is, and may stop it by raising in ``check``."""
+    """The caller of a collection: shows how far it is, and may stop it by raising in ``check``."""
 
     def update(self, *, phase: str, done: int, total: int, files: int) -> None: ...
     def check(self) -> None: ...
@@ -143,7 +143,7 @@ class _Collection:
 
     def _look_at_scan(self, scan: Scan) -> None:
         state = self._log.checkpoint
-        # Asked for first: what is complete does not grow meanwhile.
+        # Asked for first: a complete scan does not grow meanwhile.
         complete = scan.complete
         progress, failures = scan.take()
         self._failures += failures

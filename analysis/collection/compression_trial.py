@@ -10,7 +10,7 @@ from analysis.collection.chunk_log import Timing
 from dedupd import native
 
 SLOTS = 1 << 22
-"""Direct-mapped, 12 bytes each: 50 MB. What is pushed out is compressed again, that is all."""
+"""Direct-mapped, 12 bytes each: 50 MB. A chunk that is pushed out is only compressed again."""
 
 _SLOT_MASK = np.uint64(SLOTS - 1)
 

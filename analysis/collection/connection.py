@@ -8,7 +8,7 @@ import duckdb
 def connect(
     memory_mb: int, spill: str | None = None, path: str = ":memory:", threads: int | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """A database in memory or at ``path``; what does not fit goes to the directory ``spill``.
+    """A database in memory or at ``path``; data that does not fit goes to the directory ``spill``.
 
     ``threads`` None is one per core. Nothing is ever written to the terminal.
     """

@@ -31,7 +31,7 @@ class FoundFile(NamedTuple):
 class Files:
     """Files with content, in the order of reading, as the scan found them: parallel columns.
 
-    ``paths`` has a NUL byte behind each, which ``path_ends`` are the ends of. Rows of
+    ``paths`` has a NUL byte after each; ``path_ends`` are the ends of these. Rows of
     ``identities``: inode, size, mtime and ctime in ns.
     """
 
@@ -58,9 +58,9 @@ class Files:
         """Bytes of each file."""
         return self.identities[:, 1]
 
-    def paths_of(self, first: int, stop: int) -> bytes:
+    def paths_of(self, first: int, end: int) -> bytes:
         """Those of some of the files, as ``native.study.read_packed`` takes them."""
-        return self.paths[self.path_ends[first - 1] if first else 0 : self.path_ends[stop - 1]]
+        return self.paths[self.path_ends[first - 1] if first else 0 : self.path_ends[end - 1]]
 
 
 def files_of(found: native.study.FileColumns, dataset: int, first: int) -> Files:

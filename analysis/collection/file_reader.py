@@ -45,21 +45,21 @@ _THREADS = 2
 
 
 class Reader(FileReader[Batch]):
-    """Reads ``files`` from ``begin`` on. The source of the files has to end before it is closed."""
+    """Reads ``files`` from ``start`` on. The source of the files has to end before it is closed."""
 
     def __init__(
         self,
         datasets: tuple[Dataset, ...],
         files: Iterator[Files],
-        begin: Cursor,
+        start: Cursor,
         pool: BufferPool,
     ) -> None:
         super().__init__(pool)
         self._files = files
         self._datasets = datasets
         self._roots: dict[int, int] = {}
-        self._resume_at: Cursor | None = begin if begin.position else None
-        self._after = begin
+        self._resume_at: Cursor | None = start if start.position else None
+        self._after = start
         self._batch: Batch | None = None
         self._fill = 0
         self._tail = b""
@@ -95,13 +95,13 @@ class Reader(FileReader[Batch]):
         if HEADROOM_BYTES + BATCH_BYTES - self._fill < files.sizes[at]:
             self._emit_if_filled()
         batch = self._current()
-        stop = self._small_until(files, at, SEGMENTS_PER_BATCH_MAX - batch.count)
+        end = self._small_until(files, at, SEGMENTS_PER_BATCH_MAX - batch.count)
         dataset = int(files.dataset[at])
         try:
             root = self._root(dataset)
         except OSError:
             return 0
-        paths, identities = files.paths_of(at, stop), files.identities[at:stop].tobytes()
+        paths, identities = files.paths_of(at, end), files.identities[at:end].tobytes()
         read = native.study.read_packed(root, paths, identities, batch.buffer, self._fill, _THREADS)
         if read:
             some = slice(at, at + read)
@@ -121,7 +121,7 @@ class Reader(FileReader[Batch]):
         return at + (int(wrong.argmax()) if wrong.any() else len(wrong))
 
     def _read_one(self, found: FoundFile) -> None:
-        """Read one file of any size; what goes wrong with it is noted in the batch."""
+        """Read one file of any size; a failure is noted in the batch."""
         dataset, file, path = found.dataset, found.file, found.path
         try:
             root = self._root(dataset)
@@ -233,7 +233,7 @@ class Reader(FileReader[Batch]):
         self._emit()
 
     def _add(self, segments: SegmentRows) -> Batch:
-        """Append segments; the next one lies behind them, of another file."""
+        """Append segments; the next one lies after them, of another file."""
         batch = self._current()
         batch.parts.append(segments)
         batch.done_bytes += int((segments["end"] - segments["start"] + segments["hole"]).sum())
@@ -266,9 +266,9 @@ class Reader(FileReader[Batch]):
             self._put(batch)
 
 
-def _blank_bytes(fd: int, begin: int, stop: int) -> int:
+def _blank_bytes(fd: int, start: int, end: int) -> int:
     """How many bytes of a range lie in holes."""
-    return stop - begin - sum(end - start for start, end in data_ranges(fd, begin, stop))
+    return end - start - sum(b - a for a, b in data_ranges(fd, start, end))
 
 
 def _directory_of(path: bytes) -> bytes:

@@ -21,8 +21,7 @@ FILES_PER_PART_MIN = 1_000
 """The first part is small, since the reading begins with it; then they grow."""
 
 AHEAD_BYTES_MAX = 16 * MIB
-"""Of what is found and not yet read, this much stays in memory; the reader takes the rest from the
-table."""
+"""Files found and not yet read that stay in memory; the reader takes the others from the table."""
 
 NAMES_MAX = 3_500_000
 """Files with several names whose second ones are told apart while they are found; 40 MB. Others
@@ -40,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was found until now: files with content, and their bytes."""
+    """Files with content found until now, and their bytes."""
 
     files: int
     size_bytes: int

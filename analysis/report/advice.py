@@ -114,7 +114,7 @@ def _best_profile(study: Study, total: float) -> tuple[str, str]:
 
 
 def _net_bytes(row: SavingsRow) -> float:
-    """What is stored, metadata included."""
+    """Bytes stored, metadata included."""
     per_chunk = RECORD_HEADER_BYTES + TABLE_ENTRY_BYTES
     return row.stored_bytes + row.distinct_chunks * per_chunk + row.chunks * RECIPE_ENTRY_BYTES
 

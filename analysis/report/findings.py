@@ -267,5 +267,5 @@ def _ages(study: Study) -> str:
     within = {row.days_max: row.data_bytes / total for row in study.ages}
     return (
         f"{within.get(3, 0.0):.1%} of the data changed in the 3 days before the collection,"
-        f" {within.get(30, 0.0):.1%} in the last 30: what is older is left to optimise."
+        f" {within.get(30, 0.0):.1%} in the last 30: older files are left to optimize."
     )

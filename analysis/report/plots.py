@@ -26,7 +26,7 @@ from analysis.study import Study
 T = TypeVar("T")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
-"""Okabe and Ito's, which people who do not see all colours can tell apart."""
+"""Okabe and Ito's, which colour-blind readers can tell apart."""
 
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 """Lines differ in their dashes too, for printers without colour."""

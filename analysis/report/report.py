@@ -104,7 +104,7 @@ def _times(value: float | None) -> str:
 
 
 def _sources(study: Study) -> dict[str, str]:
-    """The text of each query that gave something, for the reader who wants to check."""
+    """The text of each query that gave something, for readers that check the figures."""
     names = [name for name in _tables(study) if name != "figure2_chunk_size"]
     return {name: query_text(name) for name in [*names, "savings", "profile"]}
 

@@ -43,7 +43,7 @@ class Comparison:
 @click.command("demo")
 @click.option("--size", default="512m", show_default=True, help="About how much data to work on.")
 @click.option("--dir", "directory", type=PATH, help="Where; a temporary place otherwise.")
-@click.option("--keep", is_flag=True, help="Leave the volume and the originals behind.")
+@click.option("--keep", is_flag=True, help="Keep the volume and the originals.")
 @json_option
 @exits
 def command(size: str, directory: str | None, keep: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Files that are read and cut, and what of them is new."""
+"""Files that are read and cut, and their new chunks."""
 
 from collections.abc import Iterator, Set
 
@@ -42,7 +42,7 @@ class Placed:
         """The u64 id of every chunk, 0 for zeros, where those of new chunks begin with these."""
 
 class FileList:
-    """Plain files on their way through an optimise job, without an object for each."""
+    """Plain files on their way through an optimize job, without an object for each."""
 
     def __new__(
         cls,
@@ -51,7 +51,7 @@ class FileList:
         suffixes: Set[bytes] | None = None,
         as_is: Set[bytes] = frozenset(),
     ) -> FileList:
-        """The plain files that :func:`.tree.find_candidates` has packed: paths are names behind
+        """The plain files that :func:`.tree.find_candidates` has packed: paths are names after
         ``directory``. Of all, or of those whose names end in one of ``suffixes``; those whose names
         end in one of ``as_is`` are not to be compressed. Raises ValueError where these are no such
         files.

@@ -13,7 +13,7 @@ class FileColumns:
         """Those that have something to read: parallel columns.
 
         u32 numbers, which count all files from 0 on; paths relative to the root, each with a NUL
-        byte behind it; u64 ends of the paths; u64 inode, size, mtime and ctime in ns.
+        byte after it; u64 ends of the paths; u64 inode, size, mtime and ctime in ns.
         """
     @property
     def failures(self) -> list[tuple[bytes, int]]:
@@ -57,7 +57,7 @@ class TreeWalk:
 def file_type(name: bytes) -> str:
     """The type of a file: its extension in small letters, or ``""``.
 
-    Versions behind it are no type. They are numbers, what begins with a digit and has more than
+    Versions after it are no type. They are numbers, parts that begin with a digit and have more than
     letters and digits, and all behind ``.so.`` and a number that begins with a digit:
     ``libc.so.6``, ``libLLVM.so.22.1-rust-1.95.0-stable`` and ``libssl.so.1.0.2k`` are ``so``.
     """
@@ -75,9 +75,9 @@ def write_parquet(path: str, columns: Sequence[tuple[str, str, Buffer]], rows: i
 def read_packed(
     root_fd: int, paths: Buffer, identities: Buffer, out: Buffer, offset: int, threads: int
 ) -> int:
-    """Read whole files into ``out``, one behind the other from ``offset`` on, past the page cache.
+    """Read whole files into ``out``, one after the other from ``offset`` on, past the page cache.
 
-    ``paths`` are relative, each with a NUL byte behind it; ``identities`` u64 inode, size, mtime
+    ``paths`` are relative, each with a NUL byte after it; ``identities`` u64 inode, size, mtime
     and ctime in ns of each. Stops at the first file that is another one or cannot be read, and
     returns the number of those before it. Raises ValueError where ``out`` is short.
     """

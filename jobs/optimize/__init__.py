@@ -1,1 +1,1 @@
-"""The optimise job: files into chunks, chunks into the store, stubs in their place."""
+"""The optimize job: files into chunks, chunks into the store, stubs in their place."""

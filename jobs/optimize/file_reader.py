@@ -73,8 +73,8 @@ class ReaderLimits:
 class BatchReader(FileReader[Batch | FilesBatch]):
     """Reads candidates.
 
-    Small plain files go together, into batches of their own; what is large, or out of the ordinary,
-    comes as it is read. ``resume`` says how far a large file was when a run was interrupted.
+    Small plain files go together, into batches of their own; large files, and stubs, come as they
+    are read. ``resume`` says how far a large file was when a run was interrupted.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
                 at += self._read_segment(fd, task, at, part.end, size)
 
     def _read_partial(self, fd: int, task: FileTask, attribute: bytes, size: int) -> None:
-        """Read what is not in the store of a stub, and note what is."""
+        """Read the parts of a stub that are not in the store, and note the chunks that are."""
         volume, where = self._volume, show_path(task.candidate.path)
         stub = decode_stub(attribute, volume.space.volume_id, where)
         content = volume.content(stub, where)
@@ -244,7 +244,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         assert self._batch is not None
         self._batch.segments.append(Segment(task, start, self._fill, final, cut, kept))
         if not cut:
-            self._emit()  # what follows needs room in front of it for the unfinished chunk
+            self._emit()  # the next segment needs room in front of it for the unfinished chunk
 
     def _kept(self, part: Keep) -> KeptChunk:
         if part.chunk == HOLE:
@@ -269,7 +269,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         assert self._batch is not None
         self._batch.read_s += time.perf_counter() - began
         if FileIdentity.of(os.fstat(fd)) != task.identity:
-            # Asked each time: a checkpoint may be made of what was read before the end.
+            # Asked each time: a checkpoint may be made before the end of the file.
             raise FileChanged("changed while it was read")
         self._fill += count
         self._add(task, start, start + count, offset + count == size)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dedupd.volume.commit import Committer, Result
 from dedupd.volume.commit_requests import CommitRequests
 from dedupd.volume.unfinished_files import Checkpoint
-from jobs.optimize.store_session import Store, StoreSync
+from jobs.optimize.store_session import StoreSession, StoreSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class GroupCommit:
     """Commits groups of files one after the other. ``on_done`` hears of each in the main thread."""
 
     def __init__(
-        self, store: Store, committer: Committer, on_done: Callable[[GroupResult], None]
+        self, store: StoreSession, committer: Committer, on_done: Callable[[GroupResult], None]
     ) -> None:
         self._store = store
         self._committer = committer

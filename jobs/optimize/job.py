@@ -29,7 +29,7 @@ from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits
 from jobs.optimize.group_commit import GroupCommit, GroupResult
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest, Sums
-from jobs.optimize.store_session import Store
+from jobs.optimize.store_session import StoreSession
 from jobs.tree.candidate_cache import CandidateCache
 from jobs.tree.candidates import Candidate, Skipped, candidates, found_candidates
 
@@ -104,7 +104,7 @@ class Optimize(Job[OptimizeReport]):
         self._run.update(phase="loading the index")
         partitions = self._partitioning.plan()
         choice, check = self._policy.index, self._run.check
-        store = Store(self._volume, choice, partitions[0], check)
+        store = StoreSession(self._volume, choice, partitions[0], check)
         try:
             self._settle()
             self._make_plain()
@@ -191,7 +191,7 @@ class Optimize(Job[OptimizeReport]):
         for message in errors if is_first else ():
             self._run.findings.add(message)
 
-    def _optimise(self, store: Store, partitions: list[int]) -> None:
+    def _optimise(self, store: StoreSession, partitions: list[int]) -> None:
         threads = self._threads
         headroom = self._volume.parameters.chunking.max_bytes
         room = self._shares(self._partitioning.index_bytes).buffers_bytes
@@ -234,7 +234,7 @@ class Optimize(Job[OptimizeReport]):
             self._report.index = store.counters()
 
     def _take_in(
-        self, reader: BatchReader, ingest: Ingest, groups: GroupCommit, store: Store
+        self, reader: BatchReader, ingest: Ingest, groups: GroupCommit, store: StoreSession
     ) -> None:
         """Ingest and commit everything that ``reader`` reads: the files of one partition."""
         self._report.partitions += 1

@@ -1,7 +1,7 @@
-"""Partial files: what of a stub that was written to must be chunked anew.
+"""Partial files: which parts of a stub that was written to must be chunked again.
 
 Pure planning. A chunk that no local range touches keeps its place in the recipe; runs of the others
-are cut anew from the file's current content. A hole is only split, never read.
+are cut again from the file's current content. A hole is only split, never read.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from dedupd.store.recipe.recipe_reader import Span
 
 
 class Keep(NamedTuple):
-    """A chunk, or a hole, that the new recipe takes over. ``check`` is the old recipe's of it."""
+    """A chunk, or a hole, that the new recipe takes over. ``check`` is that of the old recipe."""
 
     chunk: int
     length: int
@@ -21,7 +21,7 @@ class Keep(NamedTuple):
 
 
 class Fresh(NamedTuple):
-    """A range of the file, [start, end), that is cut anew."""
+    """A range of the file, [start, end), that is cut again."""
 
     start: int
     end: int
@@ -33,8 +33,8 @@ def plan(
     """How the recipe of a stub's current content comes from its old one, in order.
 
     ``spans`` are the old recipe's, from 0 to ``covered`` (not beyond ``size``) at least; ``local``
-    the (start, end) ranges that lie in the file itself, ascending and apart. What the plan lists
-    adds up to ``size``, and neighbouring ``Fresh`` ranges are joined.
+    the (start, end) ranges that lie in the file itself, ascending and apart. The ranges of the plan
+    add up to ``size``, and neighbouring ``Fresh`` ranges are joined.
     """
     pending: Fresh | None = None
     for part in _parts(spans, local, covered, size):
@@ -56,19 +56,19 @@ def _parts(
 ) -> Iterator[Keep | Fresh]:
     ends = [end for _, end in local]
 
-    def touched(start: int, end: int) -> Iterator[tuple[int, int]]:
+    def touched(start: int, end: int) -> Iterator[Fresh]:
         """The local parts of [start, end)."""
         at = bisect_right(ends, start)
         while at < len(local) and local[at][0] < end:
-            yield max(start, local[at][0]), min(end, local[at][1])
+            yield Fresh(max(start, local[at][0]), min(end, local[at][1]))
             at += 1
 
     def hole(start: int, end: int) -> Iterator[Keep | Fresh]:
-        for begin, stop in touched(start, end):
-            if start < begin:
-                yield Keep(HOLE, begin - start)
-            yield Fresh(begin, stop)
-            start = stop
+        for fresh in touched(start, end):
+            if start < fresh.start:
+                yield Keep(HOLE, fresh.start - start)
+            yield fresh
+            start = fresh.end
         if start < end:
             yield Keep(HOLE, end - start)
 

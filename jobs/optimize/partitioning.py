@@ -1,4 +1,4 @@
-"""The partitions of a volume in a job: what each holds, what is to come, and where it goes."""
+"""The partitions of a volume in a job: what each holds, how much is to come, and where it goes."""
 
 from dataclasses import asdict
 

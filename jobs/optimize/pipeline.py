@@ -23,7 +23,7 @@ from dedupd.volume import unfinished_files
 from dedupd.volume.unfinished_files import Checkpoint
 from dedupd.volume.volume import Volume
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Ready, Segment
-from jobs.optimize.store_session import Store
+from jobs.optimize.store_session import StoreSession
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Ingest:
     def __init__(
         self,
         volume: Volume,
-        store: Store,
+        store: StoreSession,
         policy: Policy,
         pool: BufferPool,
         threads: int,
@@ -140,7 +140,7 @@ class Ingest:
         return task is not None and task.identity.size >= unfinished_files.FILE_BYTES_MIN
 
     def drain(self, everything: bool = False) -> None:
-        """Append what is encoded; waits while too much is in flight. Raises NoSpace.
+        """Append encoded records; waits while too much is in flight. Raises NoSpace.
 
         After NoSpace the same call may be repeated once there is room again.
         """
@@ -170,7 +170,7 @@ class Ingest:
             front.parts.pop(0)
 
     def _chunk(self, batch: Batch) -> _InFlight:
-        """Cut, fingerprint and look up a buffer; start compressing what is new."""
+        """Cut, fingerprint and look up a buffer; start compressing the new chunks."""
         assert batch.buffer is not None
         state = _InFlight(batch.buffer)
         segments = [p for p in batch.segments if (p.end > p.start or p.kept) and not p.task.failure]

@@ -33,8 +33,8 @@ _TARGET_WORD = 5
 
 @dataclass(frozen=True, slots=True)
 class StoreSync:
-    """What was appended to a store up to a moment, the lost records that it makes up for, and the
-    orphans that were met again."""
+    """A moment of a session: the records appended until then, those that replace lost ones, and
+    the orphans met again."""
 
     chunks: SyncPoint
     streams: SyncPoint
@@ -45,7 +45,7 @@ class StoreSync:
     stream_orphans: set[int]
 
 
-class Store:
+class StoreSession:
     """The volume's store opened for writing, with the index of one partition loaded.
 
     Needs the job lock.
@@ -56,10 +56,10 @@ class Store:
         volume: Volume,
         index: IndexChoice,
         partition: int,
-        check: Callable[[], None],
+        safe_point: Callable[[], None],
     ) -> None:
-        """``check`` is a safe place of the job: it is called between two containers."""
-        self._check = check
+        """``safe_point`` is called between two containers."""
+        self._safe_point = safe_point
         self._choice = index
         self._memory_bytes = volume.policy().memory_bytes
         self.partition = partition
@@ -67,7 +67,7 @@ class Store:
             self._directories = {
                 kind: files.enter_context(volume.containers(kind)) for kind in _KINDS
             }
-            quarantine_noted(volume, check)
+            quarantine_noted(volume, safe_point)
             self._numbers = Numbers(volume)
             copies_kind = COPIES_OF[Kind.RECIPES]
             self.copies = files.enter_context(closing(self._numbers.writer(copies_kind)))
@@ -93,13 +93,13 @@ class Store:
 
     def _note_copied(self, container: Recovered) -> None:
         """Recipes that have a second copy were there, whatever has become of their container."""
-        self._check()
+        self._safe_point()
         words = memoryview(container.entries.data).cast("Q")
         named = max(words[_TARGET_WORD :: ENTRY_BYTES // words.itemsize], default=0)
         self._numbers.note({Kind.RECIPES: container_of(named)})
 
     def _load(self, index: StoreIndex, wanted: Wanted, container: Recovered) -> None:
-        self._check()
+        self._safe_point()
         if container.header.partition == self.partition:
             index.load(container)
         wanted.load(container)
@@ -112,7 +112,7 @@ class Store:
     def use_partition(self, partition: int) -> None:
         """Look up, and append to, another partition from here on. Raises NoSpace.
 
-        Nothing may be on its way: what was reserved is appended, and what was synced is done. The
+        Nothing may be on its way: every reserved record is appended, and every sync is done. The
         old index is let go of before the new one is made.
         """
         if partition == self.partition:
@@ -133,7 +133,7 @@ class Store:
         """An index of what the partition has; every container has been recovered."""
         index = self._new_index(kind)
         for one in census(self._directories[kind].fd):
-            self._check()
+            self._safe_point()
             if one.partition == self.partition:
                 with suppress(DamagedContainer):
                     index.load(recover(self._directories[kind], one.number))
@@ -144,7 +144,7 @@ class Store:
         return combined(self._past_counters, self.index.counters())
 
     def begin_sync(self) -> StoreSync:
-        """Note what is appended now, recipes included. Raises NoSpace."""
+        """Note the records appended until now, recipes included. Raises NoSpace."""
         self.recipes.flush()
         return StoreSync(
             self.chunks.begin_sync(),
@@ -157,8 +157,8 @@ class Store:
         )
 
     def finish_sync(self, noted: StoreSync) -> None:
-        """Make durable what was noted: chunks before the recipes that name them, and orphans live
-        before anything names them."""
+        """Make the noted records durable: chunks before the recipes that name them, and orphans
+        live before anything names them."""
         self.chunks.revive(noted.chunk_orphans)
         self.chunks.finish_sync(noted.chunks)
         self._wanted[0].settle(noted.chunks_met)

@@ -1,6 +1,6 @@
-"""The candidates of one walk, kept for those who go through them again.
+"""The candidates of one walk, kept for later passes.
 
-An optimise run counts its candidates before it begins, and goes through them once for every
+An optimize run counts its candidates before it begins, and goes through them once for every
 partition. Walking the tree each time costs more than a tenth of a run over small files.
 """
 

@@ -67,7 +67,7 @@ class Skipped:
 
 
 class Candidate(NamedTuple):
-    """A file to optimise, as it was when it was found.
+    """A file to optimize, as it was when it was found.
 
     ``attribute`` is None for a plain file, else that of a stub which was written to;
     ``work_bytes`` is about how much of it has to be read.
@@ -241,7 +241,7 @@ class _Search:
         return EXCLUDED if self._policy.excludes(file.path) else ""
 
     def _stub_reason(self, file: TreeFile, attribute: bytes) -> str:
-        """Why a stub is no candidate, or nothing; notes what has to be done about it."""
+        """Why a stub is no candidate, or nothing; notes a stub that needs a repair of its state."""
         volume, policy, size = self._volume, self._policy, file.identity.size
         try:
             stub = decode_stub(attribute, volume.space.volume_id, show_path(file.path))

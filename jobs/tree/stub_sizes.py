@@ -14,9 +14,9 @@ from jobs.tree.walk import FirstNames, SafePoint, each_directory
 def stub_bytes_by_type(volume: Volume, safe_point: SafePoint, threads: int = 0) -> Counter[str]:
     """Logical bytes of all stubs of the tree, those of several names once.
 
-    Neither their paths nor what they name comes up to Python: a hundred thousand files take a
-    quarter of a second. Files that vanish meanwhile, or cannot be read, are passed over.
-    ``threads`` 0 stands for all cores.
+    Neither their paths nor their recipes come up to Python: a hundred thousand files take a quarter
+    of a second. Files that vanish meanwhile, or cannot be read, are passed over. ``threads`` 0
+    stands for all cores.
     """
 
     def look(paths: Sequence[bytes]) -> list[StubSizes | Unreadable]:

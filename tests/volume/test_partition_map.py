@@ -16,7 +16,7 @@ from dedupd.units import KIB, MIB
 from dedupd.volume.partition_map import PartitionMap, plan, type_of
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.job import Optimize
-from jobs.optimize.store_session import Store
+from jobs.optimize.store_session import StoreSession
 from tests.support.lab import Lab, fill, lab_in, noise
 
 PLAIN = 'min_age = "0s"\nmin_size = "1"\n'
@@ -214,14 +214,14 @@ def test_a_cancelled_run_leaves_every_partition_in_order(
         contents = put_types(lab)
         with lab.opened() as volume, volume.job_lock(), monkeypatch.context() as patch:
             run = JobRun("optimize")
-            use_partition = Store.use_partition
+            use_partition = StoreSession.use_partition
 
-            def cancel_at_the_third(store: Store, partition: int) -> None:
+            def cancel_at_the_third(store: StoreSession, partition: int) -> None:
                 if partition == 2:
                     run.cancel()
                 use_partition(store, partition)
 
-            patch.setattr(Store, "use_partition", cancel_at_the_third)
+            patch.setattr(StoreSession, "use_partition", cancel_at_the_third)
             with pytest.raises(Cancelled):
                 Optimize(volume, run).run()
         # It may end before anything of the third is there.

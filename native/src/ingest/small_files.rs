@@ -1,4 +1,4 @@
-//! Plain files on their way through an optimise job, without an object for each.
+//! Plain files on their way through an optimize job, without an object for each.
 
 use std::ffi::{CStr, CString};
 

@@ -2,7 +2,7 @@
 
 /// The type of the file `name`: its extension in small letters, or nothing.
 ///
-/// Versions behind it are no type. They are numbers, what begins with a digit and has more than
+/// Versions after it are no type. They are numbers, parts that begin with a digit and have more than
 /// letters and digits, and all behind `.so.` and a number that begins with a digit: `libc.so.6`,
 /// `libLLVM.so.22.1-rust-1.95.0-stable` and `libssl.so.1.0.2k` are `so`.
 pub fn file_type(name: &[u8]) -> String {

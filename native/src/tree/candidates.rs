@@ -1,4 +1,4 @@
-//! What an optimise job has to do with a directory, sorted out where it is read.
+//! What an optimize job has to do with a directory, sorted out where it is read.
 
 use std::ffi::{CStr, CString};
 

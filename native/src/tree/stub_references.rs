@@ -1,7 +1,7 @@
-//! The stubs of many directories at once: what they name, and whether it is there.
+//! The stubs of many directories at once: the records that they name, and whether these are there.
 //!
-//! Only what is as it should be is counted here; whatever is out of the ordinary is left to the
-//! caller, with nothing of it counted.
+//! Only sound references are counted here; a stub of which anything is out of the ordinary is left
+//! to the caller, with nothing of it counted.
 
 use std::collections::HashMap;
 use std::ffi::CString;

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::system::files::{Entry, Scan, open_beneath, status_of};
 use crate::threads::scoped;
 
-/// Entries that are looked at before the caller has its say: little where every stub takes a read
-/// of its recipe from a slow disk.
+/// Entries that are looked at between two calls of `safe_point`: few, because every stub may take
+/// a read of its recipe from a slow disk.
 const ENTRIES_AT_ONCE: usize = 64;
 
 /// Looks at directories below `root`, on several threads; results in their order. `count` sorts
 /// entries out, with something to keep from one to the next in a directory; `go_on` is asked in
-/// between. Once it says no, nothing more is looked at, and what is left of the results is not. A
+/// between. Once it says no, nothing more is looked at, and the results end there. A
 /// directory of another file system than `root` is not looked at: `EXDEV`.
 pub fn look_at<L: Default + Send, S: Default>(
     root: RawFd,
