@@ -13,7 +13,7 @@ layout! {
         KIND: 1 at 10,
         GROUP_BITS: 1 at 11, // group_bits, reserved
         PARTS: 4 at 12, // groups, partitions
-        VOLUME: 16 at 16,
+        VOLUME_ID: 16 at 16,
         ENTRIES: 8 at 32,
         CONTAINERS: 4 at 40,
         BLOCKS: 4 at 44,
@@ -165,7 +165,7 @@ impl Header {
         header::KIND.put(&mut out, &[owner.kind]);
         header::GROUP_BITS.put(&mut out, &[self.group_bits]);
         header::PARTS.put(&mut out, &self.parts.to_le_bytes());
-        header::VOLUME.put(&mut out, &owner.volume_id);
+        header::VOLUME_ID.put(&mut out, &owner.volume_id);
         header::ENTRIES.put(&mut out, &self.entries.to_le_bytes());
         header::CONTAINERS.put(&mut out, &self.containers.to_le_bytes());
         header::BLOCKS.put(&mut out, &self.blocks.to_le_bytes());

@@ -14,7 +14,7 @@ layout! {
         CONTAINER: 4 at 12,
         GENERATION: 4 at 16,
         PARTITION: 4 at 20,
-        VOLUME: 16 at 24,
+        VOLUME_ID: 16 at 24,
         SYNCED_BYTES: 8 at 40,
         SYNCED_COUNT: 4 at 48,
         RECONCILED: 4 at 52,
@@ -163,7 +163,7 @@ pub fn table_name(container: ContainerNumber) -> String {
 layout! {
     /// The bytes whose xxh3 is the seed of a container's checksums.
     mod seed: 24 bytes {
-        VOLUME: 16 at 0,
+        VOLUME_ID: 16 at 0,
         CONTAINER: 4 at 16,
         GENERATION: 4 at 20,
     }
@@ -172,7 +172,7 @@ layout! {
 /// The seed of the checksums of a container's record headers and table entries.
 pub fn checksum_seed(volume_id: &[u8; 16], container: ContainerNumber, generation: u32) -> u64 {
     let mut key = [0; seed::BYTES];
-    seed::VOLUME.put(&mut key, volume_id);
+    seed::VOLUME_ID.put(&mut key, volume_id);
     seed::CONTAINER.put(&mut key, &container.0.to_le_bytes());
     seed::GENERATION.put(&mut key, &generation.to_le_bytes());
     xxh3_64(&key)
