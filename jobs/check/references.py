@@ -12,9 +12,8 @@ from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import CountedStubs, Unreadable
-from dedupd.store.container.container import Container, table_name
+from dedupd.store.container.container import table_name
 from dedupd.store.recipe.recipe_reader import Broken, Leaf
-from dedupd.system.files import opened
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
@@ -87,7 +86,7 @@ class ReferenceWalk:
             counter = native.tree.StubCounter(
                 self._chunks,
                 self._nodes,
-                self._streams(stack),
+                self._recipe_files(stack),
                 attribute=self._volume.space.name,
                 seed=attribute_seed(self._volume.space.volume_id),
                 tables=self._tables(stack) if self._is_exact else None,
@@ -102,34 +101,30 @@ class ReferenceWalk:
                 self._run.update(files=self._found.stubs + self._found.plain_files)
         return self._found
 
-    def _streams(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
+    def _recipe_files(self, stack: ExitStack) -> list[tuple[int, int, int, int]]:
         """The containers of recipes that can be read as they are: number, descriptors, seed."""
-        streams: list[tuple[int, int, int, int]] = []
-        kind, uuid = fmt.Kind.RECIPES, self._volume.space.volume_id
-        with opened(self._volume.open_directory(kind)) as directory:
+        found: list[tuple[int, int, int, int]] = []
+        with self._volume.containers(fmt.Kind.RECIPES) as directory:
             for number in self._nodes.numbers()[:RECIPES_OPEN_MAX]:
                 try:
-                    container = Container(directory, kind, number, uuid)
+                    container = stack.enter_context(closing(directory.open(number)))
                 except (Damaged, OSError):
                     continue
-                stack.callback(container.close)
                 if container.table_fd is not None:
-                    streams.append((number, container.fd, container.table_fd, container.seed))
-        return streams
+                    found.append((number, container.fd, container.table_fd, container.seed))
+        return found
 
     def _tables(self, stack: ExitStack) -> tuple[int, list[tuple[int, bytes, int]]]:
         """The tables of the containers of chunks: their directory; number, name and seed."""
-        kind, uuid = fmt.Kind.CHUNKS, self._volume.space.volume_id
-        directory = stack.enter_context(opened(self._volume.open_directory(kind)))
+        directory = stack.enter_context(self._volume.containers(fmt.Kind.CHUNKS))
         tables: list[tuple[int, bytes, int]] = []
         for number in self._chunks.numbers():
             try:
-                container = Container(directory, kind, number, uuid)
+                with closing(directory.open(number)) as container:
+                    tables.append((number, table_name(number), container.seed))
             except (Damaged, OSError):
                 continue
-            tables.append((number, table_name(number), container.seed))
-            container.close()
-        return directory, tables
+        return directory.fd, tables
 
     def _directory(self, met: Met[CountedStubs]) -> None:
         found, here = self._found, met.here

@@ -20,10 +20,10 @@ from dedupd.system.files import UNREADABLE
 from dedupd.volume.volume import Volume
 
 
-def quarantine_noted(volume: Volume, check: Callable[[], None]) -> None:
+def quarantine_noted(volume: Volume, safe_point: Callable[[], None]) -> None:
     """Look at the records that were noted, and quarantine those that are damaged, durably.
 
-    The notes stay, for scrub. ``check`` is a safe place. Needs the job lock. Raises NoSpace.
+    The notes stay, for scrub. Needs the job lock. Raises NoSpace.
     """
     noted: dict[Kind, list[int]] = {}
     for kind, record_id in volume.repairs.pending():
@@ -36,7 +36,7 @@ def quarantine_noted(volume: Volume, check: Callable[[], None]) -> None:
                     recover(directory, number)
             containers = OpenContainers(directory)
             for record_id in record_ids:
-                check()
+                safe_point()
                 container = containers.get(container_of(record_id))
                 if container is not None:
                     _quarantine(directory, container, record_id)
