@@ -2,14 +2,36 @@
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from dedupd.errors import UsageError
-from dedupd.units import SIZE_BYTES_MAX, parse_duration, parse_size
+from dedupd.errors import DedupdError, UsageError
+from dedupd.units import SIZE_BYTES_MAX, brief, cut, parse_duration, parse_size
+
+Parse = Callable[[Any], Any]
 
 _WHOLE = re.compile(r"-?[0-9]{1,10}")
+
+
+def read_table(text: str, where: str, error: type[DedupdError]) -> dict[str, Any]:
+    """The table of a file's text. Raises ``error`` that names the file and the reason."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as reason:  # numbers too long are no TOMLDecodeError
+        raise error(f"{where}: not valid TOML: {cut(str(reason))}") from reason
+
+
+def parsed(
+    parsers: Mapping[str, Parse], name: str, value: Any, where: str, error: type[DedupdError]
+) -> Any:
+    """The value of a key. Raises ``error`` that names file, key, value and a valid one."""
+    if name not in parsers:
+        raise error(f"{where}: unknown key {brief(name)}; the keys are {', '.join(parsers)}")
+    try:
+        return parsers[name](value)
+    except UsageError as reason:
+        raise error(f"{where}: {name} = {brief(value)}: {reason}") from reason
 
 
 def duration(value: Any) -> float:

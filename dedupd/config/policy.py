@@ -1,16 +1,18 @@
 """What to optimize and how: ``policy.toml``, edited by people, validated on load."""
 
 import fnmatch
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
 from dedupd.config.config_values import (
+    Parse,
     duration,
     fraction,
     one_of,
+    parsed,
+    read_table,
     size,
     strings,
     whole,
@@ -19,7 +21,7 @@ from dedupd.config.config_values import (
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import IoPriority
-from dedupd.units import brief, cut, exact_duration, exact_size
+from dedupd.units import exact_duration, exact_size
 
 _HOURLY = parse_schedule("every 1h")
 _EARLY = parse_schedule("daily 01:00 for 5h")
@@ -114,7 +116,7 @@ class Key:
     """One key as it is written in the file."""
 
     name: str
-    parse: Callable[[Any], Any]
+    parse: Parse
     show: Callable[[Any], Any]
     help: str
     unit: str = ""
@@ -225,6 +227,8 @@ KEYS = {
     )
 }
 
+PARSERS = {name: key.parse for name, key in KEYS.items()}
+
 PROFILES: dict[str, dict[str, Any]] = {
     "general": {},
     "vm": {"min_age": "0s", "min_size": "32k"},
@@ -234,24 +238,15 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 def parse_policy(text: str, where: str) -> Policy:
     """The policy in a file's text. Raises PolicyError that names file, key, value and reason."""
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers too long are no TOMLDecodeError
-        raise PolicyError(f"{where}: not valid TOML: {cut(str(error))}") from error
-    return apply_values(Policy(), table, where)
+    return apply_values(Policy(), read_table(text, where, PolicyError), where)
 
 
 def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
     """``policy`` with keys replaced by ``values`` as written. Raises PolicyError."""
     changes: dict[str, Any] = {}
     for name, value in values.items():
-        key = KEYS.get(name)
-        if key is None:
-            raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
-        try:
-            changes[key.attribute] = key.parse(value)
-        except UsageError as error:
-            raise PolicyError(f"{where}: {name} = {brief(value)}: {error}") from error
+        meant = parsed(PARSERS, name, value, where, PolicyError)
+        changes[KEYS[name].attribute] = meant
     return replace(policy, **changes)
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import tomlkit
 
-from dedupd.config.policy import KEYS, Policy, apply_values, parse_policy
+from dedupd.config.config_values import parsed
+from dedupd.config.policy import KEYS, PARSERS, Policy, parse_policy
 from dedupd.errors import PolicyError
-from dedupd.units import brief
 
 
 def policy_text(values: dict[str, Any]) -> str:
@@ -27,17 +27,14 @@ def policy_text(values: dict[str, Any]) -> str:
 
 def set_in_text(text: str, name: str, value: str, where: str) -> str:
     """The file's text with one key set, comments kept. Raises PolicyError."""
-    if name not in KEYS:
-        raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
+    meant = parsed(PARSERS, name, value, where, PolicyError)
     parse_policy(text, where)
-    apply_values(Policy(), {name: value}, where)
-    parsed = KEYS[name].parse(value)
     document = tomlkit.parse(text)
     written: Any = value
-    if isinstance(parsed, tuple):
-        written = list(parsed)
-    elif isinstance(parsed, (int, float)) and not KEYS[name].unit:
-        written = parsed
+    if isinstance(meant, tuple):
+        written = list(meant)
+    elif isinstance(meant, (int, float)) and not KEYS[name].unit:
+        written = meant
     document[name] = written
     changed = tomlkit.dumps(document)
     parse_policy(changed, where)

@@ -7,16 +7,23 @@ writes. The policy of each volume, not this, says which files are optimized, and
 import grp
 import ipaddress
 import os
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from dedupd.config.config_values import size, whole, yes_or_no
+from dedupd.config.config_values import (
+    Parse,
+    one_of,
+    parsed,
+    read_table,
+    size,
+    whole,
+    yes_or_no,
+)
 from dedupd.errors import ConfigurationError, UsageError
 from dedupd.system.control_socket import runtime_dir
-from dedupd.units import MIB, brief, cut, exact_size
+from dedupd.units import MIB, brief, exact_size
 
 CONFIG_PATH = "/etc/dedupd/dedupd.toml"
 CONFIG_VARIABLE = "DEDUPD_CONFIG"
@@ -122,12 +129,6 @@ def _group(value: Any) -> str:
     return name
 
 
-def _readers(value: Any) -> Readers:
-    if value not in list(Readers):
-        raise UsageError("write " + " or ".join(f'"{readers}"' for readers in Readers))
-    return Readers(value)
-
-
 def _listen(value: Any) -> Listen | None:
     text = _text(value)
     if not text:
@@ -150,24 +151,18 @@ def _cache(value: Any) -> int:
     return cache_bytes
 
 
-Parse = Callable[[Any], Any]
-
 SERVICE_KEYS: Mapping[str, Parse] = {
     "socket": _socket,
     "group": _group,
-    "readers": _readers,
+    "readers": one_of(Readers),
     "listen": _listen,
     "jobs_max": whole(1, 64),
     "unmount_on_stop": yes_or_no,
 }
 """Each is the attribute of its name of :class:`ServiceConfig`."""
 
-VOLUME_KEYS: Mapping[str, tuple[str, Parse]] = {
-    "path": ("path", _absolute),
-    "mountpoint": ("mountpoint", _absolute),
-    "cache": ("cache_bytes", _cache),
-}
-"""Key → attribute of :class:`VolumeConfig`."""
+VOLUME_KEYS: Mapping[str, Parse] = {"path": _absolute, "mountpoint": _absolute, "cache": _cache}
+"""Each is the attribute of its name of :class:`VolumeConfig`; ``cache`` is ``cache_bytes``."""
 
 
 def load_config(path: str) -> ServiceConfig:
@@ -186,7 +181,7 @@ def load_config(path: str) -> ServiceConfig:
         raise ConfigurationError(f"{directory}: cannot be read ({error.strerror})") from error
     for name in names:
         where = os.path.join(directory, name)
-        volumes.append(parse_volume(_table(_read(where), where), where))
+        volumes.append(parse_volume(read_table(_read(where), where, ConfigurationError), where))
     return replace(config, volumes=_distinct(volumes, path))
 
 
@@ -213,21 +208,14 @@ def _read(path: str) -> str:
         raise ConfigurationError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _table(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers too long are no TOMLDecodeError
-        raise ConfigurationError(f"{where}: not valid TOML: {cut(str(error))}") from error
-
-
 def parse_config(text: str, where: str) -> ServiceConfig:
     """The configuration in a file's text. Raises ConfigurationError."""
-    table = _table(text, where)
+    table = read_table(text, where, ConfigurationError)
     rows = table.pop("volume", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigurationError(f"{where}: volume: write each volume as a table [[volume]]")
     changes = {
-        name: _parsed(SERVICE_KEYS.get(name), name, value, where, SERVICE_KEYS)
+        name: parsed(SERVICE_KEYS, name, value, where, ConfigurationError)
         for name, value in table.items()
     }
     volumes = _distinct([parse_volume(row, where) for row in rows], where)
@@ -238,23 +226,12 @@ def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
     """One volume, as a table. Raises ConfigurationError."""
     values: dict[str, Any] = {}
     for name, value in row.items():
-        attribute, parse = VOLUME_KEYS.get(name, ("", None))
-        values[attribute] = _parsed(parse, name, value, where, VOLUME_KEYS)
+        attribute = "cache_bytes" if name == "cache" else name
+        values[attribute] = parsed(VOLUME_KEYS, name, value, where, ConfigurationError)
     if "path" not in values:
         raise ConfigurationError(f'{where}: a volume has no path; write path = "/srv/share"')
     values.setdefault("mountpoint", values["path"])
     return VolumeConfig(**values)
-
-
-def _parsed(parse: Parse | None, name: str, value: Any, where: str, keys: Mapping[str, Any]) -> Any:
-    if parse is None:
-        raise ConfigurationError(
-            f"{where}: unknown key {brief(name)}; the keys are {', '.join(keys)}"
-        )
-    try:
-        return parse(value)
-    except UsageError as error:
-        raise ConfigurationError(f"{where}: {name} = {brief(value)}: {error}") from error
 
 
 def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ...]:
