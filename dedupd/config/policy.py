@@ -192,7 +192,7 @@ KEYS = {
             "index",
             one_of(IndexChoice),
             str,
-            "table: little memory for each chunk of the store; bloom: least; memory: all of it",
+            "table: little memory for each chunk of the store; bloom: least",
         ),
         Key(
             "partitions",
