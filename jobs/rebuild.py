@@ -89,7 +89,7 @@ class Rebuild(Job[RebuildReport]):
         with self._volume.containers(kind) as directory:
             containers = OpenContainers(directory)
             for number in directory.numbers():
-                self._run.check()
+                self._run.safe_point()
                 try:
                     changes = {
                         make_id(number, ordinal): entry._replace(state=State.LIVE, target=target)
@@ -106,7 +106,7 @@ class Rebuild(Job[RebuildReport]):
     def _count_tables(self, kind: Kind) -> None:
         with self._volume.containers(kind) as directory:
             for number in directory.numbers():
-                self._run.check()
+                self._run.safe_point()
                 self._report.tables += 1
                 try:
                     is_whole = not directory.entries(number).damaged()

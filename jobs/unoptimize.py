@@ -43,11 +43,11 @@ class Unoptimize(Job[UnoptimizeReport]):
         volume, run, report = self._volume, self._run, self._report
         run.update(phase="restoring", total=self._require_space())
         unreadable: list[str] = []
-        for found in walk(volume, self._below, unreadable, run.check):
+        for found in walk(volume, self._below, unreadable, run.safe_point):
             if not found.is_stub:
                 continue
             try:
-                restore_file(volume, found.path, run.check)
+                restore_file(volume, found.path, run.safe_point)
             except (Cancelled, NoSpace, ServiceUnreachable):
                 raise
             except (DedupdError, OSError) as error:
@@ -56,7 +56,7 @@ class Unoptimize(Job[UnoptimizeReport]):
             report.files_restored += 1
             report.logical_bytes += found.identity.size
             run.update(done=report.logical_bytes, files=report.files_restored)
-            run.check()
+            run.safe_point()
         for message in unreadable:
             run.findings.add(message)
         return self.report()
@@ -91,9 +91,9 @@ def _count(
 ) -> tuple[int, int]:
     """Stubs below a path, and the bytes that they will occupy once they are plain."""
     files = need = 0
-    for found in walk(volume, below, safe_point=run.check):
+    for found in walk(volume, below, safe_point=run.safe_point):
         if found.is_stub:
-            run.check()
+            run.safe_point()
             files += 1
             need += missing(volume, run, found.path)
     return files, need
@@ -112,7 +112,7 @@ def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
     block, need, counted = volume.block_bytes, 0, 0
     try:
         for content, start, end in _missing(volume, path):
-            run.check()
+            run.safe_point()
             # Two chunks may share a block.
             start, counted = max(align_down(start, block), counted), align_up(end, block)
             data = content.read(start, counted)

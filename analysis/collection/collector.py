@@ -34,10 +34,11 @@ CHECKPOINT_S = 30.0
 
 
 class Watcher(Protocol):
-    """The caller of a collection: shows how far it is, and may stop it by raising in ``check``."""
+    """The caller of a collection: shows its progress, and may stop it by raising in
+    ``safe_point``."""
 
     def update(self, *, phase: str, done: int, total: int, files: int) -> None: ...
-    def check(self) -> None: ...
+    def safe_point(self) -> None: ...
 
 
 class Unwatched:
@@ -46,7 +47,7 @@ class Unwatched:
     def update(self, *, phase: str, done: int, total: int, files: int) -> None:
         pass
 
-    def check(self) -> None:
+    def safe_point(self) -> None:
         pass
 
 
@@ -107,7 +108,7 @@ class _Collection:
         cursor, done = Cursor(state.file, state.position), state.done_bytes
         try:
             for batch in self._reader.batches(LOOK_AROUND_S):
-                self._watcher.check()
+                self._watcher.safe_point()
                 if batch is not None:
                     self._queues.put(batch)
                     self._failures += batch.failures

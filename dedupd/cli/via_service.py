@@ -97,7 +97,7 @@ def _run_to_the_end(client: ServiceClient, body: dict[str, Any], as_json: bool) 
                 return job
             _show(run, job)
             try:
-                run.check()
+                run.safe_point()
             except Cancelled:
                 raise Cancelled(
                     f"{job_id} goes on in the service; `dedupd cancel {job_id}` ends it"

@@ -50,7 +50,7 @@ def check_set(volume: Volume, run: JobRun) -> Iterator[Finding]:
 
 def _checked(directory: ContainerDirectory, run: JobRun) -> Iterator[LoadedTable]:
     for table in loaded_tables(directory):
-        run.check()
+        run.safe_point()
         yield table
 
 

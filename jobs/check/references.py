@@ -93,10 +93,11 @@ class ReferenceWalk:
             )
 
             def look(paths: Sequence[bytes]) -> list[CountedStubs | Unreadable]:
-                return counter.look_at(self._volume.data_fd, paths, self._threads, self._run.check)
+                safe_point = self._run.safe_point
+                return counter.look_at(self._volume.data_fd, paths, self._threads, safe_point)
 
             # Closed before the tables are: the next directories are being looked at.
-            for met in stack.enter_context(closing(each_directory(look, self._run.check))):
+            for met in stack.enter_context(closing(each_directory(look, self._run.safe_point))):
                 self._directory(met)
                 self._run.update(files=self._found.stubs + self._found.plain_files)
         return self._found
@@ -179,7 +180,7 @@ class ReferenceWalk:
         if is_direct:
             return whole
         for part in recipe.leaves():
-            self._run.check()
+            self._run.safe_point()
             if isinstance(part, Broken):
                 self._found.missing_nodes.add(part.node)
                 whole = False

@@ -77,7 +77,7 @@ class Verify(Job[VerifyReport]):
         """Check everything. Raises Cancelled."""
         report = self._report
         algorithm = self._volume.parameters.fingerprint
-        windows = WindowReader(algorithm, cores(), lambda _: self._run.check())
+        windows = WindowReader(algorithm, cores(), lambda _: self._run.safe_point())
         try:
             for of, kind in fmt.COPIES_OF.items():
                 # The copies first: each is compared when what it repeats comes along.
@@ -129,7 +129,7 @@ class Verify(Job[VerifyReport]):
                     detail = f"cannot be read: {error.strerror}"
                     self._find(Invariant.CONTAINER_RECORDS, directory.where(number), detail)
                 self._run.update(done=done + 1)
-                self._run.check()
+                self._run.safe_point()
 
     def _take_in(self, kind: fmt.Kind, of: fmt.Kind, number: int, checked: CheckedTable) -> None:
         """Take the records of a container into the census, and compare copies with them."""
@@ -247,7 +247,7 @@ class Verify(Job[VerifyReport]):
         report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled
         report.findings += tree.findings
         for path in tree.suspects:
-            self._run.check()
+            self._run.safe_point()
             for loss in losses(self._volume, path, chunks):
                 invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
                 detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"

@@ -69,7 +69,7 @@ class Compact(Job[CompactReport]):
         total = sum(0 if c.weight.is_dead else c.weight.needed_bytes for c in candidates)
         self._run.update(phase="compacting", done=0, total=total)
         while candidates and not self._dry_run:
-            self._run.check()
+            self._run.safe_point()
             fitting = [c for c in candidates if self._has_room(c)]
             if not fitting:
                 self._leave(candidates)
@@ -88,7 +88,7 @@ class Compact(Job[CompactReport]):
             numbers = directory.numbers()
             self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=len(numbers))
             for done, number in enumerate(numbers):
-                self._run.check()
+                self._run.safe_point()
                 state = self._recovered(directory, number)
                 if state is None:
                     continue
@@ -186,7 +186,7 @@ class Compact(Job[CompactReport]):
 
     def _step(self, done: int) -> None:
         self._run.update(done=done)
-        self._run.check()
+        self._run.safe_point()
 
     def _tell_readers(self, kind: Kind, number: int) -> None:
         """Have the mount's process let go of the old files: as long as it holds them, their space

@@ -92,7 +92,7 @@ class JobRun:
     def cancel(self) -> None:
         self._stop.set()
 
-    def check(self) -> None:
+    def safe_point(self) -> None:
         """A safe point: wait here where the job is to give way. Raises Cancelled where it is to
         stop."""
         self.pace.keep(self._stop)
@@ -101,12 +101,12 @@ class JobRun:
 
     def checked(self, items: Iterable[T]) -> Iterator[T]:
         """Items to be looked at one by one, with a safe point now and then. Raises Cancelled."""
-        return checked(items, self.check)
+        return checked(items, self.safe_point)
 
     def wait(self, seconds: float) -> None:
         """Do nothing for so long, but stop at once. Raises Cancelled."""
         self._stop.wait(seconds)
-        self.check()
+        self.safe_point()
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:

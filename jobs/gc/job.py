@@ -221,7 +221,7 @@ class Gc(Job[GcReport]):
             total = len(tables.shapes)
             self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=total)
             for done, number in enumerate(tables.shapes):
-                self._run.check()
+                self._run.safe_point()
                 self._sweep_container(tables, number, memoryview(marks[kind].bits(number)))
                 self._run.update(done=done + 1)
 

@@ -67,7 +67,7 @@ class RecipeReading:
                         found_any = True
                         self._mark_container(number)
         except Cancelled:
-            # Every safe place lies between two parts, so nothing is half marked.
+            # Every safe point lies between two parts, so nothing is half marked.
             self._save_whole()
             raise
         if self.recipes or not self._marks.are_known:
@@ -96,7 +96,7 @@ class RecipeReading:
                         self._between_parts()
 
     def _between_parts(self) -> None:
-        self._run.check()
+        self._run.safe_point()
         self._run.update(done=self.recipes)
         if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
             self._save_whole()

@@ -29,10 +29,10 @@ def recovered_tables(volume: Volume, run: JobRun, files: ExitStack) -> Tables:
     for kind in Kind:
         run.update(phase=f"{kind.name.lower()} tables", done=0, total=0)
         directory = files.enter_context(volume.containers(kind))
-        tables[kind] = TableScan(directory, run.check)
+        tables[kind] = TableScan(directory, run.safe_point)
         for done, _ in enumerate(tables[kind].recover()):
             run.update(done=done + 1)
-            run.check()
+            run.safe_point()
     return tables
 
 

@@ -133,7 +133,7 @@ class TreeMarker:
             try:
                 return self._attempt()
             except Interrupted:
-                self._run.check()
+                self._run.safe_point()
             finally:
                 for fd in self._pending:
                     os.close(fd)
@@ -212,7 +212,7 @@ class TreeMarker:
                 os.close(level)
 
     def _between_directories(self, session: Session) -> None:
-        self._run.check()
+        self._run.safe_point()
         roots = self._roots
         roots.directories += 1
         self._run.update(files=roots.files, done=roots.files)
@@ -242,7 +242,7 @@ class TreeMarker:
                 fd,
                 self._volume.space.name,
                 attribute_seed(self._volume.space.volume_id),
-                self._run.check,
+                self._run.safe_point,
             )
         except OSError as error:
             if error.errno not in GONE:

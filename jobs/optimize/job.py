@@ -103,8 +103,8 @@ class Optimize(Job[OptimizeReport]):
             return self.report()
         self._run.update(phase="loading the index")
         partitions = self._partitioning.plan()
-        choice, check = self._policy.index, self._run.check
-        store = StoreSession(self._volume, choice, partitions[0], check)
+        choice, safe_point = self._policy.index, self._run.safe_point
+        store = StoreSession(self._volume, choice, partitions[0], safe_point)
         try:
             self._settle()
             self._make_plain()
@@ -128,7 +128,7 @@ class Optimize(Job[OptimizeReport]):
         self._run.update(phase="scanning")
         total = 0
         skipped, errors = Skipped(), list[str]()
-        check = self._run.check
+        check = self._run.safe_point
         for found in found_candidates(
             self._volume, self._policy, self._below, skipped, errors, check
         ):
@@ -152,7 +152,7 @@ class Optimize(Job[OptimizeReport]):
     def _settle(self) -> None:
         """Finish what an interrupted job left half done."""
         for path in self._unsettled:
-            self._run.check()
+            self._run.safe_point()
             try:
                 settle_interrupted(self._volume, path)
             except (DedupdError, OSError) as error:
@@ -161,9 +161,10 @@ class Optimize(Job[OptimizeReport]):
     def _make_plain(self) -> None:
         """Turn stubs that are in use, and mostly their own blocks by now, into plain files."""
         for path in self._mostly_local:
-            self._run.check()
+            self._run.safe_point()
             try:
-                self._report.files_made_plain += restore_file(self._volume, path, self._run.check)
+                is_done = restore_file(self._volume, path, self._run.safe_point)
+                self._report.files_made_plain += is_done
             except Cancelled:
                 raise
             except (DedupdError, OSError) as error:
@@ -182,7 +183,7 @@ class Optimize(Job[OptimizeReport]):
             return
         errors: list[str] = []
         skipped = self._skipped if is_first else Skipped()
-        check = self._run.check
+        check = self._run.safe_point
         for candidate in candidates(
             self._volume, self._policy, self._below, skipped, errors, check
         ):
@@ -247,7 +248,7 @@ class Optimize(Job[OptimizeReport]):
                 store.use_partition(self._partitioning.move_on(store.partition))
                 self._report.partitions += 1
             self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimised)
-            self._run.check()
+            self._run.safe_point()
         self._finish(groups, ingest)
 
     def _finish(self, groups: GroupCommit, ingest: Ingest) -> None:

@@ -63,7 +63,7 @@ class MergedBytes:
             if (entry := state.entries[ordinal]).stored_length
         ]
         for target, own, entry in sorted(merged):  # in the order of the disk
-            self._run.check()
+            self._run.safe_point()
             end = end_of(target, self._target)
             if not self._is_given(entry, end) and self._is_intact(own, entry):
                 return own, end

@@ -167,7 +167,7 @@ class Reconcile(Job[ReconcileReport]):
         self._run.update(phase="tables", done=0, total=0)
         with self._volume.containers(Kind.CHUNKS) as directory:
             for _ in recover_sound(directory):
-                self._run.check()
+                self._run.safe_point()
 
     def _carry_out(self, log: MergeLog) -> None:
         try:
@@ -255,7 +255,7 @@ class Reconcile(Job[ReconcileReport]):
         report.partitions = list(self._rows.values())
         report.chunks = sum(row.chunks for row in report.partitions)
         self._run.update(phase="walking the tree", done=0, total=0)
-        sizes = stub_bytes_by_type(self._volume, self._run.check, self._threads)
+        sizes = stub_bytes_by_type(self._volume, self._run.safe_point, self._threads)
         report.logical_bytes = sizes.total()
         for file_type, size in sizes.items():
             row = self._rows.get(self._map.of_type(file_type))

@@ -38,14 +38,14 @@ class ChunkTables(TableScan):
 
     def __init__(self, directory: ContainerDirectory, run: JobRun) -> None:
         """Borrows ``directory``, and recovers every container in it. Raises Cancelled."""
-        super().__init__(directory, run.check, read_uncached)
+        super().__init__(directory, run.safe_point, read_uncached)
         self.containers = OpenContainers(directory)
         self.contents: dict[int, Contents] = {}
         run.update(phase="tables", done=0, total=0)
         for done, state in enumerate(self.recover()):
             self._count(state)
             run.update(done=done + 1)
-            run.check()
+            run.safe_point()
 
     def _count(self, state: Recovered) -> None:
         contents = self.contents.setdefault(state.header.partition, Contents())

@@ -66,7 +66,7 @@ class Merging:
         self._left.clear()
         self._run.update(phase="merging", done=0, total=log.header.pairs)
         for pairs in log.pairs():
-            self._run.check()
+            self._run.safe_point()
             self._merge(pairs)
             self._run.update(done=self._run.progress.done + len(pairs))
 
@@ -78,7 +78,7 @@ class Merging:
         """
         joined = []
         for one in ranges:
-            self._run.check()
+            self._run.safe_point()
             end = min(one.end, self._left.get(one.container, one.end))
             if end > one.first and self._join(one.container, one.first, end):
                 joined.append(one._replace(end=end))
@@ -130,7 +130,7 @@ class Merging:
                 checks.append(BytesCheck(one, container, entry, self._algorithm))
         intact: set[int] = set()
         for first in range(0, len(checks), CHUNKS_AT_ONCE):
-            self._run.check()
+            self._run.safe_point()
             group = checks[first : first + CHUNKS_AT_ONCE]
             found = self._workers.map(BytesCheck.is_intact, group)
             intact |= {

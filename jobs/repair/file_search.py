@@ -45,7 +45,7 @@ class FileSearch:
     def search(self, suspects: list[bytes]) -> None:
         """Look in the stubs that need what is lost, then everywhere. Raises Cancelled, NoSpace."""
         for path in suspects:
-            self._run.check()
+            self._run.safe_point()
             self._learn(path)
         for path in suspects:
             self._in_place(path)
@@ -61,10 +61,10 @@ class FileSearch:
 
     def _everywhere(self) -> None:
         smallest = min(entry.raw_length for entry in self._repair.lost.values())
-        for found in walk(self._volume, safe_point=self._run.check):
+        for found in walk(self._volume, safe_point=self._run.safe_point):
             size = found.allocated_bytes if found.is_stub else found.identity.size
             if size >= smallest:
-                self._run.check()
+                self._run.safe_point()
                 self._in_file(found)
                 if not self._is_missing_any():
                     return

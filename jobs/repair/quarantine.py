@@ -23,7 +23,8 @@ from dedupd.volume.volume import Volume
 def quarantine_noted(volume: Volume, safe_point: Callable[[], None]) -> None:
     """Look at the records that were noted, and quarantine those that are damaged, durably.
 
-    The notes stay, for scrub. Needs the job lock. Raises NoSpace.
+    The notes stay, for scrub. ``safe_point`` is called between two records. Needs the job lock.
+    Raises NoSpace.
     """
     noted: dict[Kind, list[int]] = {}
     for kind, record_id in volume.repairs.pending():

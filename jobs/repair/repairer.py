@@ -129,7 +129,7 @@ class Repair:
     def from_copies(self) -> None:
         """Write lost records again, from their second copies. Raises Cancelled, NoSpace."""
         for record_id in list(self.lost):
-            self._run.check()
+            self._run.safe_point()
             found = self._copies.read_stored(record_id)
             if found is not None and self.is_wanted(record_id, found[0].fingerprint):
                 self._add(record_id, *found)
@@ -143,7 +143,7 @@ class Repair:
             record_id = self._known.end_of(merged_id)
             lost = self.lost.get(record_id)
             if lost is not None:
-                self._run.check()
+                self._run.safe_point()
             found = None if lost is None else self._stored(merged_id)
             if found is not None and self.is_wanted(record_id, found[0].fingerprint):
                 self._add(record_id, *found)

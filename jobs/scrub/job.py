@@ -152,7 +152,7 @@ class Scrub(Job[ScrubReport]):
         for kind, directory in self._directories.items():
             numbers = {*container_numbers(directory.fd), *table_numbers(directory.fd)}
             for number in sorted(numbers):
-                self._run.check()
+                self._run.safe_point()
                 self._mend(kind, directory, number)
 
     def _mend(
@@ -198,7 +198,7 @@ class Scrub(Job[ScrubReport]):
         header = found.header
         seed = fmt.seed_of(header)
         known.add_container(header.container, found.entries, seed)
-        self._run.check()
+        self._run.safe_point()
 
     def _check_all(self) -> None:
         """Look at the records of every container that was not done before an interruption."""
@@ -265,7 +265,7 @@ class Scrub(Job[ScrubReport]):
                 wanted[number] = max(wanted.get(number, 0), count)
         last = max(known.numbers(), default=0)
         for number, count in sorted(wanted.items()):
-            self._run.check()
+            self._run.safe_point()
             if number <= last + CONTAINERS_LOST_MAX:
                 self._mend(kind, directory, number, count)
         return bool(wanted)
@@ -338,7 +338,7 @@ class Scrub(Job[ScrubReport]):
     def _name_losses(self, tree: References) -> None:
         self._run.update(phase="naming what is lost")
         for path in tree.suspects:
-            self._run.check()
+            self._run.safe_point()
             found = list(losses(self._volume, path, self._known[fmt.Kind.CHUNKS]))
             self._report.losses += found
             for loss in found:

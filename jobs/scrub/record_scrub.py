@@ -97,7 +97,7 @@ class RecordScrub:
     def look_at(self, notes: Iterable[Note]) -> None:
         """Look at the records that readers could not read, however quick the run is."""
         for kind, record_id in notes:
-            self._run.check()
+            self._run.safe_point()
             directory, number = self._directories[kind], container_of(record_id)
             entry = directory.entry(record_id)
             if entry is None or entry.state not in tbl.USABLE:

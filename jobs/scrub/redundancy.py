@@ -87,7 +87,7 @@ class Redundancy:
             if size >= GROUP_BYTES:
                 self._append(group)
                 group, size = [], 0
-                self._run.check()
+                self._run.safe_point()
         self._append(group)
 
     def _existing(self) -> Iterator[Copy]:

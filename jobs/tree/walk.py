@@ -18,7 +18,7 @@ from dedupd.volume.volume import Volume
 from jobs.frame.run import checked
 
 SafePoint = Callable[[], None]
-"""A safe place of the job: waits where the job gives way, raises where the job stops."""
+"""A safe point of the job: waits where the job gives way, raises where the job stops."""
 
 DIRECTORIES_AT_ONCE = 64
 """Looked at by all cores in one call: their files are in memory at once."""

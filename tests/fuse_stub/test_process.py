@@ -276,7 +276,7 @@ def test_a_restore_goes_on_after_its_client_stops_waiting(
     with lab.opened() as volume:
         try:
             with pytest.raises(Cancelled):
-                restore_file(volume, b"f", run.check)
+                restore_file(volume, b"f", run.safe_point)
         finally:
             os.kill(lab.pid, signal.SIGCONT)
     eventually(lambda: lab.stub("f") is None, "the file is plain")

@@ -131,7 +131,7 @@ def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> 
         def check() -> None:
             if next(checks) == 10:
                 run.cancel()
-            run.check()
+            run.safe_point()
 
         with lab.opened() as volume, pytest.raises(Cancelled):
             restore_file(volume, b"file", check)

@@ -38,9 +38,9 @@ def interrupted(tmp_path: Path) -> Lab:
     def check() -> None:
         if run.progress.done >= 4 * MIB:
             run.cancel()
-        JobRun.check(run)
+        JobRun.safe_point(run)
 
-    run.check = check  # type: ignore[method-assign]
+    run.safe_point = check  # type: ignore[method-assign]
     with lab.opened() as volume, volume.job_lock(), pytest.raises(Cancelled):
         Optimize(volume, run).run()
     assert lab.stub("large") is None

@@ -145,7 +145,7 @@ def test_an_eager_job_waits_for_nothing_but_memory(before: list[Readings], seen:
 def test_a_job_that_is_held_waits_and_goes_on() -> None:
     run, passed = JobRun("scrub"), threading.Event()
     run.pace.hold("test", "because")
-    thread = threading.Thread(target=lambda: (run.check(), passed.set()))
+    thread = threading.Thread(target=lambda: (run.safe_point(), passed.set()))
     thread.start()
     assert not passed.wait(0.3)
     assert run.pace.reason == "because"
@@ -159,7 +159,7 @@ def test_a_job_that_is_held_can_be_cancelled() -> None:
     run.pace.hold("test", "because")
     threading.Timer(0.1, run.cancel).start()
     with pytest.raises(Cancelled):
-        run.check()
+        run.safe_point()
 
 
 def test_a_job_goes_on_when_the_last_of_its_holders_lets_go() -> None:
@@ -174,12 +174,12 @@ def test_a_job_goes_on_when_the_last_of_its_holders_lets_go() -> None:
 
 def test_a_slow_job_rests_for_most_of_the_time() -> None:
     run = JobRun("scrub")
-    run.check()
+    run.safe_point()
     run.pace.slow(0.25, "slow")
     began = time.monotonic()
     for _ in range(5):
         time.sleep(0.02)  # the job's work
-        run.check()
+        run.safe_point()
     assert time.monotonic() - began >= 5 * 0.02 * 4 * 0.9
 
 
@@ -208,14 +208,14 @@ def test_what_a_jobs_other_threads_do_while_it_waits_is_work() -> None:
     thread.join()
     run.pace.slow(0.1, "slow")
     began = time.monotonic()
-    run.check()
+    run.safe_point()
     assert time.monotonic() - began >= 0.1 / (os.cpu_count() or 1) * 9 * 0.9
 
 
 def test_a_job_that_rests_goes_on_as_soon_as_it_may() -> None:
     run, passed = JobRun("scrub"), threading.Event()
     run.pace.slow(CRAWL_SHARE / 1e6, "slow")
-    thread = threading.Thread(target=lambda: (time.sleep(0.01), run.check(), passed.set()))
+    thread = threading.Thread(target=lambda: (time.sleep(0.01), run.safe_point(), passed.set()))
     thread.start()
     assert not passed.wait(0.3)
     assert run.pace.is_held

@@ -1,6 +1,6 @@
 """A stop, or a pause, is obeyed in the midst of whatever a job does longest.
 
-Ordered right after a safe place, the worst of all moments, it must be obeyed at one more safe place
+Ordered right after a safe point, the worst of all moments, it must be obeyed at one more safe point
 of the same phase. What lies between two of them is counted, not timed: the thing of which a volume
 has a million is a directory with more files here than are looked at together.
 """
@@ -37,7 +37,7 @@ Act = Callable[[Volume, JobRun], object]
 
 
 class OrderedRun(JobRun):
-    """Gives itself an order, once, right after the n-th safe place of a phase."""
+    """Gives itself an order, once, right after the n-th safe point of a phase."""
 
     def __init__(self, phase: str, passes: int, order: Callable[["OrderedRun"], None]) -> None:
         super().__init__("test")
@@ -45,8 +45,8 @@ class OrderedRun(JobRun):
         self._left = passes
         self._order = order
 
-    def check(self) -> None:
-        super().check()
+    def safe_point(self) -> None:
+        super().safe_point()
         if self.progress.phase == self._phase:
             self._left -= 1
             if self._left == 0:
@@ -85,12 +85,12 @@ def full_scrub(volume: Volume, run: JobRun) -> object:
 
 def look_for_candidates(volume: Volume, run: JobRun) -> object:
     run.update(phase="scanning")
-    return list(candidates(volume, Policy(), b"", Skipped(), [], run.check))
+    return list(candidates(volume, Policy(), b"", Skipped(), [], run.safe_point))
 
 
 def walk_plain_files(volume: Volume, run: JobRun) -> object:
     run.update(phase="walking")
-    return list(walk(volume, b"plain", safe_point=run.check))
+    return list(walk(volume, b"plain", safe_point=run.safe_point))
 
 
 LONG_PHASES: list[tuple[str, Act, str, int]] = [
@@ -151,7 +151,7 @@ def test_a_pause_is_obeyed_in_the_midst_of_a_long_phase_and_costs_nothing(lab: L
 
 
 def test_a_stop_is_obeyed_before_all_chunks_of_a_merge_log_are_compared(lab: Lab) -> None:
-    # Right after a safe place, and before the first chunks are read.
+    # Right after a safe point, and before the first chunks are read.
     run = OrderedRun("merging", 2, JobRun.cancel)
     with lab.opened() as volume, volume.job_lock():
         job = Reconcile(volume, run)

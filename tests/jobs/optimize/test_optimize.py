@@ -202,9 +202,9 @@ def test_a_cancelled_run_keeps_what_it_has_and_goes_on_later(tmp_path: Path) -> 
                 checks += run.progress.phase == "optimising"
                 if checks > 2:
                     run.cancel()
-                JobRun.check(run)
+                JobRun.safe_point(run)
 
-            run.check = check  # type: ignore[method-assign]
+            run.safe_point = check  # type: ignore[method-assign]
             with pytest.raises(Cancelled):
                 job.run()
         assert {name: lab.read(name) for name in contents} == contents
