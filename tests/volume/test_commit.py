@@ -127,6 +127,17 @@ def test_files_become_stubs_of_their_recipes_and_users_see_no_change(lab: Lab) -
         assert now == old._replace(attribute=stub, blocks=0)
 
 
+def test_a_time_of_last_access_that_64_bits_have_no_room_for_stays(lab: Lab) -> None:
+    path = lab.data / "file"
+    request, atime_ns = put(lab, "file"), (1 << 63) + 5
+    os.utime(path, ns=(atime_ns, OLD_NS))
+    if path.stat().st_atime_ns != atime_ns:
+        pytest.skip("no such times here")
+    now = request._replace(identity=FileIdentity.of(path.stat()))
+    assert outcomes(commit(lab, now)) == [Outcome.DONE]
+    assert see(lab, "file").atime_ns == atime_ns
+
+
 def test_a_recipe_of_many_chunks_makes_no_direct_stub(lab: Lab) -> None:
     request = put(lab, "file")._replace(recipe=REF._replace(direct=False))
     assert commit(lab, request) == [Result(Outcome.DONE)]
