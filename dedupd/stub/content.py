@@ -58,13 +58,13 @@ class StoreContent(RecipeBytes):
         parts: list[bytes | memoryview] = []
         have = start
         for span in self.recipe.spans(start, end):
-            begin, stop = max(start, span.offset), min(end, span.offset + span.length)
+            low, high = max(start, span.offset), min(end, span.offset + span.length)
             if span.chunk == HOLE:
-                parts.append(bytes(stop - begin))
+                parts.append(bytes(high - low))
             else:
                 raw = memoryview(self._chunk(span))
-                parts.append(raw[begin - span.offset : stop - span.offset])
-            have = stop
+                parts.append(raw[low - span.offset : high - span.offset])
+            have = high
         parts.append(bytes(end - have))
         return b"".join(parts)
 
@@ -98,10 +98,10 @@ def read_stub(
 ) -> bytearray:
     """Bytes [start, end) of a stub, up to its size at most: local ranges win over the recipe."""
     data = bytearray(end - start)
-    for begin, stop in missing_ranges(local, start, min(end, covered)):
-        data[begin - start : stop - start] = content.read(begin, stop)
-    for begin, stop in local:
-        begin, stop = max(begin, start), min(stop, end)
-        if begin < stop:
-            read_into(fd, memoryview(data)[begin - start : stop - start], begin)
+    for low, high in missing_ranges(local, start, min(end, covered)):
+        data[low - start : high - start] = content.read(low, high)
+    for low, high in local:
+        low, high = max(low, start), min(high, end)
+        if low < high:
+            read_into(fd, memoryview(data)[low - start : high - start], low)
     return data

@@ -119,7 +119,7 @@ class SparseStub:
     def _local(self, start: int, end: int) -> list[tuple[int, int]]:
         if self.has_unwritten:
             written = written_ranges(self.fd, end)
-            return [(max(begin, start), stop) for begin, stop in written if stop > start]
+            return [(max(low, start), high) for low, high in written if high > start]
         return native.system.present_ranges(self.fd, start, end)
 
     def read(self, start: int, length: int) -> bytes | bytearray:
@@ -135,12 +135,12 @@ class SparseStub:
         data = bytearray(end - start)
         view = memoryview(data)
         position = start
-        for begin, stop in [*missing, (end, end)]:
-            if position < begin:
-                read_into(self.fd, view[position - start : begin - start], position)
-            if begin < stop:
-                view[begin - start : stop - start] = self.content.read(begin, stop)
-            position = stop
+        for low, high in [*missing, (end, end)]:
+            if position < low:
+                read_into(self.fd, view[position - start : low - start], position)
+            if low < high:
+                view[low - start : high - start] = self.content.read(low, high)
+            position = high
         return data
 
     def needs_chunks(self, start: int, end: int) -> bool:
@@ -148,9 +148,9 @@ class SparseStub:
         size = os.fstat(self.fd).st_size
         if start > size:
             return True
-        first, last = align_down(start, self._block), align_up(end, self._block)
-        ends_within = end != last and end < size
-        return (start != first or ends_within) and bool(self.missing(first, last))
+        low, high = align_down(start, self._block), align_up(end, self._block)
+        ends_within = end != high and end < size
+        return (start != low or ends_within) and bool(self.missing(low, high))
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
         """Write at ``offset``; returns how many bytes, fewer only where the space ends.
@@ -167,17 +167,17 @@ class SparseStub:
             self._store_attribute()
         if offset > size:
             self._fill_end(size, align_down(offset, self._block))
-        first, last = align_down(offset, self._block), align_up(end, self._block)
-        missing = self.missing(first, last)
+        low, high = align_down(offset, self._block), align_up(end, self._block)
+        missing = self.missing(low, high)
         if not missing:
-            with self._nothing_beside(first, last):
+            with self._nothing_beside(low, high):
                 return self._disk.write_some(self.fd, [data], offset)
         head: bytes | bytearray = b""
-        if first < offset and missing[0][0] < first + self._block:
-            head = bytes(self.read(first, offset - first)).ljust(offset - first, b"\0")
+        if low < offset and missing[0][0] < low + self._block:
+            head = bytes(self.read(low, offset - low)).ljust(offset - low, b"\0")
         tail: bytes | bytearray = b""
-        if end < min(last, size) and missing[-1][1] > last - self._block:
-            tail = self.read(end, last - end)
+        if end < min(high, size) and missing[-1][1] > high - self._block:
+            tail = self.read(end, high - end)
         self._may_be_local = True
         return self._write_blocks(offset, head, data, tail, size, missing)
 
@@ -221,40 +221,40 @@ class SparseStub:
         info = os.fstatvfs(self.fd)
         if info.f_bavail * info.f_frsize >= LOW_SPACE_BYTES:
             return
-        for begin, stop in missing:
-            begin = align_down(begin, self._block)
-            self._disk.allocate(self.fd, begin, align_up(stop, self._block) - begin)
+        for start, end in missing:
+            start = align_down(start, self._block)
+            self._disk.allocate(self.fd, start, align_up(end, self._block) - start)
 
     @contextmanager
-    def _nothing_beside(self, first: int, last: int) -> Iterator[None]:
-        """Keep the holes on both sides of the blocks of [first, last) while these are written.
+    def _nothing_beside(self, low: int, high: int) -> Iterator[None]:
+        """Keep the holes on both sides of the blocks of [low, high) while these are written.
 
         Of a file with a hint for the size of its extents, XFS fills these holes with blocks that
         are not written. ``SEEK_DATA`` would call them data once the kernel has read ahead into
         them, and they would be read as zeros. A crash in between leaves them to ``settle``.
         """
-        beside = self._holes_beside(first, last)
+        beside = self._holes_beside(low, high)
         try:
             yield
         finally:
             self._punch(beside)
 
-    def _holes_beside(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The missing ranges that the blocks around [first, last) may be allocated in."""
+    def _holes_beside(self, low: int, high: int) -> list[tuple[int, int]]:
+        """The missing ranges that the blocks around [low, high) may be allocated in."""
         if self._extent_bytes is None:
             self._extent_bytes = extent_size_hint(self.fd)
         unit = self._extent_bytes
         if unit <= self._block:
             return []
         # An extent is aligned to its unit, and moved by less than one where another is in the way.
-        begin, stop = max(0, align_down(first, unit) - unit), align_up(last, unit) + unit
-        there = [*native.system.present_ranges(self.fd, begin, first), (first, last)]
-        there += native.system.present_ranges(self.fd, last, stop)
+        area_start, area_end = max(0, align_down(low, unit) - unit), align_up(high, unit) + unit
+        there = [*native.system.present_ranges(self.fd, area_start, low), (low, high)]
+        there += native.system.present_ranges(self.fd, high, area_end)
         covered = align_up(self.attribute.covered, self._block)
         return [
             (start, min(end, covered))
-            for start, end in missing_ranges(there, begin, stop)
-            if start < covered and (end == first or start == last)
+            for start, end in missing_ranges(there, area_start, area_end)
+            if start < covered and (end == low or start == high)
         ]
 
     def _undo(self, kept: int, size: int, missing: list[tuple[int, int]]) -> None:
@@ -262,19 +262,17 @@ class SparseStub:
         if os.fstat(self.fd).st_size > max(size, kept):
             self._disk.truncate(self.fd, max(size, kept))
         unit = os.fstatvfs(self.fd).f_bsize
-        self._punch(
-            (max(begin, kept), align_up(stop, unit)) for begin, stop in missing if kept < stop
-        )
+        self._punch((max(start, kept), align_up(end, unit)) for start, end in missing if kept < end)
 
     def _punch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Make what was allocated holes again.
 
         XFS may have no room for that, on a disk that others fill up meanwhile. From then on the
-        extents tell what was only allocated, until whoever opens the file next settles it.
+        extents tell what was only allocated, until the file is settled when it is opened next.
         """
         try:
-            for begin, stop in ranges:
-                self._disk.punch(self.fd, begin, stop - begin)
+            for start, end in ranges:
+                self._disk.punch(self.fd, start, end - start)
         except OSError:
             self.has_unwritten = True
             raise
@@ -303,13 +301,13 @@ class SparseStub:
 
         btrfs clears the rest of that block then, and in doing so gives a missing one zeros.
         """
-        begin = align_down(size, self._block)
-        missing = self.missing(begin, size) if grows_from > begin else []
+        low = align_down(size, self._block)
+        missing = self.missing(low, size) if grows_from > low else []
         if not missing:
             return
-        data = self.read(begin, size - begin)
+        data = self.read(low, size - low)
         self._may_be_local = True
-        if self._write_blocks(begin, b"", data, b"", size, missing) < len(data):
+        if self._write_blocks(low, b"", data, b"", size, missing) < len(data):
             raise NoSpace("no space left to write")
 
     def _store_attribute(self) -> None:

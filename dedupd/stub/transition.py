@@ -242,10 +242,10 @@ def _punch_equal(fd: int, stub: StubAttribute, content: "RecipeBytes", files: St
         covered = align_down(covered, files.block_bytes)
     all_equal = True
     for start, end in native.system.present_ranges(fd, 0, covered):
-        for begin in range(start, end, _COMPARE_BYTES):
-            stop = min(begin + _COMPARE_BYTES, end)
-            if read_at(fd, stop - begin, begin) == content.read(begin, stop):
-                files.disk.punch(fd, begin, align_up(stop - begin, files.block_bytes))
+        for low in range(start, end, _COMPARE_BYTES):
+            high = min(low + _COMPARE_BYTES, end)
+            if read_at(fd, high - low, low) == content.read(low, high):
+                files.disk.punch(fd, low, align_up(high - low, files.block_bytes))
             else:
                 all_equal = False
     return all_equal
@@ -344,17 +344,19 @@ def _fill(fd: int, start: int, end: int, size: int, content: RecipeBytes, files:
     """Write a missing range, in whole blocks; recipe holes and blocks of zeros stay holes."""
     block_bytes = files.block_bytes
     done = start
-    for begin, stop in content.data_ranges(start, end):
-        begin = max(align_down(begin, block_bytes), done)
-        stop = min(align_up(stop, block_bytes), size)
-        while begin < stop:
-            part = min(stop, align_down(begin, block_bytes) + _FILL_BYTES)
+    for low, high in content.data_ranges(start, end):
+        low = max(align_down(low, block_bytes), done)
+        high = min(align_up(high, block_bytes), size)
+        while low < high:
+            step_end = min(high, align_down(low, block_bytes) + _FILL_BYTES)
             try:
                 # Up to the end of its block the file is zeros beyond what the recipe covers.
-                data = content.read(begin, min(part, end)).ljust(part - begin, b"\0")
-                for first, last in _not_zero(data, block_bytes):
-                    files.disk.write_at(fd, [memoryview(data)[first:last]], begin + first)
+                data = content.read(low, min(step_end, end)).ljust(step_end - low, b"\0")
+                for data_start, data_end in _not_zero(data, block_bytes):
+                    files.disk.write_at(
+                        fd, [memoryview(data)[data_start:data_end]], low + data_start
+                    )
             except NoSpace as error:
                 raise NoSpace("no space left to make the file plain; it stays a stub") from error
-            begin = part
-        done = max(done, stop)
+            low = step_end
+        done = max(done, high)
