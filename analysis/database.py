@@ -13,7 +13,7 @@ from analysis.collection.connection import connect
 from dedupd.errors import UsageError
 
 EVERYTHING = "all datasets"
-"""What stands in place of a dataset's name in sums over all of them."""
+"""The name of the sum over all datasets."""
 
 MEMORY_LIMIT_MB = 1200
 """Of the database; it spills beyond. The program around it takes a few hundred MB more."""
@@ -80,7 +80,7 @@ class Database:
         self._connection.execute(query_text(query))
 
     def rows(self, query: str, row: type[Row]) -> list[Row]:
-        """What a query answers, as values of the class whose fields are its columns."""
+        """The rows of a query, as values of the class whose fields are its columns."""
         result = self._connection.execute(query_text(query))
         names = [column[0] for column in result.description or ()]
         expected = [field.name for field in fields(row)]  # type: ignore[arg-type]

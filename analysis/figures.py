@@ -1,4 +1,4 @@
-"""What the queries of the study answer: one class per query, one field per column."""
+"""The answers of the study's queries: one class per query, one field per column."""
 
 import math
 from dataclasses import dataclass
@@ -178,7 +178,7 @@ class RegressionRow:
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """What a file type gives, alone."""
+    """The savings of one file type by itself."""
 
     type: str
     files: int
@@ -197,7 +197,7 @@ class TypeRow:
 
     @property
     def compression_saving(self) -> float:
-        """What compression takes off the distinct chunks, as a fraction of them."""
+        """The fraction of the distinct chunks that compression saves."""
         return 1 - self.stored_bytes / self.unique_bytes if self.unique_bytes > 0 else 0.0
 
 
@@ -235,7 +235,7 @@ class FrequencyBasedRow:
 
 @dataclass(frozen=True, slots=True)
 class ProfileSums:
-    """What a store would take under a profile's policy, in bytes."""
+    """The size of a store under a profile's policy, in bytes."""
 
     files: int
     data_bytes: float
@@ -249,5 +249,5 @@ class ProfileSums:
 
     @property
     def store_bytes(self) -> float:
-        """All that the chunk store and the recipes occupy."""
+        """The size of chunk store and recipes together."""
         return self.record_bytes + self.table_bytes + self.recipe_bytes

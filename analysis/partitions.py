@@ -69,8 +69,8 @@ def _divide_tree(database: Database) -> None:
 def assign_groups(database: Database) -> None:
     """Fill ``dataset_groups``: all datasets, and those whose labels share a part.
 
-    In labels like ``berlin/home`` the part before the slash is taken for the place and the part
-    behind it for the workload, as in table 4 of the paper.
+    In labels like ``berlin/home`` the part before the slash counts as the place, and the part
+    after it as the workload, as in table 4 of the paper.
     """
     rows = database.execute("SELECT dataset, label FROM datasets ORDER BY dataset")
     groups: dict[str, list[int]] = {EVERYTHING: [number for number, _ in rows]}

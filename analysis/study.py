@@ -73,7 +73,7 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a store would take under a profile: enabled now, and once all files are old enough."""
+    """The size of a store under a profile: enabled now, and once all files are old enough."""
 
     now: ProfileSums
     later: ProfileSums

@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 STUBS, STUB_BYTES = 32, 8 << 20
 PILE, PILE_BYTES = 200, 16 << 20
-"""A job takes some 300 MB of it before its user comes, and what it gets done beside him."""
+"""A job takes some 300 MB of it before its user comes, and some more beside the user."""
 
 READ_BYTES = 4096
 SETTLE_S = 2.0
@@ -135,7 +135,7 @@ def _measure(
                 time.sleep(0.05)
             arriving += reader.read_for(SETTLE_S)
             if job.poll() is not None:
-                raise SystemExit("the pile is used up: remove DIR, and begin anew")
+                raise SystemExit("the pile is used up: remove DIR, and begin again")
             before_s = cpu_s(job.pid)
             beside += reader.read_for(seconds)
             gave_way.append((cpu_s(job.pid) - before_s) / seconds)

@@ -4,8 +4,8 @@ A table entry has the length of the chunk that followed. Where a chunk is a dupl
 that this suggests is tried first; it is taken if the window there is a full match (RWT) and the
 chunk up to there is known (FPT). Then the cut is the plain definition's: a chunk's bytes from
 S_min to its end decide whether its end is the first full match, the known chunk has the same bytes
-and was cut there, and what lies behind a full match has no say. A suggested end that is no full
-match is never taken: whether the plain definition cuts there depends on the bytes behind.
+and was cut there, and bytes after a full match do not matter. A suggested end that is no full
+match is never taken: whether the plain definition cuts there depends on the bytes after it.
 
     python -m benchmarks.hints [--preset 64k] TREE [TREE]
 

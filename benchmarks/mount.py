@@ -156,7 +156,7 @@ class Bench:
         return [path for path in (self.volume / ".dedupd" / "store").rglob("*") if path.is_file()]
 
     def drop_store(self, _root: Path) -> None:
-        """Drop the store's pages, and nobody else's."""
+        """Drop the store's pages, and no others."""
         os.sync()
         for path in self.store_files():
             with open(path, "rb") as file:

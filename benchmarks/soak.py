@@ -6,7 +6,7 @@ Two volumes, each with two users who write, sync, rename, delete and compare, an
 reads at random. They have a break now and then, so that jobs which give way to them have their
 time. Service, mounts and jobs are killed again and again; in the last third nothing is killed, and
 memory, descriptors and processes are watched. At the end every block of every file is compared with
-what its user wrote, one user of each volume removes all of his files, which has to show in the
+what its user wrote, one user of each volume removes all its files, which has to show in the
 descriptors, and the verify job checks every invariant. Prints JSON; exit status 1 if anything is
 wrong, or some kind of job has never completed.
 """
@@ -193,7 +193,7 @@ class Shifts:
         signals.at_work.set()
 
     def keep(self) -> None:
-        """Send everybody to where they should be now."""
+        """Send every user to the place for this moment."""
         at_work = (time.monotonic() - self._began_s) % (WORK_S + BREAK_S) < WORK_S
         if at_work == self._signals.at_work.is_set():
             return

@@ -56,7 +56,7 @@ class JobFigures:
 
 
 def job_figures(roots: Sequence[Path]) -> dict[str, JobFigures]:
-    """What the histories of volumes say, which nobody else uses meanwhile."""
+    """Figures from the histories of volumes that no other process uses."""
     figures = {name: JobFigures() for name in JOBS}
     for root in roots:
         with Volume.open(str(root)) as volume:

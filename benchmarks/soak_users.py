@@ -164,7 +164,7 @@ class User:
 
 
 def be_user(directory: Path, seed: int, leaves: bool, signals: Signals, results: Any) -> None:
-    """The process of a user, who removes all of his files at the end if he ``leaves``."""
+    """The process of a user; with ``leaves`` it removes all its files at the end."""
     user = User(directory, seed)
     try:
         user.work(signals)

@@ -43,7 +43,7 @@ class ControlServer:
         directory = os.path.dirname(self._path)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         if os.stat(directory).st_uid != os.geteuid():
-            raise PermissionError(f"{directory} belongs to somebody else")
+            raise PermissionError(f"{directory} belongs to another user")
         os.chmod(directory, 0o700)
         try:
             os.unlink(self._path)
@@ -60,7 +60,7 @@ class ControlServer:
                         connection, _ = await listener.accept()
                     except OSError as error:
                         # For example, no descriptor is left. That must not end the mount.
-                        log.error("nobody can be answered on the control socket: %s", error)
+                        log.error("no client can be answered on the control socket: %s", error)
                         await trio.sleep(ACCEPT_AGAIN_S)
                         continue
                     nursery.start_soon(self._converse, connection)

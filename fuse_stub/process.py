@@ -231,7 +231,7 @@ def mount_again_in_background(
     if "error" in reply:
         process.wait()
         raise error_named(reply["kind"], reply["error"])
-    # From here on nobody waits for the process.
+    # From here on this process does not wait for the child.
     process.returncode = 0
     return process.pid
 

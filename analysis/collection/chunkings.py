@@ -13,7 +13,7 @@ from dedupd.format.volume_parameters import PRESETS, Chunking
 from dedupd.units import KIB
 
 DEFAULT = "64k"
-"""What the product uses unless told otherwise, and what most of the study's tables are about."""
+"""The product's default, and the chunking of most of the study's tables."""
 
 FIXED = "fixed-64k"
 FIXED_BYTES = 64 * KIB
@@ -61,7 +61,7 @@ class Cutter(Protocol):
 
 
 class RabinCutter:
-    """The product's own kernel."""
+    """The product's own chunker."""
 
     def __init__(self, chunking: Chunking) -> None:
         self.max_bytes = chunking.max_bytes

@@ -1,4 +1,4 @@
-"""One sentence for each table and figure: what it means for this data."""
+"""One sentence for each table and figure: its meaning for this data."""
 
 from collections.abc import Sequence
 

@@ -51,7 +51,7 @@ class OpenFile:
         self.fd = fd  # lock
         self.writable = writable  # lock: whether ``fd`` is open for writing too
         self.stub: SparseStub | None = None  # lock: None of a plain file
-        self.settled: trio.Event | None = None  # while the file is settled: nobody uses it yet
+        self.settled: trio.Event | None = None  # while the file is settled, before its first use
         self.lock = SharedLock()  # shared: use of ``fd``; alone: what the bytes lie in changes
         self.users = 0  # handles and commits that keep the file open
         self.write_users = 0  # those that keep it open for writing
