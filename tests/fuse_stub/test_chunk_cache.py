@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Records:
 @pytest.fixture
 def reader(store: Records) -> Iterator[CountingReader]:
     plain = store.reader()
-    reader = CountingReader(str(store.data().parent), plain._kind, plain._volume)
+    reader = CountingReader(str(store.data().parent), plain._kind, plain._volume_id)
     plain.close()
     yield reader
     reader.close()

@@ -37,7 +37,7 @@ class WatchedReader(RecordReader):
 
     def __init__(self, volume: Volume) -> None:
         plain = volume.chunk_records
-        super().__init__(volume.directory(Kind.CHUNKS), plain._kind, plain._volume)
+        super().__init__(volume.directory(Kind.CHUNKS), plain._kind, plain._volume_id)
         self.begun: list[int] = []
 
     def begin_window(
