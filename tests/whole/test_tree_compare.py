@@ -294,5 +294,5 @@ def test_the_data_set_is_the_same_every_time(tmp_path: Path) -> None:
 
 def test_the_data_set_of_another_seed_is_another(tmp_path: Path) -> None:
     for seed, side in enumerate(sides(tmp_path)):
-        dataset.build(os.fsencode(side), seed, parts=["documents"])
+        dataset.build(os.fsencode(side), seed, parts=["images"])
     assert any(what.startswith("byte") for _, what in found(*sides(tmp_path)))
