@@ -150,7 +150,7 @@ class Bench:
         """Make the one file that is new a stub."""
         with Volume.open(str(self.volume)) as volume, volume.job_lock():
             report = Optimize(volume, JobRun("optimize")).run()
-        assert report.files_optimised == 1, report
+        assert report.files_optimized == 1, report
 
     def store_files(self) -> list[Path]:
         return [path for path in (self.volume / ".dedupd" / "store").rglob("*") if path.is_file()]

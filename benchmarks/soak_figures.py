@@ -77,7 +77,7 @@ def _account(figures: dict[str, JobFigures], report: dict[str, Any]) -> None:
         one.killed += 1
     else:
         one.others[outcome[:100]] += 1
-    one.files += report.get("files_optimised", 0)
+    one.files += report.get("files_optimized", 0)
     one.bytes += report.get(BYTES_OF.get(report["job"], ""), 0)
 
 

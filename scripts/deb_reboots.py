@@ -212,8 +212,8 @@ def main() -> None:
     print(run("dedupd", "enable", SHARE, "--min-age", "0s", "--min-size", "1"), end="")
     eventually(lambda: is_right(names), "enabled, its files are there")
     report = json.loads(run("dedupd", "run", "optimize", SHARE, "--wait", "--json"))
-    print(f"optimized {report['files_optimised']} files")
-    if report["files_optimised"] != len(names):
+    print(f"optimized {report['files_optimized']} files")
+    if report["files_optimized"] != len(names):
         sys.exit("not all files were optimized")
 
     until = multiprocessing.Event()

@@ -141,7 +141,7 @@ def _result(
         "saved_by_compression_bytes": sums["new_raw_bytes"] - sums["stored_bytes"],
         "saved_fraction": status["saved_fraction"],
         "files": status["files"],
-        "files_optimised": report.files_optimised,
+        "files_optimized": report.files_optimized,
         "chunks": sums["chunks"],
         "distinct_chunks": sums["new_chunks"],
         "optimize_s": wall_s,
@@ -208,7 +208,7 @@ def _show(result: dict[str, Any]) -> None:
         "throughput",
         f"{format_size(int(result['bytes_per_s']))}/s ({format_duration(result['optimize_s'])})",
     )
-    table.add_row("files", f"{result['files']}, {result['files_optimised']} of them optimized")
+    table.add_row("files", f"{result['files']}, {result['files_optimized']} of them optimized")
     table.add_row("chunks", f"{result['chunks']}, {result['distinct_chunks']} of them distinct")
     table.add_row("memory", format_size(int(result["memory_bytes_peak"])))
     show(table)

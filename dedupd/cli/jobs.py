@@ -102,7 +102,7 @@ def _past(runs: list[dict[str, Any]]) -> Table:
     volume = ["volume"] if of_several else []
     table = headed("started", *volume, "job", "took", "files", "bytes", "outcome")
     for run in runs:
-        files = run.get("files_optimised", run.get("files_restored", run.get("stubs", 0)))
+        files = run.get("files_optimized", run.get("files_restored", run.get("stubs", 0)))
         table.add_row(
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["started_s"])),
             *([run["path"]] if of_several else []),

@@ -65,7 +65,7 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     if savings is None:
         table.add_row("saved", "not measured yet")
         return
-    table.add_row("files", f"{savings['files']}, {savings['files_optimised']} of them optimized")
+    table.add_row("files", f"{savings['files']}, {savings['files_optimized']} of them optimized")
     table.add_row("logical size", format_size(savings["logical_bytes"]))
     table.add_row("occupied", format_size(savings["occupied_bytes"]))
     saved = f"{format_size(savings['saved_bytes'])} ({savings['saved_fraction']:.1%})"

@@ -70,7 +70,7 @@ def _show_all(points: list[str], as_json: bool) -> None:
 def _show(row: dict[str, Any]) -> None:
     table = figures()
     table.add_row("mounted at", row["mounted_at"] or "not mounted")
-    table.add_row("files", f"{row['files']}, {row['files_optimised']} of them optimized")
+    table.add_row("files", f"{row['files']}, {row['files_optimized']} of them optimized")
     table.add_row("logical size", format_size(row["logical_bytes"]))
     table.add_row("occupied", format_size(row["occupied_bytes"]))
     table.add_row("saved", f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%})")

@@ -24,9 +24,9 @@ class Savings:
 
     time_s: float
     files: int
-    files_optimised: int
+    files_optimized: int
     logical_bytes: int
-    optimised_bytes: int
+    optimized_bytes: int
     occupied_bytes: int
     free_bytes: int
     quarantined_records: int = 0

@@ -42,9 +42,9 @@ async def measure(path: str) -> Savings | None:
     return Savings(
         time.time(),
         row["files"],
-        row["files_optimised"],
+        row["files_optimized"],
         row["logical_bytes"],
-        row["optimised_bytes"],
+        row["optimized_bytes"],
         row["occupied_bytes"],
         row["free_bytes"],
         row["garbage"]["quarantined_records"],

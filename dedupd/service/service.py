@@ -392,7 +392,7 @@ def _is_worth_measuring(volume: ServedVolume, job: JobProcess) -> bool:
     report = job.report or {}
     if job.found_damage or volume.savings.quarantined_records:
         return True
-    return bool(job.job in ("compact", "unoptimize") or report.get("files_optimised"))
+    return bool(job.job in ("compact", "unoptimize") or report.get("files_optimized"))
 
 
 @contextmanager

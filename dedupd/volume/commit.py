@@ -1,4 +1,4 @@
-"""Committing optimised files in batches: attributes, one sync, then the punches.
+"""Committing optimized files in batches: attributes, one sync, then the punches.
 
 Where a process serves the mount, it does both steps itself, under its own inode locks; the job
 only syncs in between. Otherwise the job does them, holding the mount's lock so that no mount can

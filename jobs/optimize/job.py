@@ -58,7 +58,7 @@ class OptimizeReport(FileReport):
     """What a run did."""
 
     job: str = "optimize"
-    files_optimised: int = 0
+    files_optimized: int = 0
     files_spliced: int = 0
     files_made_plain: int = 0
     logical_bytes: int = 0
@@ -108,7 +108,7 @@ class Optimize(Job[OptimizeReport]):
         try:
             self._settle()
             self._make_plain()
-            self._optimise(store, partitions)
+            self._optimize(store, partitions)
             store.save_index()
         finally:
             store.close()
@@ -192,7 +192,7 @@ class Optimize(Job[OptimizeReport]):
         for message in errors if is_first else ():
             self._run.findings.add(message)
 
-    def _optimise(self, store: StoreSession, partitions: list[int]) -> None:
+    def _optimize(self, store: StoreSession, partitions: list[int]) -> None:
         threads = self._threads
         headroom = self._volume.parameters.chunking.max_bytes
         room = self._shares(self._partitioning.index_bytes).buffers_bytes
@@ -208,7 +208,7 @@ class Optimize(Job[OptimizeReport]):
         groups = GroupCommit(store, self._committer, partial(self._account, ingest))
         self._report.code_path = ingest.code_path
         try:
-            self._run.update(phase="optimising")
+            self._run.update(phase="optimizing")
             for partition in partitions:
                 store.use_partition(partition)
                 found = self._candidates(
@@ -247,7 +247,7 @@ class Optimize(Job[OptimizeReport]):
                 self._finish(groups, ingest)
                 store.use_partition(self._partitioning.move_on(store.partition))
                 self._report.partitions += 1
-            self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimised)
+            self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimized)
             self._run.safe_point()
         self._finish(groups, ingest)
 
@@ -310,7 +310,7 @@ class Optimize(Job[OptimizeReport]):
         if group.checkpoint is not None:
             self._checkpoints.save(group.checkpoint)
         requests = group.requests
-        self._report.files_optimised += len(requests)
+        self._report.files_optimized += len(requests)
         self._report.files_spliced += len(requests.others)
         self._report.logical_bytes += requests.size_bytes
         for at, result in enumerate(group.results):
@@ -318,8 +318,8 @@ class Optimize(Job[OptimizeReport]):
                 self._leave_request(requests[at], result)
 
     def _leave_request(self, request: CommitRequest, result: Result) -> None:
-        """A file counted as optimised is not."""
-        self._report.files_optimised -= 1
+        """A file counted as optimized is not."""
+        self._report.files_optimized -= 1
         self._report.files_spliced -= request.previous is not None
         self._report.logical_bytes -= request.identity.size
         failure = result.reason if result.outcome is Outcome.FAILED else None

@@ -219,7 +219,7 @@ def test_what_is_predicted_is_what_optimize_stores(loop_fs: MakeFileSystem, tmp_
     forecast = predicted["profiles"]["general"]["later"]
     in_process("enable", volume, "--min-age", "0s")
     report = json.loads(in_process("run", "optimize", volume, "--json"))
-    assert report["files_optimised"] == forecast["files"]
+    assert report["files_optimized"] == forecast["files"]
     stored = report["sums"]["stored_bytes"]
     assert forecast["record_bytes"] == pytest.approx(stored, rel=0.0001)
     everything = stored + report["recipe_bytes"]

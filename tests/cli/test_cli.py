@@ -87,9 +87,9 @@ def test_a_volume_from_the_first_command_to_the_last(tmp_path: Path) -> None:
     assert enabled["attribute"] in ("trusted.dedupd", "user.dedupd")
     assert reported("run", "optimize", "--dry-run", root)["files"] == 3
     optimised = reported("run", "optimize", root)
-    assert (optimised["outcome"], optimised["files_optimised"]) == ("done", 3)
+    assert (optimised["outcome"], optimised["files_optimized"]) == ("done", 3)
     status = reported("status", root)
-    assert (status["uuid"], status["files_optimised"]) == (enabled["uuid"], 3)
+    assert (status["uuid"], status["files_optimized"]) == (enabled["uuid"], 3)
     assert status["saved_bytes"] > 50 * KIB
     assert status["garbage"]["dead_bytes"] == 0
     assert status["last_run"]["job"] == "optimize"
@@ -296,7 +296,7 @@ def test_a_path_that_is_not_there_is_not_done(lab: Lab, command: tuple[str, ...]
 def test_a_link_to_a_volume_will_do(lab: Lab, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(lab.root)
-    assert reported("run", "optimize", link)["files_optimised"] == 6
+    assert reported("run", "optimize", link)["files_optimized"] == 6
     assert reported("run", "unoptimize", link)["files_restored"] == 6
 
 

@@ -66,9 +66,9 @@ def test_a_file_that_is_open_for_writing_is_left_plain(root: Path, size: int) ->
     crash.enable_volume(root)
     with open(root / ".dedupd/data/file", "r+b"):
         report = crash.optimize_volume(root)
-        assert (report.files_optimised, report.files_left) == (0, {"in use": 1})
+        assert (report.files_optimized, report.files_left) == (0, {"in use": 1})
         assert report.messages == []
-    assert crash.optimize_volume(root).files_optimised == 1
+    assert crash.optimize_volume(root).files_optimized == 1
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -94,13 +94,13 @@ def stays_plain_under_an_unseen_write(root: Path, path: Path, size: int) -> bool
     with hooked(write_unseen):
         report = crash.optimize_volume(root)
     after = path.stat()
-    assert report.files_optimised == 0
+    assert report.files_optimized == 0
     mapping[8:12] = b"end!"
     mapping.close()
     expected = b"one!two!end!" if report.files_left == {"in use": 1} else b""
     assert crash.see(root)[path.name] == crash.see_plain(path.parent)[path.name]
     assert path.read_bytes()[:12] in (expected, b"one!" + content(size=size)[4:8] + b"end!")
-    assert crash.optimize_volume(root).files_optimised == 1
+    assert crash.optimize_volume(root).files_optimized == 1
     return (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
 
 
@@ -110,7 +110,7 @@ def test_a_file_open_for_reading_stays_plain_until_it_is_closed(root: Path) -> N
     crash.enable_volume(root)
     with open(root / ".dedupd/data/file", "rb"):
         assert crash.optimize_volume(root).files_left == {"in use": 1}
-    assert crash.optimize_volume(root).files_optimised == 1
+    assert crash.optimize_volume(root).files_optimized == 1
 
 
 def test_writers_are_found_and_kept_out(root: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_file_that_changes_after_it_was_read_stays_as_it_is(
     # Nothing but the other file is a stub: what is read through the store is what lies there.
     plain = crash.see_plain(root / ".dedupd/data")
     assert {path for path in seen if seen[path] != plain[path]} == {"other"}
-    assert report.files_optimised == 1
+    assert report.files_optimized == 1
     assert report.messages == []
     assert crash.verify_volume(root).findings == []
 
@@ -330,7 +330,7 @@ def test_files_replaced_all_the_time_are_never_mixed_up(root: Path) -> None:
     optimised = 0
     with hooked(replace_one):
         for _ in range(25):
-            optimised += crash.optimize_volume(root).files_optimised
+            optimised += crash.optimize_volume(root).files_optimized
             with Volume.open(str(root)) as volume:
                 found = {n: crash.read_through_store(volume, n.encode())[0] for n in names}
             assert found == versions

@@ -77,7 +77,7 @@ def test_any_name_is_a_name(root: Path, name: bytes) -> None:
     for other in (name, b"x" + name[:254]):
         Path(os.fsdecode(directory + b"/" + other)).write_bytes(content())
     before = crash.see_plain(root)
-    assert optimise(root).files_optimised == 2
+    assert optimise(root).files_optimized == 2
     round_trip(root, before)
 
 
@@ -94,7 +94,7 @@ def test_a_tree_deeper_than_any_path_is_wide(root: Path) -> None:
         os.write(file, content())
     os.close(fd)
 
-    assert optimise(root).files_optimised == 1
+    assert optimise(root).files_optimized == 1
     path = b"/".join([*names, b"file"])
     assert len(path) > os.pathconf("/", "PC_PATH_MAX")
     with Volume.open(str(root)) as volume:
@@ -121,7 +121,7 @@ def test_what_is_not_a_regular_file_is_left_alone(root: Path) -> None:
     (root / "file").write_bytes(content())
     before = crash.see_plain(root)
     report = optimise(root)
-    assert (report.files_optimised, report.messages) == (1, [])
+    assert (report.files_optimized, report.messages) == (1, [])
     round_trip(root, before)
     server.close()
 
@@ -131,7 +131,7 @@ def test_hard_links_stay_one_file(root: Path) -> None:
     (root / "a/one").write_bytes(content())
     os.link(root / "a/one", root / "two")
     before = crash.see_plain(root)
-    assert optimise(root).files_optimised == 1
+    assert optimise(root).files_optimized == 1
     assert (root / ".dedupd/data/two").stat().st_nlink == 2
     round_trip(root, before)
 
@@ -143,7 +143,7 @@ def test_a_sparse_file_of_a_terabyte_takes_neither_time_nor_space(root: Path) ->
         file.seek(size // 3 * 2 + 12345)
         file.write(content(2))
         file.truncate(size)
-    assert optimise(root).files_optimised == 1
+    assert optimise(root).files_optimized == 1
     with Volume.open(str(root)) as volume:
         from dedupd.stub.content import open_content, read_stub
         from dedupd.stub.transition import local_ranges
@@ -191,7 +191,7 @@ def test_files_that_cannot_be_changed_are_left_plain(root: Path, flag: int) -> N
     crash.enable_volume(root)
     with locked_by(root / ".dedupd/data/locked", flag):
         report = crash.optimize_volume(root)
-        assert report.files_optimised == 1
+        assert report.files_optimized == 1
         assert report.files_left == {"immutable or append-only": 1}
         assert report.messages == []
     round_trip(root, before)
@@ -203,7 +203,7 @@ def test_a_directory_that_cannot_be_changed_keeps_its_files(root: Path) -> None:
     before = crash.see_plain(root)
     crash.enable_volume(root)
     with locked_by(root / ".dedupd/data/dir", FS_IMMUTABLE_FL):
-        assert crash.optimize_volume(root).files_optimised == 1
+        assert crash.optimize_volume(root).files_optimized == 1
         assert crash.unoptimize_volume(root).messages == []
     crash.disable_volume(root)
     assert crash.see_plain(root) == before
@@ -238,12 +238,12 @@ def test_an_access_in_the_far_future_keeps_no_file_from_becoming_a_stub(root: Pa
         path = lab.put("f", content())
         os.utime(path, ns=times)
         assert times_of(path) == times
-        assert lab.optimise().files_optimised == 1
+        assert lab.optimise().files_optimized == 1
         assert lab.stub("f") is not None and times_of(path) == times
         with open(path, "r+b") as file:
             file.write(content(2, 4 * KIB))
         os.utime(path, ns=times)
-        assert lab.optimise().files_optimised == 1
+        assert lab.optimise().files_optimized == 1
         assert times_of(path) == times and path.stat().st_blocks == 0
         lab.verify_clean()
         assert lab.read("f") == content(2, 4 * KIB) + content()[4 * KIB :]
@@ -273,7 +273,7 @@ def test_attributes_and_acls_stay(root: Path) -> None:
     )
     os.setxattr(path, "system.posix_acl_access", acl)
     before = crash.see_plain(root)
-    assert optimise(root).files_optimised == 1
+    assert optimise(root).files_optimized == 1
     round_trip(root, before)
 
 
@@ -288,7 +288,7 @@ def test_a_file_whose_attributes_leave_no_room_stays_plain(root: Path) -> None:
         assert error.errno == errno.ENOSPC
     before = crash.see_plain(root)
     report = optimise(root)
-    assert report.files_optimised == 0
+    assert report.files_optimized == 0
     assert "file" in report.messages[0]
     assert crash.see(root) == before
     assert crash.verify_volume(root).findings == []
@@ -346,7 +346,7 @@ def test_a_volume_needs_no_root(own: Path) -> None:
 
     def live() -> None:
         enable_own(own)
-        assert crash.optimize_volume(own).files_optimised == 2
+        assert crash.optimize_volume(own).files_optimized == 2
         assert crash.see(own) == before
         assert crash.verify_volume(own).findings == []
         crash.unoptimize_volume(own)
@@ -361,7 +361,7 @@ def test_a_file_without_read_permission_is_named_and_left(own: Path) -> None:
         (own / "one").chmod(0)
         enable_own(own)
         report = crash.optimize_volume(own)
-        assert report.files_optimised == 1
+        assert report.files_optimized == 1
         assert report.files_left == {"cannot be read": 1}
         assert report.messages == ["one: cannot be opened: Permission denied"]
 
@@ -376,7 +376,7 @@ def test_a_directory_without_read_permission_is_named(own: Path) -> None:
         (own / "dir/closed").chmod(0)
         enable_own(own)
         report = crash.optimize_volume(own)
-        assert report.files_optimised == 2
+        assert report.files_optimized == 2
         assert report.messages == ["dir/closed: Permission denied"]
         (own / ".dedupd/data/dir/closed").chmod(0o700)
 
@@ -405,7 +405,7 @@ def test_a_forged_attribute_is_an_error_with_a_name_and_a_way_out(own: Path, val
         os.setxattr(own / "one", "user.dedupd", value)
         enable_own(own)
         report = crash.optimize_volume(own)
-        assert report.files_optimised == 1
+        assert report.files_optimized == 1
         assert report.messages[0].startswith("one: ")
         findings = crash.verify_volume(own).findings
         assert [(f.invariant, f.where) for f in findings] == [("stub-attribute", "one")]

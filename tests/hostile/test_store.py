@@ -51,7 +51,7 @@ def small_volume(root: Path, seed: int = 1) -> dict[str, bytes]:
         policy_values={"min_age": "0s", "min_size": "1k"},
         disk=Disk(),
     )
-    assert crash.optimize_volume(root).files_optimised == len(files)
+    assert crash.optimize_volume(root).files_optimized == len(files)
     return files
 
 
@@ -172,7 +172,7 @@ def test_a_flipped_bit_in_a_table_changes_nothing_but_is_found(
 def optimise_more(root: Path) -> None:
     """A job with something to write; one without leaves the store alone."""
     (root / ".dedupd/data/more").write_bytes(b"more" * 20_000)
-    assert crash.optimize_volume(root).files_optimised == 1
+    assert crash.optimize_volume(root).files_optimized == 1
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -258,7 +258,7 @@ def test_a_damaged_container_is_never_data_also_after_more_was_stored(
         files[name_of_more] = random.Random(number + 10).randbytes(6000)
         (root / ".dedupd/data" / name_of_more).write_bytes(files[name_of_more])
     report = crash.optimize_volume(root)
-    assert report.files_optimised == 3
+    assert report.files_optimized == 3
     found = read_all(root, list(files))
     assert wrong(found, files) == []
     assert [found[f"more{n}"] for n in range(3)] == [files[f"more{n}"] for n in range(3)]

@@ -182,7 +182,7 @@ def test_islands_in_a_sparse_file_need_no_more_space_than_they_did(
             file.seek(number * 100_000)
             file.write(rng.randbytes(4096))
     content = path.read_bytes()
-    assert lab.optimise().files_optimised == 1
+    assert lab.optimise().files_optimized == 1
     assert lab.unoptimise().files_restored == 1
     assert path.read_bytes() == content
     lab.verify_clean()

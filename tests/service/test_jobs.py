@@ -50,14 +50,14 @@ def test_a_job_runs_through_the_service_and_reports_as_in_the_foreground(
     lab = filled(machine)
     machine.start()
     report = machine.json("run", "optimize", lab.root, "--wait")
-    assert (report["files_optimised"], report["outcome"]) == (4, "done")
+    assert (report["files_optimized"], report["outcome"]) == (4, "done")
     assert report["sums"]["duplicate_bytes"] == 2 * MIB
     assert "4 stubs need" in machine.run("run", "gc", lab.root, "--wait").stdout
     assert outcomes(machine, lab) == [("gc", "done"), ("optimize", "done")]
     shown = machine.run("jobs", lab.root).stdout
     assert "optimize" in shown and "gc" in shown
     savings = eventually(lambda: machine.view(lab)["savings"], "what was saved is measured")
-    assert savings["files_optimised"] == 4 and savings["saved_bytes"] > 1 * MIB
+    assert savings["files_optimized"] == 4 and savings["saved_bytes"] > 1 * MIB
     assert "4, 4 of them optimized" in machine.run("status", lab.root).stdout
     assert machine.stop() == 0
     machine.verify()
@@ -70,7 +70,7 @@ def test_a_part_of_the_tree_can_be_optimised(machine: ServiceLab) -> None:
     lab.put("out/f", noise(100 * KIB))
     machine.start()
     report = machine.json("run", "optimize", lab.root / "in", "--wait")
-    assert report["files_optimised"] == 1
+    assert report["files_optimized"] == 1
 
 
 def test_what_the_schedule_says_runs_by_itself_once(machine: ServiceLab) -> None:

@@ -63,7 +63,7 @@ def test_metrics_say_what_is_so(machine: ListeningLab) -> None:
     (machine.machine.volumes[0].root / "f0").read_bytes()
     found = metrics_of(machine)
     assert found["dedupd_volume_mounted"] == [1]
-    assert found["dedupd_volume_files_optimised"] == [3]
+    assert found["dedupd_volume_files_optimized"] == [3]
     assert found["dedupd_volume_quarantined_records"] == [0]
     assert found["dedupd_volume_saved_bytes"][0] > 0.9 * MIB
     assert found["dedupd_mount_requests_total"][0] > 0

@@ -323,4 +323,4 @@ def test_there_and_back_with_everything_in_between(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in lab.root.iterdir()} == contents
     assert all(path.stat().st_mtime_ns == OLD_NS for path in lab.root.iterdir())
     new_lab(lab.root)
-    assert lab.optimise().files_optimised == len(contents)
+    assert lab.optimise().files_optimized == len(contents)

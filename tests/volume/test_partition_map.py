@@ -135,7 +135,7 @@ def test_types_have_partitions_of_their_own_where_the_policy_asks(tmp_path: Path
         contents = put_types(lab)
         report = lab.optimise()
         assert report.partitions == 4
-        assert report.files_optimised == len(contents)
+        assert report.files_optimized == len(contents)
         chunks = by_partition(lab)
         # What is shared is there once in each, and nothing else is there twice.
         assert len(chunks) == 4 and len(set(chunks.values())) <= 4
@@ -156,7 +156,7 @@ def test_files_of_more_types_than_are_counted_are_taken_too(
         names = ["no type", "file.t1", "file.t2", "below/file.t3", "below/file.t4"]
         for name in names:
             lab.put(name, name.encode())
-        assert lab.optimise().files_optimised == len(names)
+        assert lab.optimise().files_optimized == len(names)
 
 
 def test_later_files_go_to_the_containers_of_their_partition(tmp_path: Path) -> None:

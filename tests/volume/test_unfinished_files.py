@@ -51,7 +51,7 @@ def bytes_read(lab: Lab) -> int:
     """How much of the file the next run reads, which makes it a stub that is whole."""
     content = (lab.data / "large").read_bytes()
     report = lab.optimise()
-    assert report.files_optimised == 1
+    assert report.files_optimized == 1
     assert lab.read("large") == content
     lab.verify_clean()
     read = report.sums["raw_bytes"]

@@ -235,7 +235,7 @@ def run_jobs(plan: Plan, lab: MountedLab, seed: int) -> None:
                 counts["restored"] += lab.unoptimise().files_restored
             else:
                 report = lab.optimise()
-                counts["optimised"] += report.files_optimised
+                counts["optimised"] += report.files_optimized
                 for message in report.messages:
                     counts[message.partition(": ")[2]] += 1
                 for reason, number in report.files_left.items():

@@ -77,7 +77,7 @@ def test_a_store_larger_than_the_budget_takes_no_more(tmp_path: Path) -> None:
         fill_tables(lab, chunks, 0)
         put_some(lab, 10)
         optimise, report = peak_bytes(lab, "optimize")
-        assert report["files_optimised"] == 1
+        assert report["files_optimized"] == 1
         reconcile, report = peak_bytes(lab, "reconcile", "--dry-run")
         assert (report["rounds"] == 1) == (chunks == 300_000)
         peaks[chunks] = max(optimise, reconcile)

@@ -59,7 +59,7 @@ def _show(report: OptimizeReport) -> None:
     sums, used = report.sums, report.resources
     table = figures()
     raw = sums["raw_bytes"]
-    table.add_row("files optimized", f"{report.files_optimised}")
+    table.add_row("files optimized", f"{report.files_optimized}")
     table.add_row("read", format_size(raw))
     table.add_row("zeros", format_size(sums["zero_bytes"]))
     table.add_row("duplicates", format_size(sums["duplicate_bytes"]))

@@ -41,7 +41,7 @@ class _Gauge:
 
 SAVINGS = (
     _Gauge("dedupd_volume_files", "Files when the volume was measured last.", "files"),
-    _Gauge("dedupd_volume_files_optimised", "Files that are stubs.", "files_optimised"),
+    _Gauge("dedupd_volume_files_optimized", "Files that are stubs.", "files_optimized"),
     _Gauge("dedupd_volume_logical_bytes", "What the files hold.", "logical_bytes"),
     _Gauge("dedupd_volume_occupied_bytes", "What files and store take.", "occupied_bytes"),
     _Gauge("dedupd_volume_saved_bytes", "The difference of the two.", "saved_bytes"),

@@ -210,7 +210,7 @@ def test_files_of_a_nested_subvolume_stay_plain(loop_fs: MakeFileSystem) -> None
     subprocess.run(["btrfs", "subvolume", "create", lab.data / "nested"], check=True)
     lab.put("nested/deep/f", content)
     lab.put("g", content)
-    assert lab.optimise().files_optimised == 1
+    assert lab.optimise().files_optimized == 1
     (lab.data / "g").unlink()
     assert lab.collect().orphaned_chunks > 0
     lab.compact()

@@ -29,7 +29,7 @@ def test_every_file_reads_back_and_the_times_are_as_they_were(tmp_path: Path) ->
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
         report = lab.optimise()
-        assert report.files_optimised == len(contents)
+        assert report.files_optimized == len(contents)
         assert report.logical_bytes == sum(map(len, contents.values()))
         for name, content in contents.items():
             status = (lab.data / name).stat()
@@ -159,7 +159,7 @@ def test_a_run_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
         lab.optimise()
         before = stored_bytes(lab)
         report = lab.optimise()
-        assert (report.files_optimised, stored_bytes(lab)) == (0, before)
+        assert (report.files_optimized, stored_bytes(lab)) == (0, before)
         assert report.files_skipped == {"already optimized": 6}
 
 
@@ -199,7 +199,7 @@ def test_a_cancelled_run_keeps_what_it_has_and_goes_on_later(tmp_path: Path) -> 
 
             def check() -> None:
                 nonlocal checks
-                checks += run.progress.phase == "optimising"
+                checks += run.progress.phase == "optimizing"
                 if checks > 2:
                     run.cancel()
                 JobRun.safe_point(run)
@@ -223,9 +223,9 @@ def test_a_file_open_for_writing_is_left_for_later(tmp_path: Path) -> None:
         path = lab.put("log", noise(60 * KIB))
         with open(path, "ab"):
             report = lab.optimise()
-            assert report.files_optimised == 0
+            assert report.files_optimized == 0
             assert report.files_left == {"in use": 1}
-        assert lab.optimise().files_optimised == 1
+        assert lab.optimise().files_optimized == 1
 
 
 @pytest.mark.parametrize("moment", ["writer.appended", "writer.marked", "stub.attribute-set"])
@@ -252,7 +252,7 @@ def test_a_file_that_changes_after_it_was_read_is_left_plain(tmp_path: Path, mom
         finally:
             failpoint.hook = None
         assert changed
-        assert report.files_optimised == 0
+        assert report.files_optimized == 0
         assert report.files_left == {"changed": 1}
         assert lab.stub("file") is None
         expected = bytearray(noise(60 * KIB))
@@ -275,7 +275,7 @@ def test_a_file_that_is_gone_when_its_turn_comes_is_no_error(tmp_path: Path) -> 
             report = lab.optimise()
         finally:
             failpoint.hook = None
-        assert (report.files_optimised, report.files_left, report.errors) == (1, {"gone": 1}, 0)
+        assert (report.files_optimized, report.files_left, report.errors) == (1, {"gone": 1}, 0)
 
 
 def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
@@ -313,7 +313,7 @@ def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
         file.write(noise(4 * KIB, 5))
     before = lab.stub("file")
     report = lab.optimise()
-    assert report.files_optimised == 0
+    assert report.files_optimized == 0
     assert report.errors == 1 and "not the one that the recipe means" in report.messages[0]
     assert lab.stub("file") == before
 

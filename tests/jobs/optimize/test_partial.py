@@ -159,7 +159,7 @@ def test_only_the_chunks_around_an_edit_are_stored_again(lab: Lab) -> None:
     edit(lab, "file", (MIB, b"an edit"))
     content[MIB : MIB + 7] = b"an edit"
     report = lab.optimise()
-    assert (report.files_optimised, report.files_spliced) == (1, 1)
+    assert (report.files_optimized, report.files_spliced) == (1, 1)
     assert report.sums["new_raw_bytes"] <= 2 * 128 * KIB
     assert lab.read("file") == content
     assert own_blocks(lab, "file") == []
@@ -214,7 +214,7 @@ def test_an_unchanged_stub_is_not_taken_again(lab: Lab) -> None:
     lab.put("file", noise(SIZE))
     lab.optimise()
     report = lab.optimise()
-    assert report.files_optimised == 0
+    assert report.files_optimized == 0
     assert report.files_skipped == {"already optimized": 1}
 
 
@@ -333,7 +333,7 @@ def test_a_stub_that_is_open_for_writing_is_left_for_later(mounted: MountedLab) 
         file.write(b"still at it")
         content[:11] = b"still at it"
         report = mounted.optimise()
-        assert report.files_optimised == 0
+        assert report.files_optimized == 0
         assert report.files_left == {"in use": 1}
         assert path.read_bytes() == content
     assert mounted.optimise().files_spliced == 1

@@ -87,10 +87,10 @@ def test_a_file_that_has_a_name_outside_of_the_volume_stays_plain(tmp_path: Path
             with lab.opened() as volume:
                 assert not list(candidates(volume, TAKES_ALL, below, passed, []))
             assert passed.files == {"linked from elsewhere": 1}
-        assert lab.optimise().files_optimised == 1
+        assert lab.optimise().files_optimized == 1
         assert outside.read_bytes() == noise(40 * KIB) and lab.stub("f") is None
         outside.unlink()
-        assert lab.optimise().files_optimised == 1
+        assert lab.optimise().files_optimized == 1
 
 
 @pytest.mark.parametrize("moved", ["a", "a/f"])
@@ -150,7 +150,7 @@ def test_a_file_whose_last_block_has_no_end_stays_plain(loop_fs: MakeFileSystem,
     assert (paths, skipped) == ([b"long"], {"too long": 1})
     with lab.opened() as volume:
         assert not list(candidates(volume, TAKES_ALL, b"longest", Skipped(), []))
-    assert lab.optimise().files_optimised == 1
+    assert lab.optimise().files_optimized == 1
 
 
 @pytest.mark.parametrize("year", [2262, 2400])
@@ -184,7 +184,7 @@ def test_hard_links_are_one_file(tmp_path: Path) -> None:
         os.link(path, lab.data / "link")
         os.link(path, lab.data / "sub/link")
         assert len(found(lab)) == 1
-        assert lab.optimise().files_optimised == 1
+        assert lab.optimise().files_optimized == 1
         assert lab.read("file") == lab.read("link") == lab.read("sub/link") == noise(40 * KIB)
 
 
@@ -232,7 +232,7 @@ def test_what_is_no_regular_file_is_passed_over(tmp_path: Path) -> None:
             server.bind(os.path.relpath(lab.data / "socket"))
             lab.put("file", noise(40 * KIB))
             assert found(lab) == [b"file"]
-            assert lab.optimise().files_optimised == 1
+            assert lab.optimise().files_optimized == 1
 
 
 def test_files_that_vanish_during_the_walk_are_passed_over(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on() -> None:
         lab.put("open", noise(40 * KIB, 2))
         (lab.data / "closed").chmod(0)
         report = lab.optimise()
-        assert report.files_optimised == 1
+        assert report.files_optimized == 1
         assert report.errors == 2
         assert any("secret" in message for message in report.messages)
         assert any("closed" in message for message in report.messages)
@@ -334,7 +334,7 @@ def test_a_program_with_capabilities_keeps_them_and_stays_plain(
         os.setxattr(path, "security.capability", RAW_SOCKETS)
         report = lab.optimise()
         assert os.getxattr(path, "security.capability") == RAW_SOCKETS
-        assert (report.files_optimised, report.errors, lab.stub("program")) == (0, 0, None)
+        assert (report.files_optimized, report.errors, lab.stub("program")) == (0, 0, None)
         if mode & 0o111:
             assert report.files_skipped["has capabilities"] == 1
 
@@ -348,7 +348,7 @@ def test_a_damaged_attribute_is_reported_and_the_file_left_alone(tmp_path: Path)
         value[20] ^= 1
         os.setxattr(lab.data / "file", volume.space.name, bytes(value))
     report = lab.optimise()
-    assert (report.files_optimised, report.errors) == (0, 1)
+    assert (report.files_optimized, report.errors) == (0, 1)
     assert report.messages[0].startswith("file: ")
     assert report.files_skipped == {"has a damaged attribute": 1}
 
