@@ -71,7 +71,7 @@ class StopWhenFound(Unwatched):
     class Stopped(Exception):
         pass
 
-    def check(self) -> None:
+    def safe_point(self) -> None:
         for thread in threading.enumerate():
             if thread.name == "scan":
                 thread.join()
@@ -87,7 +87,7 @@ class StopAt(Unwatched):
     def __init__(self, number: int) -> None:
         self.left = number
 
-    def check(self) -> None:
+    def safe_point(self) -> None:
         self.left -= 1
         if self.left < 0:
             raise self.Stopped
@@ -226,7 +226,7 @@ def test_a_killed_collection_goes_on_from_its_last_checkpoint(
         "    steps = {0}\n"
         "    def update(self, *, done, **_):\n"
         "        self.steps.add(done)\n"
-        "    def check(self):\n"
+        "    def safe_point(self):\n"
         "        if len(self.steps) > 5: os.kill(os.getpid(), 9)\n"
         "collector.CHECKPOINT_S = 0\n"
         "collector.collect(Log.open(sys.argv[1]), sys.argv[2], Kill())\n"

@@ -302,7 +302,7 @@ class TestSeal:
                 checksum=checksum,
             )
             container.pack_record_into(memoryview(expected), start, record, seed)
-            entry = table.Entry(
+            entry = table.TableEntry(
                 facts[0], offset + start, 0, stored, *facts[1:], table.State.LIVE, codec
             )
             entries += table.encode_entry(entry, seed)
