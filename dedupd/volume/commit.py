@@ -259,7 +259,7 @@ def _settle(volume: Volume, path: bytes) -> None:
 def settle_noted(volume: Volume, transitions: Transitions) -> None:
     """Finish the transitions in which the last holder of the mount's lock was interrupted.
 
-    What cannot be settled now is when it is opened, or by the next optimise job.
+    What cannot be settled now is when it is opened, or by the next optimize job.
     """
     noted = transitions.interrupted()
     for path in noted:

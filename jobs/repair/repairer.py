@@ -1,7 +1,7 @@
 """Giving lost records their bytes back: written again, with the old entry leading to the new one.
 
 The sources, in this order: another record with the same fingerprint, the second copy, a file that
-still holds the bytes. A record that none of them has is left to the next optimise that meets it
+still holds the bytes. A record that none of them has is left to the next optimize run that meets it
 (``jobs/repair/returning_records.py``).
 """
 

@@ -1,6 +1,6 @@
 """Records that failed a check, and their return when the same bytes come again.
 
-A quarantined record is not offered, so an optimise that meets its fingerprint stores the bytes
+A quarantined record is not offered, so an optimize run that meets its fingerprint stores the bytes
 again. As soon as these are durable, and before any file relies on them, the old record's entry
 leads to the new one: the files that had lost it are whole again.
 """
