@@ -316,7 +316,7 @@ def test_the_numbers_have_the_names_that_the_code_gives_them(
 
 
 def test_the_limits_in_the_text() -> None:
-    assert FORMAT == 1 and "`format` is 1." in TEXT
+    assert FORMAT == 2 and "`format` is 2." in TEXT
     assert fmt.CONTAINER_BYTES_MAX == 1 << 30 and "up to 1 GiB" in TEXT
     assert fmt.ALIGN_BYTES == 8 and "each beginning at a multiple of 8" in TEXT
     assert recipe.FANOUT_MAX == 4096 and "1 to 4096" in TEXT

@@ -68,11 +68,14 @@ def damage_volume_file(lab: Lab, **changes: object) -> None:
     path.write_text(json.dumps({**fields, "check": check_of(fields)}))
 
 
-def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [1, 3])
+def test_another_format_is_refused_by_name(tmp_path: Path, found: int) -> None:
     lab = new_lab(tmp_path / "volume")
-    damage_volume_file(lab, format=2)
+    damage_volume_file(lab, format=found)
     before = descriptors_to_begin_with()
-    with pytest.raises(UnknownFormat, match=r"volume.json: volume format 2; this program reads 1"):
+    with pytest.raises(
+        UnknownFormat, match=rf"volume.json: volume format {found}; this program reads 2"
+    ):
         Volume.open(str(lab.root))
     assert descriptors() == before
 
@@ -87,8 +90,8 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
         "1",
         '"x"',
         "{}",
-        '{"format": 1}',
-        '{"format": 1, "chunking": {"x": 1}}',
+        '{"format": 2}',
+        '{"format": 2, "chunking": {"x": 1}}',
     ],
 )
 def test_a_broken_volume_file_is_damage_with_a_name(tmp_path: Path, content: str) -> None:
