@@ -2,7 +2,7 @@
 
     python -m benchmarks.backoff DIR [--rounds 4] [--seconds 8] [--pause-s 0 0.005]
 
-The first call makes a volume in DIR with stubs to read and a pile of files to optimise; further
+The first call makes a volume in DIR with stubs to read and a pile of files to optimize; further
 calls use what is there. A user reads 4 KiB at random from the stubs, each read from the mount and
 not from the kernel's cache, once without a pause and once with one of 5 ms between two reads.
 Rounds without and with `dedupd run --gentle optimize` take turns in one run. Prints JSON:

@@ -57,7 +57,7 @@ def new_volume(root: Path, chunk_size: str) -> Path:
     return root / ".dedupd/data"
 
 
-def optimise(root: Path) -> None:
+def optimize(root: Path) -> None:
     with Volume.open(str(root)) as volume, volume.job_lock():
         Optimize(volume, JobRun("optimize")).run()
 
@@ -75,7 +75,7 @@ def collect_after_a_file(root: Path, number: int) -> dict[str, Any]:
     """A collection that has one recipe to read: all others are known."""
     content = random.Random(number).randbytes(MIB)
     (root / ".dedupd/data" / f"new{number}").write_bytes(content)
-    optimise(root)
+    optimize(root)
     report = collect(root, full=False)
     assert report["resumed"] and report["recipes"] == 1, report
     return report
@@ -124,7 +124,7 @@ def measure_gc(base: Path, mib: int) -> list[Row]:
         with open(data / f"file{number}", "wb") as file:
             for _ in range(FILE_MIB):
                 file.write(rng.choice(blocks))
-    optimise(root)
+    optimize(root)
     report = fastest([collect(root) for _ in range(3)])
     seconds, entries = report["resources"]["wall_s"], report["recipe_entries"]
     known = fastest([collect_after_a_file(root, number) for number in range(3)])
@@ -146,7 +146,7 @@ def measure_recipes(base: Path, files: int) -> list[Row]:
         directory = data / f"d{number // 500}"
         directory.mkdir(exist_ok=True)
         (directory / f"f{number}").write_bytes(b"".join(rng.sample(blocks, 3)))
-    optimise(root)
+    optimize(root)
     whole = fastest([collect(root) for _ in range(3)])
     known = fastest([collect_after_a_file(root, number) for number in range(3)])
     shutil.rmtree(root)
@@ -166,21 +166,21 @@ def measure_walk(base: Path, files: int) -> list[Row]:
         directory = data / f"d{number // 500}"
         directory.mkdir(exist_ok=True)
         (directory / f"f{number}").write_bytes(b"%d\n" % number * 300)
-    optimise(root)
+    optimize(root)
     seconds = min(collect(root)["resources"]["wall_s"] for _ in range(3))
     shutil.rmtree(root)
     return [Row("gc, per million stubs of one chunk", seconds / files * 1e6, "s")]
 
 
 def make_half_dead(base: Path, name: str, mib: int) -> Path:
-    """An optimised volume, half of whose bytes are garbage."""
+    """An optimized volume, half of whose bytes are garbage."""
     root = base / name
     data = new_volume(root, "64k")
     for number in range(mib // FILE_MIB):
         with open(data / f"file{number}", "wb") as file:
             file.write(random.Random(number).randbytes(FILE_MIB * MIB))
     write_mixed(data / "mixed", FILE_MIB * MIB)
-    optimise(root)
+    optimize(root)
     for number in range(0, mib // FILE_MIB, 2):
         (data / f"file{number}").unlink()
     collect(root)

@@ -164,22 +164,22 @@ def measure(preset: str, stored: list[bytes], asked: list[bytes]) -> dict[str, f
     }
 
 
-def optimise(root: Path) -> OptimizeReport:
+def optimize(root: Path) -> OptimizeReport:
     with Volume.open(str(root)) as volume, volume.job_lock():
         return Optimize(volume, JobRun("optimize")).run()
 
 
 def whole_run(tree: Path, work: Path) -> dict[str, float]:
-    """An optimise run over copies of files that are stored: its CPU time for each gigabyte."""
+    """An optimize run over copies of files that are stored: its CPU time for each gigabyte."""
     root = Path(tempfile.mkdtemp(dir=work, prefix="hints-"))
     try:
         shutil.copytree(tree, root / "first", symlinks=True)
         values = {"min_age": "0s", "min_size": "32k"}
         enable(str(root), chunk_size="64k", fingerprint="blake3", policy_values=values, disk=Disk())
-        optimise(root)
+        optimize(root)
         shutil.copytree(tree, root / ".dedupd/data/again", symlinks=True)
         began = time.process_time()
-        report = optimise(root)
+        report = optimize(root)
         spent = time.process_time() - began
         gigabytes = float(report.sums["raw_bytes"]) / 1e9
         assert report.sums["new_chunks"] == 0

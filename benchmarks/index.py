@@ -123,7 +123,7 @@ def runs(chunks: int, duplicates: float, run_mean: int) -> Iterator[range]:
 
 
 def batches(stream: Iterator[range] | Iterator["array[int]"]) -> Iterator["array[int]"]:
-    """A stream of chunk numbers as an optimise run looks them up, up to a million."""
+    """A stream of chunk numbers as an optimize run looks them up, up to a million."""
     batch, made = array("Q"), 0
     for run in stream:
         batch.extend(run)

@@ -1,9 +1,9 @@
-"""The indexes in a real store of small chunks: whole optimise runs, the same files, in turns.
+"""The indexes in a real store of small chunks: whole optimize runs, the same files, in turns.
 
     python -m benchmarks.index_store [--preset 4k] [--work DIR] [--rounds N] TREE [LATER]
 
-For each index a volume is made of TREE and optimised; then come copies of TREE's files, or those of
-LATER, and it is optimised again. Prints, for each run, the rate by CPU time and by the clock, what
+For each index a volume is made of TREE and optimized; then come copies of TREE's files, or those of
+LATER, and it is optimized again. Prints, for each run, the rate by CPU time and by the clock, what
 the index counted, and how the CPU time compares with that of the table.
 """
 
@@ -27,7 +27,7 @@ from jobs.optimize.job import Optimize
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One optimise run: CPU and wall seconds of all of it, and what it met."""
+    """One optimize run: CPU and wall seconds of all of it, and what it met."""
 
     megabytes: float
     chunks: int
@@ -38,7 +38,7 @@ class Run:
     index_bytes_per_chunk: float
 
 
-def optimise(root: Path) -> Run:
+def optimize(root: Path) -> Run:
     os.sync()
     cpu, wall = time.process_time(), time.perf_counter()
     with Volume.open(str(root)) as volume, volume.job_lock():
@@ -64,9 +64,9 @@ def runs(choice: IndexChoice, preset: str, work: Path, first: Path, later: Path)
         enable(
             str(root), chunk_size=preset, fingerprint="blake3", policy_values=values, disk=Disk()
         )
-        found = [optimise(root)]
+        found = [optimize(root)]
         shutil.copytree(later, root / ".dedupd/data/later", symlinks=True)
-        return [*found, optimise(root)]
+        return [*found, optimize(root)]
     finally:
         shutil.rmtree(root)
 

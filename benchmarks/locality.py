@@ -1,11 +1,11 @@
 """How duplicates lie in real files: the stream of look-ups that later versions of a tree give.
 
-Each tree is walked in the order of its names and cut as an optimise run cuts it. Distinct chunks
+Each tree is walked in the order of its names and cut as an optimize run cuts it. Distinct chunks
 are numbered in the order in which they are stored: neighbours in a file are neighbours in the log.
 
     python -m benchmarks.locality [--preset 64k] [--min-size 32k] --program TREE TREE… [--program …]
 
-The trees of a program are its versions, in their order. ``replay`` makes of them what an optimise
+The trees of a program are its versions, in their order. ``replay`` makes of them what an optimize
 run meets in a store of any size: programs in turn, each in its later versions, whose chunks were
 stored long ago, those of each version in a place of their own that is anywhere in the store. A
 small program comes so often that each has as many look-ups.

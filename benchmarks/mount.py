@@ -138,7 +138,7 @@ class Bench:
 
     def fill(self) -> None:
         write_mixed(self.data / "stub", self.bytes)
-        self.optimise()
+        self.optimize()
         write_mixed(self.data / "plain", self.bytes)
         for count in (FILES, FILES // 10):
             many = self.data / f"many-{count}"
@@ -146,7 +146,7 @@ class Bench:
             for number in range(count):
                 (many / f"file-{number:06d}").touch()
 
-    def optimise(self) -> None:
+    def optimize(self) -> None:
         """Make the one file that is new a stub."""
         with Volume.open(str(self.volume)) as volume, volume.job_lock():
             report = Optimize(volume, JobRun("optimize")).run()

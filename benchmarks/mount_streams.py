@@ -133,7 +133,7 @@ def fill(bench: Bench) -> None:
     for file, write in FILES.items():
         write(sources[file], bench.bytes)
         shutil.copyfile(sources[file], bench.data / file)
-        bench.optimise()
+        bench.optimize()
     for file, source in sources.items():
         source.rename(bench.data / f"{file}.plain")
 

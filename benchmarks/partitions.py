@@ -114,18 +114,18 @@ def measure(dataset: Path, work: Path, chunk_size: str, index: str, partitions: 
     put(second, dataset, data / "second")
     os.sync()
     ticks = processor_ticks()
-    optimised = dedupd("run", "optimize", root)
+    optimized = dedupd("run", "optimize", root)
     reconciled = dedupd("run", "reconcile", root) if partitions > 1 else None
     stolen = stolen_since(ticks)
     stored = sum(path.stat().st_size for path in (root / ".dedupd/store").rglob("*.dat"))
     shutil.rmtree(root)
-    reports = [optimised, *([reconciled] if reconciled else [])]
+    reports = [optimized, *([reconciled] if reconciled else [])]
     return Figures(
-        optimised["resources"]["wall_s"],
+        optimized["resources"]["wall_s"],
         reconciled["resources"]["wall_s"] if reconciled else 0.0,
         sum(report["resources"]["cpu_s"] for report in reports),
-        optimised["logical_bytes"],
-        optimised["index"]["memory_bytes"],
+        optimized["logical_bytes"],
+        optimized["index"]["memory_bytes"],
         max(report["resources"]["memory_bytes_peak"] for report in reports),
         stored,
         reconciled["merged"]["chunks"] if reconciled else 0,

@@ -1,4 +1,4 @@
-"""How time and memory of optimising grow, with the bytes and with the number of files.
+"""How time and memory of optimizing grow, with the bytes and with the number of files.
 
     python -m benchmarks.scale [--gigabytes N,…] [--files N,…] [--json FILE] DIRECTORY
 

@@ -40,7 +40,7 @@ on."""
 
 @dataclass
 class JobFigures:
-    """The runs of one kind of job. ``bytes`` were optimised, orphaned, freed or read."""
+    """The runs of one kind of job. ``bytes`` were optimized, orphaned, freed or read."""
 
     completed: int = 0
     stopped: int = 0
@@ -85,7 +85,7 @@ def lacking(figures: dict[str, JobFigures]) -> list[str]:
     """What a soak should have shown of its jobs, and did not."""
     found = [f"no run of {name} completed" for name, one in figures.items() if not one.completed]
     if not figures["optimize"].files:
-        found.append("no file was optimised")
+        found.append("no file was optimized")
     return found
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.upkeep [--work DIR] [--rounds N] [--json FILE] DATASET
 
-Makes a volume below DIR of a copy of DATASET (a file or a directory), optimises it, and measures:
+Makes a volume below DIR of a copy of DATASET (a file or a directory), optimizes it, and measures:
 how long the containers take to read from one end to the other, how long their raw bytes take to
 fingerprint, in memory and on all cores, how long zstd takes to decompress what is compressed; then
 the jobs themselves. The best that a full scrub could do is the longer of what the disk takes, and

@@ -86,8 +86,8 @@ def test_a_volume_from_the_first_command_to_the_last(tmp_path: Path) -> None:
     enabled = reported("enable", "--min-age", "0s", root)
     assert enabled["attribute"] in ("trusted.dedupd", "user.dedupd")
     assert reported("run", "optimize", "--dry-run", root)["files"] == 3
-    optimised = reported("run", "optimize", root)
-    assert (optimised["outcome"], optimised["files_optimized"]) == ("done", 3)
+    optimized = reported("run", "optimize", root)
+    assert (optimized["outcome"], optimized["files_optimized"]) == ("done", 3)
     status = reported("status", root)
     assert (status["uuid"], status["files_optimized"]) == (enabled["uuid"], 3)
     assert status["saved_bytes"] > 50 * KIB
@@ -131,7 +131,7 @@ def test_the_same_for_people(lab: Lab) -> None:
 
 
 def test_the_space_of_deleted_files_comes_back(lab: Lab) -> None:
-    lab.optimise()
+    lab.optimize()
     (lab.data / "prose").unlink()
     (lab.data / "one-chunk").unlink()
     would = reported("run", "gc", "--dry-run", lab.root)
@@ -158,7 +158,7 @@ def test_the_space_of_deleted_files_comes_back(lab: Lab) -> None:
 
 
 def test_gc_that_cannot_read_something_is_1_and_says_what(lab: Lab) -> None:
-    lab.optimise()
+    lab.optimize()
     with lab.opened() as volume:
         os.setxattr(lab.data / "prose", volume.space.name, b"\1" * 48)
     result = say("run", "gc", lab.root)
@@ -167,7 +167,7 @@ def test_gc_that_cannot_read_something_is_1_and_says_what(lab: Lab) -> None:
 
 
 def test_disable_makes_plain_first_where_it_is_told_to(lab: Lab) -> None:
-    lab.optimise()
+    lab.optimize()
     refused = say("disable", lab.root)
     assert refused.returncode == USAGE
     assert "dedupd disable --unoptimize" in refused.stderr
@@ -183,7 +183,7 @@ def test_disable_pulls_nothing_away_from_files_that_it_cannot_see() -> None:
     def disable_blindly() -> None:
         lab = new_lab(directory / "volume")
         lab.put("a/private/f", content)
-        lab.optimise()
+        lab.optimize()
         (lab.data / "a/private").chmod(0)
         refused = say("disable", lab.root)
         assert refused.returncode == FINDINGS
@@ -199,7 +199,7 @@ def test_disable_pulls_nothing_away_from_files_that_it_cannot_see() -> None:
 def test_disable_pulls_nothing_away_from_files_beneath_a_mount(lab: Lab) -> None:
     content = noise(100 * KIB)
     lab.put("a/deep/f", content)
-    lab.optimise()
+    lab.optimize()
     with mounted_over(lab.data / "a/deep"):
         refused = say("disable", "--unoptimize", lab.root)
         assert refused.returncode == USAGE
@@ -309,7 +309,7 @@ def test_a_held_volume_is_3(lab: Lab) -> None:
 
 
 def test_findings_of_a_job_are_1_and_named(lab: Lab) -> None:
-    lab.optimise()
+    lab.optimize()
     with lab.opened() as volume:
         os.setxattr(lab.data / "prose", volume.space.name, b"\1" * 48)
     lab.put("another", noise(40 * KIB, 5))
@@ -322,7 +322,7 @@ def test_findings_of_a_job_are_1_and_named(lab: Lab) -> None:
 
 
 def test_damage_is_4_and_names_files(lab: Lab) -> None:
-    lab.optimise()
+    lab.optimize()
     flip_bit(lab.container(Kind.CHUNKS), 300)
     report = reported("run", "verify", lab.root, status=DAMAGED)
     assert report["outcome"] == "damaged"
@@ -384,7 +384,7 @@ def test_a_reader_that_has_seen_enough_hears_no_complaint(lab: Lab) -> None:
 
 def test_names_that_are_not_utf8_come_in_and_go_out(lab: Lab) -> None:
     lab.put(b"odd \xff name", noise(40 * KIB, 3))
-    lab.optimise()
+    lab.optimize()
     path = os.fsencode(lab.root) + b"/odd \xff name"
     said = run_cli("file", path)
     assert said.returncode == DONE
@@ -479,7 +479,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize("job", ["unoptimize", "gc", "compact", "scrub", "rebuild", "verify"])
 def test_a_run_that_stops_half_way_is_in_the_history(lab: Lab, job: str) -> None:
-    lab.optimise()
+    lab.optimize()
     with lab.opened() as volume:
         run = JobRun(job)
         run.cancel()

@@ -128,7 +128,7 @@ def prepare(root: Path, command: str) -> None:
     elif command in ("unoptimize", "disable"):
         crash.optimize_volume(root)
     elif command == "reconcile":
-        crash.optimise_in_partitions(root)
+        crash.optimize_in_partitions(root)
     elif command.startswith("scrub"):
         crash.optimize_volume(root)
         damage_with_second_sources(root, header=command == "scrub a lost header")
@@ -299,7 +299,7 @@ PHASES_MIN = 3
 def _random_kills(
     root: Path, kills_wanted: int, copies: int, seed: int, run: Callable[[str], int]
 ) -> None:
-    """Optimise, unoptimise and so on, each killed over and over until it gets through."""
+    """Optimize, unoptimize and so on, each killed over and over until it gets through."""
     rng = random.Random(seed)
     for copy in range(copies):
         (root / f"more{copy}").mkdir()

@@ -376,7 +376,7 @@ def plain_volume(root: Path, seed: int) -> None:
     enable_small(root)
 
 
-def optimised_volume(root: Path, seed: int) -> None:
+def optimized_volume(root: Path, seed: int) -> None:
     plain_volume(root, seed)
     crash.optimize_volume(root)
 
@@ -390,23 +390,23 @@ def volume_in_partitions(root: Path, seed: int) -> None:
             path = data / f"{name}.{kind}"
             path.write_bytes((data / name).read_bytes())
             os.utime(path, ns=(crash.MTIME_NS, crash.MTIME_NS))
-    crash.optimise_in_partitions(root)
+    crash.optimize_in_partitions(root)
 
 
 def volume_with_more(root: Path, seed: int) -> None:
-    optimised_volume(root, seed)
+    optimized_volume(root, seed)
     make_small_tree(root / ".dedupd/data/more", seed + 100)
 
 
 def written_stubs(root: Path, seed: int) -> None:
     """Stubs of which some blocks are their own."""
-    optimised_volume(root, seed)
+    optimized_volume(root, seed)
     write_to_stubs(Scene(root, RecordingDisk(), History(), seed))
 
 
 def stub_and_twin(root: Path, seed: int) -> None:
     """A stub with blocks of its own, and another stub with the same content."""
-    optimised_volume(root, seed)
+    optimized_volume(root, seed)
     scene = Scene(root, RecordingDisk(), History(), seed)
     with Volume.open(str(root), Disk()) as volume, open_user_file(scene, "base") as fd:
         _sparse(scene, volume, "base", fd).write(3000, b"written since" * 500)
@@ -419,7 +419,7 @@ def stub_and_twin(root: Path, seed: int) -> None:
 
 def volume_with_twins(root: Path, seed: int) -> None:
     """Stubs whose recipes fit plain files beside them."""
-    optimised_volume(root, seed)
+    optimized_volume(root, seed)
     data = root / ".dedupd/data"
     for path in ("base", "edited", "text"):
         content = contents(root)[path]
@@ -429,7 +429,7 @@ def volume_with_twins(root: Path, seed: int) -> None:
 
 
 def volume_with_garbage(root: Path, seed: int) -> None:
-    """An optimised volume, some files of which were removed."""
+    """An optimized volume, some files of which were removed."""
     volume_with_more(root, seed)
     crash.optimize_volume(root)
     for path in (root / ".dedupd/data/more").iterdir():
@@ -511,40 +511,40 @@ class Scenario:
 
 
 SCENARIOS = {
-    "optimise": Scenario(plain_volume, optimize_first, optimize_to_the_end),
-    "optimise more": Scenario(volume_with_more, optimize_more, optimize_to_the_end),
-    "optimise into small containers": Scenario(
+    "optimize": Scenario(plain_volume, optimize_first, optimize_to_the_end),
+    "optimize more": Scenario(volume_with_more, optimize_more, optimize_to_the_end),
+    "optimize into small containers": Scenario(
         plain_volume, optimize_in_small_containers, optimize_to_the_end
     ),
     "recover a torn tail": Scenario(volume_cut_off("writer.appended"), settle, optimize_to_the_end),
     "settle a commit": Scenario(volume_cut_off("commit.durable"), settle, optimize_to_the_end),
     "settle a punch": Scenario(volume_cut_off("stub.punched"), settle, optimize_to_the_end),
-    "unoptimise": Scenario(optimised_volume, unoptimize, unoptimize_to_the_end),
-    "unoptimise, then optimise": Scenario(optimised_volume, unoptimize, optimize_to_the_end),
+    "unoptimize": Scenario(optimized_volume, unoptimize, unoptimize_to_the_end),
+    "unoptimize, then optimize": Scenario(optimized_volume, unoptimize, optimize_to_the_end),
     "enable": Scenario(plain_directory, enabling, enable_to_the_end),
     "disable": Scenario(plain_volume, disabling, disable_to_the_end),
     "write during a commit": Scenario(volume_with_twins, write_during_commit, optimize_to_the_end),
     "commit a changed file": Scenario(
         volume_with_twins, commit_of_changed_file, optimize_to_the_end
     ),
-    "write to stubs": Scenario(optimised_volume, write_to_stubs, optimize_to_the_end),
-    "write to stubs, then unoptimise": Scenario(
-        optimised_volume, write_to_stubs, unoptimize_to_the_end
+    "write to stubs": Scenario(optimized_volume, write_to_stubs, optimize_to_the_end),
+    "write to stubs, then unoptimize": Scenario(
+        optimized_volume, write_to_stubs, unoptimize_to_the_end
     ),
-    "optimise what was written to": Scenario(written_stubs, optimize_more, optimize_to_the_end),
-    "unoptimise what was written to": Scenario(written_stubs, unoptimize, unoptimize_to_the_end),
+    "optimize what was written to": Scenario(written_stubs, optimize_more, optimize_to_the_end),
+    "unoptimize what was written to": Scenario(written_stubs, unoptimize, unoptimize_to_the_end),
     "write during the commit of a stub": Scenario(
         stub_and_twin, write_during_commit_of_stubs, optimize_to_the_end
     ),
     "collect garbage": Scenario(volume_with_garbage, collect, upkeep_to_the_end),
     "compact": Scenario(volume_with_orphans, compact, upkeep_to_the_end),
     "remove, collect and compact": Scenario(
-        optimised_volume, remove_collect_compact, upkeep_to_the_end
+        optimized_volume, remove_collect_compact, upkeep_to_the_end
     ),
     "reconcile and compact": Scenario(
         volume_in_partitions, reconcile_and_compact, reconcile_to_the_end
     ),
-    "optimise what orphans hold": Scenario(
+    "optimize what orphans hold": Scenario(
         volume_that_meets_orphans, optimize_more, upkeep_to_the_end
     ),
 }
@@ -632,7 +632,7 @@ def test_a_power_cut_loses_nothing_in_thousands_of_states(fast: Path, name: str)
 def test_unwritten_blocks_stay_holes_when_they_are_read_ahead(fast: Path) -> None:
     """A power cut leaves blocks behind that no write reached; the kernel reads ahead into them."""
     root = fast / "root"
-    optimised_volume(root, seed=1)
+    optimized_volume(root, seed=1)
     before = contents(root)
     path = root / ".dedupd/data/base"
     with opened(os.open(path, os.O_RDWR)) as fd:
@@ -671,9 +671,9 @@ class Forgetful(RecordingDisk):
 @pytest.mark.parametrize(
     ("name", "forgotten"),
     [
-        ("optimise", ["sync_data"]),
-        ("optimise", ["set_attribute"]),
-        ("unoptimise", ["sync_file"]),
+        ("optimize", ["sync_data"]),
+        ("optimize", ["set_attribute"]),
+        ("unoptimize", ["sync_file"]),
         ("enable", ["sync_dir"]),
         ("remove, collect and compact", ["sync_file_system"]),
         ("compact", ["sync_file"]),
@@ -707,7 +707,7 @@ class Hasty(RecordingDisk):
 def test_a_punch_before_its_attribute_is_found(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.crash.test_power_loss.RecordingDisk", Hasty)
     with pytest.raises((AssertionError, DedupdError)):
-        explore(fast, SCENARIOS["optimise"], 300)
+        explore(fast, SCENARIOS["optimize"], 300)
 
 
 def _committed(root: Path, disk: RecordingDisk) -> dict[int, list[str]]:

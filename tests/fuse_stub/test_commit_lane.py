@@ -1,4 +1,4 @@
-"""Optimising under users' hands: no interleaving of writes and commits loses a write."""
+"""Optimizing under users' hands: no interleaving of writes and commits loses a write."""
 
 import mmap
 import os
@@ -36,16 +36,16 @@ def lab(shared: MountedLab) -> Iterator[MountedLab]:
         path.unlink()
 
 
-# --- optimising -------------------------------------------------------------------------------
+# --- optimizing -------------------------------------------------------------------------------
 
 
-def test_optimising_frees_the_blocks_that_users_see(lab: MountedLab) -> None:
+def test_optimizing_frees_the_blocks_that_users_see(lab: MountedLab) -> None:
     path = lab.view / "f"
     path.write_bytes(CONTENT)
     write_out(lab.data)
     assert path.stat().st_blocks >= len(CONTENT) // 512
     before = path.stat()
-    lab.optimise()
+    lab.optimize()
     after = path.stat()
     assert after.st_blocks <= 8
     assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
@@ -66,9 +66,9 @@ def test_a_stub_is_not_taken_for_a_hole(lab: MountedLab) -> None:
     assert path.stat().st_blocks == 0
 
 
-def test_unoptimising_gives_the_blocks_back(lab: MountedLab) -> None:
+def test_unoptimizing_gives_the_blocks_back(lab: MountedLab) -> None:
     path = lab.make_stub("f", CONTENT)
-    lab.unoptimise()
+    lab.unoptimize()
     assert lab.stub("f") is None
     assert path.stat().st_blocks >= len(CONTENT) // 512
     assert path.read_bytes() == CONTENT
@@ -78,7 +78,7 @@ def test_a_reader_reads_on_through_transitions_of_its_file(lab: MountedLab) -> N
     path = lab.view / "f"
     path.write_bytes(CONTENT)
     with open(path, "rb", buffering=0) as file:
-        for step in (lab.optimise, lab.unoptimise, lab.optimise):
+        for step in (lab.optimize, lab.unoptimize, lab.optimize):
             step()
             assert os.pread(file.fileno(), len(CONTENT), 0) == CONTENT
     assert lab.stub("f") is not None
@@ -88,10 +88,10 @@ def test_a_file_that_is_open_for_writing_is_left_alone(lab: MountedLab) -> None:
     path = lab.view / "f"
     path.write_bytes(CONTENT)
     with open(path, "r+b"):
-        report = lab.optimise()
+        report = lab.optimize()
         assert lab.stub("f") is None
         assert report.files_left == {"in use": 1}, report
-    lab.optimise()
+    lab.optimize()
     assert lab.stub("f") is not None
 
 
@@ -100,11 +100,11 @@ def test_a_mapping_outlives_the_descriptor_and_keeps_a_file_in_use(lab: MountedL
     path.write_bytes(CONTENT)
     with open(path, "r+b") as file:
         mapping = mmap.mmap(file.fileno(), 0)
-    lab.optimise()
+    lab.optimize()
     assert lab.stub("f") is None
     mapping[:5] = b"fresh"
     mapping.close()
-    lab.optimise()
+    lab.optimize()
     assert lab.stub("f") is not None
     assert path.read_bytes() == b"fresh" + CONTENT[5:]
 
@@ -113,7 +113,7 @@ def test_a_stub_can_be_restored_while_it_is_being_written(lab: MountedLab) -> No
     path = lab.make_stub("f", CONTENT)
     with open(path, "r+b", buffering=0) as file:
         os.pwrite(file.fileno(), b"one", 10_000)
-        lab.unoptimise()
+        lab.unoptimize()
         os.pwrite(file.fileno(), b"two", 20_000)
     expected = bytearray(CONTENT)
     expected[10_000:10_003], expected[20_000:20_003] = b"one", b"two"
@@ -134,11 +134,11 @@ class Committing:
         for name in names:
             path = lab.view / name
             path.write_bytes(CONTENT)
-            lab.optimise()
+            lab.optimize()
             stub = lab.stub(name)
             assert stub is not None
             # Plain again, with the recipe in the store: what a job has before it commits.
-            lab.unoptimise()
+            lab.unoptimize()
             identity = FileIdentity.of(os.stat(lab.data / name))
             ref = RecipeRef(stub.recipe, stub.digest)
             self.requests.append(CommitRequest(os.fsencode(name), identity, ref))

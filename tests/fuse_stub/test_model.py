@@ -263,15 +263,15 @@ class MountMachine(RuleBasedStateMachine):
     # --- administrators and fate --------------------------------------------------------------
 
     @rule()
-    def optimise(self) -> None:
-        report = self.lab.optimise()
+    def optimize(self) -> None:
+        report = self.lab.optimize()
         assert report.errors == 0, report.messages
 
     @rule(name=names)
-    def unoptimise(self, name: str) -> None:
+    def unoptimize(self, name: str) -> None:
         if not (found := self.existing(name)):
             return
-        report = self.lab.unoptimise(os.fsencode(f"{self.directory}/{found}"))
+        report = self.lab.unoptimize(os.fsencode(f"{self.directory}/{found}"))
         assert report.errors == 0, report.messages
         assert self.lab.stub(f"{self.directory}/{found}") is None
         self.compare(found)

@@ -396,7 +396,7 @@ def test_the_reserved_attribute_is_out_of_reach(lab: MountedLab, here: Path, stu
     path = here / "f"
     path.write_bytes(b"content" * 9000)
     if stub:
-        lab.optimise()
+        lab.optimize()
     name = str(path.relative_to(lab.view))
     before = lab.stub(name)
     assert (before is not None) == stub

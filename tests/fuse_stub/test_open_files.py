@@ -33,7 +33,7 @@ def path(lab: MountedLab, request: pytest.FixtureRequest) -> Path:
     path = lab.view / request.node.name.replace("/", "_")
     path.write_bytes(original())
     if request.param == "stub":
-        lab.optimise()
+        lab.optimize()
     assert (lab.stub(path.name) is not None) == (request.param == "stub")
     return path
 
@@ -100,7 +100,7 @@ def test_changes_show_and_last(lab: MountedLab, path: Path, changes: list[Change
         assert path.stat().st_size == len(model)
         assert path.read_bytes() == model
     assert lab.read(path.name) == model, "seen from below"
-    lab.optimise()
+    lab.optimize()
     assert path.read_bytes() == model
 
 
@@ -160,7 +160,7 @@ def test_a_private_mapping_changes_nothing(path: Path) -> None:
 def test_a_program_can_be_run(lab: MountedLab, path: Path) -> None:
     path.write_bytes(Path("/bin/true").read_bytes())
     os.chmod(path, 0o755)
-    lab.optimise()
+    lab.optimize()
     assert os.spawnv(os.P_WAIT, path, ["true"]) == 0
 
 
@@ -350,5 +350,5 @@ def test_a_stub_keeps_new_capabilities_when_it_is_made_plain(
     assert lab.stub("capable") is None
     assert path.read_bytes() == content
     assert os.getxattr(path, "security.capability") == RAW_SOCKETS
-    lab.optimise()
+    lab.optimize()
     assert os.getxattr(path, "security.capability") == RAW_SOCKETS

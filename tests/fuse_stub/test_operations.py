@@ -252,7 +252,7 @@ CONTENT = noise(300_000)
 def request_of_f(lab: Lab) -> CommitRequest:
     """To commit the plain file ``f``."""
     lab.put("stub", CONTENT)
-    lab.optimise()
+    lab.optimize()
     stub = lab.stub("stub")
     assert stub is not None
     identity = FileIdentity.of(os.stat(lab.put("f", CONTENT)))
@@ -442,7 +442,7 @@ def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
     changed = b"new" + CONTENT[3:]
     lab.put("stub", CONTENT)
     lab.put("changed", changed)
-    lab.optimise()
+    lab.optimize()
     target = lab.stub("changed")
     assert target is not None
 

@@ -124,7 +124,7 @@ def test_a_copy_is_not_mounted_beside_its_volume(lab: MountedLab, tmp_path: Path
     with pytest.raises(Busy, match=f"a copy of this volume is mounted at {lab.view}"):
         copy.mount()
     assert not mounted_at(copy.view)
-    lab.optimise()
+    lab.optimize()
     assert lab.stub("f") is not None and copy.stub("f") is None
     assert (lab.view / "f").read_bytes() == CONTENT
     lab.unmount()
@@ -302,7 +302,7 @@ def test_what_is_gone_holds_no_descriptor(lab: MountedLab) -> None:
     def churn(step: int) -> None:
         for number in range(12):
             lab.put(f"{step}-{number}", noise(100_000, number))
-        lab.optimise()
+        lab.optimize()
         for number in range(12):
             path = lab.view / f"{step}-{number}"
             assert path.read_bytes() == noise(100_000, number)
@@ -311,7 +311,7 @@ def test_what_is_gone_holds_no_descriptor(lab: MountedLab) -> None:
             path.rename(lab.view / f"{step}-{number}-renamed")
             if number % 3:
                 (lab.view / f"{step}-{number}-renamed").unlink()
-        lab.optimise()
+        lab.optimize()
         lab.collect()
         lab.compact()
         for path in lab.view.iterdir():

@@ -77,11 +77,11 @@ def test_git_clones_checks_and_repacks(lab: MountedLab, tmp_path: Path) -> None:
     clone = lab.view / "clone"
     run(*git, "clone", "-q", "--no-hardlinks", source, clone)
     for command in (["fsck", "--full"], ["repack", "-adq"], ["gc", "-q"], ["fsck", "--full"]):
-        lab.optimise()
+        lab.optimize()
         run(*git, *command, cwd=clone)
     assert run(*git, "status", "--porcelain", cwd=clone) == ""
     (clone / "changing.txt").write_bytes(b"edited on a stub\n")
-    lab.optimise()
+    lab.optimize()
     run(*git, "commit", "-qam", "on the mount", cwd=clone)
     run(*git, "checkout", "-q", "HEAD~3", cwd=clone)
     run(*git, "fsck", "--full", cwd=clone)
@@ -108,7 +108,7 @@ def test_sqlite_survives_kills_of_its_program_and_of_the_mount(lab: MountedLab) 
     )
     rng = random.Random(3)
     for round_ in range(25):
-        lab.optimise()
+        lab.optimize()
         process = subprocess.Popen(
             [sys.executable, "-c", writer, str(path), str(round_)], stdout=subprocess.PIPE
         )
@@ -143,10 +143,10 @@ def test_a_c_program_is_built_on_stubs(lab: MountedLab) -> None:
     (here / "main.c").write_text(f"{calls}int main(void) {{ return ({total}) != 435; }}\n")
     objects = " ".join(f"f{n}.o" for n in range(parts))
     (here / "Makefile").write_text(f"main: main.o {objects}\n\tgcc -o main main.o {objects}\n")
-    lab.optimise()
+    lab.optimize()
     run("make", "-j2", cwd=here)
     run(here / "main")
-    lab.optimise()
+    lab.optimize()
     assert "up to date" in run("make", cwd=here)
     (here / "f3.c").write_text((here / "f3.c").read_text() + "/* edited */\n")
     run("make", cwd=here)
@@ -160,10 +160,10 @@ def test_tar_and_rsync_bring_a_tree_there_and_back(lab: MountedLab, tmp_path: Pa
     run("tar", "-C", source, "-cf", tmp_path / "a.tar", ".")
     (lab.view / "tar").mkdir()
     run("tar", "-C", lab.view / "tar", "-xpf", tmp_path / "a.tar")
-    lab.optimise()
+    lab.optimize()
     same(source, lab.view / "tar")
     run("rsync", "-aHAX", f"{lab.view}/tar/", f"{lab.view}/rsync/")
-    lab.optimise()
+    lab.optimize()
     same(source, lab.view / "rsync")
     # Changes by rsync's own way of patching files in place, and by its usual one.
     (source / "picture4.bin").write_bytes(noise(700_000, 99))
@@ -201,10 +201,10 @@ def test_documents_are_saved_by_rename(lab: MountedLab) -> None:
         if path.exists():
             os.rename(path, lab.view / "document.odt~")
         os.rename(fresh, path)
-        lab.optimise()
+        lab.optimize()
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr(f"note {step}", b"added in place")
-        lab.optimise()
+        lab.optimize()
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
             assert all(archive.read(name) == text for name, text in texts.items())
@@ -285,13 +285,13 @@ def test_samba_serves_the_mount(lab: MountedLab, samba: list[str], tmp_path: Pat
         run(*samba, "-c", command)
 
     talk(f"prompt; recurse; lcd {source}; mput *")
-    lab.optimise()
+    lab.optimize()
     assert lab.stub(names[-1]) is not None
     talk(f'prompt; lcd {back}; mget "file *"')
     assert filecmp.cmpfiles(source, back, names, shallow=False)[0] == names
     (source / names[3]).write_bytes(noise(400_000, 77))
     talk(f'lcd {source}; put "{names[3]}"; rename "{names[4]}" "renamed.bin"; rm "{names[5]}"')
-    lab.optimise()
+    lab.optimize()
     talk(f'prompt; lcd {back}; get "{names[3]}"; get renamed.bin')
     assert (back / names[3]).read_bytes() == noise(400_000, 77)
     assert (back / "renamed.bin").read_bytes() == (source / names[4]).read_bytes()

@@ -37,12 +37,12 @@ def served(lab: Lab) -> Iterator[MountedVolume]:
 
 
 def written_stub(lab: Lab) -> tuple[bytes, CommitRequest]:
-    """A stub ``f`` that was written to, its content, and what a job has that optimises it anew."""
+    """A stub ``f`` that was written to, its content, and what a job has that optimizes it anew."""
     content = bytearray(noise(SIZE, 1))
     lab.put("f", bytes(content))
     content[20 * BLOCK : 21 * BLOCK] = noise(BLOCK, 2)
     lab.put("same", bytes(content))
-    lab.optimise()
+    lab.optimize()
     with open(lab.data / "f", "r+b") as file:
         file.seek(20 * BLOCK)
         file.write(content[20 * BLOCK : 21 * BLOCK])

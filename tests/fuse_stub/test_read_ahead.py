@@ -84,7 +84,7 @@ class Reading:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = new_lab(tmp_path_factory.mktemp("streams"))
     lab.put("f", CONTENT)
-    lab.optimise()
+    lab.optimize()
     lab.container(Kind.CHUNKS).read_bytes()  # so that the page cache has it
     return lab
 
@@ -186,7 +186,7 @@ def test_nothing_is_held_once_all_is_forgotten(reading: Reading) -> None:
 def test_what_was_written_after_it_was_begun_is_not_passed_over(tmp_path: Path) -> None:
     lab = new_lab(tmp_path)
     lab.put("f", CONTENT)
-    lab.optimise()
+    lab.optimize()
     reading = Reading(lab)
     reading.get(0)
     reading.stub.write(STEP + 10, b"new")
@@ -200,7 +200,7 @@ def test_what_was_written_after_it_was_begun_is_not_passed_over(tmp_path: Path) 
 def test_damage_is_never_answered(tmp_path: Path) -> None:
     lab = new_lab(tmp_path)
     lab.put("f", CONTENT)
-    lab.optimise()
+    lab.optimize()
     data = lab.container(Kind.CHUNKS)
     flip_bit(data, data.read_bytes().index(CONTENT[1000 * KIB :][:100]))
     reading = Reading(lab)

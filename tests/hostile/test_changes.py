@@ -140,8 +140,8 @@ def hooked(hook: Callable[[str], None]) -> Iterator[None]:
         failpoint.hook = None
 
 
-def optimise_and(root: Path, point: str, change: Callable[[Path], None]) -> OptimizeReport:
-    """Optimise, with a change of the tree at the first pass of a fail point."""
+def optimize_and(root: Path, point: str, change: Callable[[Path], None]) -> OptimizeReport:
+    """Optimize, with a change of the tree at the first pass of a fail point."""
     done: list[str] = []
 
     def hook(name: str) -> None:
@@ -235,7 +235,7 @@ def test_a_file_that_changes_after_it_was_read_stays_as_it_is(
     (root / "dir").mkdir()
     (root / "dir/file").write_bytes(content(1))
     (root / "other").write_bytes(content(2))
-    report = optimise_and(root, "writer.marked", change)
+    report = optimize_and(root, "writer.marked", change)
     seen = crash.see(root)
     # Nothing but the other file is a stub: what is read through the store is what lies there.
     plain = crash.see_plain(root / ".dedupd/data")
@@ -253,7 +253,7 @@ def test_a_change_within_the_second_of_the_last_one_is_noticed(tmp_path: Path, s
         (root / "dir").mkdir(parents=True)
         time.sleep(1 - time.time() % 1)
         (root / "dir/file").write_bytes(content(1, size))
-        optimise_and(root, "writer.marked", overwrite)
+        optimize_and(root, "writer.marked", overwrite)
         assert Lab(root).read("dir/file") == b"changed" + content(1, size)[7:]
         assert crash.verify_volume(root).stubs == 0
 
@@ -261,7 +261,7 @@ def test_a_change_within_the_second_of_the_last_one_is_noticed(tmp_path: Path, s
 def test_a_change_between_the_halves_of_a_commit_takes_it_back(root: Path) -> None:
     (root / "dir").mkdir()
     (root / "dir/file").write_bytes(content(1))
-    report = optimise_and(root, "commit.durable", change_mode)
+    report = optimize_and(root, "commit.durable", change_mode)
     assert report.files_left == {"changed": 1}
     assert (root / ".dedupd/data/dir/file").read_bytes() == content(1)
     assert crash.verify_volume(root).stubs == 0
@@ -280,7 +280,7 @@ def test_a_directory_that_becomes_a_link_leads_nowhere(root: Path, fast: Path) -
         (data / "dir").rename(data / "hidden")
         (data / "dir").symlink_to(outside)
 
-    report = optimise_and(root, "writer.marked", swap)
+    report = optimize_and(root, "writer.marked", swap)
     assert report.files_left == {"gone": 1}
     assert (outside / "file").read_bytes() == content(1)
     assert crash.verify_volume(root).stubs == 0
@@ -327,14 +327,14 @@ def test_files_replaced_all_the_time_are_never_mixed_up(root: Path) -> None:
             (data / "new").rename(data / one)
             versions[one] = new
 
-    optimised = 0
+    optimized = 0
     with hooked(replace_one):
         for _ in range(25):
-            optimised += crash.optimize_volume(root).files_optimized
+            optimized += crash.optimize_volume(root).files_optimized
             with Volume.open(str(root)) as volume:
                 found = {n: crash.read_through_store(volume, n.encode())[0] for n in names}
             assert found == versions
-    assert optimised > 20
+    assert optimized > 20
     assert crash.verify_volume(root).findings == []
 
 
@@ -392,7 +392,7 @@ def test_a_disk_that_fills_up_leaves_every_file_as_it_was(tiny: Path, leave: int
     assert crash.half_done(tiny) == []
 
 
-def test_unoptimise_says_beforehand_that_the_space_does_not_suffice(tiny: Path) -> None:
+def test_unoptimize_says_beforehand_that_the_space_does_not_suffice(tiny: Path) -> None:
     before = large_tree(tiny)
     crash.enable_volume(tiny)
     crash.optimize_volume(tiny)
@@ -469,8 +469,8 @@ def check_failures(fast: Path, command: str, number: int, for_good: bool, stride
     crash.make_tree(start)
     before = crash.see_plain(start)
     crash.enable_volume(start)
-    jobs = {"optimise": crash.optimize_volume, "unoptimise": crash.unoptimize_volume}
-    if command == "unoptimise":
+    jobs = {"optimize": crash.optimize_volume, "unoptimize": crash.unoptimize_volume}
+    if command == "unoptimize":
         crash.optimize_volume(start)
     crash.copy_volume(start, root)
     jobs[command](root)
@@ -501,7 +501,7 @@ def check_failures(fast: Path, command: str, number: int, for_good: bool, stride
     raise AssertionError("the job does not end")
 
 
-@pytest.mark.parametrize("command", ["optimise", "unoptimise"])
+@pytest.mark.parametrize("command", ["optimize", "unoptimize"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_failing_disk_costs_nothing_but_the_job(fast: Path, command: str, number: int) -> None:
     assert check_failures(fast, command, number, for_good=False, stride=13) >= 2
@@ -509,7 +509,7 @@ def test_a_failing_disk_costs_nothing_but_the_job(fast: Path, command: str, numb
 
 @pytest.mark.slow
 @pytest.mark.parametrize("for_good", [False, True])
-@pytest.mark.parametrize("command", ["optimise", "unoptimise"])
+@pytest.mark.parametrize("command", ["optimize", "unoptimize"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_disk_that_fails_anywhere_costs_nothing_but_the_job(
     fast: Path, command: str, number: int, for_good: bool

@@ -1,4 +1,4 @@
-"""Whatever lies in a tree: what can be optimised is, what cannot is left as it is, and said."""
+"""Whatever lies in a tree: what can be optimized is, what cannot is left as it is, and said."""
 
 import array
 import errno
@@ -53,7 +53,7 @@ def content(seed: int = 1, size: int = 50 * KIB) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def optimise(root: Path) -> OptimizeReport:
+def optimize(root: Path) -> OptimizeReport:
     crash.enable_volume(root)
     return crash.optimize_volume(root)
 
@@ -77,7 +77,7 @@ def test_any_name_is_a_name(root: Path, name: bytes) -> None:
     for other in (name, b"x" + name[:254]):
         Path(os.fsdecode(directory + b"/" + other)).write_bytes(content())
     before = crash.see_plain(root)
-    assert optimise(root).files_optimized == 2
+    assert optimize(root).files_optimized == 2
     round_trip(root, before)
 
 
@@ -94,7 +94,7 @@ def test_a_tree_deeper_than_any_path_is_wide(root: Path) -> None:
         os.write(file, content())
     os.close(fd)
 
-    assert optimise(root).files_optimized == 1
+    assert optimize(root).files_optimized == 1
     path = b"/".join([*names, b"file"])
     assert len(path) > os.pathconf("/", "PC_PATH_MAX")
     with Volume.open(str(root)) as volume:
@@ -120,7 +120,7 @@ def test_what_is_not_a_regular_file_is_left_alone(root: Path) -> None:
     os.symlink(".", root / "circle")
     (root / "file").write_bytes(content())
     before = crash.see_plain(root)
-    report = optimise(root)
+    report = optimize(root)
     assert (report.files_optimized, report.messages) == (1, [])
     round_trip(root, before)
     server.close()
@@ -131,7 +131,7 @@ def test_hard_links_stay_one_file(root: Path) -> None:
     (root / "a/one").write_bytes(content())
     os.link(root / "a/one", root / "two")
     before = crash.see_plain(root)
-    assert optimise(root).files_optimized == 1
+    assert optimize(root).files_optimized == 1
     assert (root / ".dedupd/data/two").stat().st_nlink == 2
     round_trip(root, before)
 
@@ -143,7 +143,7 @@ def test_a_sparse_file_of_a_terabyte_takes_neither_time_nor_space(root: Path) ->
         file.seek(size // 3 * 2 + 12345)
         file.write(content(2))
         file.truncate(size)
-    assert optimise(root).files_optimized == 1
+    assert optimize(root).files_optimized == 1
     with Volume.open(str(root)) as volume:
         from dedupd.stub.content import open_content, read_stub
         from dedupd.stub.transition import local_ranges
@@ -238,12 +238,12 @@ def test_an_access_in_the_far_future_keeps_no_file_from_becoming_a_stub(root: Pa
         path = lab.put("f", content())
         os.utime(path, ns=times)
         assert times_of(path) == times
-        assert lab.optimise().files_optimized == 1
+        assert lab.optimize().files_optimized == 1
         assert lab.stub("f") is not None and times_of(path) == times
         with open(path, "r+b") as file:
             file.write(content(2, 4 * KIB))
         os.utime(path, ns=times)
-        assert lab.optimise().files_optimized == 1
+        assert lab.optimize().files_optimized == 1
         assert times_of(path) == times and path.stat().st_blocks == 0
         lab.verify_clean()
         assert lab.read("f") == content(2, 4 * KIB) + content()[4 * KIB :]
@@ -253,10 +253,10 @@ def test_a_change_in_the_far_future_keeps_no_stub_from_being_made_plain(root: Pa
     times = (LONG_AGO_NS, YEAR_2400_NS)
     with lab_in(root) as lab:
         path = lab.put("f", content())
-        lab.optimise()
+        lab.optimize()
         assert lab.stub("f") is not None
         os.utime(path, ns=times)
-        lab.unoptimise()
+        lab.unoptimize()
         assert lab.stub("f") is None
         assert times_of(path) == times
         assert path.read_bytes() == content()
@@ -273,7 +273,7 @@ def test_attributes_and_acls_stay(root: Path) -> None:
     )
     os.setxattr(path, "system.posix_acl_access", acl)
     before = crash.see_plain(root)
-    assert optimise(root).files_optimized == 1
+    assert optimize(root).files_optimized == 1
     round_trip(root, before)
 
 
@@ -287,7 +287,7 @@ def test_a_file_whose_attributes_leave_no_room_stays_plain(root: Path) -> None:
     except OSError as error:
         assert error.errno == errno.ENOSPC
     before = crash.see_plain(root)
-    report = optimise(root)
+    report = optimize(root)
     assert report.files_optimized == 0
     assert "file" in report.messages[0]
     assert crash.see(root) == before

@@ -39,7 +39,7 @@ def two_partitions(lab: Lab) -> dict[str, bytes]:
     contents |= {"x.t0": noise(20 * KIB, 6), "y.t1": noise(20 * KIB, 7)}
     for name, content in contents.items():
         lab.put(name, content)
-    lab.optimise()
+    lab.optimize()
     return contents
 
 
@@ -97,12 +97,12 @@ def test_what_has_the_bytes_of_a_lost_record_is_not_collected(
         lab.set_policy(POLICY)
         content = noise(400 * KIB)
         lab.put("hurt", content)
-        lab.optimise()
+        lab.optimize()
         (chunk, start, end), *_ = chunks_of(lab, "hurt")
         damage_record(lab, Kind.CHUNKS, chunk)
         assert scrub(lab.root).losses
         lab.put("again", content[start:end])
-        lab.optimise()
+        lab.optimize()
         assert lab.read("hurt") == content
         (lab.data / "again").unlink()
         if is_own_table:
@@ -149,7 +149,7 @@ def test_damage_that_a_compaction_meets_is_known_to_the_next_scrub(tmp_path: Pat
         content = noise(400 * KIB)
         lab.put("hurt", content)
         lab.put("gone", noise(400 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         lab.collect()
         chunk, start, end = chunks_of(lab, "hurt")[1]
@@ -157,7 +157,7 @@ def test_damage_that_a_compaction_meets_is_known_to_the_next_scrub(tmp_path: Pat
         assert "run scrub" in lab.compact().messages[0]
         assert scrub(lab.root, Depth.QUICK).quarantined == 1
         lab.put("again", content[start:end])
-        lab.optimise()
+        lab.optimize()
         assert lab.read("hurt") == content
 
 
@@ -170,7 +170,7 @@ def test_the_second_copies_of_a_container_that_is_another_one_stay(tmp_path: Pat
     content = noise(400 * KIB)
     for one, seed in ((lab, 0), (foreign, 1)):
         one.put("file", noise(400 * KIB, seed))
-        one.optimise()
+        one.optimize()
     container = lab.container(Kind.RECIPES)
     kept = container.rename(tmp_path / "kept")
     shutil.copy(foreign.container(Kind.RECIPES), container)
@@ -224,14 +224,14 @@ def test_the_number_of_a_container_that_is_gone_is_not_given_out_again(
         lab.set_policy(POLICY)
         contents = {"old": noise(400 * KIB), "new": noise(300 * KIB, 1)}
         lab.put("old", contents["old"])
-        lab.optimise()
+        lab.optimize()
         lab.container(Kind.RECIPES).unlink()
         lab.table(Kind.RECIPES).unlink()
         if is_catalogue_lost:
             shutil.rmtree(lab.base / "catalog")
         assert lab.read("old") == contents["old"]
         lab.put("new", contents["new"])
-        lab.optimise()
+        lab.optimize()
         assert {name: lab.read(name) for name in contents} == contents
         assert scrub(lab.root).losses == []
         assert {name: lab.read(name) for name in contents} == contents
@@ -242,11 +242,11 @@ def test_what_is_stored_later_does_not_keep_a_lost_chunk_from_its_repair(tmp_pat
         lab.set_policy(POLICY)
         content = noise(20 * KIB)
         lab.put("old", content)
-        lab.optimise()
+        lab.optimize()
         lab.container(Kind.CHUNKS).unlink()
         lab.table(Kind.CHUNKS).unlink()
         lab.put("new", noise(20 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         # The bytes come back: somebody had the file elsewhere.
         lab.put("again", content)
         lab.set_policy(POLICY + 'exclude = ["again"]\n')
@@ -254,25 +254,25 @@ def test_what_is_stored_later_does_not_keep_a_lost_chunk_from_its_repair(tmp_pat
         assert lab.read("old") == content
 
 
-# --- optimise ---------------------------------------------------------------------------------
+# --- optimize ---------------------------------------------------------------------------------
 
 
 def test_a_restored_file_is_not_given_up_for_a_damaged_chunk(
     tmp_path: Path,
 ) -> None:
-    """Somebody reads an error, and brings the file back from a backup; then optimise comes by."""
+    """Somebody reads an error, and brings the file back from a backup; then optimize comes by."""
     with lab_in(tmp_path) as lab:
         lab.set_policy(POLICY)
         content = noise(400 * KIB)
         for name in ("hurt", "same"):
             lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
         damage_record(lab, Kind.CHUNKS, chunks_of(lab, "hurt")[1][0])
         with pytest.raises(DamagedChunk):
             lab.read("hurt")
         (lab.data / "hurt").unlink()
         lab.put("hurt", content)
-        lab.optimise()
+        lab.optimize()
         assert lab.stub("hurt") is not None
         # The others that need the chunk have it back, too.
         assert lab.read("hurt") == lab.read("same") == content
@@ -286,7 +286,7 @@ def test_a_noted_record_is_no_duplicate_after_a_stopped_compaction(
         content = noise(20 * KIB, 1)
         lab.put("garbage", noise(300 * KIB, 2))
         lab.put("file", content)
-        lab.optimise()
+        lab.optimize()
         [(chunk, _, _)] = chunks_of(lab, "file")
         (lab.data / "garbage").unlink()
         lab.collect()
@@ -297,6 +297,6 @@ def test_a_noted_record_is_no_duplicate_after_a_stopped_compaction(
             lab.read("file")
         (lab.data / "file").unlink()
         lab.put("file", content)
-        assert lab.optimise().sums["new_chunks"] == 1
+        assert lab.optimize().sums["new_chunks"] == 1
         assert lab.read("file") == content
         scrub(lab.root)

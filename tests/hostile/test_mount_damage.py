@@ -163,15 +163,15 @@ def test_a_death_within_a_transition_is_settled(
     monkeypatch.delenv("DEDUPD_FAIL_POINT")
     with suppress(DedupdError):
         if point == "stub.restoring":
-            lab.unoptimise()
+            lab.unoptimize()
         else:
-            lab.optimise()
+            lab.optimize()
     lab.wait_until_dead()
     assert not is_serving(lab)
     lab.mount()
     assert path.read_bytes() == CONTENT
     assert path.stat().st_mtime_ns == before.st_mtime_ns
-    lab.optimise()
+    lab.optimize()
     assert path.read_bytes() == CONTENT
     lab.unmount()
     lab.verify_clean()

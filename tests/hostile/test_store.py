@@ -33,7 +33,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def small_volume(root: Path, seed: int = 1) -> dict[str, bytes]:
-    """An optimised volume whose store has a few kilobytes; returns its files."""
+    """An optimized volume whose store has a few kilobytes; returns its files."""
     rng = random.Random(seed)
     root.mkdir()
     shared = rng.randbytes(5000)
@@ -169,7 +169,7 @@ def test_a_flipped_bit_in_a_table_changes_nothing_but_is_found(
         assert [f.invariant for f in findings][:1] == ["table-agrees"], f"{name}: byte {at}"
 
 
-def optimise_more(root: Path) -> None:
+def optimize_more(root: Path) -> None:
     """A job with something to write; one without leaves the store alone."""
     (root / ".dedupd/data/more").write_bytes(b"more" * 20_000)
     assert crash.optimize_volume(root).files_optimized == 1
@@ -183,7 +183,7 @@ def test_the_next_job_repairs_a_damaged_table(
     table = bytearray(store_file(root, name).read_bytes())
     table[TABLE_HEADER_BYTES + 40] ^= 4
     store_file(root, name).write_bytes(table)
-    optimise_more(root)
+    optimize_more(root)
     assert crash.verify_volume(root).findings == []
     assert read_all(root, list(files)) == files
 
@@ -272,7 +272,7 @@ def test_a_damaged_table_costs_nothing(
     root, files = volume
     DAMAGES[damage](store_file(root, name))
     assert read_all(root, list(files)) == files
-    optimise_more(root)
+    optimize_more(root)
     assert crash.verify_volume(root).findings == []
     assert read_all(root, list(files)) == files
 

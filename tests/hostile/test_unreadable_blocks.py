@@ -36,7 +36,7 @@ def filled(point: Path) -> Lab:
     lab = new_lab(point / "volume", "4k")
     for name, content in CONTENTS.items():
         lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
     lab.set_policy('min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0.1\n')
     return lab
 
@@ -79,7 +79,7 @@ def run_everything(lab: Lab) -> ScrubReport:
     lab.verify()
     lab.collect()
     lab.put("new", noise(100_000, 5))
-    assert lab.optimise().errors == 0
+    assert lab.optimize().errors == 0
     assert lab.read("new") == noise(100_000, 5)
     lab.compact()
     return scrub(lab.root)
@@ -121,7 +121,7 @@ def test_a_block_of_recipes_is_made_up_for_by_their_copies(loop_fs: MakeFileSyst
     lab = filled(point)
     for number in range(20):
         lab.put(f"more{number}", noise(100_000, 50 + number))
-    lab.optimise()
+    lab.optimize()
     offsets = (entry(lab, Kind.RECIPES, make_id(1, at)).offset for at in range(20))
     at = next(offset for offset in offsets if offset >= files.BLOCK_BYTES)
     make_unreadable(point, lab.container(Kind.RECIPES), at)

@@ -239,10 +239,10 @@ def test_a_volume_stores_each_chunk_once_with_any_index(tmp_path: Path) -> None:
         with lab_in(directory, chunk_size="4k") as lab:
             lab.set_policy(f'min_age = "0s"\nmin_size = "1"\nindex = "{index}"\n')
             contents = fill(lab)
-            lab.optimise()
+            lab.optimize()
             for name, content in contents.items():
                 lab.put(f"again/{name}", content)
-            report = lab.optimise()
+            report = lab.optimize()
             assert report.sums["new_chunks"] == 0
             assert {name: lab.read(f"again/{name}") for name in contents} == contents
             lab.verify_clean()

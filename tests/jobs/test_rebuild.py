@@ -30,7 +30,7 @@ def lose_tables(lab: Lab) -> int:
 def test_a_volume_without_tables_and_catalogue_is_whole_again(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         before = lab.verify_clean()
         shutil.rmtree(lab.base / "catalog")
         assert lose_tables(lab) == 3
@@ -42,13 +42,13 @@ def test_a_volume_without_tables_and_catalogue_is_whole_again(tmp_path: Path) ->
         assert (after.records, after.copies) == (before.records, before.copies)
         assert {name: lab.read(name) for name in contents} == contents
         lab.put("again", contents["base"])
-        assert lab.optimise().sums["new_chunks"] == 0
+        assert lab.optimize().sums["new_chunks"] == 0
 
 
 def test_a_sound_volume_is_left_as_it_is(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         fill(lab)
-        lab.optimise()
+        lab.optimize()
         assert run_cli("run", "scrub", lab.root).returncode == 0
         before = {path: path.read_bytes() for path in (lab.base / "store").rglob("*.d??")}
         report = rebuild(lab)
@@ -61,7 +61,7 @@ def test_repairs_outlive_the_tables(tmp_path: Path, kind: Kind) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         scrub(lab.root)
         stub = lab.stub("base")
         assert stub is not None
@@ -80,14 +80,14 @@ def test_what_an_old_table_calls_garbage_is_not_compacted_away(tmp_path: Path) -
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\n')
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         for name in ("base", "copy", "edited"):
             (lab.data / name).unlink()
         assert lab.collect().orphaned_chunks
         old = {path: path.read_bytes() for path in (lab.base / "store").rglob("*.dir")}
         for name, content in contents.items():
             lab.put(name, content)
-        assert lab.optimise().sums["new_chunks"] == 0
+        assert lab.optimize().sums["new_chunks"] == 0
         for path, table in old.items():
             path.write_bytes(table)
         report = rebuild(lab)
@@ -103,7 +103,7 @@ def test_second_copies_of_records_that_live_again_are_found_again(
 ) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("f", noise(400 * KIB))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "f").unlink()
         first = lab.collect()
         assert first.orphaned_copies == 1
@@ -115,7 +115,7 @@ def test_second_copies_of_records_that_live_again_are_found_again(
 def test_what_is_gone_from_the_containers_is_named(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     fill(lab)
-    lab.optimise()
+    lab.optimize()
     lose_tables(lab)
     lab.lose(Kind.RECIPES)
     result = run_cli("run", "rebuild", lab.root, "--json")

@@ -1,4 +1,4 @@
-"""Unoptimise: the way out, for one file, a part of the tree or all, as long as there is space."""
+"""Unoptimize: the way out, for one file, a part of the tree or all, as long as there is space."""
 
 import os
 import random
@@ -32,8 +32,8 @@ def test_every_file_is_as_it_was_before(tmp_path: Path) -> None:
         contents = fill(lab)
         (lab.data / "base").chmod(0o640)
         os.setxattr(lab.data / "base", "user.note", b"kept")
-        lab.optimise()
-        report = lab.unoptimise()
+        lab.optimize()
+        report = lab.unoptimize()
         assert (report.files_restored, report.errors) == (len(contents), 0)
         assert report.logical_bytes == sum(map(len, contents.values()))
         for name, content in contents.items():
@@ -48,10 +48,10 @@ def test_every_file_is_as_it_was_before(tmp_path: Path) -> None:
 def test_a_stub_that_was_given_capabilities_keeps_them(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         path = lab.put("program", noise(100_000))
-        lab.optimise()
+        lab.optimize()
         assert lab.stub("program") is not None
         os.setxattr(path, "security.capability", RAW_SOCKETS)
-        lab.unoptimise()
+        lab.unoptimize()
         assert lab.stub("program") is None
         assert os.getxattr(path, "security.capability") == RAW_SOCKETS
 
@@ -59,15 +59,15 @@ def test_a_stub_that_was_given_capabilities_keeps_them(tmp_path: Path) -> None:
 def test_it_may_be_repeated(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         fill(lab)
-        lab.optimise()
-        lab.unoptimise()
-        assert lab.unoptimise().files_restored == 0
+        lab.optimize()
+        lab.unoptimize()
+        assert lab.unoptimize().files_restored == 0
 
 
 def test_one_file_is_made_plain_and_once_is_enough(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         with lab.opened() as volume:
             assert restore_file(volume, b"prose")
             assert not restore_file(volume, b"prose")
@@ -78,25 +78,25 @@ def test_one_file_is_made_plain_and_once_is_enough(tmp_path: Path) -> None:
 def test_a_file_of_zeros_becomes_one_hole(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("zeros", bytes(500 * KIB))
-        lab.optimise()
-        lab.unoptimise()
+        lab.optimize()
+        lab.unoptimize()
         assert (lab.data / "zeros").read_bytes() == bytes(500 * KIB)
         assert (lab.data / "zeros").stat().st_blocks == 0
 
 
 @pytest.mark.root
-def test_unoptimise_asks_for_the_space_before_it_begins(loop_fs: MakeFileSystem) -> None:
+def test_unoptimize_asks_for_the_space_before_it_begins(loop_fs: MakeFileSystem) -> None:
     lab = new_lab(loop_fs(size="48M") / "volume")
     content = noise(5 * MIB)
     for at in range(12):
         lab.put(f"{at}", content)
-        lab.optimise()
+        lab.optimize()
     with pytest.raises(NoSpace) as caught:
-        lab.unoptimise()
+        lab.unoptimize()
     assert "making 12 files plain needs 60.00 MiB" in str(caught.value)
     assert "are missing" in str(caught.value)
     assert all(lab.stub(f"{at}") for at in range(12))
-    lab.unoptimise(b"3")
+    lab.unoptimize(b"3")
     assert (lab.data / "3").read_bytes() == content
     lab.verify_clean()
 
@@ -108,7 +108,7 @@ def test_a_restore_that_runs_out_of_space_leaves_the_stub_as_it_was(
     lab = new_lab(loop_fs(size="48M") / "volume")
     content = noise(12 * MIB)
     lab.put("file", content)
-    lab.optimise()
+    lab.optimize()
     (lab.root / "filler").write_bytes(noise(free_bytes(lab) - 3 * MIB, 1))
     before = lab.stub("file")
     with lab.opened() as volume, pytest.raises(NoSpace, match="it stays a stub"):
@@ -124,7 +124,7 @@ def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> 
     with lab_in(tmp_path) as lab:
         content = noise(5 * MIB)
         lab.put("file", content)
-        lab.optimise()
+        lab.optimize()
         before = lab.stub("file")
         run, checks = JobRun("unoptimize"), count(1)
 
@@ -143,9 +143,9 @@ def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> 
 def test_a_damaged_file_stays_a_stub_and_does_not_stop_the_others(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     contents = fill(lab)
-    lab.optimise()
+    lab.optimize()
     lab.lose(Kind.RECIPES)
-    report = lab.unoptimise()
+    report = lab.unoptimize()
     assert report.files_restored == 1 and lab.stub("one-chunk") is None
     assert report.errors == len(contents) - 1
     assert all(message.partition(":")[0] in contents for message in report.messages)
@@ -162,9 +162,9 @@ def test_islands_in_a_sparse_file_do_not_grow(tmp_path: Path) -> None:
         write_out(path)
         before = os.stat(path).st_blocks
         content = path.read_bytes()
-        lab.optimise()
+        lab.optimize()
         assert lab.stub("islands") is not None
-        lab.unoptimise()
+        lab.unoptimize()
         assert path.read_bytes() == content
         assert os.stat(path).st_blocks <= before
 
@@ -182,8 +182,8 @@ def test_islands_in_a_sparse_file_need_no_more_space_than_they_did(
             file.seek(number * 100_000)
             file.write(rng.randbytes(4096))
     content = path.read_bytes()
-    assert lab.optimise().files_optimized == 1
-    assert lab.unoptimise().files_restored == 1
+    assert lab.optimize().files_optimized == 1
+    assert lab.unoptimize().files_restored == 1
     assert path.read_bytes() == content
     lab.verify_clean()
 
@@ -192,7 +192,7 @@ def test_disable_leaves_nothing_of_copies_repairs_and_notes(tmp_path: Path) -> N
     lab = new_lab(tmp_path / "volume")
     contents = fill(lab)
     lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
-    lab.optimise()
+    lab.optimize()
     scrub(lab.root)
     damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[0][0])
     scrub(lab.root)

@@ -221,7 +221,7 @@ def test_references_are_those_that_stubs_and_recipes_name(tmp_path: Path) -> Non
         lab.put("one chunk", noise(40_000, 5))
         lab.put("one chunk again", noise(40_000, 5))
         os.link(lab.data / "one chunk", lab.data / "another name of it")
-        lab.optimise()
+        lab.optimize()
         with lab.opened() as volume:
             known = {kind: RecordCensus() for kind in (fmt.Kind.CHUNKS, fmt.Kind.RECIPES)}
             for kind, records in known.items():

@@ -143,7 +143,7 @@ def test_the_saved_marks_header() -> None:
 def test_saved_marks(tmp_path: Path) -> None:
     with lab_in(tmp_path, chunk_size="4k") as lab:
         lab.put("file", os.urandom(100_000))
-        lab.optimise()
+        lab.optimize()
         report = lab.collect()
         stub = lab.stub("file")
         data = (lab.base / "saved.marks").read_bytes()
@@ -345,7 +345,7 @@ def test_the_directory_is_what_a_volume_has(tmp_path: Path) -> None:
     assert {f"{directory}/NNNNNNNN.dat" for directory in STORE_DIRS.values()} <= documented
     with lab_in(tmp_path) as lab:
         lab.put("file", os.urandom(300_000))
-        lab.optimise()
+        lab.optimize()
         lab.collect()
         for path in lab.base.rglob("*"):
             relative = path.relative_to(lab.base)

@@ -64,7 +64,7 @@ def test_a_job_runs_through_the_service_and_reports_as_in_the_foreground(
 
 
 @pytest.mark.slow
-def test_a_part_of_the_tree_can_be_optimised(machine: ServiceLab) -> None:
+def test_a_part_of_the_tree_can_be_optimized(machine: ServiceLab) -> None:
     lab = machine.add_volume()
     lab.put("in/f", noise(100 * KIB))
     lab.put("out/f", noise(100 * KIB))
@@ -90,7 +90,7 @@ def test_what_the_schedule_says_runs_by_itself_once(machine: ServiceLab) -> None
 
 def test_a_job_is_paused_and_goes_on(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     machine.start()
     job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
@@ -130,7 +130,7 @@ def test_a_job_that_is_refused_says_why_once(machine: ServiceLab) -> None:
 
 def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     container = lab.container(Kind.CHUNKS)
     flip_bit(container, 1000)
     machine.start()
@@ -149,7 +149,7 @@ def test_damage_that_is_left_is_a_problem_until_it_is_repaired(machine: ServiceL
 
 def test_a_client_that_stops_waiting_learns_that_the_job_goes_on(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     machine.start()
     command = [sys.executable, "-m", "dedupd.cli.main", "run", "scrub", "--full"]
     environment = {**os.environ, **machine.environment, "PYTHONPATH": str(REPOSITORY)}
@@ -187,7 +187,7 @@ def test_a_client_that_waits_for_a_job_learns_that_its_volume_is_gone(machine: S
 
 def test_what_is_asked_for_takes_the_place_of_a_scheduled_job(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     lab.set_policy(
         QUIET_POLICY.replace('full_scrub = "off"', 'full_scrub = "every 2s"')
         + f'scrub_rate = "{SLOW_RATE}"\n'
@@ -213,7 +213,7 @@ def test_jobs_of_one_volume_run_one_after_the_other(machine: ServiceLab) -> None
 
 def test_a_stop_of_the_service_lets_jobs_save_their_progress(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     machine.start()
     machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
@@ -225,7 +225,7 @@ def test_a_stop_of_the_service_lets_jobs_save_their_progress(machine: ServiceLab
 
 def test_a_job_does_not_outlive_a_service_that_is_killed(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     machine.start()
     machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
@@ -239,7 +239,7 @@ def test_a_job_does_not_outlive_a_service_that_is_killed(machine: ServiceLab) ->
 @pytest.mark.slow
 def test_a_job_that_is_killed_has_failed_and_is_in_the_history(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     machine.start()
     job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")
@@ -253,7 +253,7 @@ def test_a_job_that_is_killed_has_failed_and_is_in_the_history(machine: ServiceL
 @pytest.mark.slow
 def test_a_volume_is_unmounted_once_its_job_has_ended(machine: ServiceLab) -> None:
     lab = filled(machine)
-    lab.optimise()
+    lab.optimize()
     machine.start()
     job_id = machine.submit("scrub", lab, **SLOW_SCRUB)
     machine.job_in(lab, "running")

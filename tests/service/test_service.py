@@ -41,7 +41,7 @@ def machine(tmp_path: Path) -> Iterator[ServiceLab]:
 def filled(machine: ServiceLab, name: str = "volume") -> Lab:
     lab = machine.add_volume(name)
     lab.put("f", CONTENT)
-    lab.optimise()
+    lab.optimize()
     return lab
 
 

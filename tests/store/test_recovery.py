@@ -252,11 +252,11 @@ def test_a_torn_tail_is_judged_by_the_disk_and_not_by_the_page_cache(tmp_path: P
 def test_a_volume_that_lost_its_tables_reads_and_goes_on(tmp_path: Path, kind: Kind) -> None:
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         lab.table(kind).unlink()
         assert {name: lab.read(name) for name in contents} == contents
         lab.put("another copy", contents["base"])
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.sums["new_chunks"] == 0
         assert {name: lab.read(name) for name in contents} == contents
 
@@ -264,12 +264,12 @@ def test_a_volume_that_lost_its_tables_reads_and_goes_on(tmp_path: Path, kind: K
 def test_a_volume_that_lost_its_catalogue_and_all_tables_goes_on(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         shutil.rmtree(lab.base / "catalog")
         for table in (lab.base / "store").rglob("*.dir"):
             table.unlink()
         contents["more"] = lab.put("more", noise(100_000, seed=7)).read_bytes()
-        lab.optimise()
+        lab.optimize()
         assert {name: lab.read(name) for name in contents} == contents
-        lab.unoptimise()
+        lab.unoptimize()
         assert all((lab.data / name).read_bytes() == data for name, data in contents.items())

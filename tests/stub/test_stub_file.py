@@ -98,7 +98,7 @@ def lab(loop_fs: MakeFileSystem, request: pytest.FixtureRequest) -> Lab:
 
 def make_stub(lab: Lab, name: str = "f") -> None:
     lab.put(name, content())
-    lab.optimise()
+    lab.optimize()
     assert lab.stub(name) is not None
 
 
@@ -130,7 +130,7 @@ def test_a_stub_reads_and_writes_like_a_file(lab: Lab) -> None:
             names.extend(f"f{number}" for number in range(50))
             for name in names:
                 lab.put(name, content())
-            lab.optimise()
+            lab.optimize()
         name = names.pop()
         model = bytearray(content())
         one = Sparse(lab, name)
@@ -272,7 +272,7 @@ def test_blocks_allocated_beside_a_write_are_holes(
     give_extents_a_size(lab.data / "images", EXTENT)
     model = bytearray(noise(EXTENT * 4 + 100, 2))
     lab.put("images/f", model)
-    lab.optimise()
+    lab.optimize()
     disk = ShortDisk()
     with sparse(lab, "images/f", disk) as one:
         one.write(200 * BLOCK, b"before")
@@ -299,7 +299,7 @@ def test_a_restore_without_room_leaves_no_blocks_beside_those_it_filled(
     model = bytearray(noise(EXTENT * 4, 2))
     model[10 * BLOCK : 60 * BLOCK] = bytes(50 * BLOCK)
     lab.put("images/f", model)
-    lab.optimise()
+    lab.optimize()
     with sparse(lab, "images/f", FullDisk()) as one:
         one.write(200 * BLOCK, b"before")
         model[200 * BLOCK : 200 * BLOCK + 6] = b"before"
@@ -327,7 +327,7 @@ def test_blocks_reserved_for_copies_of_shared_ones_are_holes(loop_fs: MakeFileSy
         file.seek(10 * BLOCK)
         model[10 * BLOCK : 11 * BLOCK] = noise(BLOCK, 10)
         file.write(noise(BLOCK, 10))
-    lab.optimise()
+    lab.optimize()
     with sparse(lab, "f") as one:
         os.pread(one.fd, len(model), 0)
         assert one.read(0, len(model)) == model
@@ -344,7 +344,7 @@ def test_a_stub_whose_own_blocks_were_cloned_is_written_and_made_plain(
     lab = new_lab(loop_fs("xfs") / "volume", "4k")
     model = bytearray(noise(EXTENT, 2))
     lab.put("f", model)
-    lab.optimise()
+    lab.optimize()
     with sparse(lab, "f") as one:
         for seed in (3, 4):
             one.write(20 * BLOCK, noise(BLOCK, seed))
@@ -408,7 +408,7 @@ def test_a_full_disk_fails_the_write_and_damages_nothing(
     lab = new_lab(point / "volume", "4k")
     data = noise(16 << 20, 3)
     lab.put("f", data)
-    lab.optimise()
+    lab.optimize()
     fill_up(point, 40 * BLOCK)
     model = bytearray(data)
     rng = random.Random(1)

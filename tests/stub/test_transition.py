@@ -126,9 +126,9 @@ def test_a_commit_stopped_anywhere_loses_nothing_and_is_finished(
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
         with stop_at(point, passes if point.startswith("stub") else 1):
-            lab.optimise()
+            lab.optimize()
         assert {name: lab.read(name) for name in contents} == contents
-        lab.optimise()
+        lab.optimize()
         assert {name: lab.read(name) for name in contents} == contents
         for name in contents:
             stub = lab.stub(name)
@@ -144,11 +144,11 @@ def test_a_restore_stopped_anywhere_loses_nothing_and_is_finished(
 ) -> None:
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         with stop_at(point, passes):
-            lab.unoptimise()
+            lab.unoptimize()
         assert {name: lab.read(name) for name in contents} == contents
-        lab.unoptimise()
+        lab.unoptimize()
         for name, content in contents.items():
             assert lab.stub(name) is None
             assert (lab.data / name).read_bytes() == content
@@ -166,7 +166,7 @@ def set_stub(lab: Lab, name: str, stub: StubAttribute) -> None:
 def committing(lab: Lab, name: str, content: bytes) -> None:
     """Leave a file as a crash between the attribute and the punch leaves it."""
     lab.put(name, content)
-    lab.optimise()
+    lab.optimize()
     stub = lab.stub(name)
     assert stub is not None
     (lab.data / name).write_bytes(content)
@@ -220,7 +220,7 @@ def test_a_stub_with_all_its_blocks_is_made_plain_without_the_store(tmp_path: Pa
     committing(lab, "file", content)
     for kind in COPIES_OF:
         lab.lose(kind)
-    assert lab.unoptimise().errors == 0
+    assert lab.unoptimize().errors == 0
     assert lab.stub("file") is None
     assert (lab.data / "file").read_bytes() == content
     assert (lab.data / "file").stat().st_mtime_ns == OLD_NS
@@ -231,7 +231,7 @@ def test_a_stub_cut_by_a_crash_shows_zeros_where_it_grows_again(tmp_path: Path) 
     with lab_in(tmp_path) as lab:
         content = noise(60 * KIB)
         lab.put("file", content)
-        lab.optimise()
+        lab.optimize()
         os.truncate(lab.data / "file", 10 * KIB + 1)
         settled = settle_file(lab, "file")
         assert settled.covered == 10 * KIB + 1
@@ -252,14 +252,14 @@ def test_blocks_in_the_file_win_over_the_recipe(
     lab = overwritten_lab
     content = bytearray(noise(50 * BLOCK))
     lab.put("file", bytes(content))
-    lab.optimise()
+    lab.optimize()
     with open(lab.data / "file", "r+b") as file:
         for block in written:
             content[block * BLOCK : (block + 1) * BLOCK] = noise(BLOCK, block)
             os.pwrite(file.fileno(), noise(BLOCK, block), block * BLOCK)
         os.ftruncate(file.fileno(), size)
     assert lab.read("file") == content[:size]
-    assert lab.unoptimise().messages == []
+    assert lab.unoptimize().messages == []
     assert (lab.data / "file").read_bytes() == content[:size]
     lab.verify_clean()
     (lab.data / "file").unlink()
@@ -308,9 +308,9 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
             file.truncate(9000 * BLOCK)
         before, blocks_before = path.read_bytes(), path.stat().st_blocks
         chunk_blocks = 128 * KIB // 512
-        lab.optimise()
+        lab.optimize()
         assert lab.read("sparse") == before
-        lab.unoptimise()
+        lab.unoptimize()
         assert path.read_bytes() == before
         assert path.stat().st_blocks <= blocks_before + 4 * chunk_blocks
 
@@ -318,7 +318,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
 def test_a_stub_of_another_volume_is_never_read_as_one(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     lab.put("file", noise(10 * BLOCK))
-    lab.optimise()
+    lab.optimize()
     stub = lab.stub("file")
     assert stub is not None
     with lab.opened() as volume:

@@ -225,7 +225,7 @@ TREE_STORED_BYTES_MAX = 2 << 20
 
 
 def optimize_with_garbage(root: Path) -> None:
-    """Optimise, and remove files again: a container is all garbage, another one partly."""
+    """Optimize, and remove files again: a container is all garbage, another one partly."""
     data = root / ".dedupd/data"
     (data / "junk").mkdir()
     for name, part in (("first", "junk"), ("second", "")):
@@ -252,8 +252,8 @@ def compact_volume(root: Path, disk: Disk | None = None) -> CompactReport:
         return Compact(volume, JobRun("compact")).run()
 
 
-def optimise_in_partitions(root: Path) -> None:
-    """Optimise so that files of different types share nothing."""
+def optimize_in_partitions(root: Path) -> None:
+    """Optimize so that files of different types share nothing."""
     with open(root / ".dedupd/policy.toml", "a") as policy:
         policy.write("partitions = 3\n")
     optimize_volume(root)

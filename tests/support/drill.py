@@ -80,7 +80,7 @@ class Drill:
         files["shares-local"] = files["local"][:LOCAL_BYTES] + rng.randbytes(2000)
         for name, content in files.items():
             lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
         lab.put("twin.plain", twin)
         with open(lab.data / "local", "r+b") as file:
             file.write(files["local"][:LOCAL_BYTES])

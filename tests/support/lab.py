@@ -1,4 +1,4 @@
-"""Real volumes in a line: filled, optimised, damaged and checked by the verify job."""
+"""Real volumes in a line: filled, optimized, damaged and checked by the verify job."""
 
 import gc
 import os
@@ -100,11 +100,11 @@ class Lab:
         with Volume.open(str(self.root), self.disk) as volume:
             yield volume
 
-    def optimise(self) -> OptimizeReport:
+    def optimize(self) -> OptimizeReport:
         with self.opened() as volume, volume.job_lock():
             return Optimize(volume, JobRun("optimize")).run()
 
-    def unoptimise(self, below: bytes = b"") -> UnoptimizeReport:
+    def unoptimize(self, below: bytes = b"") -> UnoptimizeReport:
         with self.opened() as volume, volume.job_lock():
             return Unoptimize(volume, JobRun("unoptimize"), below).run()
 

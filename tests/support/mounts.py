@@ -62,19 +62,19 @@ class MountedLab(Lab):
         except ProcessLookupError:
             pass  # it is over
 
-    def optimise(self) -> OptimizeReport:
+    def optimize(self) -> OptimizeReport:
         # The kernel tells of a close behind the closing program's back; this request comes after.
         with suppress(OSError):
             os.statvfs(self.view)
-        return super().optimise()
+        return super().optimize()
 
     def make_stub(self, name: str | bytes, content: bytes) -> Path:
         """A file that is a stub, as users see it."""
         path = self.view / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        self.optimise()
-        assert self.stub(name) is not None, "it was not optimised"
+        self.optimize()
+        assert self.stub(name) is not None, "it was not optimized"
         return path
 
     def client(self) -> ControlClient:

@@ -115,7 +115,7 @@ def links(root: bytes, rng: random.Random) -> None:
 
 
 def names(root: bytes, rng: random.Random) -> None:
-    """Names that are legal and that nobody expects; content large enough to be optimised."""
+    """Names that are legal and that nobody expects; content large enough to be optimized."""
     data = text(rng, 80_000)
     odd = [
         b"name with spaces ",

@@ -61,7 +61,7 @@ def damage_record(lab: Lab, kind: Kind, record_id: int) -> None:
 
 
 def damage_with_second_sources(root: Path, *, header: bool) -> None:
-    """Damage an optimised volume so that every byte can still be read: a copy is there of all.
+    """Damage an optimized volume so that every byte can still be read: a copy is there of all.
 
     ``header``: only the header of a container of copies is lost.
     """

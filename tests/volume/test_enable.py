@@ -317,10 +317,10 @@ def test_a_directory_that_is_no_volume_cannot_be_disabled(tmp_path: Path) -> Non
 def test_there_and_back_with_everything_in_between(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "r")
     contents = fill(lab)
-    lab.optimise()
-    lab.unoptimise()
+    lab.optimize()
+    lab.unoptimize()
     disable(str(lab.root), disk=Disk())
     assert {path.name: path.read_bytes() for path in lab.root.iterdir()} == contents
     assert all(path.stat().st_mtime_ns == OLD_NS for path in lab.root.iterdir())
     new_lab(lab.root)
-    assert lab.optimise().files_optimized == len(contents)
+    assert lab.optimize().files_optimized == len(contents)

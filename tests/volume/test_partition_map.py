@@ -106,7 +106,7 @@ def test_a_quarter_of_the_memory_is_for_the_index() -> None:
     assert capacity(IndexChoice.TABLE, 64 * MIB) < capacity(IndexChoice.BLOOM, 64 * MIB)
 
 
-# --- optimising -------------------------------------------------------------------------------
+# --- optimizing -------------------------------------------------------------------------------
 
 
 def put_types(lab: Lab, count: int = 4) -> dict[str, bytes]:
@@ -124,7 +124,7 @@ def put_types(lab: Lab, count: int = 4) -> dict[str, bytes]:
 def test_a_small_volume_has_one_partition(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         put_types(lab)
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.partitions == 1
         assert list(by_partition(lab)) == [0]
 
@@ -133,7 +133,7 @@ def test_types_have_partitions_of_their_own_where_the_policy_asks(tmp_path: Path
     with lab_in(tmp_path) as lab:
         lab.set_policy(PLAIN + "partitions = 4\n")
         contents = put_types(lab)
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.partitions == 4
         assert report.files_optimized == len(contents)
         chunks = by_partition(lab)
@@ -151,24 +151,24 @@ def test_files_of_more_types_than_are_counted_are_taken_too(
     with lab_in(tmp_path) as lab:
         lab.put("large.first", noise(5 * MIB))
         lab.set_policy(PLAIN)
-        lab.optimise()
+        lab.optimize()
         lab.set_policy(PLAIN + "partitions = 3\n")
         names = ["no type", "file.t1", "file.t2", "below/file.t3", "below/file.t4"]
         for name in names:
             lab.put(name, name.encode())
-        assert lab.optimise().files_optimized == len(names)
+        assert lab.optimize().files_optimized == len(names)
 
 
 def test_later_files_go_to_the_containers_of_their_partition(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy(PLAIN + "partitions = 3\n")
         contents = put_types(lab, 3)
-        lab.optimise()
+        lab.optimize()
         before = by_partition(lab)
         containers = sorted(lab.container(Kind.CHUNKS).parent.glob("*.dat"))
         lab.put("again.t1", contents["a1.t1"])
         lab.put("more.t2", noise(100 * KIB, 77))
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.partitions == 2
         after = by_partition(lab)
         assert sum(after[n] > before[n] for n in after) == 1
@@ -180,11 +180,11 @@ def test_without_a_catalogue_no_number_is_given_out_again(tmp_path: Path) -> Non
     with lab_in(tmp_path) as lab:
         lab.set_policy(PLAIN + "partitions = 3\n")
         put_types(lab, 3)
-        lab.optimise()
+        lab.optimize()
         before = set(by_partition(lab))
         shutil.rmtree(lab.base / "catalog")
         put_types(lab, 6)
-        lab.optimise()
+        lab.optimize()
         new = set(by_partition(lab)) - before
         assert new and min(new) > max(before)
 
@@ -199,7 +199,7 @@ def test_a_full_partition_is_closed_also_in_the_middle_of_a_file(
         lab.set_policy(PLAIN)
         contents = fill(lab) | {"large.img": noise(6 * MIB, 5)}
         lab.put("large.img", contents["large.img"])
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.partitions > 4
         assert {name: lab.read(name) for name in contents} == contents
         # A batch of chunks may come on top of what fills it.
@@ -226,6 +226,6 @@ def test_a_cancelled_run_leaves_every_partition_in_order(
                 Optimize(volume, run).run()
         # It may end before anything of the third is there.
         assert {0, 1} <= set(by_partition(lab)) <= {0, 1, 2}
-        lab.optimise()
+        lab.optimize()
         assert set(by_partition(lab)) == {0, 1, 2, 3}
         assert {name: lab.read(name) for name in contents} == contents

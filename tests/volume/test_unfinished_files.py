@@ -50,7 +50,7 @@ def interrupted(tmp_path: Path) -> Lab:
 def bytes_read(lab: Lab) -> int:
     """How much of the file the next run reads, which makes it a stub that is whole."""
     content = (lab.data / "large").read_bytes()
-    report = lab.optimise()
+    report = lab.optimize()
     assert report.files_optimized == 1
     assert lab.read("large") == content
     lab.verify_clean()
@@ -81,7 +81,7 @@ def test_what_is_lost_meanwhile_is_read_and_stored_again(interrupted: Lab, kind:
     interrupted.lose(kind)
     interrupted.table(kind).unlink()
     content = (interrupted.data / "large").read_bytes()
-    interrupted.optimise()
+    interrupted.optimize()
     assert interrupted.read("large") == content
 
 
@@ -89,12 +89,12 @@ def test_a_chunk_found_damaged_meanwhile_is_stored_again(interrupted: Lab) -> No
     flip_bit(interrupted.container(Kind.CHUNKS), 300)
     interrupted.table(Kind.CHUNKS).unlink()
     content = (interrupted.data / "large").read_bytes()
-    interrupted.optimise()
+    interrupted.optimize()
     assert interrupted.read("large") == content
 
 
 def test_a_finished_run_leaves_no_checkpoint(interrupted: Lab) -> None:
-    interrupted.optimise()
+    interrupted.optimize()
     with interrupted.opened() as volume:
         checkpoints = unfinished_files.Checkpoints(volume)
         checkpoints.load()

@@ -49,14 +49,14 @@ def test_a_name_that_is_not_utf8_is_found(tmp_path: Path) -> None:
 def test_opening_and_closing_leaves_no_descriptor(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", os.urandom(200_000))
-        lab.optimise()
+        lab.optimize()
         lab.read("file")
         before = descriptors_to_begin_with()
         for _ in range(5):
             lab.read("file")
-            lab.optimise()
+            lab.optimize()
             lab.verify_clean()
-            lab.unoptimise()
+            lab.unoptimize()
         assert descriptors() == before
 
 

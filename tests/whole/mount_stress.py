@@ -3,8 +3,8 @@
     python -m tests.whole.mount_stress DIRECTORY [--minutes N] [--seed N] [--exercisers N]
 
 Each exerciser changes a file of its own at random, in the manner of fsx, and compares it with what
-it has in memory; fio writes with verification beside them; the optimise job runs all the time and
-the unoptimise job now and then; the process that serves the mount is killed at random moments.
+it has in memory; fio writes with verification beside them; the optimize job runs all the time and
+the unoptimize job now and then; the process that serves the mount is killed at random moments.
 Prints what was done, and ends with status 1 at the first byte that is wrong.
 """
 
@@ -232,10 +232,10 @@ def run_jobs(plan: Plan, lab: MountedLab, seed: int) -> None:
     while not plan.is_over():
         try:
             if rng.random() < 0.05:
-                counts["restored"] += lab.unoptimise().files_restored
+                counts["restored"] += lab.unoptimize().files_restored
             else:
-                report = lab.optimise()
-                counts["optimised"] += report.files_optimized
+                report = lab.optimize()
+                counts["optimized"] += report.files_optimized
                 for message in report.messages:
                     counts[message.partition(": ")[2]] += 1
                 for reason, number in report.files_left.items():

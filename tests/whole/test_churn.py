@@ -189,7 +189,7 @@ def live(tmp_path: Path, weeks: int, actions: int, size_bytes: int, seed: int) -
     fresh = new_lab(tmp_path / "fresh")
     for name, content in life.model.items():
         fresh.put(name, content)
-    fresh.optimise()
+    fresh.optimize()
     anew = store_bytes(fresh.base)
     print(
         f"\n{weeks} weeks: {dict(life.done)}; {len(life.model)} files,"

@@ -58,7 +58,7 @@ def put_some(lab: Lab, mib: int) -> None:
 
 
 @pytest.mark.parametrize("budget_mib", [64, 128])
-def test_an_optimise_run_stays_inside_its_budget(tmp_path: Path, budget_mib: int) -> None:
+def test_an_optimize_run_stays_inside_its_budget(tmp_path: Path, budget_mib: int) -> None:
     lab = new_lab(tmp_path / "volume")
     lab.set_policy(PLAIN + f'memory = "{budget_mib} MiB"\npartitions = 3\n')
     put_some(lab, 80)
@@ -76,9 +76,9 @@ def test_a_store_larger_than_the_budget_takes_no_more(tmp_path: Path) -> None:
         lab.set_policy(PLAIN + 'memory = "64 MiB"\n')
         fill_tables(lab, chunks, 0)
         put_some(lab, 10)
-        optimise, report = peak_bytes(lab, "optimize")
+        optimize, report = peak_bytes(lab, "optimize")
         assert report["files_optimized"] == 1
         reconcile, report = peak_bytes(lab, "reconcile", "--dry-run")
         assert (report["rounds"] == 1) == (chunks == 300_000)
-        peaks[chunks] = max(optimise, reconcile)
+        peaks[chunks] = max(optimize, reconcile)
     assert max(peaks.values()) <= 64 * MIB + RSS_SLACK_BYTES, peaks

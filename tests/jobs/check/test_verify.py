@@ -40,10 +40,10 @@ FIRST_PAYLOAD = FIRST_RECORD + fmt.RECORD_HEADER_BYTES
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    """An optimised volume: nothing is checked at the end, it is to be damaged."""
+    """An optimized volume: nothing is checked at the end, it is to be damaged."""
     lab = new_lab(tmp_path / "volume")
     fill(lab)
-    lab.optimise()
+    lab.optimize()
     lab.verify_clean()
     return lab
 
@@ -175,7 +175,7 @@ def test_every_invariant_has_its_damage_in_these_tests() -> None:
 def test_stubs_are_found_however_deep_they_lie(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         odd_files.deeper_than_a_path(os.fsencode(lab.data))
-        lab.optimise()
+        lab.optimize()
         assert lab.verify().stubs == 1
         assert scrub(lab.root).stubs == 1
         shutil.rmtree(lab.data)  # nobody else can clear that away
@@ -252,10 +252,10 @@ def test_what_an_interrupted_job_leaves_is_told_from_damage(tmp_path: Path, poin
     with lab_in(tmp_path) as lab:
         fill(lab)
         with stop_at(point):
-            lab.optimise()
+            lab.optimize()
         report = lab.verify_clean()
         assert report.unsettled == (6 if point == "commit.durable" else 0)
-        lab.optimise()
+        lab.optimize()
         assert lab.verify_clean().unsettled == 0
 
 

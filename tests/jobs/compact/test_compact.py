@@ -273,7 +273,7 @@ def test_space_comes_back_when_half_of_the_bytes_are_deleted(tmp_path: Path) -> 
         for name, content in kept.items():
             lab.put(name, content)
             lab.put(f"drop-{name}", noise(500 * KIB, 100 + len(name) + int(name[4:])))
-        lab.optimise()
+        lab.optimize()
 
         def store_bytes() -> int:
             return sum(p.stat().st_blocks * 512 for p in (lab.base / "store").rglob("*.d*"))
@@ -293,7 +293,7 @@ def test_containers_below_the_threshold_stay(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("keep", noise(2 * MIB))
         lab.put("gone", noise(200 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         lab.set_policy('min_age = "0s"\nmin_size = 1\ncompaction_min_dead = 0.5\n')
         (lab.data / "gone").unlink()
         lab.collect()
@@ -306,13 +306,13 @@ def test_containers_below_the_threshold_stay(tmp_path: Path) -> None:
 def test_the_last_container_shrinks_to_nothing_and_keeps_its_number(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         first = lab.put("first", noise(900 * KIB))
-        lab.optimise()
+        lab.optimize()
         first.unlink()
         lab.collect()
         lab.compact()
         assert lab.container(Kind.CHUNKS).stat().st_size < 4 * KIB
         lab.put("second", noise(900 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         assert lab.read("second") == noise(900 * KIB, 1)
 
 
@@ -341,7 +341,7 @@ def test_a_needed_quarantined_record_keeps_its_container(
     with lab_in(tmp_path) as lab:
         lab.put("hurt", noise(300 * KIB))
         lab.put("gone", noise(300 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         lab.collect()
         with lab.opened() as volume, volume.containers(Kind.CHUNKS) as directory:

@@ -281,7 +281,7 @@ def test_a_job_pauses_within_two_seconds_for_users(tmp_path: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         for number in range(4):
             lab.put(f"f{number}", noise(8 * MIB, number))
-        lab.optimise()
+        lab.optimize()
         with lab.opened() as volume:
             uuid = volume.parameters.uuid
         run, served, stop = JobRun("optimize"), threading.Event(), threading.Event()

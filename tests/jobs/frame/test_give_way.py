@@ -62,7 +62,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             lab.put(f"stubs/{number}.{'ab'[number % 2]}", noise(120_000, number))
             lab.put(f"twice/{number}.{'ba'[number % 2]}", noise(120_000, number))
             lab.put(f"gone/{number}.a", noise(120_000, STUBS + number))
-        lab.optimise()
+        lab.optimize()
         shutil.rmtree(lab.data / "gone")
         lab.collect()
         (lab.data / "plain").mkdir()

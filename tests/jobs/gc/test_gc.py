@@ -51,7 +51,7 @@ def states(lab: Lab, kind: Kind = Kind.CHUNKS) -> dict[int, int]:
 def test_what_stubs_name_stays_live(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         report = lab.collect()
         assert (report.outcome, report.orphaned_chunks, report.orphaned_recipes) == ("done", 0, 0)
         assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.LIVE}
@@ -65,7 +65,7 @@ def test_nothing_is_collected_while_a_mount_hides_a_part_of_the_tree(tmp_path: P
     lab = new_lab(tmp_path / "volume")
     content = noise(400 * KIB)
     lab.put("a/deep/f", content)
-    lab.optimise()
+    lab.optimize()
     with mounted_over(lab.data / "a/deep"):
         report = lab.collect()
         assert report.outcome == "nothing collected: see the messages"
@@ -81,7 +81,7 @@ def test_chunks_of_a_removed_file_become_orphans_and_shared_ones_stay(tmp_path: 
         lab.put("both", shared)
         lab.put("gone", shared + noise(400 * KIB, 1))
         lab.put("gone-too", noise(20 * KIB, 2))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         (lab.data / "gone-too").unlink()
         report = lab.collect()
@@ -95,7 +95,7 @@ def test_epochs_grow_and_a_second_run_finds_nothing_new(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         for seed in range(2):
             lab.put(f"f{seed}", noise(200 * KIB, seed))
-        lab.optimise()
+        lab.optimize()
         for epoch in (1, 2):
             (lab.data / f"f{epoch - 1}").unlink()
             assert lab.collect().epoch == epoch
@@ -109,7 +109,7 @@ def test_a_run_on_a_quiet_volume_reads_no_recipe(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         for seed, name in enumerate(("one", "two", "three")):
             lab.put(name, noise(200 * KIB, seed))
-        lab.optimise()
+        lab.optimize()
         assert lab.collect().recipes == 3
         for _ in range(2):
             report = lab.collect()
@@ -123,7 +123,7 @@ def test_a_run_on_a_quiet_volume_reads_no_recipe(tmp_path: Path) -> None:
         report = lab.collect()
         assert (report.recipes, report.orphaned_recipes, report.outcome) == (2, 1, "done")
         lab.put("four", noise(200 * KIB, 9))
-        lab.optimise()
+        lab.optimize()
         report = lab.collect()
         assert (report.recipes, report.resumed) == (1, True)
         report = lab.collect(full=True)
@@ -133,7 +133,7 @@ def test_a_run_on_a_quiet_volume_reads_no_recipe(tmp_path: Path) -> None:
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("gone", noise(200 * KIB))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         with lab.opened() as volume, volume.job_lock():
             report = Gc(volume, JobRun("gc"), dry_run=True).run()
@@ -149,7 +149,7 @@ def test_nodes_and_chunks_of_a_file_of_several_nodes_stay(
         large = noise(600 * KIB)
         lab.put("large", large)
         lab.put("gone", noise(600 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         assert lab.collect().orphaned_recipes > 4
         lab.compact()
@@ -166,7 +166,7 @@ def test_what_a_file_was_cut_by_is_garbage(
         content = noise(400 * KIB)
         for name in ("cut", "cut-more", "whole"):
             lab.put(name, content if name != "whole" else content[:80_000] + noise(9000, 1))
-        lab.optimise()
+        lab.optimize()
         for name, length in (("cut", 200_001), ("cut-more", 100_000)):
             with lab.opened() as volume, opened(os.open(lab.data / name, os.O_RDWR)) as fd:
                 stub = volume.space.read(fd, name)
@@ -191,12 +191,12 @@ def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Pa
     with lab_in(tmp_path) as lab:
         content = noise(400 * KIB)
         lab.put("first", content)
-        lab.optimise()
+        lab.optimize()
         (lab.data / "first").unlink()
         lab.collect()
         assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.ORPHANED}
         lab.put("second", content)
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.sums["new_chunks"] == 0
         assert states(lab).keys() == states(lab, Kind.RECIPES).keys() == {State.LIVE}
         lab.compact()
@@ -210,7 +210,7 @@ def test_files_of_a_nested_subvolume_stay_plain(loop_fs: MakeFileSystem) -> None
     subprocess.run(["btrfs", "subvolume", "create", lab.data / "nested"], check=True)
     lab.put("nested/deep/f", content)
     lab.put("g", content)
-    assert lab.optimise().files_optimized == 1
+    assert lab.optimize().files_optimized == 1
     (lab.data / "g").unlink()
     assert lab.collect().orphaned_chunks > 0
     lab.compact()
@@ -223,12 +223,12 @@ def test_a_death_while_orphans_come_back_loses_nothing(tmp_path: Path, point: st
     with lab_in(tmp_path) as lab:
         content = noise(400 * KIB)
         lab.put("first", content)
-        lab.optimise()
+        lab.optimize()
         (lab.data / "first").unlink()
         lab.collect()
         lab.put("second", content)
         with stop_at(point):
-            lab.optimise()
+            lab.optimize()
         lab.collect()
         lab.compact()
         assert lab.read("second") == content
@@ -240,7 +240,7 @@ def test_a_lost_table_makes_orphans_live_until_the_next_run(
     with lab_in(tmp_path) as lab:
         lab.put("kept", noise(200 * KIB))
         lab.put("gone", noise(200 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         first = lab.collect().orphaned_chunks
         lab.table(Kind.CHUNKS).unlink()
@@ -252,7 +252,7 @@ def test_where_anything_cannot_be_read_nothing_is_collected(tmp_path: Path, dama
     lab = new_lab(tmp_path / "volume")
     lab.put("hurt", noise(400 * KIB))
     lab.put("gone", noise(400 * KIB, 1))
-    lab.optimise()
+    lab.optimize()
     (lab.data / "gone").unlink()
     if damage == "attribute":
         value = os.getxattr(lab.data / "hurt", "trusted.dedupd")
@@ -273,7 +273,7 @@ def test_a_damaged_recipe_is_read_from_its_second_copy(tmp_path: Path) -> None:
     content = noise(400 * KIB)
     lab.put("hurt", content)
     lab.put("gone", noise(400 * KIB, 1))
-    lab.optimise()
+    lab.optimize()
     (lab.data / "gone").unlink()
     flip_bit(lab.container(Kind.RECIPES), 128 + 80 + 4)
     report = lab.collect()
@@ -286,7 +286,7 @@ def test_the_copy_of_a_lost_record_is_kept(tmp_path: Path) -> None:
     """Nobody can tell any more whether it is needed, and it is all that there is."""
     lab = new_lab(tmp_path / "volume")
     lab.put("file", noise(400 * KIB))
-    lab.optimise()
+    lab.optimize()
     (lab.data / "file").unlink()
     lab.container(Kind.RECIPES).unlink()
     lab.collect()
@@ -297,7 +297,7 @@ def test_a_repaired_chunk_is_kept_when_the_table_that_leads_to_it_is_lost(tmp_pa
     with lab_in(tmp_path) as lab:
         content = noise(400 * KIB)
         lab.put("hurt", content)
-        lab.optimise()
+        lab.optimize()
         (chunk, start, end), *_ = chunks_of(lab, "hurt")
         damage_record(lab, Kind.CHUNKS, chunk)
         lab.put("again", content[start:end])
@@ -318,7 +318,7 @@ def test_an_interrupted_sweep_is_finished_by_the_next_run(tmp_path: Path, point:
     with lab_in(tmp_path) as lab:
         lab.put("kept", noise(200 * KIB))
         lab.put("gone", noise(200 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         with stop_at(point):
             lab.collect()

@@ -68,7 +68,7 @@ def make_stubs(lab: MountedLab, below: str = "file") -> dict[str, bytes]:
         path = lab.view / name / below
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    lab.optimise()
+    lab.optimize()
     assert all(lab.stub(f"{name}/{below}") for name in contents)
     return contents
 
@@ -177,7 +177,7 @@ def test_a_storm_of_renames_during_collections_loses_nothing(
         path = lab.view / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
-    lab.optimise()
+    lab.optimize()
     stop, moved = threading.Event(), threading.Semaphore(0)
     real = tree_marker.TreeMarker._list
 
@@ -288,7 +288,7 @@ def test_readers_see_no_error_while_containers_are_replaced(lab: MountedLab) -> 
     contents = {f"f{n}": noise(300 * KIB, n) for n in range(12)}
     for name, content in contents.items():
         (lab.view / name).write_bytes(content)
-    lab.optimise()
+    lab.optimize()
     stop, failures = threading.Event(), list[BaseException]()
     kept = {name: content for n, (name, content) in enumerate(contents.items()) if n % 2}
 

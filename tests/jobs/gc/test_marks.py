@@ -60,7 +60,7 @@ def put_files(lab: Lab, count: int, first: int = 0) -> None:
     """Files of some chunks each, none of which another one has."""
     for number in range(first, first + count):
         lab.put(f"f{number}", noise(60 * KIB, number))
-    lab.optimise()
+    lab.optimize()
 
 
 def numbers(report: GcReport) -> tuple[bool, int]:
@@ -113,13 +113,13 @@ def test_more_of_a_recipe_that_was_known_in_part_is_read(tmp_path: Path) -> None
     with lab_in(tmp_path, chunk_size="4k") as lab:
         content = noise(200 * KIB)
         lab.put("part", content)
-        lab.optimise()
+        lab.optimize()
         whole = lab.collect().recipes
         cut(lab, "part", 50_000)
         part = lab.collect().recipes
         assert 1 < part < whole / 2
         lab.put("whole", content)
-        lab.optimise()
+        lab.optimize()
         report = lab.collect()
         assert report.resumed and report.revived == 0
         expect_collected(lab)
@@ -132,7 +132,7 @@ def test_a_compaction_changes_nothing_of_what_is_known(tmp_path: Path) -> None:
         put_files(lab, 3)
         for number in range(6):
             lab.put(f"large{number}", noise(900 * KIB, 10 + number))
-        lab.optimise()
+        lab.optimize()
         for number in range(6):
             (lab.data / f"large{number}").unlink()
         lab.collect()
@@ -188,7 +188,7 @@ def test_a_run_that_died_while_marking_is_gone_on_with(
     with lab_in(tmp_path, chunk_size="4k") as lab:
         for number in range(3):
             lab.put(f"f{number}", noise(150 * KIB, number))
-        lab.optimise()
+        lab.optimize()
         with stop_at("gc.marks-saved", passes):
             lab.collect(full=True)
         assert saved(lab).exists()
@@ -196,7 +196,7 @@ def test_a_run_that_died_while_marking_is_gone_on_with(
             (lab.data / "f1").unlink()
         if change in ("more", "both"):
             lab.put("f3", noise(150 * KIB, 3))
-            lab.optimise()
+            lab.optimize()
         report = lab.collect(full=False)
         expect_collected(lab)
         if change == "more":
@@ -215,7 +215,7 @@ def test_every_run_that_dies_gets_further(tmp_path: Path) -> None:
     with lab_in(tmp_path, chunk_size="4k") as lab:
         lab.put("large", noise(400 * KIB))
         lab.put("gone", noise(20 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "gone").unlink()
         runs = read = 0
         while True:
@@ -242,7 +242,7 @@ def test_a_run_that_is_stopped_keeps_what_it_has(
     monkeypatch.setattr("jobs.gc.recipe_marker.SAVE_EVERY_S", 1e9)
     with lab_in(tmp_path, chunk_size="4k") as lab:
         lab.put("large", noise(400 * KIB))
-        lab.optimise()
+        lab.optimize()
         run = JobRun("gc")
         with lab.opened() as volume, volume.job_lock():
             job = Gc(volume, run)
@@ -409,7 +409,7 @@ def test_marks_do_not_outlive_what_ids_stood_for(tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "older", lab.base / "store")
         lab.put("f0-and-more", noise(60 * KIB, 0) + noise(70 * KIB, 7))
         lab.put("other", noise(9 * KIB, 8))
-        lab.optimise()
+        lab.optimize()
         after = lab.stub("f0-and-more")
         assert before is not None and after is not None
         # The same id, and no less of it: only its fingerprint tells.
@@ -514,22 +514,22 @@ class History:
         rng = self.rng
         count = rng.choice([1, 2, 2, 5])
         self.put(b"".join(noise(12 * KIB, rng.randrange(12)) for _ in range(count)))
-        self.lab.optimise()
+        self.lab.optimize()
 
     def create_tiny(self) -> None:
         self.put(noise(700, self.rng.randrange(4)))
-        self.lab.optimise()
+        self.lab.optimize()
 
     def bring_back(self) -> None:
         """The content of a file that was removed: orphans are met again."""
         if self.gone:
             self.put(self.rng.choice(self.gone))
-        self.lab.optimise()
+        self.lab.optimize()
 
     def copy(self) -> None:
         if self.model:
             self.put(self.model[self.some_name()])
-        self.lab.optimise()
+        self.lab.optimize()
 
     def some_name(self) -> str:
         return self.rng.choice(sorted(self.model))
@@ -592,11 +592,11 @@ class History:
             self.old_marks.append(path.read_bytes())
             path.write_bytes(self.rng.choice(self.old_marks))
 
-    def optimise_and_die(self) -> None:
+    def optimize_and_die(self) -> None:
         rng = self.rng
         self.put(b"".join(noise(12 * KIB, rng.randrange(12, 18)) for _ in range(3)))
         with stopped_after(rng.randrange(12)):
-            self.lab.optimise()
+            self.lab.optimize()
 
     def collect_and_die(self) -> None:
         with stopped_after(self.rng.randrange(8)):

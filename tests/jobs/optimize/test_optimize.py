@@ -1,4 +1,4 @@
-"""Optimise, end to end: what users see is the same, and what is stored is less."""
+"""Optimize, end to end: what users see is the same, and what is stored is less."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def stored_bytes(lab: Lab) -> int:
 def test_every_file_reads_back_and_the_times_are_as_they_were(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.files_optimized == len(contents)
         assert report.logical_bytes == sum(map(len, contents.values()))
         for name, content in contents.items():
@@ -45,11 +45,11 @@ def test_what_is_there_twice_is_stored_once(tmp_path: Path) -> None:
         content = noise(1 * MIB)
         for at in range(5):
             lab.put(f"copy {at}", content)
-        report = lab.optimise()
+        report = lab.optimize()
         assert stored_bytes(lab) < 1.01 * MIB
         assert report.sums["duplicate_bytes"] == 4 * MIB
         lab.put("later", content)
-        assert lab.optimise().sums["new_chunks"] == 0
+        assert lab.optimize().sums["new_chunks"] == 0
 
 
 def test_an_edit_in_the_middle_costs_a_few_chunks(tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_an_edit_in_the_middle_costs_a_few_chunks(tmp_path: Path) -> None:
         content = noise(4 * MIB)
         lab.put("a", content)
         lab.put("b", content[: 2 * MIB] + b"one line more" + content[2 * MIB :])
-        lab.optimise()
+        lab.optimize()
         assert stored_bytes(lab) < 4 * MIB + 5 * 128 * KIB
 
 
 def test_zeros_cost_nothing(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("zeros", bytes(3 * MIB))
-        assert lab.optimise().sums["zero_bytes"] == 3 * MIB
+        assert lab.optimize().sums["zero_bytes"] == 3 * MIB
         assert stored_bytes(lab) < KIB
         assert lab.read("zeros") == bytes(3 * MIB)
 
@@ -76,7 +76,7 @@ def test_chunks_that_are_not_worth_compressing_are_counted(tmp_path: Path) -> No
             lab.put(f"{number}.noise", noise(20_000, number))
             lab.put(f"{number}.prose", prose(20_000, number))
             lab.put(f"{number}.raw", noise(20_000, 100 + number))
-        sums = lab.optimise().sums
+        sums = lab.optimize().sums
         assert (sums["new_chunks"], sums["incompressible_chunks"]) == (9, 3)
 
 
@@ -84,15 +84,15 @@ def test_compression_is_selective(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = 1\nno_compress_types = ["raw"]\n')
         lab.put("text", prose(500 * KIB))
-        lab.optimise()
+        lab.optimize()
         compressed = stored_bytes(lab)
         assert compressed < 250 * KIB
         lab.put("noise", noise(500 * KIB))
-        lab.optimise()
+        lab.optimize()
         assert 500 * KIB < stored_bytes(lab) - compressed < 505 * KIB
         before = stored_bytes(lab)
         lab.put("text.RAW", prose(500 * KIB, 1))
-        lab.optimise()
+        lab.optimize()
         assert stored_bytes(lab) - before > 500 * KIB
 
 
@@ -100,7 +100,7 @@ def test_level_zero_compresses_nothing(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = 1\ncompression_level = 0\n')
         lab.put("text", prose(500 * KIB))
-        lab.optimise()
+        lab.optimize()
         assert stored_bytes(lab) > 500 * KIB
 
 
@@ -128,9 +128,9 @@ def test_any_content_comes_back(shared_lab: Lab, files: list[list[tuple[str, int
     }
     for name, content in contents.items():
         shared_lab.put(name, content)
-    shared_lab.optimise()
+    shared_lab.optimize()
     assert {name: shared_lab.read(name) for name in contents} == contents
-    shared_lab.unoptimise()
+    shared_lab.unoptimize()
     for name, content in contents.items():
         assert (shared_lab.data / name).read_bytes() == content
         (shared_lab.data / name).unlink()
@@ -141,7 +141,7 @@ def test_a_file_larger_than_a_buffer_is_cut_as_if_it_were_read_at_once(tmp_path:
     with lab_in(tmp_path) as lab:
         content = noise(2 * file_reader.BATCH_BYTES + 12_345)
         lab.put("file", content)
-        lab.optimise()
+        lab.optimize()
         with lab.opened() as volume:
             ends = (
                 memoryview(native.testing.cut(volume.parameters.chunker(), content))
@@ -156,9 +156,9 @@ def test_a_file_larger_than_a_buffer_is_cut_as_if_it_were_read_at_once(tmp_path:
 def test_a_run_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         fill(lab)
-        lab.optimise()
+        lab.optimize()
         before = stored_bytes(lab)
-        report = lab.optimise()
+        report = lab.optimize()
         assert (report.files_optimized, stored_bytes(lab)) == (0, before)
         assert report.files_skipped == {"already optimized": 6}
 
@@ -167,23 +167,23 @@ def test_a_run_over_a_quiet_volume_does_not_open_the_store(tmp_path: Path) -> No
     """So that it costs a look at the tree and nothing else, however large the store is."""
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         (lab.base / "store").rename(lab.base / "away")
-        quiet = lab.optimise()
+        quiet = lab.optimize()
         (lab.base / "away").rename(lab.base / "store")
         assert quiet.files_skipped == {"already optimized": len(contents)}
         assert quiet.bytes_skipped == {"already optimized": sum(map(len, contents.values()))}
 
 
-def test_a_part_of_the_tree_can_be_optimised_and_restored(tmp_path: Path) -> None:
+def test_a_part_of_the_tree_can_be_optimized_and_restored(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("a/file", noise(50 * KIB))
         lab.put("b/file", noise(50 * KIB, 1))
         with lab.opened() as volume, volume.job_lock():
             Optimize(volume, JobRun("optimize"), b"a").run()
         assert lab.stub("a/file") is not None and lab.stub("b/file") is None
-        lab.optimise()
-        lab.unoptimise(b"b")
+        lab.optimize()
+        lab.unoptimize(b"b")
         assert lab.stub("a/file") is not None and lab.stub("b/file") is None
 
 
@@ -209,7 +209,7 @@ def test_a_cancelled_run_keeps_what_it_has_and_goes_on_later(tmp_path: Path) -> 
                 job.run()
         assert {name: lab.read(name) for name in contents} == contents
         lab.verify_clean()
-        lab.optimise()
+        lab.optimize()
         assert all(lab.stub(name) for name in contents)
         assert {name: lab.read(name) for name in contents} == contents
 
@@ -222,10 +222,10 @@ def test_a_file_open_for_writing_is_left_for_later(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         path = lab.put("log", noise(60 * KIB))
         with open(path, "ab"):
-            report = lab.optimise()
+            report = lab.optimize()
             assert report.files_optimized == 0
             assert report.files_left == {"in use": 1}
-        assert lab.optimise().files_optimized == 1
+        assert lab.optimize().files_optimized == 1
 
 
 @pytest.mark.parametrize("moment", ["writer.appended", "writer.marked", "stub.attribute-set"])
@@ -248,7 +248,7 @@ def test_a_file_that_changes_after_it_was_read_is_left_plain(tmp_path: Path, mom
 
         failpoint.hook = change
         try:
-            report = lab.optimise()
+            report = lab.optimize()
         finally:
             failpoint.hook = None
         assert changed
@@ -272,7 +272,7 @@ def test_a_file_that_is_gone_when_its_turn_comes_is_no_error(tmp_path: Path) -> 
 
         failpoint.hook = remove
         try:
-            report = lab.optimise()
+            report = lab.optimize()
         finally:
             failpoint.hook = None
         assert (report.files_optimized, report.files_left, report.errors) == (1, {"gone": 1}, 0)
@@ -285,7 +285,7 @@ def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
     lab = new_lab(tmp_path / "volume")
     content = noise(600 * KIB)
     lab.put("file", content)
-    lab.optimise()
+    lab.optimize()
     path = lab.container(Kind.CHUNKS)
     data = bytearray(path.read_bytes())
     with lab.opened() as volume:
@@ -312,7 +312,7 @@ def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
         file.seek(500 * KIB)
         file.write(noise(4 * KIB, 5))
     before = lab.stub("file")
-    report = lab.optimise()
+    report = lab.optimize()
     assert report.files_optimized == 0
     assert report.errors == 1 and "not the one that the recipe means" in report.messages[0]
     assert lab.stub("file") == before
@@ -330,11 +330,11 @@ def test_a_full_disk_leaves_everything_as_it_was_and_says_so(loop_fs: MakeFileSy
     lab.put("excluded", noise(free_bytes(lab) - 2 * MIB, 99))
     lab.set_policy('min_age = "0s"\nmin_size = 1\nexclude = ["excluded"]\n')
     with pytest.raises(NoSpace, match="no space left"):
-        lab.optimise()
+        lab.optimize()
     assert {name: lab.read(name) for name in contents} == contents
     lab.verify_clean()
     (lab.data / "excluded").unlink()
-    lab.optimise()
+    lab.optimize()
     assert all(lab.stub(name) for name in contents)
     assert {name: lab.read(name) for name in contents} == contents
     lab.verify_clean()
@@ -344,7 +344,7 @@ def test_stopped_in_mid_sync_the_next_run_uses_what_was_stored(tmp_path: Path) -
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
         with stop_at("writer.marked", 2):
-            lab.optimise()
-        report = lab.optimise()
+            lab.optimize()
+        report = lab.optimize()
         assert report.sums["new_chunks"] == 0
         assert {name: lab.read(name) for name in contents} == contents

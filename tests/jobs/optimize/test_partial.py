@@ -1,4 +1,4 @@
-"""Partial files: stubs that were written to, and have gone quiet again, are optimised again."""
+"""Partial files: stubs that were written to, and have gone quiet again, are optimized again."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -154,11 +154,11 @@ def test_an_untouched_stub_keeps_every_chunk() -> None:
 def test_only_the_chunks_around_an_edit_are_stored_again(lab: Lab) -> None:
     content = bytearray(noise(SIZE))
     lab.put("file", content)
-    lab.optimise()
+    lab.optimize()
     before = chunks(lab, "file")
     edit(lab, "file", (MIB, b"an edit"))
     content[MIB : MIB + 7] = b"an edit"
-    report = lab.optimise()
+    report = lab.optimize()
     assert (report.files_optimized, report.files_spliced) == (1, 1)
     assert report.sums["new_raw_bytes"] <= 2 * 128 * KIB
     assert lab.read("file") == content
@@ -169,10 +169,10 @@ def test_only_the_chunks_around_an_edit_are_stored_again(lab: Lab) -> None:
 
 def test_its_times_stay(lab: Lab) -> None:
     lab.put("file", noise(SIZE))
-    lab.optimise()
+    lab.optimize()
     edit(lab, "file", (100, b"later"))
     status = os.stat(lab.data / "file")
-    lab.optimise()
+    lab.optimize()
     after = os.stat(lab.data / "file")
     assert (after.st_mtime_ns, after.st_atime_ns) == (status.st_mtime_ns, status.st_atime_ns)
 
@@ -183,10 +183,10 @@ def test_its_times_stay(lab: Lab) -> None:
 def test_a_stub_of_another_length_is_taken_again(lab: Lab, size: int) -> None:
     content = noise(SIZE)
     lab.put("file", content)
-    lab.optimise()
+    lab.optimize()
     edit(lab, "file", size=size)
     expected = content[:size].ljust(size, b"\0")
-    lab.optimise()
+    lab.optimize()
     assert lab.read("file") == expected
     stub = lab.stub("file")
     assert stub is not None and stub.covered == size
@@ -196,9 +196,9 @@ def test_a_stub_of_another_length_is_taken_again(lab: Lab, size: int) -> None:
 def test_a_write_into_a_long_hole_does_not_read_the_hole(lab: Lab) -> None:
     path = lab.put("sparse", b"start")
     os.truncate(path, 1 << 40)
-    lab.optimise()
+    lab.optimize()
     edit(lab, "sparse", (1 << 39, b"in the middle"))
-    report = lab.optimise()
+    report = lab.optimize()
     assert report.files_spliced == 1
     assert report.sums["raw_bytes"] <= MIB
     with lab.opened() as volume, opened(os.open(lab.data / "sparse", os.O_RDONLY)) as fd:
@@ -212,18 +212,18 @@ def test_a_write_into_a_long_hole_does_not_read_the_hole(lab: Lab) -> None:
 
 def test_an_unchanged_stub_is_not_taken_again(lab: Lab) -> None:
     lab.put("file", noise(SIZE))
-    lab.optimise()
-    report = lab.optimise()
+    lab.optimize()
+    report = lab.optimize()
     assert report.files_optimized == 0
     assert report.files_skipped == {"already optimized": 1}
 
 
 def test_the_policy_can_leave_partial_files_alone(lab: Lab) -> None:
     lab.put("file", noise(SIZE))
-    lab.optimise()
+    lab.optimize()
     edit(lab, "file", (0, b"changed"))
     lab.set_policy('min_age = "0s"\nmin_size = 1\npartial_files = false\n')
-    report = lab.optimise()
+    report = lab.optimize()
     assert report.files_skipped == {"written to since": 1}
     assert own_blocks(lab, "file") != []
 
@@ -232,13 +232,13 @@ def test_a_stub_in_use_that_is_mostly_its_own_becomes_plain(lab: Lab) -> None:
     content = bytearray(noise(SIZE))
     lab.put("busy", content)
     lab.put("touched", noise(SIZE, 1))
-    lab.optimise()
+    lab.optimize()
     new = noise(SIZE - 100 * KIB, 2)
     edit(lab, "busy", (0, new))
     edit(lab, "touched", (0, b"a little"))
     content[: len(new)] = new
     lab.set_policy('min_age = "1d"\nmin_size = 1\n')
-    report = lab.optimise()
+    report = lab.optimize()
     assert report.files_made_plain == 1
     assert lab.stub("busy") is None and lab.stub("touched") is not None
     assert lab.read("busy") == content
@@ -246,13 +246,13 @@ def test_a_stub_in_use_that_is_mostly_its_own_becomes_plain(lab: Lab) -> None:
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_edits_in_turns_with_optimise_read_back(
+def test_edits_in_turns_with_optimize_read_back(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     with lab_in(tmp_path_factory.mktemp("partial")) as lab:
         content = bytearray(noise(400 * KIB))
         lab.put("file", content)
-        lab.optimise()
+        lab.optimize()
         for seed in range(data.draw(st.integers(1, 3))):
             for _ in range(data.draw(st.integers(0, 4))):
                 offset = data.draw(st.integers(0, 600 * KIB))
@@ -266,7 +266,7 @@ def test_edits_in_turns_with_optimise_read_back(
                 size = data.draw(st.integers(1, len(content) + 50 * KIB))
                 edit(lab, "file", size=size)
                 content[:] = content[:size].ljust(size, b"\0")
-            lab.optimise()
+            lab.optimize()
             assert lab.read("file") == content
             assert own_blocks(lab, "file") == []
 
@@ -290,16 +290,16 @@ POINTS = [
 def test_an_interrupted_splice_loses_nothing(lab: Lab, point: str) -> None:
     content = bytearray(noise(SIZE))
     lab.put("file", content)
-    lab.optimise()
+    lab.optimize()
     edit(lab, "file", (300 * KIB, b"x" * 5000), (SIZE - 10, b"beyond the end"))
     content[300 * KIB : 300 * KIB + 5000] = b"x" * 5000
     content[SIZE - 10 :] = b"beyond the end"
     mtime_ns = os.stat(lab.data / "file").st_mtime_ns
     with stop_at(point):
-        lab.optimise()
+        lab.optimize()
     assert lab.read("file") == content
-    lab.optimise()
-    lab.optimise()
+    lab.optimize()
+    lab.optimize()
     assert lab.read("file") == content
     assert own_blocks(lab, "file") == []
     assert os.stat(lab.data / "file").st_mtime_ns == mtime_ns
@@ -317,7 +317,7 @@ def test_through_the_mount_a_stub_is_written_to_and_taken_again(mounted: Mounted
             file.seek(turn * 500 * KIB)
             file.write(b"turn %d" % turn)
         content[turn * 500 * KIB : turn * 500 * KIB + 6] = b"turn %d" % turn
-        report = mounted.optimise()
+        report = mounted.optimize()
         assert report.files_spliced == 1
         assert path.read_bytes() == content
         assert own_blocks(mounted, "file") == []
@@ -332,11 +332,11 @@ def test_a_stub_that_is_open_for_writing_is_left_for_later(mounted: MountedLab) 
     with open(path, "r+b", buffering=0) as file:
         file.write(b"still at it")
         content[:11] = b"still at it"
-        report = mounted.optimise()
+        report = mounted.optimize()
         assert report.files_optimized == 0
         assert report.files_left == {"in use": 1}
         assert path.read_bytes() == content
-    assert mounted.optimise().files_spliced == 1
+    assert mounted.optimize().files_spliced == 1
     assert path.read_bytes() == content
 
 
@@ -357,12 +357,12 @@ def test_a_write_during_the_commit_of_a_stub_puts_its_old_recipe_back(
             file.write(b"second")
 
     with at_point("commit.durable", write_now):
-        report = mounted.optimise()
+        report = mounted.optimize()
     content[700 * KIB : 700 * KIB + 6] = b"second"
     assert report.files_left == {"changed": 1}
     assert mounted.stub("file") == stub_before
     assert path.read_bytes() == content
-    assert mounted.optimise().files_spliced == 1
+    assert mounted.optimize().files_spliced == 1
     assert path.read_bytes() == content
     mounted.unmount()
     mounted.verify_clean()

@@ -38,10 +38,10 @@ def put_types(lab: Lab, count: int = 4) -> dict[str, bytes]:
 
 
 def partitioned(lab: Lab, count: int, more: str = "") -> dict[str, bytes]:
-    """A volume optimised in partitions: what its files hold."""
+    """A volume optimized in partitions: what its files hold."""
     lab.set_policy(PLAIN + f"partitions = {count}\n" + more)
     contents = put_types(lab)
-    lab.optimise()
+    lab.optimize()
     return contents
 
 
@@ -110,7 +110,7 @@ def test_reconciled_and_compacted_it_stores_what_one_index_would(
     divided.set_policy(PLAIN + f"partitions = {count}\n")
     for lab in (whole, divided):
         contents = put_types(lab, 20)
-        lab.optimise()
+        lab.optimize()
     before = stored_bytes(divided)
     report = reconcile(divided)
     divided.collect()
@@ -149,7 +149,7 @@ def test_what_is_new_is_compared_with_all_that_was_there(tmp_path: Path) -> None
         reconcile(lab)
         contents["late.t1"] = contents["own.t2"] + noise(100 * KIB, 55)
         lab.put("late.t1", contents["late.t1"])
-        lab.optimise()
+        lab.optimize()
         report = reconcile(lab)
         assert 0 < report.compared_records < 20
         assert 0 < report.merged.chunks < report.compared_records
@@ -211,7 +211,7 @@ def test_selective_leaves_partitions_that_have_nothing_in_common(tmp_path: Path)
         for name in ("a.t0", "b.t1"):
             lab.put(name, shared + noise(100 * KIB, len(name)))
         lab.put("c.t2", noise(900 * KIB, 4))
-        lab.optimise()
+        lab.optimize()
         report = reconcile(lab, Strategy.SELECTIVE)
         assert report.merged.chunks > 5
         gains = {row.partition: row.expected_gain for row in report.partitions}
@@ -286,7 +286,7 @@ def test_a_log_that_is_older_than_much_else_is_still_right(tmp_path: Path) -> No
         lab.compact()
         contents["new.t3"] = noise(300 * KIB, 123)
         lab.put("new.t3", contents["new.t3"])
-        lab.optimise()
+        lab.optimize()
         report = reconcile(lab)
         assert report.resumed
         assert read_all(lab, contents) == contents
@@ -404,7 +404,7 @@ def test_references_are_counted_for_the_chunk_that_stays(tmp_path: Path) -> None
         contents = {f"f{n}.t{n % 2}": shared for n in range(4)}
         for name, content in contents.items():
             lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
         assert scrub(lab.root).copies_written_bytes < 100 * KIB
         reconcile(lab)
         assert scrub(lab.root).copies_written_bytes >= 100 * KIB
@@ -418,7 +418,7 @@ def test_the_second_copy_of_a_merged_chunk_serves_until_the_next_scrub(tmp_path:
         contents = {f"f{n}.t0": shared for n in range(2)} | {f"g{n}.t1": shared for n in range(3)}
         for name, content in contents.items():
             lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
         assert scrub(lab.root).copies_written == 1
         report = reconcile(lab)
         assert report.merged.chunks == 1
@@ -467,7 +467,7 @@ def test_orphans_that_live_again_are_compared_again(tmp_path: Path) -> None:
         for name, content in (("own.t2", gone[0]), ("x.t3", gone[0])):
             contents[name] = content
             lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
         assert any(done < count for done, count in reconciled(lab).values())
         assert reconcile(lab).merged.chunks > 0
         live = [one.fingerprint for one in states(lab).values() if one.state == tbl.State.LIVE]
@@ -486,17 +486,17 @@ def test_orphans_leave_the_set_also_where_their_container_is_full_by_then(
         contents = {"shared.a": shared, "own.a": noise(90 * KIB, 2), "own.b": noise(50 * KIB, 3)}
         for name, content in contents.items():
             lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
         reconcile(lab)
         (lab.data / "shared.a").unlink()
         lab.collect()
         contents["shared.b"] = lab.put("shared.b", shared).read_bytes()
-        lab.optimise()
+        lab.optimize()
         reconcile(lab)
         contents["large.a"] = noise(250 * KIB, 4)
         for name in ("shared.a", "large.a"):
             lab.put(name, contents[name])
-        lab.optimise()
+        lab.optimize()
         first = chunks_of(lab, "shared.a")[0][0]
         assert reconciled(lab)[container_of(first)][0] == ordinal_of(first)
         assert reconcile(lab).merged.chunks > 0
@@ -510,7 +510,7 @@ def test_a_lost_table_leaves_the_set_and_is_compared_again(tmp_path: Path) -> No
         number = container_of(first_merge(lab)[0])
         lab.table(Kind.CHUNKS, number).unlink()
         lab.put("more.t1", b"more" * 50_000)
-        lab.optimise()
+        lab.optimize()
         assert reconciled(lab)[number][0] == 0
         assert reconcile(lab).merged.chunks > 0
         assert read_all(lab, contents) == contents
@@ -537,9 +537,9 @@ def test_whatever_files_share_the_store_is_what_a_dictionary_holds(
         for at, (name, content) in enumerate(contents.items()):
             lab.put(name, content)
             if at % 4 == 3:
-                lab.optimise()
+                lab.optimize()
                 reconcile(lab)
-        lab.optimise()
+        lab.optimize()
         reconcile(lab)
         model = {
             one.fingerprint for one in states(lab).values() if one.state != tbl.State.TOMBSTONE

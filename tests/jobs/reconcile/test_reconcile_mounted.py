@@ -105,7 +105,7 @@ def test_a_file_written_to_and_taken_again_keeps_what_was_merged(tmp_path: Path)
                 file.write(b"written after the merge")
             expected[name] = shared[: 300 * KIB] + b"written after the merge"
             expected[name] += shared[len(expected[name]) :]
-        lab.optimise()
+        lab.optimize()
         lab.collect()
         lab.compact()
         reconcile(lab)
@@ -119,5 +119,5 @@ def test_a_file_written_to_and_taken_again_keeps_what_was_merged(tmp_path: Path)
 def _put(lab: MountedLab, contents: dict[str, bytes]) -> None:
     for name, content in contents.items():
         (lab.view / name).write_bytes(content)
-    lab.optimise()
+    lab.optimize()
     assert all(lab.stub(name) is not None for name in contents)

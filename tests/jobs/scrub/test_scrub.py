@@ -26,10 +26,10 @@ def scrub(lab: Lab, depth: Depth = Depth.FULL) -> ScrubReport:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    """An optimised volume: nothing is checked at the end, it is to be damaged."""
+    """An optimized volume: nothing is checked at the end, it is to be damaged."""
     lab = new_lab(tmp_path / "volume")
     fill(lab)
-    lab.optimise()
+    lab.optimize()
     return lab
 
 
@@ -82,7 +82,7 @@ def test_the_next_arrival_of_the_same_bytes_brings_a_lost_chunk_back(lab: Lab) -
     damage_record(lab, Kind.CHUNKS, chunk)
     scrub(lab)
     lab.put("again", content)
-    lab.optimise()
+    lab.optimize()
     assert entry(lab, Kind.CHUNKS, chunk).state == tbl.State.MERGED
     assert lab.read("base") == content
     lab.verify_clean()
@@ -157,7 +157,7 @@ def test_a_chunk_with_many_references_gets_a_copy_and_is_repaired_from_it(tmp_pa
             lab.put(f"{number}", shared)
         lab.put("once", noise(40 * KIB, 1))
         lab.set_policy('min_age = "0s"\nredundancy_threshold = 10\n')
-        lab.optimise()
+        lab.optimize()
         report = scrub(lab, Depth.QUICK)
         assert report.copies_written == 1
         assert scrub(lab, Depth.QUICK).copies_written == 0
@@ -177,7 +177,7 @@ def test_a_chunk_that_is_damaged_and_repaired_over_and_over_can_be_read(tmp_path
         content = noise(30 * KIB)
         for name in ("one", "two"):
             lab.put(name, content)
-        lab.optimise()
+        lab.optimize()
         scrub(lab)
         [(first, _, _)] = chunks_of(lab, "one")
         for _ in range(12):
@@ -201,7 +201,7 @@ def test_a_repaired_record_that_comes_back_leads_to_the_repaired_bytes(
         for name in ("one", "two"):
             lab.put(name, content)
         lab.put("three", noise(60 * KIB, 3))
-        lab.optimise()
+        lab.optimize()
         scrub(lab)
         [(lost, _, _)] = chunks_of(lab, "one")
         offset, path = entry(lab, Kind.CHUNKS, lost).offset, lab.container(Kind.CHUNKS)
@@ -222,7 +222,7 @@ def test_a_repaired_record_that_comes_back_leads_to_the_repaired_bytes(
 def test_a_copy_is_given_up_when_nothing_refers_to_what_it_repeats(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", noise(500 * KIB))
-        lab.optimise()
+        lab.optimize()
         (lab.data / "file").unlink()
         assert scrub(lab, Depth.QUICK).copies_dropped == 1
 
@@ -241,7 +241,7 @@ def test_damaged_tables_cost_nothing(tmp_path: Path, kind: Kind, depth: Depth) -
     with lab_in(tmp_path) as lab:
         contents = fill(lab)
         lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
-        lab.optimise()
+        lab.optimize()
         scrub(lab)
         for damage in (
             lambda path: path.unlink(),
@@ -296,7 +296,7 @@ def test_damage_that_a_reader_met_is_repaired_by_the_next_quick_run(tmp_path: Pa
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 1\n')
         contents = fill(lab)
-        lab.optimise()
+        lab.optimize()
         scrub(lab)
         damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[0][0])
         assert scrub(lab, Depth.QUICK).outcome == "clean"

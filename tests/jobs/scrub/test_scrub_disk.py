@@ -26,7 +26,7 @@ def test_damage_on_disk_is_found_whatever_is_in_the_page_cache(loop_fs: MakeFile
     point = loop_fs("ext4", "64M")
     lab = new_lab(point / "volume")
     lab.put("file", noise(400_000, 3))
-    lab.optimise()
+    lab.optimize()
     write_out(point)
     chunk = chunks_of(lab, "file")[1][0]
     at = place_on_disk(point.parent / "image", lab, chunk)
@@ -44,7 +44,7 @@ def test_a_full_run_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
         pytest.skip("fincore is not installed")
     with lab_in(tmp_path) as lab:
         lab.put("file", noise(24 * MIB, 3))
-        lab.optimise()
+        lab.optimize()
         container = lab.container(Kind.CHUNKS)
         with open(container, "rb", buffering=0) as file:
             os.fsync(file.fileno())

@@ -111,10 +111,10 @@ def test_a_run_does_the_same_whether_candidates_are_kept_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labs = filled(tmp_path / "kept"), filled(tmp_path / "walked")
-    kept = labs[0].optimise()
+    kept = labs[0].optimize()
     monkeypatch.setattr("dedupd.config.memory_budget.CANDIDATES_SHARE", 0)
     monkeypatch.setattr(jobs.tree.candidate_cache, "_PER_BLOCK", 1)
-    walked = labs[1].optimise()
+    walked = labs[1].optimize()
     assert (kept.partitions, kept.files_skipped) == (3, {"below the minimum size": 1})
     for report in (kept, walked):
         for key in [key for key in report.sums if key.endswith("_s")]:

@@ -87,10 +87,10 @@ def test_a_file_that_has_a_name_outside_of_the_volume_stays_plain(tmp_path: Path
             with lab.opened() as volume:
                 assert not list(candidates(volume, TAKES_ALL, below, passed, []))
             assert passed.files == {"linked from elsewhere": 1}
-        assert lab.optimise().files_optimized == 1
+        assert lab.optimize().files_optimized == 1
         assert outside.read_bytes() == noise(40 * KIB) and lab.stub("f") is None
         outside.unlink()
-        assert lab.optimise().files_optimized == 1
+        assert lab.optimize().files_optimized == 1
 
 
 @pytest.mark.parametrize("moved", ["a", "a/f"])
@@ -150,7 +150,7 @@ def test_a_file_whose_last_block_has_no_end_stays_plain(loop_fs: MakeFileSystem,
     assert (paths, skipped) == ([b"long"], {"too long": 1})
     with lab.opened() as volume:
         assert not list(candidates(volume, TAKES_ALL, b"longest", Skipped(), []))
-    assert lab.optimise().files_optimized == 1
+    assert lab.optimize().files_optimized == 1
 
 
 @pytest.mark.parametrize("year", [2262, 2400])
@@ -173,7 +173,7 @@ def test_a_file_of_a_time_that_a_stub_has_no_room_for_stays_plain(
             assert (
                 native.commit.exchange_attribute(fd, believed, b"user.x", None, b"", None) is None
             )
-        lab.optimise()
+        lab.optimize()
         assert lab.stub("f") is None and path.stat().st_mtime_ns == mtime_ns
 
 
@@ -184,7 +184,7 @@ def test_hard_links_are_one_file(tmp_path: Path) -> None:
         os.link(path, lab.data / "link")
         os.link(path, lab.data / "sub/link")
         assert len(found(lab)) == 1
-        assert lab.optimise().files_optimized == 1
+        assert lab.optimize().files_optimized == 1
         assert lab.read("file") == lab.read("link") == lab.read("sub/link") == noise(40 * KIB)
 
 
@@ -214,7 +214,7 @@ def test_other_file_systems_are_not_crossed_into(loop_fs: MakeFileSystem) -> Non
         subprocess.run(["mount", "--bind", source, target], check=True)
     try:
         assert found(lab) == [b"file"]
-        lab.optimise()
+        lab.optimize()
     finally:
         for _, target in mounts:
             subprocess.run(["umount", target], check=True)
@@ -232,7 +232,7 @@ def test_what_is_no_regular_file_is_passed_over(tmp_path: Path) -> None:
             server.bind(os.path.relpath(lab.data / "socket"))
             lab.put("file", noise(40 * KIB))
             assert found(lab) == [b"file"]
-            assert lab.optimise().files_optimized == 1
+            assert lab.optimize().files_optimized == 1
 
 
 def test_files_that_vanish_during_the_walk_are_passed_over(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on() -> None:
         lab.put("closed/file", noise(40 * KIB, 1))
         lab.put("open", noise(40 * KIB, 2))
         (lab.data / "closed").chmod(0)
-        report = lab.optimise()
+        report = lab.optimize()
         assert report.files_optimized == 1
         assert report.errors == 2
         assert any("secret" in message for message in report.messages)
@@ -316,7 +316,7 @@ def test_excluded_files_are_counted_and_left(tmp_path: Path) -> None:
 def test_a_stub_is_no_candidate(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("file", noise(40 * KIB))
-        lab.optimise()
+        lab.optimize()
         assert chosen(lab) == ([], {"already optimized": 1})
 
 
@@ -332,7 +332,7 @@ def test_a_program_with_capabilities_keeps_them_and_stays_plain(
         if names == 2:
             os.link(path, lab.data / "link")
         os.setxattr(path, "security.capability", RAW_SOCKETS)
-        report = lab.optimise()
+        report = lab.optimize()
         assert os.getxattr(path, "security.capability") == RAW_SOCKETS
         assert (report.files_optimized, report.errors, lab.stub("program")) == (0, 0, None)
         if mode & 0o111:
@@ -342,12 +342,12 @@ def test_a_program_with_capabilities_keeps_them_and_stays_plain(
 def test_a_damaged_attribute_is_reported_and_the_file_left_alone(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     lab.put("file", noise(40 * KIB))
-    lab.optimise()
+    lab.optimize()
     with lab.opened() as volume:
         value = bytearray(os.getxattr(lab.data / "file", volume.space.name))
         value[20] ^= 1
         os.setxattr(lab.data / "file", volume.space.name, bytes(value))
-    report = lab.optimise()
+    report = lab.optimize()
     assert (report.files_optimized, report.errors) == (0, 1)
     assert report.messages[0].startswith("file: ")
     assert report.files_skipped == {"has a damaged attribute": 1}
@@ -384,7 +384,7 @@ def test_what_is_sorted_out_in_bulk_is_what_the_policy_says_of_each_file(tmp_pat
         for number in range(60):
             lab.put(f"stubs/{number % 7}/{number}.a", noise(5000 + number, number))
         os.link(lab.data / "stubs/1/1.a", lab.data / "stubs/link")
-        lab.optimise()
+        lab.optimize()
         (lab.data / "stubs/2/2.a").write_bytes(b"anew")
         for number in range(300):
             lab.put(f"plain/{number % 90}/{number}.b{number % 5}", noise(number % 9 * 500, number))

@@ -43,7 +43,7 @@ def test_sizes_are_summed_up_by_what_names_end_in(tmp_path: Path) -> None:
         for number, name in enumerate(NAMES):
             lab.put(name, noise(10_000 + number, number))
         assert compared(lab) == {}
-        lab.optimise()
+        lab.optimize()
         lab.put("plain.txt", noise(50_000, 99))
         assert compared(lab).total() == sum(10_000 + number for number in range(len(NAMES)))
 
@@ -54,7 +54,7 @@ def test_a_file_of_several_names_counts_once(tmp_path: Path) -> None:
         (lab.data / "b").mkdir()
         os.link(path, lab.data / "b/two.bin")
         os.link(path, lab.data / "a/three.bin")
-        lab.optimise()
+        lab.optimize()
         assert compared(lab) == {"bin": 70_000}
 
 
@@ -65,7 +65,7 @@ def test_many_directories_are_all_looked_at(
     with lab_in(tmp_path) as lab:
         for number in range(90):
             lab.put(f"{number % 8}/{number}/file.t{number % 3}", b"%d" % number * 3000)
-        lab.optimise()
+        lab.optimize()
         assert len(compared(lab)) == 3
 
 
