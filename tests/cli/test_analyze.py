@@ -23,7 +23,7 @@ from tests.support.dataset import generate
 PROGRAM = [
     sys.executable,
     "-c",
-    "from dedupd import priority; priority.give_way = lambda: None;"
+    "from dedupd.system import processes; processes.give_way = lambda: None;"
     "from dedupd.cli.main import main; main()",
 ]
 """At the priority of the tests: at its own it would wait for all else on the machine."""
@@ -163,14 +163,14 @@ def test_nothing_to_analyse_is_no_error(tmp_path: Path) -> None:
 
 INTERRUPTED_ONCE = """
 import os, signal
-from analysis import collect
-collect.CHECKPOINT_S = 0.0
-save = collect._Collection._save
+from analysis.collection import collector
+collector.CHECKPOINT_S = 0.0
+save = collector._Collection._save
 def save_and_interrupt(self, *arguments, **options):
     save(self, *arguments, **options)
     if self._log.checkpoint.parts == 1:
         os.kill(os.getpid(), signal.SIGINT)
-collect._Collection._save = save_and_interrupt
+collector._Collection._save = save_and_interrupt
 """
 """As by somebody who sees the first checkpoint, and is quick."""
 
