@@ -61,8 +61,27 @@ class DuplicateShareRow:
     duplicate_bytes: int
 
 
+class _Savings:
+    """What follows from the bytes of a data set, and from those of its distinct chunks."""
+
+    __slots__ = ()
+    data_bytes: float
+    unique_bytes: float
+    stored_bytes: float
+
+    @property
+    def saved(self) -> float:
+        """Fraction of the data that deduplication saves."""
+        return 1 - self.unique_bytes / self.data_bytes
+
+    @property
+    def saved_compressed(self) -> float:
+        """Fraction of the data that deduplication and compression save together."""
+        return 1 - self.stored_bytes / self.data_bytes
+
+
 @dataclass(frozen=True, slots=True)
-class SavingsRow:
+class SavingsRow(_Savings):
     """Figure 2. ``unique_bytes`` are stored without compression, ``stored_bytes`` with it.
 
     ``sampled_chunks`` are those whose compressed size was measured.
@@ -78,16 +97,6 @@ class SavingsRow:
     stored_bytes: float
     stored_deviation: float
     sampled_chunks: int
-
-    @property
-    def saved(self) -> float:
-        """Fraction of the data that deduplication saves."""
-        return 1 - self.unique_bytes / self.data_bytes
-
-    @property
-    def saved_compressed(self) -> float:
-        """Fraction of the data that deduplication and compression save together."""
-        return 1 - self.stored_bytes / self.data_bytes
 
     @property
     def saved_margin(self) -> float:
@@ -177,7 +186,7 @@ class RegressionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeRow:
+class TypeRow(_Savings):
     """The savings of one file type by itself."""
 
     type: str
@@ -186,14 +195,6 @@ class TypeRow:
     unique_bytes: float
     stored_bytes: float
     sampled_chunks: int
-
-    @property
-    def saved(self) -> float:
-        return 1 - self.unique_bytes / self.data_bytes
-
-    @property
-    def saved_compressed(self) -> float:
-        return 1 - self.stored_bytes / self.data_bytes
 
     @property
     def compression_saving(self) -> float:
