@@ -9,7 +9,7 @@ from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import Damaged, DedupdError, NoSpace, ServiceUnreachable
 from dedupd.stub.content import StoreContent
 from dedupd.stub.transition import local_ranges
-from dedupd.system.files import free_space, opened
+from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import align_down, align_up, format_size
 from dedupd.volume.restore import restore_file
@@ -66,17 +66,18 @@ class Unoptimize(Job[UnoptimizeReport]):
         volume, run = self._volume, self._run
         run.update(phase="counting")
         files, need = _count(volume, run, self._below, _missing_bytes)
-        have, margin = free_space(volume.data_fd)
-        if need + margin > have:
+        have = volume.room().left_bytes
+        if need > have:
             # Chunks may hold blocks of zeros, which stay holes. Telling means to read everything,
             # so it is done only where it may decide.
             run.update(phase="counting exactly")
             files, need = _count(volume, run, self._below, _missing_blocks)
-        if need + margin > have:
+        if need > have:
             raise NoSpace(
                 f"{volume.root}: making {files} files plain needs {format_size(need)}, and"
-                f" {format_size(have)} are free; {format_size(need + margin - have)} are"
-                " missing. Free some, or name a part of the tree"
+                f" {format_size(max(0, have))} are free beyond the reserve;"
+                f" {format_size(need - have)} are missing. Free some, name a part of the tree, or"
+                " lower the policy's `reserve`"
             )
         return need
 

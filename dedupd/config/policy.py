@@ -18,6 +18,8 @@ from dedupd.config.config_values import (
     whole,
     yes_or_no,
 )
+from dedupd.config.reserve import DEFAULT as DEFAULT_RESERVE
+from dedupd.config.reserve import Reserve, parse_reserve, show_reserve
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import IoPriority
@@ -59,6 +61,7 @@ class Policy:
     partial_files: bool = True
     partial_local_max: float = 0.5
     compaction_min_dead: float = 0.05
+    reserve: Reserve = DEFAULT_RESERVE
     redundancy_threshold: int = 100
     scrub_rate_bytes_per_s: int = 0
     memory_bytes: int = 256 << 20
@@ -172,6 +175,12 @@ KEYS = {
             fraction,
             float,
             "a container is rewritten where at least this part of it is garbage",
+        ),
+        Key(
+            "reserve",
+            parse_reserve,
+            show_reserve,
+            "the free space that jobs leave to users: a size, a percentage, or auto",
         ),
         Key(
             "redundancy_threshold",

@@ -15,7 +15,12 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of
-from dedupd.store.container.container import ScannedRecord, data_name, table_name
+from dedupd.store.container.container import (
+    ScannedRecord,
+    container_name,
+    data_name,
+    table_name,
+)
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
@@ -101,9 +106,12 @@ class ContainerWriter:
         partition: int = 0,
         container_bytes_max: int = fmt.CONTAINER_BYTES_MAX,
         given_number: int = 0,
+        require_room: Callable[[int, str], None] = lambda need_bytes, what: None,
     ) -> None:
         """Takes over ``directory``. ``given_number``: the highest that a container is known to have
-        had, whether there is anything left of that or not."""
+        had, whether there is anything left of that or not. ``require_room`` is asked before each
+        append, with its bytes and what they are; it raises NoSpace where they may not be written.
+        """
         self._directory = directory
         self._disk = directory.disk
         self._partition = partition
@@ -112,6 +120,7 @@ class ContainerWriter:
         self._unsynced: list[_Open] = []
         self._last_number = self._given_number = given_number
         self._growing: dict[int, int] = {}
+        self._require_room = require_room
         self.appended_bytes = 0
 
     def recover(self, visit: Callable[[Recovered], None]) -> None:
@@ -288,6 +297,7 @@ class ContainerWriter:
     ) -> int:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
+        self._require_room(len(data) + len(entries), f"new records of {self._where(target)}")
         try:
             self._disk.write_out(target.data_fd, data, target.end)
             reach(_APPENDED)
@@ -305,6 +315,9 @@ class ContainerWriter:
         if target not in self._unsynced:
             self._unsynced.append(target)
         return size
+
+    def _where(self, target: _Open) -> str:
+        return container_name(self._directory.kind, target.number)
 
     def _reserved(self, first_id: int) -> _Open:
         """The container that a reservation lies in, checked for order."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from dedupd.errors import Busy
-from dedupd.units import MIB
 
 _READ_BYTES_MAX = 0x7FFF_F000
 
@@ -16,9 +15,6 @@ _READ_BYTES = 1 << 20
 
 BLOCK_BYTES = 4096
 """The least that is lost with a block that the disk cannot read."""
-
-FREE_BYTES_MARGIN = 64 * MIB
-"""Left to users, and to the file system for its own metadata; a fiftieth of a smaller one."""
 
 UNREADABLE = frozenset((errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO, errno.EUCLEAN))
 """Errors for a damaged block, from a disk or from a file system with checksums (btrfs)."""
@@ -106,17 +102,16 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 class FreeSpace(NamedTuple):
-    """What a file system has free for users, and the part of it that jobs leave alone."""
+    """What a file system has free for users, and its size."""
 
     free_bytes: int
-    margin_bytes: int
+    total_bytes: int
 
 
 def free_space(fd: int) -> FreeSpace:
     """The free space of the file system that a file lies on."""
     status = os.fstatvfs(fd)
-    margin = min(FREE_BYTES_MARGIN, status.f_blocks * status.f_frsize // 50)
-    return FreeSpace(status.f_bavail * status.f_frsize, margin)
+    return FreeSpace(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
 
 
 @contextmanager

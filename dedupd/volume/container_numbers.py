@@ -23,6 +23,7 @@ class Numbers:
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
+        self._room = volume.room()
         self._known = self._load()
 
     def last(self, kind: Kind) -> int:
@@ -30,9 +31,13 @@ class Numbers:
         return self._known.get(kind, 0)
 
     def writer(self, kind: Kind, partition: int = 0) -> ContainerWriter:
-        """A writer whose new containers get numbers that none has had."""
+        """A writer whose new containers get numbers that none has had, and which leaves users the
+        reserve."""
         return ContainerWriter(
-            self._volume.containers(kind), partition=partition, given_number=self.last(kind)
+            self._volume.containers(kind),
+            partition=partition,
+            given_number=self.last(kind),
+            require_room=self._room.require,
         )
 
     def note(self, given: Mapping[Kind, int]) -> None:

@@ -26,6 +26,7 @@ from dedupd.system.paths import named, open_beneath, resolved
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
 from dedupd.volume.repair_notes import RepairNotes
+from dedupd.volume.room import Room
 from dedupd.volume.transition_log import Transitions
 
 BASE_NAME = ".dedupd"
@@ -174,6 +175,10 @@ class Volume:
             return parse_policy(self.policy_text(), self.policy_where)
         except FileNotFoundError:
             return Policy()
+
+    def room(self) -> Room:
+        """How much may be written, by the policy as it is now. Raises PolicyError."""
+        return Room(self.data_fd, self.policy().reserve, self.root)
 
     def open_directory(self, kind: Kind) -> int:
         """A descriptor of that directory, which is made where an older version did not have it."""

@@ -15,7 +15,6 @@ from dedupd.store.container.files import last_number
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
-from dedupd.system.files import free_space
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
@@ -59,6 +58,7 @@ class Compact(Job[CompactReport]):
         super().__init__(volume, run, CompactReport())
         self._dry_run = dry_run
         self._dead_min = volume.policy().compaction_min_dead
+        self._room = volume.room()
 
     def run(self) -> CompactReport:
         """Rewrite the containers over the policy's threshold, the cheapest first. Raises Cancelled.
@@ -127,8 +127,7 @@ class Compact(Job[CompactReport]):
     def _has_room(self, candidate: CompactionCandidate) -> bool:
         if candidate.weight.is_dead:
             return True
-        free, margin = free_space(self._volume.data_fd)
-        return candidate.weight.needed_bytes + margin <= free
+        return candidate.weight.needed_bytes <= self._room.left_bytes
 
     def _leave(self, candidates: list[CompactionCandidate]) -> None:
         self._report.left_for_lack_of_space = len(candidates)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dedupd.config.policy import KEYS, PROFILES, Policy, apply_values, parse_policy
 from dedupd.config.policy_file import policy_text, set_in_text
+from dedupd.config.reserve import Reserve
 from dedupd.config.schedule import Every, Off
 from dedupd.errors import PolicyError
 from dedupd.system.processes import IoPriority
@@ -37,6 +38,7 @@ def test_every_key_can_be_set() -> None:
         compression_level = 7
         compression_min_saving = 0.1
         compaction_min_dead = 0.2
+        reserve = "2 GiB"
         partial_files = false
         partial_local_max = 0.25
         redundancy_threshold = 20
@@ -59,6 +61,7 @@ def test_every_key_can_be_set() -> None:
         compression_level=7,
         compression_min_saving=0.1,
         compaction_min_dead=0.2,
+        reserve=Reserve(2 << 30),
         partial_files=False,
         partial_local_max=0.25,
         redundancy_threshold=20,
@@ -95,6 +98,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("compression_min_saving", 10**400, "write a fraction"),
     ("compression_min_saving", [], "write a fraction"),
     ("compaction_min_dead", 1, "write a fraction"),
+    ("reserve", "some", 'write a size, like "20 GiB", a percentage, like "5%"'),
     ("partial_files", "yes", "write true or false"),
     ("partial_files", 1, "write true or false"),
     ("partial_local_max", 2, "write a fraction"),

@@ -1,0 +1,44 @@
+"""How much may be written to a volume's file system: the one place that decides it.
+
+Every job asks here before it begins something and before it appends, and so does the mount process
+before it fills up a file. What users write is not asked for.
+"""
+
+from dedupd.config.reserve import Reserve
+from dedupd.errors import NoSpace
+from dedupd.system.files import free_space
+from dedupd.units import format_size
+
+
+class Room:
+    """The free space of a file system beyond the reserve.
+
+    Every question looks at the file system as it is then: users write meanwhile.
+    """
+
+    def __init__(self, fd: int, reserve: Reserve, where: str) -> None:
+        """``fd`` is borrowed: any file on it. ``where`` names the volume in messages."""
+        self._fd = fd
+        self._reserve = reserve
+        self._where = where
+
+    @property
+    def left_bytes(self) -> int:
+        """How much may be written now; below zero where users have taken of the reserve."""
+        free = free_space(self._fd)
+        return free.free_bytes - self._reserve.bytes_of(free.total_bytes)
+
+    def require(self, need_bytes: int, what: str) -> None:
+        """Raises NoSpace, with the remedy, where ``need_bytes`` may not be written now.
+
+        ``what`` is the subject of the message, as in "the next 8 MiB of a.img".
+        """
+        free = free_space(self._fd)
+        reserve_bytes = self._reserve.bytes_of(free.total_bytes)
+        missing = need_bytes + reserve_bytes - free.free_bytes
+        if missing > 0:
+            raise NoSpace(
+                f"{self._where}: no space left for {what}: {format_size(need_bytes)} needed,"
+                f" {format_size(free.free_bytes)} free, of which {format_size(reserve_bytes)} are"
+                f" reserved for users; free {format_size(missing)}, or lower the policy's `reserve`"
+            )
