@@ -49,6 +49,7 @@ class Database:
             collected_s=max(log.checkpoint.collected_s for log in logs),
         )
         self._open_logs()
+        self.run("names")
         self.run("prepare")
 
     def close(self) -> None:

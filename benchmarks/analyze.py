@@ -191,11 +191,11 @@ def _made_up_log(path: str, count: int) -> Log:
         os.makedirs(os.path.join(path, "files"))
         database.execute(
             f"""COPY (SELECT (i * 4 // {files})::USMALLINT AS dataset, i::UINTEGER AS file,
-                ('d' || i % 97 || '/e' || i % 1009 || '/f' || i)::BLOB AS path,
-                'd' || i % 97 || '/e' || i % 1009 AS directory,
+                ('d' || i % 97 || '/e' || i % 1009 || '/f' || i || '.t' ||
+                 sqrt(hash(i) % 10000)::INT)::BLOB
+                AS path,
                 i AS inode, 1 AS links, 1000000 AS size_bytes, 1000000 AS allocated_bytes,
-                i * 1000000000 AS changed_ns, i * 1000000000 AS modified_ns,
-                't' || sqrt(hash(i) % 10000)::INT AS type
+                i * 1000000000 AS changed_ns, i * 1000000000 AS modified_ns
                 FROM range({files}) AS r(i)) TO '{path}/files/part-00001.parquet'
                 (FORMAT parquet)"""
         )

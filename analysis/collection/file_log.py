@@ -8,14 +8,25 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.collection.chunk_log import Log
+from analysis.collection.chunk_log import Columns, Log
 from analysis.collection.connection import connect
-from dedupd import native
 
 _FETCHED = 50_000
 """At once; 10 MB."""
 
 _MEMORY_MB = 64
+
+_STATUS = {
+    "inode": np.uint64,
+    "size_bytes": np.uint64,
+    "modified_ns": np.int64,
+    "changed_ns": np.int64,
+    "links": np.uint32,
+    "allocated_bytes": np.uint64,
+}
+"""Columns of the table, in the order of ``native.study.FileColumns.statuses``."""
+
+_IDENTITY = list(_STATUS)[:4]
 
 
 class FoundFile(NamedTuple):
@@ -63,17 +74,28 @@ class Files:
         return self.paths[self.path_ends[first - 1] if first else 0 : self.path_ends[end - 1]]
 
 
-def files_of(found: native.study.FileColumns, dataset: int, first: int) -> Files:
-    """Of a scan, numbered from ``first`` on."""
-    numbers, paths, path_ends, identities = found.with_content()
-    file = np.frombuffer(numbers, np.uint32) + np.uint32(first)
-    return Files(
-        file,
-        np.full(len(file), dataset, np.uint16),
-        paths,
-        np.frombuffer(path_ends, np.int64),
-        np.frombuffer(identities, np.int64).reshape(-1, 4),
+def table_of(paths: bytes, statuses: bytes, dataset: int, first: int) -> Columns:
+    """The rows of files, as a scan has found them, numbered from ``first`` on."""
+    columns = np.frombuffer(statuses, np.int64).reshape(-1, len(_STATUS)).T
+    count = columns.shape[1]
+    return {
+        "dataset": np.full(count, dataset, np.uint16),
+        "file": np.arange(first, first + count, dtype=np.uint32),
+        "path": np.array(paths.split(b"\0")[:-1], np.object_),
+        **{name: of.astype(_STATUS[name]) for name, of in zip(_STATUS, columns, strict=True)},
+    }
+
+
+def files_of(table: Columns) -> Files:
+    """Those of some rows of the table that have content."""
+    has_content = table["size_bytes"] > 0
+    file, dataset, path, *identity = (
+        np.asarray(table[name])[has_content] for name in ("file", "dataset", "path", *_IDENTITY)
     )
+    paths = [*path, b""]
+    ends = np.cumsum([len(path) + 1 for path in paths[:-1]], dtype=np.int64)
+    columns = [column.astype(np.int64, copy=False) for column in identity]
+    return Files(file, dataset, b"\0".join(paths), ends, np.stack(columns, axis=1))
 
 
 def logged_files(log: Log, first: int) -> Iterator[Files]:
@@ -104,18 +126,9 @@ class PartReader:
             "SELECT coalesce(min(file), 0), coalesce(max(file), 0) FROM read_parquet(?)", [part]
         ).fetchall()
         for number in range(max(begin, first), last + 1, _FETCHED):
-            columns = database.execute(
-                "SELECT file, dataset, path, inode::BIGINT AS inode, size_bytes::BIGINT AS size,"
-                " modified_ns, changed_ns FROM read_parquet(?)"
-                " WHERE file >= ? AND file < ? AND size_bytes > 0",
-                [part, number, number + _FETCHED],
-            ).fetchnumpy()
-            paths = [bytes(path) for path in columns["path"]]
-            identity = ("inode", "size", "modified_ns", "changed_ns")
-            yield Files(
-                np.asarray(columns["file"]),
-                np.asarray(columns["dataset"]),
-                b"".join(path + b"\0" for path in paths),
-                np.cumsum([len(path) + 1 for path in paths], dtype=np.int64),
-                np.stack([np.asarray(columns[name]) for name in identity], axis=1),
+            yield files_of(
+                database.execute(
+                    "SELECT * FROM read_parquet(?) WHERE file >= ? AND file < ?",
+                    [part, number, number + _FETCHED],
+                ).fetchnumpy()
             )

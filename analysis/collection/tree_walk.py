@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 
 from analysis.collection.chunk_log import Columns, Dataset, Log, ScanState, part_path, write_part
-from analysis.collection.file_log import Files, PartReader, files_of
+from analysis.collection.file_log import Files, PartReader, files_of, table_of
 from dedupd import native
 from dedupd.errors import UsageError
 from dedupd.units import MIB
@@ -130,7 +130,7 @@ class Scan:
                     walk = begin.walk if dataset == begin.dataset else ""
                     self._walk(dataset, os.path.realpath(os.fsencode(tree.path)), walk)
             if not self._progress.state.parts:
-                self._add(native.study.FileColumns(), ScanState(1), second_names=False)
+                self._add(table_of(b"", b"", 0, 0), [], ScanState(1), second_names=False)
         except BaseException as error:
             self._error = error
         finally:
@@ -155,18 +155,18 @@ class Scan:
             if found is None:
                 return
             walk = base64.b64encode(zlib.compress(tree.state(), level=1)).decode()
-            after = ScanState(before.parts + 1, before.found + len(found), dataset, walk)
-            self._add(found, after, second_names=tree.beyond_names)
+            table = table_of(found.paths, found.statuses, dataset, before.found)
+            after = ScanState(before.parts + 1, before.found + len(table["file"]), dataset, walk)
+            failed = [Failure(dataset, path, os.strerror(errno)) for path, errno in found.failures]
+            self._add(table, failed, after, second_names=tree.beyond_names)
 
     def _add(
-        self, found: native.study.FileColumns, after: ScanState, *, second_names: bool
+        self, table: Columns, failures: list[Failure], after: ScanState, *, second_names: bool
     ) -> None:
         """Write a part of the table, and tell the reader."""
-        progress, dataset = self._progress, after.dataset
-        first = progress.state.found
-        found.write(part_path(self._log.path, ("files",), after.parts), dataset, first)
-        files = files_of(found, dataset, first)
-        failures = [Failure(dataset, path, os.strerror(errno)) for path, errno in found.failures]
+        progress = self._progress
+        write_part(self._log.path, ("files",), after.parts, table)
+        files = files_of(table)
         with self._changed:
             if sum(one.nbytes for one in self._ahead.values()) < AHEAD_BYTES_MAX:
                 self._ahead[after.parts] = files
@@ -183,7 +183,7 @@ class Scan:
 def write_failures(log: str, number: int, failures: list[Failure]) -> None:
     columns: Columns = {
         "dataset": np.array([f.dataset for f in failures], np.uint16),
-        "path": [f.path for f in failures],
-        "reason": [f.reason for f in failures],
+        "path": np.array([f.path for f in failures], np.object_),
+        "reason": np.array([f.reason for f in failures], np.object_),
     }
     write_part(log, ("failures",), number, columns)

@@ -1,5 +1,6 @@
 -- What all queries of the study start from. The views raw_files, raw_whole and raw_chunks over the
--- Parquet logs, and the table datasets (dataset, label), exist already; so do the variables
+-- Parquet logs, the table datasets (dataset, label) and the macros of names.sql exist already; so do
+-- the variables
 --   sample      the fraction of distinct chunks that the log has (1 = all)
 --   measured    the fraction of distinct chunks whose compressed size it has: some of those; the
 --               others have NULL
@@ -8,7 +9,8 @@
 -- Files that were read. Bytes without holes, which occupy nothing on the disk in the first place;
 -- zeros are part of them. first_*: no earlier file has the same content.
 CREATE TABLE files AS
-SELECT f.dataset, f.file, f.path, f.directory, f.type, f.changed_s,
+SELECT f.dataset, f.file, f.path, directory(shown(f.path)) AS directory,
+       type(filename(shown(f.path))) AS type, f.changed_s,
        w.length_bytes, w.zero_bytes, w.hole_bytes, w.fp_high, w.fp_low,
        row_number() OVER (
            PARTITION BY f.dataset, w.fp_high, w.fp_low, w.length_bytes + w.hole_bytes

@@ -1,32 +1,18 @@
 """The files of a tree, as a study takes them in."""
 
-from collections.abc import Sequence
-
 from typing_extensions import Buffer
 
 class FileColumns:
-    """Regular files that a :class:`TreeWalk` found: parallel arrays, one element per file."""
+    """Regular files that a :class:`TreeWalk` found: parallel columns."""
 
-    def __new__(cls) -> FileColumns:
-        """None at all."""
-    def with_content(self) -> tuple[bytes, bytes, bytes, bytes]:
-        """Those that have something to read: parallel columns.
+    paths: bytes
+    """Relative to the root, each with a NUL byte after it."""
 
-        u32 numbers, which count all files from 0 on; paths relative to the root, each with a NUL
-        byte after it; u64 ends of the paths; u64 inode, size, mtime and ctime in ns.
-        """
-    @property
-    def failures(self) -> list[tuple[bytes, int]]:
-        """Paths of directories that could not be listed, and the error's number."""
-    def __len__(self) -> int: ...
-    def write(self, path: str, dataset: int, first_file: int) -> None:
-        """Write the files as a part of the study's table, numbered from ``first_file`` on.
+    statuses: bytes
+    """i64 inode, size, mtime and ctime in ns, links, allocated bytes of each."""
 
-        Columns dataset, file, path, directory, type (:func:`file_type`), inode, size_bytes,
-        modified_ns, changed_ns, links, allocated_bytes. Raises OSError.
-
-        Durable effect: a new file, a report.
-        """
+    failures: list[tuple[bytes, int]]
+    """Paths of directories that could not be listed, and the error's number."""
 
 class TreeWalk:
     """All regular files of a tree: no link is followed, no other file system entered.
@@ -53,24 +39,6 @@ class TreeWalk:
         """Whether there were more than ``names_max``: then some files were found again."""
     def next(self, files_min: int) -> FileColumns | None:
         """At least so many more files, less only before the end; None there."""
-
-def file_type(name: bytes) -> str:
-    """The type of a file: its extension in small letters, or ``""``.
-
-    Versions after it are no type. They are numbers, parts that begin with a digit and have more than
-    letters and digits, and all behind ``.so.`` and a number that begins with a digit:
-    ``libc.so.6``, ``libLLVM.so.22.1-rust-1.95.0-stable`` and ``libssl.so.1.0.2k`` are ``so``.
-    """
-
-def write_parquet(path: str, columns: Sequence[tuple[str, str, Buffer]], rows: int) -> None:
-    """Write a table, compressed with zstandard, at a new path or over an old one.
-
-    Each column is its name, its kind, and its items, little-endian: ``u16``, ``u32``, ``u64`` or
-    ``i64``; ``bytes`` and ``text`` (UTF-8) have the u32 length of each item in front of it.
-    Raises OSError, and ValueError where a column has not ``rows`` items.
-
-    Durable effect: a new file, a report.
-    """
 
 def read_packed(
     root_fd: int, paths: Buffer, identities: Buffer, out: Buffer, offset: int, threads: int

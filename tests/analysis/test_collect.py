@@ -24,8 +24,8 @@ from analysis.collection.chunk_log import HOLE_MARK, Log
 from analysis.collection.chunkings import DEFAULT
 from analysis.collection.collector import Unwatched, collect
 from analysis.collection.log_lanes import Selection
+from analysis.database import query_text
 from analysis.report.report import write_report
-from dedupd import native
 from dedupd.config.policy import Policy
 from dedupd.errors import Damaged, UsageError
 from dedupd.system import file_reader as system_reader
@@ -262,10 +262,10 @@ def test_a_collection_goes_on_from_where_files_were_being_found(
     add = tree_walk.Scan._add
 
     def add_some(
-        self: tree_walk.Scan, files: Any, after: tree_walk.ScanState, **more: bool
+        self: tree_walk.Scan, table: Any, failures: Any, after: tree_walk.ScanState, **more: bool
     ) -> None:
         """The rest is to be found when the reading is stopped, however long that takes."""
-        add(self, files, after, **more)
+        add(self, table, failures, after, **more)
         while after.parts % 20 == 0 and not self._stop:
             time.sleep(0.01)
 
@@ -579,6 +579,34 @@ def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> Non
         Log.open(log.path)
 
 
+def test_the_table_of_files_says_what_stat_says(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    names = [b"plain", b"d\xff/e/empty", "é/lib.so.1.2".encode()]
+    for number, name in enumerate(names):
+        path = tree / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 1000 * number)
+    log = collected(tmp_path / "out", spec_of({"x": tree}, ("64k",), level=0))
+    rows = duckdb.execute("FROM read_parquet(?)", [log.file_parts()]).fetchall()
+    assert sorted(row[1] for row in rows) == [0, 1, 2]
+    assert {row[2] for row in rows} == set(names)
+    for row in rows:
+        status = os.stat(os.path.join(os.fsencode(tree), row[2]))
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        allocated = status.st_blocks * 512
+        assert row[0] == 0
+        assert row[3:] == (status.st_ino, status.st_size, *times, status.st_nlink, allocated)
+
+
+def named(path: bytes) -> tuple[str, str]:
+    """The directory and the type of a file, as the queries have them."""
+    with duckdb.connect() as database:
+        database.execute(query_text("names"))
+        query = "SELECT directory(p), type(filename(p)) FROM (SELECT shown(?::BLOB) AS p)"
+        [(directory, kind)] = database.execute(query, [path]).fetchall()
+    return directory, kind
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -605,12 +633,25 @@ def test_a_log_that_does_not_decode_is_said_to_be_damaged(tmp_path: Path) -> Non
     ],
 )
 def test_version_numbers_are_no_type(name: bytes, kind: str) -> None:
-    assert native.study.file_type(os.path.basename(name)) == kind
+    assert named(name)[1] == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "directory", "kind"),
+    [
+        ("é/é/x.É".encode(), "é/é", "é"),
+        (b"d\xff/e/Photo.JPEG", "d\\xFF/e", "jpeg"),
+        (b"line\nfeed/a.b\nc", "line\nfeed", "b\nc"),
+        (b"plain", "", ""),
+    ],
+)
+def test_names_are_shown_as_text(name: bytes, directory: str, kind: str) -> None:
+    assert named(name) == (directory, kind)
 
 
 @given(name=st.text(alphabet="ab.Z/é", max_size=12).map(str.encode))
 def test_types_are_those_of_the_policy(name: bytes) -> None:
-    kind = native.study.file_type(os.path.basename(name))
+    kind = named(name)[1]
     if kind:
         assert Policy(exclude_types=(kind,)).excludes(name)
     assert not Policy(exclude_types=("unheard-of",)).excludes(name)

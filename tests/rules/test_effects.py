@@ -255,12 +255,9 @@ CHANGES = re.compile(
 )
 """System calls, flags and functions of the standard library that change what is on a disk."""
 
-CHANGING = {"system/effects.rs": "by the door", "study/parquet_writer.rs": "reports"}
-"""The only native sources that do."""
 
-
-def test_native_code_changes_the_disk_in_two_places_only() -> None:
-    assert {path for path, source in SOURCES.items() if CHANGES.search(source)} == set(CHANGING)
+def test_native_code_changes_the_disk_in_one_place_only() -> None:
+    assert {p for p, source in SOURCES.items() if CHANGES.search(source)} == {"system/effects.rs"}
 
 
 @pytest.mark.parametrize(
@@ -279,11 +276,6 @@ def test_native_code_changes_the_disk_in_two_places_only() -> None:
 )
 def test_a_native_change_of_the_disk_is_found(source: str) -> None:
     assert CHANGES.search(source)
-
-
-def test_reports_are_written_by_the_study_only() -> None:
-    users = {path for path, source in SOURCES.items() if "parquet_writer" in source}
-    assert {path for path in users if "study" not in path} == set()
 
 
 def test_only_the_door_makes_native_code_have_effects_by_itself() -> None:

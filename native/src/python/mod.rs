@@ -97,7 +97,7 @@ mod exported {
     #[pymodule]
     mod study {
         #[pymodule_export]
-        use crate::python::study::{FileColumns, TreeWalk, file_type, read_packed, write_parquet};
+        use crate::python::study::{FileColumns, TreeWalk, read_packed};
     }
 
     #[pymodule]

@@ -1,18 +1,16 @@
-//! `TreeWalk`, `FileColumns`, `read_packed`, `file_type`, `write_parquet`.
+//! `TreeWalk`, `FileColumns`, `read_packed`.
 
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::PyBytes;
 
 use super::support::calls::os_error;
-use super::support::input::Input;
+use super::support::input::{Input, pack_u64};
 use super::support::output::Output;
-use crate::study::parquet_writer::{self, Column, Kind};
 use crate::study::reads::{self, Wanted};
-use crate::study::walk::{self, Content, Walk};
+use crate::study::walk::Walk;
 use crate::system::files::Identity;
 use crate::threads::lock::locked;
 
@@ -34,7 +32,16 @@ impl TreeWalk {
     }
 
     fn next(&self, py: Python<'_>, files_min: usize) -> Option<FileColumns> {
-        py.detach(|| self.walk().next(files_min)).map(FileColumns)
+        let found = py.detach(|| self.walk().next(files_min))?;
+        Some(FileColumns {
+            paths: PyBytes::new(py, &found.paths).unbind(),
+            statuses: pack_u64(
+                py,
+                found.statuses.into_flattened().into_iter().map(|field| field as u64),
+            )
+            .unbind(),
+            failures: found.failures,
+        })
     }
 
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
@@ -60,34 +67,12 @@ impl TreeWalk {
     }
 }
 
-#[pyclass(frozen, module = "dedupd.native.study")]
-pub struct FileColumns(walk::FileColumns);
-
-#[pymethods]
-impl FileColumns {
-    #[new]
-    fn new() -> FileColumns {
-        FileColumns(walk::FileColumns::default())
-    }
-
-    fn __len__(&self) -> usize {
-        self.0.statuses.len()
-    }
-
-    fn with_content<'py>(&self, py: Python<'py>) -> [Bound<'py, PyBytes>; 4] {
-        let Content { numbers, paths, path_ends, identities } = py.detach(|| self.0.with_content());
-        [numbers, paths, path_ends, identities].map(|column| PyBytes::new(py, &column))
-    }
-
-    #[getter]
-    fn failures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let failures = self.0.failures.iter();
-        PyList::new(py, failures.map(|(path, errno)| (PyBytes::new(py, path), *errno)))
-    }
-
-    fn write(&self, py: Python<'_>, path: PathBuf, dataset: u16, first_file: u32) -> PyResult<()> {
-        py.detach(|| self.0.write(&path, dataset, first_file)).map_err(|e| os_error(py, &e))
-    }
+/// Regular files: parallel columns.
+#[pyclass(frozen, get_all, module = "dedupd.native.study")]
+pub struct FileColumns {
+    paths: Py<PyBytes>,
+    statuses: Py<PyBytes>,
+    failures: Vec<(Vec<u8>, i32)>,
 }
 
 const IDENTITY_FIELDS: usize = 4;
@@ -126,41 +111,4 @@ pub fn read_packed(
         .collect();
     py.detach(|| reads::read_packed(root_fd, &files, out.bytes_mut().get_mut(offset..)?, threads))
         .ok_or_else(|| PyValueError::new_err(format!("out has no room for the files at {offset}")))
-}
-
-#[pyfunction]
-pub fn file_type(name: &[u8]) -> String {
-    crate::study::content_types::file_type(name)
-}
-
-fn kind_of(name: &str) -> PyResult<Kind> {
-    match name {
-        "u16" => Ok(Kind::U16),
-        "u32" => Ok(Kind::U32),
-        "u64" => Ok(Kind::U64),
-        "i64" => Ok(Kind::I64),
-        "bytes" => Ok(Kind::Bytes),
-        "text" => Ok(Kind::Text),
-        _ => Err(PyValueError::new_err(format!("there are no columns of {name:?}"))),
-    }
-}
-
-#[pyfunction]
-pub fn write_parquet(
-    py: Python<'_>,
-    path: PathBuf,
-    columns: Vec<(String, String, Input)>,
-    rows: usize,
-) -> PyResult<()> {
-    let kinds = columns.iter().map(|(_, kind, _)| kind_of(kind)).collect::<PyResult<Vec<_>>>()?;
-    let columns: Vec<Column> = columns
-        .iter()
-        .zip(kinds)
-        .map(|((name, _, items), kind)| Column { name, kind, items: items.bytes() })
-        .collect();
-    let written = py.detach(|| parquet_writer::write(&path, columns, rows));
-    written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::InvalidInput => PyValueError::new_err(error.to_string()),
-        _ => os_error(py, &error),
-    })
 }

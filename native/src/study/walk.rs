@@ -7,8 +7,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::study::content_types::{file_type, shown};
-use crate::study::parquet_writer::{self, Column, Kind};
 use crate::system::files::{
     DIRENT_BYTES, Identity, Named, look_up, next_names, open_beneath, owned, status_at, status_of,
 };
@@ -22,19 +20,6 @@ pub struct FileColumns {
     pub statuses: Vec<[i64; 6]>,
     /// What could not be listed, and the error's number.
     pub failures: Vec<(Vec<u8>, c_int)>,
-}
-
-/// Files that have something to read: parallel columns, little-endian.
-#[derive(Default)]
-pub struct Content {
-    /// u32, from 0 on; files without content are counted.
-    pub numbers: Vec<u8>,
-    /// Each with a NUL after it.
-    pub paths: Vec<u8>,
-    /// u64, after the NUL.
-    pub path_ends: Vec<u8>,
-    /// u64 inode, size, mtime and ctime in ns.
-    pub identities: Vec<u8>,
 }
 
 /// A walk over a tree, depth first, without links and other file systems.
@@ -262,80 +247,9 @@ impl FileColumns {
         self.statuses.push(status);
     }
 
-    pub fn with_content(&self) -> Content {
-        let mut content =
-            Content { paths: Vec::with_capacity(self.paths.len()), ..Content::default() };
-        let paths = self.paths.split_inclusive(|&byte| byte == 0);
-        for (number, (path, status)) in paths.zip(&self.statuses).enumerate() {
-            if status[1] == 0 {
-                continue;
-            }
-            content.numbers.extend_from_slice(&(number as u32).to_le_bytes());
-            content.paths.extend_from_slice(path);
-            content.path_ends.extend_from_slice(&(content.paths.len() as u64).to_le_bytes());
-            for word in &status[..4] {
-                content.identities.extend_from_slice(&word.to_le_bytes());
-            }
-        }
-        content
-    }
-
-    /// Writes a part of the table of files, numbered from `first` on.
-    pub fn write(&self, path: &Path, dataset: u16, first: u32) -> Result<()> {
-        let rows = self.statuses.len();
-        const LENGTH_BYTES: usize = 4;
-        let mut paths = Vec::with_capacity(self.paths.len() + LENGTH_BYTES * rows);
-        let mut directories = Vec::with_capacity(paths.capacity());
-        let mut types = Vec::with_capacity(2 * LENGTH_BYTES * rows);
-        let mut last: (&[u8], Vec<u8>) = (b"", Vec::new());
-        push_item(&mut last.1, b"");
-        for path in self.paths.split_inclusive(|&byte| byte == 0) {
-            let path = &path[..path.len() - 1];
-            let slash = path.iter().rposition(|&byte| byte == b'/');
-            let (directory, name) = match slash {
-                Some(slash) => (&path[..slash], &path[slash + 1..]),
-                None => (&b""[..], path),
-            };
-            if directory != last.0 {
-                last = (directory, Vec::new());
-                push_item(&mut last.1, shown(directory).as_bytes());
-            }
-            push_item(&mut paths, path);
-            directories.extend_from_slice(&last.1);
-            push_item(&mut types, file_type(name).as_bytes());
-        }
-        let datasets: Vec<u8> = (0..rows).flat_map(|_| dataset.to_le_bytes()).collect();
-        let numbers: Vec<u8> = (first..).take(rows).flat_map(u32::to_le_bytes).collect();
-        let words = |at: usize| -> Vec<u8> {
-            self.statuses.iter().flat_map(|status| status[at].to_le_bytes()).collect()
-        };
-        let links: Vec<u8> =
-            self.statuses.iter().flat_map(|status| (status[4] as u32).to_le_bytes()).collect();
-        let columns: [(&str, Kind, &[u8]); 11] = [
-            ("dataset", Kind::U16, &datasets),
-            ("file", Kind::U32, &numbers),
-            ("path", Kind::Bytes, &paths),
-            ("directory", Kind::Text, &directories),
-            ("type", Kind::Text, &types),
-            ("inode", Kind::U64, &words(0)),
-            ("size_bytes", Kind::U64, &words(1)),
-            ("modified_ns", Kind::I64, &words(2)),
-            ("changed_ns", Kind::I64, &words(3)),
-            ("links", Kind::U32, &links),
-            ("allocated_bytes", Kind::U64, &words(5)),
-        ];
-        let columns = columns.map(|(name, kind, items)| Column { name, kind, items });
-        parquet_writer::write(path, columns.into(), rows)
-    }
-
     fn failed(&mut self, path: Vec<u8>, error: &Error) {
         self.failures.push((path, error.raw_os_error().unwrap_or(libc::EIO)));
     }
-}
-
-fn push_item(items: &mut Vec<u8>, item: &[u8]) {
-    items.extend_from_slice(&(item.len() as u32).to_le_bytes());
-    items.extend_from_slice(item);
 }
 
 fn seek(directory: &OwnedFd, offset: i64, whence: c_int) -> Result<i64> {
