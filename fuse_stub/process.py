@@ -3,7 +3,6 @@
 import ctypes
 import json
 import logging
-import logging.handlers
 import os
 import resource
 import select
@@ -20,6 +19,7 @@ from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, erro
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.system.files import opened
+from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
 from dedupd.system.paths import explain
 from dedupd.system.processes import child_environment, cores
 from dedupd.units import MIB
@@ -46,6 +46,8 @@ _MALLOC_OPTIONS = {
     -3: 8 * MIB,  # M_MMAP_THRESHOLD: no mapping of its own for a request's bytes
     -1: 128 * MIB,  # M_TRIM_THRESHOLD: more than the chunks of all threads
 }
+
+LOG_SOCKET = "/dev/log"
 
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
@@ -273,10 +275,12 @@ def _reason(error: BaseException) -> str:
 def _log_to_system() -> None:
     logger = logging.getLogger()
     logger.setLevel(logging.INFO)
-    if os.path.exists("/dev/log"):
-        handler = logging.handlers.SysLogHandler("/dev/log")
-        handler.setFormatter(logging.Formatter("dedupd[%(process)d]: %(message)s"))
-        logger.addHandler(handler)
+    with suppress(OSError):  # a machine without a log
+        logger.addHandler(LogQueue(Datagrams(LOG_SOCKET, _log_line)))
+
+
+def _log_line(record: logging.LogRecord) -> bytes:
+    return syslog_line(record, f"dedupd[{record.process}]: {record.getMessage()}")
 
 
 def open_volume(path: str) -> Volume:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dedupd.service.systemd.journal import Event, JournalHandler, encode, report
+from dedupd.service.systemd.journal import Event, encode, journal_handler, report
 from dedupd.service.systemd.notify import Notifier
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/service.md"
@@ -84,7 +84,7 @@ def test_any_message_arrives_whole(message: str) -> None:
 
 
 def test_an_event_has_its_id_and_fields(listener: socket.socket) -> None:
-    handler = JournalHandler(listener.getsockname())
+    handler = journal_handler(listener.getsockname())
     logger = logging.getLogger("dedupd.service")
     logger.addHandler(handler)
     try:

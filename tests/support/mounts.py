@@ -95,15 +95,20 @@ class Nursery:
     What such a process does is the same; it only need not start Python and import everything.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, target: Callable[..., None] | None = None, first: tuple[str, ...] = ()
+    ) -> None:
+        """``target``: runs in the process in place of :func:`serve_for_test`, with ``first``."""
+        self._target = target or serve_for_test
+        self._first = first
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["pytest", __name__])
 
     def serve(self, path: str, mountpoint: str, *, cache_bytes: int) -> int:
         """Stands in for :func:`fuse_stub.process.mount_in_background`."""
         receiver, sender = self._context.Pipe(duplex=False)
-        arguments = (path, mountpoint, cache_bytes, sender)
-        process = self._context.Process(target=_serve, args=arguments, daemon=True)
+        arguments = (*self._first, path, mountpoint, cache_bytes, sender)
+        process = self._context.Process(target=self._target, args=arguments, daemon=True)
         process.start()
         sender.close()
         with receiver, os.fdopen(os.dup(receiver.fileno()), "rb") as answer:
@@ -112,7 +117,8 @@ class Nursery:
         return process.pid
 
 
-def _serve(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
+def serve_for_test(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
+    """Serve a mount in a process of a :class:`Nursery`."""
     answer_fd = os.dup(answer.fileno())
     answer.close()
     logging.basicConfig(filename=f"{mountpoint}.log", format="%(asctime)s %(process)d %(message)s")
@@ -138,13 +144,15 @@ def opened_pid(pid: int) -> Iterator[int]:
 
 
 @contextmanager
-def mounted_lab(directory: Path, policy: dict[str, str] | None = None) -> Iterator[MountedLab]:
+def mounted_lab(
+    directory: Path, policy: dict[str, str] | None = None, nursery: Nursery | None = None
+) -> Iterator[MountedLab]:
     """A new volume below ``directory`` that takes every file at once, mounted for all users."""
     let_others_pass(directory)
     root, view = directory / "volume", directory / "view"
     root.mkdir()
     view.mkdir()
-    lab = MountedLab(root, view)
+    lab = MountedLab(root, view, nursery)
     values = {"min_age": "0s", "min_size": "1", **(policy or {})}
     enable(str(root), chunk_size="64k", fingerprint="blake3", policy_values=values, disk=lab.disk)
     lab.mount()

@@ -6,19 +6,13 @@ lines preceded by its length. Message ids are those of docs/service.md; they nev
 
 import logging
 import os
-import socket
 import struct
 import sys
 from enum import Enum
 
-JOURNAL_SOCKET = "/run/systemd/journal/socket"
+from dedupd.system.log_queue import Datagrams, LogQueue, syslog_severity
 
-_PRIORITIES = (
-    (logging.CRITICAL, 2),
-    (logging.ERROR, 3),
-    (logging.WARNING, 4),
-    (logging.INFO, 6),
-)
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 
 class Event(Enum):
@@ -47,36 +41,16 @@ def report(event: Event, message: str, level: int = logging.INFO, **fields: obje
     log.log(level, "%s", message, extra={"event": event, "fields": fields})
 
 
-class JournalHandler(logging.Handler):
-    """Sends records to the journal."""
-
-    def __init__(self, path: str = JOURNAL_SOCKET) -> None:
-        """Raises OSError where no journal listens."""
-        super().__init__()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        try:
-            self._socket.connect(path)
-        except OSError:
-            self._socket.close()
-            raise
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._socket.send(encode(record, self.format(record)))
-        except OSError:
-            self.handleError(record)
-
-    def close(self) -> None:
-        self._socket.close()
-        super().close()
+def journal_handler(path: str = JOURNAL_SOCKET) -> Datagrams:
+    """Sends records to the journal. Raises OSError where no journal listens."""
+    return Datagrams(path, lambda record: encode(record, record.getMessage()))
 
 
 def encode(record: logging.LogRecord, message: str) -> bytes:
     """A record as the journal takes it."""
-    priority = next((value for level, value in _PRIORITIES if record.levelno >= level), 7)
     fields = {
         "MESSAGE": message,
-        "PRIORITY": str(priority),
+        "PRIORITY": str(syslog_severity(record.levelno)),
         "SYSLOG_IDENTIFIER": "dedupd",
         "LOGGER": record.name,
     }
@@ -100,7 +74,7 @@ def set_up(path: str = JOURNAL_SOCKET) -> None:
     handler: logging.Handler | None = None
     if os.environ.get("JOURNAL_STREAM"):
         try:
-            handler = JournalHandler(path)
+            handler = journal_handler(path)
         except OSError:
             pass  # standard error ends in the journal too, without the fields
     if handler is None:
@@ -108,6 +82,6 @@ def set_up(path: str = JOURNAL_SOCKET) -> None:
         handler.setFormatter(logging.Formatter("dedupd: %(message)s"))
     root = logging.getLogger()
     root.setLevel(logging.INFO)
-    root.addHandler(handler)
+    root.addHandler(LogQueue(handler))
     # A line for each request would drown the events.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -1,0 +1,117 @@
+"""One user against all: the mount answers the others, and its process stays as small as it was."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from dedupd.format.container import Kind
+from fuse_stub import process
+from tests.support.lab import flip_bit, noise
+from tests.support.mounts import ALICE, Nursery, mounted_lab, serve_for_test
+
+pytestmark = pytest.mark.root
+
+KIB = 1 << 10
+
+_FORKS = multiprocessing.get_context("forkserver")
+
+ANSWER_S_MAX = 2.0
+"""Of a ``stat``, on a machine that has other things to do as well. A mount that hangs never
+answers."""
+
+
+# --- the log ----------------------------------------------------------------------------------
+
+
+class UnreadLog(Nursery):
+    """Mounts whose processes log to a socket that nobody reads."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(target=_serve_with_log, first=(str(directory / "log"),))
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._listener.bind(str(directory / "log"))
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def _serve_with_log(
+    log: str, path: str, mountpoint: str, cache_bytes: int, answer: Connection
+) -> None:
+    process.LOG_SOCKET = log
+    serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
+@contextmanager
+def looping(uid: int, action: Callable[[], object]) -> Iterator[None]:
+    """Another user does one thing as fast as it goes."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            while True:
+                action()
+        finally:
+            os._exit(1)
+    try:
+        yield
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the loop has ended"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def stat_s(path: Path) -> float:
+    """How long a ``stat`` takes that the mount has to answer."""
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.stat(path.parent / f"none {time.monotonic_ns()}")
+        except FileNotFoundError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() - began > ANSWER_S_MAX:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.001)
+    return time.monotonic() - began
+
+
+def test_a_damaged_file_that_is_read_in_a_loop_beside_a_log_that_nobody_reads(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "log of the machine").mkdir()
+    logs = UnreadLog(tmp_path / "log of the machine")
+    with mounted_lab(tmp_path, nursery=logs) as lab:
+        damaged = lab.make_stub("f", noise(300 * KIB + 77, 3))
+        lab.unmount()
+        flip_bit(lab.container(Kind.CHUNKS), 4096 + 200)
+        lab.mount()
+
+        def read() -> None:
+            with open(damaged, "rb", buffering=0) as file:
+                for offset in range(0, 300 * KIB, 16 * KIB):
+                    with suppress(OSError):
+                        os.pread(file.fileno(), 4096, offset)
+
+        with looping(ALICE, read):
+            time.sleep(1.0)  # more than the log takes; that it is full cannot be seen from here
+            slowest_s = max(stat_s(damaged) for _ in range(20))
+        if slowest_s >= ANSWER_S_MAX:
+            lab.kill()  # it would never unmount
+        assert slowest_s < ANSWER_S_MAX
+    logs.close()
