@@ -52,7 +52,12 @@ def new_volume(root: Path, chunk_size: str) -> Path:
     root.mkdir()
     policy = {"min_age": "0s", "min_size": "1"}
     enable(
-        str(root), chunk_size=chunk_size, fingerprint="blake3", policy_values=policy, disk=Disk()
+        str(root),
+        chunk_size=chunk_size,
+        fingerprint="blake3",
+        policy_values=policy,
+        force=True,
+        disk=Disk(),
     )
     return root / ".dedupd/data"
 

@@ -62,7 +62,12 @@ def runs(choice: IndexChoice, preset: str, work: Path, first: Path, later: Path)
         shutil.copytree(first, root / "first", symlinks=True)
         values = {"min_age": "0s", "min_size": "1", "index": choice.value}
         enable(
-            str(root), chunk_size=preset, fingerprint="blake3", policy_values=values, disk=Disk()
+            str(root),
+            chunk_size=preset,
+            fingerprint="blake3",
+            policy_values=values,
+            force=True,
+            disk=Disk(),
         )
         found = [optimize(root)]
         shutil.copytree(later, root / ".dedupd/data/later", symlinks=True)

@@ -130,6 +130,7 @@ class Bench:
             chunk_size="64k",
             fingerprint="blake3",
             policy_values={"min_age": "0s"},
+            force=True,
             disk=Disk(),
         )
         self.below = Below(self.data)

@@ -90,7 +90,17 @@ def new_volume(root: Path, chunk_size: str, policy: dict[str, str]) -> Path:
     root.mkdir()
     command = [sys.executable, "-m", "dedupd.cli.main"]
     subprocess.run(
-        [*command, "enable", root, "--min-age", "0s", "--chunk-size", chunk_size],
+        [
+            *command,
+            "enable",
+            "--force",
+            "--no-mount",
+            root,
+            "--min-age",
+            "0s",
+            "--chunk-size",
+            chunk_size,
+        ],
         check=True,
         capture_output=True,
     )

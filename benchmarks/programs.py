@@ -60,7 +60,17 @@ def dedupd(setting: Setting) -> Ingest:
     volume.mkdir()
     for which in (FIRST, SECOND):
         copy(setting.sources / which, volume / which)
-    setup = [*program, "enable", str(volume), "--min-age", "0s", "--min-size", "1"]
+    setup = [
+        *program,
+        "enable",
+        "--force",
+        "--no-mount",
+        str(volume),
+        "--min-age",
+        "0s",
+        "--min-size",
+        "1",
+    ]
     measure(setup, compiled, setting.work / "enable.log")
 
     def run(which: str) -> tuple[Measured, dict[str, Any]]:

@@ -55,7 +55,17 @@ def step(directory: Path, make: list[str]) -> Step:
         volume.mkdir()
         subprocess.run([sys.executable, "-m", *make, str(volume / "tree")], check=True)
         size_bytes, files = logical_bytes(volume), sum(1 for _ in paths_of(volume))
-        setup = [*program, "enable", str(volume), "--min-age", "0s", "--min-size", "1"]
+        setup = [
+            *program,
+            "enable",
+            "--force",
+            "--no-mount",
+            str(volume),
+            "--min-age",
+            "0s",
+            "--min-size",
+            "1",
+        ]
         subprocess.run(setup, check=True, stdout=subprocess.DEVNULL)
         prepare(volume / ".dedupd/data", cold=False)
         command = [*program, "run", "optimize", str(volume), "--json"]

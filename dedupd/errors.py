@@ -51,6 +51,12 @@ class ServiceUnreachable(DedupdError):
     exit_status = EXIT_BUSY
 
 
+class ReadOnlyVolume(DedupdError):
+    """The volume lies on a file system that takes no changes now; it can be read."""
+
+    exit_status = EXIT_BUSY
+
+
 class NoSpace(DedupdError):
     """The file system is too full to go on; nothing was changed by the step that failed."""
 

@@ -40,6 +40,7 @@ class MountedVolume:
     ) -> None:
         self.volume = volume
         self.mountpoint = mountpoint
+        self.is_read_only = transitions.is_read_only
         self.inodes = Inodes(volume.data_fd)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         self.stub_reader = StubReader(volume.chunk_records, self.cache, threads)

@@ -24,6 +24,7 @@ from dedupd.system.paths import explain
 from dedupd.system.processes import child_environment, cores
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted
+from dedupd.volume.probe import require_suitable
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.control import ControlServer
@@ -66,8 +67,9 @@ def serve(
 ) -> None:
     """Mount ``volume`` at ``mountpoint`` and serve it until it is unmounted or SIGTERM comes.
 
+    Where the file system below is read-only, so is the mount, and nothing at all is written.
     ``ready`` is called once the mount answers. Raises Busy where it, or a copy of it, is mounted
-    already, OSError.
+    already, UnsuitableFileSystem, OSError.
     """
     _allow_descriptors()
     _keep_memory()
@@ -79,15 +81,18 @@ def serve(
         _mount_lock(own) as transitions,
     ):
         _refuse_copy(own)
-        settle_noted(own, transitions)
+        if not transitions.is_read_only:
+            require_suitable(own)
+            settle_noted(own, transitions)
         threads = cores()
         mount = MountedVolume(own, transitions, mountpoint, cache_bytes, threads)
         try:
-            with session(StubOperations(mount), mountpoint, options_for(own, debug)):
+            with session(StubOperations(mount), mountpoint, options_for(own, mount, debug)):
                 trio.run(_run, mount, ready)
         finally:
             mount.close()
-            own.disk.sync_file_system(own.data_fd)
+            if not own.is_read_only:
+                own.disk.sync_file_system(own.data_fd)
 
 
 @contextmanager
@@ -100,8 +105,9 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
     with ExitStack() as stack:
         while True:
             try:
-                transitions = stack.enter_context(volume.mount_lock())
-                volume.note_mount()
+                transitions = stack.enter_context(volume.mount_lock(reads_only=True))
+                if not transitions.is_read_only:
+                    volume.note_mount()
                 break
             except Busy:
                 client = volume.mount_client()

@@ -11,12 +11,13 @@ from dedupd.errors import UsageError
 from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
+from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead_mount
 from fuse_stub.operations import StubOperations
 
 
-def options_for(volume: Volume, debug: bool) -> set[str]:
+def options_for(volume: Volume, mount: MountedVolume, debug: bool) -> set[str]:
     """Mount options; those that concern users are taken from the file system below."""
     below = os.fstatvfs(volume.data_fd).f_flag
     options = {
@@ -32,6 +33,8 @@ def options_for(volume: Volume, debug: bool) -> set[str]:
         }
         if below & os.ST_NOEXEC:
             options.add("noexec")
+    if mount.is_read_only:
+        options.add("ro")
     if debug:
         options.add("debug")
     return options

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,8 +14,11 @@ from typing import Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dedupd.system.file_system import file_system_of
+from dedupd.system.files import opened
 from dedupd.system.mount_table import all_mounts
 from dedupd.units import parse_size
+from dedupd.volume.probe import IN_MEMORY
 from tests.support.lab import let_others_pass
 
 # A service of this machine has nothing to do with the volumes of the tests.
@@ -22,6 +26,11 @@ os.environ["DEDUPD_CONFIG"] = "/nonexistent/dedupd.toml"
 
 # Programs for administrators (mkfs, losetup) are not on everybody's PATH.
 os.environ["PATH"] += ":/usr/local/sbin:/usr/sbin:/sbin"
+
+# Where /tmp is in memory, as on Debian 13, no volume can be there.
+with opened(os.open(tempfile.gettempdir(), os.O_PATH)) as _fd:
+    if file_system_of(_fd).kind in IN_MEMORY:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/var/tmp"
 
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
@@ -62,6 +71,7 @@ def _others_may_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 _MAKE = {
     "ext4": ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,lazy_journal_init=1"],
+    "ext2": ["mkfs.ext2", "-q", "-F"],
     "xfs": ["mkfs.xfs", "-q", "-f"],
     "btrfs": ["mkfs.btrfs", "-q", "-f"],
 }

@@ -13,7 +13,7 @@ from dedupd.service.config import config_path
 from dedupd.service.volume_registry import forget, is_named
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
-from dedupd.system.paths import show_path
+from dedupd.system.paths import refuse_part, show_path
 from dedupd.units import counted
 from dedupd.volume.enable import begin_disable, disable
 from dedupd.volume.volume import BASE_NAME, Volume
@@ -28,6 +28,11 @@ from jobs.unoptimize import Unoptimize
 @exits
 def command(path: str, first: bool, as_json: bool) -> None:
     """Make the volume PATH a plain directory again, leaving nothing behind."""
+    mounted = mount_table.find(os.path.realpath(path))
+    if mounted is not None:
+        refuse_part(path, (mounted.point,), "disable")
+    elif not os.path.lexists(path):
+        raise UsageError(f"{path}: no such directory")
     with _out_of_service(path, first):
         if os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
             forget(_begin(path, first))
@@ -47,8 +52,7 @@ def _out_of_service(path: str, first: bool) -> Iterator[None]:
         yield
         return
     root = client.volume(path)["path"]
-    if os.path.realpath(path) != os.path.realpath(root):
-        raise UsageError(f"{path}: lies in the volume {root}; name that to disable it, all of it")
+    refuse_part(path, (root,), "disable")
     if is_named(os.path.realpath(path)):
         raise UsageError(
             f"{path}: {config_path()} names it; take it out there, and run"
@@ -105,5 +109,5 @@ def _refuse_stubs(volume: Volume, path: str) -> None:
     if unseen:
         raise DedupdError(
             f"{path}: files may still be in the store where nobody can see them, the first place:"
-            f" {unseen[0]}; make it readable, and run the command again"
+            f" {unseen[0]}; see to that, and run the command again"
         )

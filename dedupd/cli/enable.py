@@ -1,17 +1,20 @@
 """``dedupd enable``: make a directory a volume."""
 
 import os
+from collections.abc import Iterator
 
 import click
 
-from dedupd.cli.common import PATH, answer, exits, json_option
+from dedupd.cli.common import PATH, answer, exits, json_option, message_of
 from dedupd.config.policy import PROFILES, Policy, apply_values
-from dedupd.errors import ServiceUnreachable
+from dedupd.errors import DedupdError, ServiceUnreachable
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
 from dedupd.service.client import ServiceClient
+from dedupd.service.doctor import ONE_FILE_SYSTEM
 from dedupd.service.volume_registry import register
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
+from fuse_stub.process import mount_in_background
 
 
 @click.command("enable")
@@ -43,6 +46,14 @@ from dedupd.volume.enable import enable
     help="How long a file must have been unchanged, like 3d or 12h.",
 )
 @click.option("--min-size", metavar="SIZE", help="Smaller files are left alone, like 32k.")
+@click.option(
+    "--no-mount",
+    is_flag=True,
+    help="Leave it unmounted: users are locked out until it is mounted.",
+)
+@click.option(
+    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
+)
 @json_option
 @exits
 def command(
@@ -52,12 +63,14 @@ def command(
     fingerprint: str,
     min_age: str | None,
     min_size: str | None,
+    no_mount: bool,
+    force: bool,
     as_json: bool,
 ) -> None:
-    """Make the directory PATH a volume.
+    """Make the directory PATH a volume, and mount it.
 
-    Its entries move into PATH/.dedupd/data, which takes an instant; `dedupd mount PATH` shows
-    them again in their place. `dedupd disable PATH` undoes it.
+    Its entries move into PATH/.dedupd/data, and the mount shows them in their place: users miss
+    them for an instant. `dedupd disable PATH` undoes it.
     """
     values = dict(PROFILES[profile])
     if min_age is not None:
@@ -66,34 +79,65 @@ def command(
         values["min_size"] = min_size
     apply_values(Policy(), values, "command line")
     parameters = enable(
-        path, chunk_size=chunk_size, fingerprint=fingerprint, policy_values=values, disk=Disk()
+        path,
+        chunk_size=chunk_size,
+        fingerprint=fingerprint,
+        policy_values=values,
+        disk=Disk(),
+        force=force,
     )
-    is_registered = register(os.path.realpath(path), parameters.uuid)
-    is_served = is_registered and _have_it_mounted()
-    if is_served:
-        text = "The service shows its files, and optimizes them."
-    elif is_registered:
-        text = (
-            "The service serves it from its next start on;\n"
-            f"until then, `dedupd mount {path}` shows its files."
-        )
-    else:
-        text = (
-            f"Next: `dedupd mount {path}` shows its files;\n"
-            f"`dedupd run optimize {path}` deduplicates those that the policy takes."
-        )
+    root = os.path.realpath(path)
+    is_registered = register(root, parameters.uuid)
+    problem = ""
+    is_served = not no_mount and is_registered and _have_it_mounted()
+    if not no_mount and not is_served:
+        problem = _mounted_here(root)
+    is_mounted = not no_mount and not problem
     value = {
         "path": path,
         "uuid": parameters.uuid,
         "attribute": parameters.attribute,
         "registered": is_registered,
-        "mounted": is_served,
+        "mounted": is_mounted,
+        "problem": problem,
+        "one_file_system": ONE_FILE_SYSTEM,
     }
-    answer(as_json, value, f"{path} is a volume now. {text}")
+    answer(as_json, value, "\n".join(_lines(path, is_mounted, is_registered, is_served)))
+    if problem:
+        raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {problem}")
+
+
+def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) -> Iterator[str]:
+    """What to tell."""
+    if is_mounted:
+        yield f"{path} is a volume now, and mounted: users see their files as before."
+    else:
+        yield (
+            f"{path} is a volume now. Users are locked out of it until `dedupd mount {path}` shows"
+            " its files."
+        )
+    yield f"Backups: {ONE_FILE_SYSTEM}."
+    if is_served:
+        yield "The service optimizes it."
+    elif is_registered:
+        yield "The service serves it from its next start on."
+    else:
+        yield f"`dedupd run optimize {path}` deduplicates those that the policy takes."
+        if is_mounted:
+            yield "After a restart of the machine, mount it again, or let `dedupd serve` do that."
+
+
+def _mounted_here(root: str) -> str:
+    """Mount it; why that could not be done."""
+    try:
+        mount_in_background(root, root)
+    except (DedupdError, OSError) as error:
+        return message_of(error)
+    return ""
 
 
 def _have_it_mounted() -> bool:
-    """Tell the service, if it runs."""
+    """Tell the service, if it runs; then it mounts the volume."""
     client = ServiceClient.find()
     if client is None:
         return False

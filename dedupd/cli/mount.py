@@ -8,7 +8,9 @@ from dedupd.cli.common import PATH, answer, exits, json_option
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
+from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.units import parse_size
+from dedupd.volume.probe import accept
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from fuse_stub.process import mount_in_background, open_volume, serve
 
@@ -25,12 +27,27 @@ from fuse_stub.process import mount_in_background, open_volume, serve
     help="Memory for decompressed chunks.",
 )
 @click.option("--debug", is_flag=True, help="Log every operation.")
+@click.option(
+    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
+)
 @json_option
 @exits
 def command(
-    path: str, mountpoint: str | None, foreground: bool, cache: str, debug: bool, as_json: bool
+    path: str,
+    mountpoint: str | None,
+    foreground: bool,
+    cache: str,
+    debug: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
-    """Show the files of the volume PATH over PATH itself, or at MOUNTPOINT."""
+    """Show the files of the volume PATH over PATH itself, or at MOUNTPOINT.
+
+    Where its file system is read-only, so is the mount, and nothing is written.
+    """
+    if force:
+        with open_volume(path) as volume:
+            accept(volume)
     client = None if foreground or mountpoint else ServiceClient.serving(path)
     if client is not None:
         _mount_by_service(client, path, as_json)
@@ -40,6 +57,10 @@ def command(
     if not takes_over and not os.path.isdir(point):
         raise UsageError(f"{point}: no such directory to mount at")
     mounted = mount_table.find(point)
+    if mounted is not None and not takes_over and mountpoint is None and mounted.point == point:
+        with ControlClient(socket_path(mounted.volume)) as server:
+            _tell(path, point, server.call("status")["pid"], as_json)
+        return
     if mounted is not None and not takes_over:
         raise Busy(f"{point}: lies in a volume that is mounted at {mounted.point} already")
     if foreground:
@@ -62,5 +83,7 @@ def _mount_by_service(client: ServiceClient, path: str, as_json: bool) -> None:
 
 
 def _tell(path: str, point: str, pid: int, as_json: bool) -> None:
-    value = {"path": path, "mountpoint": point, "pid": pid}
-    answer(as_json, value, f"{path} is mounted at {point}.")
+    is_read_only = bool(os.statvfs(point).f_flag & os.ST_RDONLY)
+    value = {"path": path, "mountpoint": point, "pid": pid, "read_only": is_read_only}
+    how = ", read-only: its file system takes no changes" if is_read_only else ""
+    answer(as_json, value, f"{path} is mounted at {point}{how}.")

@@ -1,39 +1,143 @@
 """``dedupd policy``: read and set the policy."""
 
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import click
 import tomlkit
 
-from dedupd.cli.common import PATH, exits, json_option, print_json
-from dedupd.config.policy import KEYS
-from dedupd.config.policy_file import set_in_text
-from dedupd.errors import UsageError
-from dedupd.system.paths import named
+from dedupd.cli.common import PATH, answer, exits, json_option, print_json
+from dedupd.config.policy import KEYS, Policy, apply_values, parse_policy
+from dedupd.config.policy_file import reset_in_text, set_in_text, wrong_keys
+from dedupd.errors import PolicyError, UsageError
+from dedupd.system.paths import named, refuse_part
 from dedupd.volume.volume import POLICY_FILE, Volume
+
+COUNTS = "jobs that begin from now on go by it"
 
 
 @click.command("policy")
 @click.argument("path", type=PATH)
 @click.argument("key", required=False)
 @click.argument("value", required=False)
+@click.option("--reset", "reset", metavar="KEY", help="Give KEY its default again.")
+@click.option("--edit", is_flag=True, help="Open the file in an editor; it is saved once valid.")
 @json_option
 @exits
-def command(path: str, key: str | None, value: str | None, as_json: bool) -> None:
-    """Show the policy of the volume PATH, one KEY of it, or set KEY to VALUE."""
+def command(
+    path: str, key: str | None, value: str | None, reset: str | None, edit: bool, as_json: bool
+) -> None:
+    """Show the policy of the volume PATH, one KEY of it, or set KEY to VALUE.
+
+    A policy is that of a whole volume; its key `exclude` leaves parts out. A key that is wrong, and
+    a file that cannot be read at all, can be put right in each of the three ways.
+    """
+    if (key is not None) + (reset is not None) + edit > 1:
+        raise UsageError("give one of KEY, --reset and --edit")
     if key is not None and key not in KEYS:
         raise UsageError(f"unknown policy key {key!r}; the keys are {', '.join(KEYS)}")
     with Volume.open(path) as volume:
-        if key is not None and value is not None:
-            text = set_in_text(volume.policy_text(), key, value, volume.policy_where)
-            with named(volume.policy_where):
-                volume.disk.replace_file(volume.base_fd, POLICY_FILE, text.encode())
-        policy = volume.policy()
-    shown = {
-        name: KEYS[name].show(getattr(policy, KEYS[name].attribute))
-        for name in ([key] if key is not None else KEYS)
+        refuse_part(path, (volume.root,), "change the policy of")
+        where = volume.policy_where
+        if edit:
+            _tell(volume, _edited(volume), as_json)
+        elif reset is not None:
+            _tell(volume, _saved(volume, lambda text: reset_in_text(text, reset, where)), as_json)
+        elif key is not None and value is not None:
+            change = _saved(volume, lambda text: set_in_text(text, key, value, where))
+            _tell(volume, change, as_json, always=key)
+        else:
+            _show(volume.policy(), key, as_json)
+
+
+class _Change(NamedTuple):
+    """A policy file before and after."""
+
+    before: str
+    after: str
+
+
+def _saved(volume: Volume, change: Callable[[str], str]) -> _Change:
+    before = volume.policy_text()
+    after = change(before)
+    with named(volume.policy_where):
+        volume.disk.replace_file(volume.base_fd, POLICY_FILE, after.encode())
+    return _Change(before, after)
+
+
+def _edited(volume: Volume) -> _Change:
+    """Let an editor change the file until it is valid, or the user gives up."""
+    before = text = volume.policy_text()
+    while True:
+        edited = click.edit(text, extension=".toml", require_save=False)
+        if edited is None or edited == before:
+            raise UsageError(f"{volume.policy_where}: not changed")
+        text = edited
+        try:
+            parse_policy(text, volume.policy_where)
+            break
+        except PolicyError as error:
+            click.echo(f"dedupd: {error}", err=True)
+            if not sys.stdin.isatty() or not click.confirm("Edit it again?", default=True):
+                raise UsageError(f"{volume.policy_where}: not changed") from None
+    if volume.policy_text() != before:
+        raise UsageError(
+            f"{volume.policy_where}: changed meanwhile by somebody else; look at it, and try again"
+        )
+    return _saved(volume, lambda _: text)
+
+
+def _values(text: str, where: str) -> dict[str, Any]:
+    """What holds, by key: values as they are shown, and what is wrong as it was written."""
+    try:
+        table = tomlkit.parse(text).unwrap()
+    except ValueError:
+        return {}
+    wrong = wrong_keys(text, where)
+    valid = {name: value for name, value in table.items() if name not in wrong}
+    shown = _shown(apply_values(Policy(), valid, where))
+    return {**shown, **{name: table[name] for name in wrong}}
+
+
+def _shown(policy: Policy) -> dict[str, Any]:
+    return {name: key.show(getattr(policy, key.attribute)) for name, key in KEYS.items()}
+
+
+def _tell(volume: Volume, change: _Change, as_json: bool, always: str | None = None) -> None:
+    """What is another value now, and what is wrong still."""
+    where = volume.policy_where
+    before, after = _values(change.before, where), _values(change.after, where)
+    names = [
+        name
+        for name in {**before, **after}
+        if name == always or before.get(name) != after.get(name)
+    ]
+    wrong = wrong_keys(change.after, where)
+    value = {
+        "volume": volume.root,
+        "changed": {name: {"old": before.get(name), "new": after.get(name)} for name in names},
+        "counts": COUNTS,
+        "wrong": wrong,
     }
+    lines = [
+        f"{name}: {_written(before.get(name))} -> {_written(after.get(name))}" for name in names
+    ] or ["nothing has another value"]
+    lines.append(f"This is the policy of the whole volume {volume.root}; {COUNTS}.")
+    lines += [f"Still wrong: {name}; `--reset {name}` gives it its default." for name in wrong]
+    answer(as_json, value, "\n".join(lines))
+
+
+def _written(value: Any) -> str:
+    return "nothing" if value is None else tomlkit.item(value).as_string()
+
+
+def _show(policy: Policy, key: str | None, as_json: bool) -> None:
+    shown = _shown(policy)
+    if key is not None:
+        shown = {key: shown[key]}
     if as_json:
         print_json(shown)
         return
-    for name, text in shown.items():
-        written = tomlkit.item(text).as_string()
-        click.echo(f"{name} = {written}" + ("" if key else f"   # {KEYS[name].help}"))
+    for name, value in shown.items():
+        click.echo(f"{name} = {_written(value)}" + ("" if key else f"   # {KEYS[name].help}"))

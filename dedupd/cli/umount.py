@@ -8,6 +8,7 @@ from dedupd.cli.common import PATH, answer, exits, json_option
 from dedupd.errors import UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
+from dedupd.system.paths import refuse_part
 from dedupd.volume.volume import Volume
 from fuse_stub.process import unmount
 
@@ -33,9 +34,9 @@ def command(path: str, as_json: bool) -> None:
 
 
 def _mount_point(path: str) -> str:
-    absolute = os.path.abspath(path)
-    mount = mount_table.find(absolute)
+    mount = mount_table.find(os.path.abspath(path)) or mount_table.find(os.path.realpath(path))
     if mount is not None:
+        refuse_part(path, (mount.point,), "unmount")
         return mount.point
     with Volume.open(path) as volume:
         points = mount_table.points_of(volume.parameters.uuid)

@@ -14,7 +14,7 @@ from dedupd.errors import (
 )
 from dedupd.service.config import config_path, default_socket, load_config
 from dedupd.system.control_socket import TIMEOUT_S, connected
-from dedupd.system.paths import resolved
+from dedupd.system.paths import refuse_part, resolved
 
 SYSTEM_SOCKET = "/run/dedupd.sock"
 
@@ -108,8 +108,10 @@ class ServiceClient:
         return found[0]
 
     def act(self, path: str, action: str) -> dict[str, Any]:
-        """Pause, resume, mount or unmount the volume that a path lies in."""
+        """Pause, resume, mount or unmount the volume at a path. Raises UsageError for a path in
+        one."""
         volume = self.volume(path)
+        refuse_part(path, (volume["path"], volume["mountpoint"]), action)
         if volume["uuid"] is None:
             raise ServiceUnreachable(f"{path}: {volume['mount']['problem'] or 'not mounted yet'}")
         changed: dict[str, Any] = self.post(f"/v1/volumes/{volume['uuid']}/{action}")

@@ -3,18 +3,29 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dedupd.errors import ConfigurationError, DedupdError, UnsuitableFileSystem, UsageError
+from dedupd.config.policy_file import wrong_keys
+from dedupd.errors import (
+    ConfigurationError,
+    DedupdError,
+    PolicyError,
+    UnsuitableFileSystem,
+    UsageError,
+)
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
+from dedupd.system.file_system import file_system_of
+from dedupd.system.files import opened
 from dedupd.system.path_users import occupants
 from dedupd.units import GIB, counted, format_size
-from dedupd.volume.enable import nested_volumes
-from dedupd.volume.probe import probe
+from dedupd.volume.place import described, refuse_place, things_inside
+from dedupd.volume.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 
@@ -22,6 +33,12 @@ FREE_BYTES_MIN = 1 * GIB
 """A job writes up to a container ahead of what it frees."""
 
 FREE_SHARE_MIN = 0.05
+
+ONE_FILE_SYSTEM = (
+    "programs that stay on one file system (rsync -x, --one-file-system, onefs, find -xdev) pass"
+    " over a volume, which is a mount point: name it in them by itself; see docs/mount.md"
+)
+"""Told where a volume is made, and whenever it is looked at."""
 
 SHARED_FILE_SYSTEMS = {
     *("nfs", "nfs4", "cifs", "smb3", "ceph"),
@@ -129,9 +146,16 @@ def check_path(path: str) -> list[Check]:
     mounted = mount_table.find(root)
     checks = {"file system": _file_system, "free space": _free_space}
     if mounted is not None or os.path.isdir(os.path.join(root, BASE_NAME)):
-        checks |= {"volume": _volume, "directory below it": _covered}
+        checks |= {
+            "volume": _volume,
+            "policy": _policy,
+            "directory below it": _covered,
+            "other file systems in it": _within,
+            "backups": _backups,
+        }
     else:
         checks |= {
+            "place": _place,
             "volumes around it": _above,
             "volumes and mounts in it": _below,
             "who uses it": _occupied,
@@ -140,26 +164,40 @@ def check_path(path: str) -> list[Check]:
     return [Check(what, *look(root)) for what, look in checks.items()]
 
 
-def _kind_of(root: str) -> str:
-    """The type of the file system below a directory, or below the volume that it lies in."""
-    best = ("", "")
-    for point, kind, _ in mount_table.all_mounts():
-        inside = point == "/" or root == point or root.startswith(point + "/")
-        if inside and kind != mount_table.FS_TYPE and len(point) >= len(best[0]):
-            best = (point, kind)
-    return best[1]
+@contextmanager
+def _opened_below(root: str) -> Iterator[tuple[int, list[str]]]:
+    """A descriptor of a directory, or of what a mounted volume keeps below it; and the obstacles
+    that were accepted for it. Raises DedupdError, OSError."""
+    if mount_table.find(root) is None:
+        with opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            base = os.path.join(root, BASE_NAME)
+            if not os.path.isdir(base):
+                yield fd, []
+                return
+            with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as base_fd:
+                yield base_fd, accepted_by(base_fd)
+        return
+    with Volume.open(root) as volume:
+        yield volume.base_fd, accepted_by(volume.base_fd)
 
 
 def _file_system(root: str) -> Result:
-    kind = _kind_of(root)
+    try:
+        with _opened_below(root) as (fd, accepted):
+            kind, obstacle = file_system_of(fd).kind, obstacle_of(fd)
+    except (DedupdError, OSError) as error:
+        return _warning(f"not looked at: {error}", "run this as root")
     if kind in SHARED_FILE_SYSTEMS:
         return _bad(
             f"{kind}: another host can change files behind this one's back",
             "put the volume on a file system that this machine alone has mounted",
         )
-    if kind in ("ext4", "xfs", "btrfs"):
+    if obstacle is None:
         return _fine(kind)
-    return _warning(f"{kind}: not tried out", "use ext4, XFS or btrfs")
+    found = f"{obstacle.name} {obstacle.why}"
+    if obstacle.name in accepted:
+        return _warning(f"{found}; this was accepted by --force", "use ext4, XFS or btrfs")
+    return _bad(found, "use ext4, XFS or btrfs as they are made by default")
 
 
 def _free_space(root: str) -> Result:
@@ -178,15 +216,63 @@ def _volume(root: str) -> Result:
     """A volume that can be opened has a format that this version knows."""
     try:
         with Volume.open(root) as volume:
-            volume.policy()
             chunking = volume.parameters.chunking
             found = f"{volume.parameters.uuid}, chunks of up to {format_size(chunking.max_bytes)}"
+            points = mount_table.points_of(volume.parameters.uuid)
+            is_read_only = volume.is_read_only
     except (DedupdError, OSError) as error:
-        return _bad(str(error), "see docs/format.md and docs/policy.md")
-    points = [mount.point for mount in mount_table.volumes() if mount.volume in found]
+        return _bad(str(error), "see docs/format.md")
+    if is_read_only:
+        what = "the file system is read-only: files can be read, and no job can work"
+        return _warning(f"{found}; {what}", "see why (`dmesg`), then `mount -o remount,rw`")
     if not points:
         return _warning(f"{found}, not mounted", f"run `dedupd mount {root}`")
+    if os.statvfs(points[0]).f_flag & os.ST_RDONLY:
+        remedy = f"run `dedupd umount {root}`, then `dedupd mount {root}`"
+        return _warning(f"{found}, mounted read-only at {points[0]}", remedy)
     return _fine(f"{found}, mounted at {points[0]}")
+
+
+def _policy(root: str) -> Result:
+    try:
+        with Volume.open(root) as volume:
+            where, text = volume.policy_where, volume.policy_text()
+            volume.policy()
+    except PolicyError as error:
+        wrong = wrong_keys(text, where)
+        if not wrong:
+            return _bad(str(error), f"run `dedupd policy --edit {root}`")
+        remedies = [f"`dedupd policy {root} --reset {key}`" for key in wrong]
+        return _bad(str(error), f"set it, or run {', '.join(remedies)}")
+    except (DedupdError, OSError) as error:
+        return _warning(f"not looked at: {error}", "")
+    return _fine("every key is valid")
+
+
+def _within(root: str) -> Result:
+    """Through the mount no subvolume and no mount can be made, but beside it they can."""
+    try:
+        with Volume.open(root) as volume:
+            found = list(things_inside(os.readlink(f"/proc/self/fd/{volume.data_fd}")))
+    except (DedupdError, OSError) as error:
+        return _warning(f"not looked at: {error}", "")
+    if found:
+        what = f"{counted(len(found), 'place')} that users cannot reach (EXDEV): {described(found)}"
+        return _bad(what, "move them out of the volume, or make them directories")
+    return _fine("none")
+
+
+def _backups(root: str) -> Result:
+    """Nothing is wrong, but much can go wrong."""
+    return _fine(ONE_FILE_SYSTEM)
+
+
+def _place(root: str) -> Result:
+    try:
+        refuse_place(root, root)
+    except UsageError as error:
+        return _bad(str(error), "choose the directory of a share")
+    return _fine("no part of the system")
 
 
 def _covered(root: str) -> Result:
@@ -209,14 +295,9 @@ def _above(root: str) -> Result:
 
 
 def _below(root: str) -> Result:
-    inside = mount_table.inside(root)
-    if inside:
-        remedy = "unmount it, or choose a directory without mounts"
-        return _bad(f"{inside[0]} is mounted inside", remedy)
-    nested = next(nested_volumes(root), None)
-    if nested is not None:
-        remedy = f"disable it first: `dedupd disable {nested}`"
-        return _bad(f"{nested} is a volume", remedy)
+    found = list(things_inside(root))
+    if found:
+        return _bad(described(found), "see to each, or choose a directory without them")
     return _fine("none")
 
 

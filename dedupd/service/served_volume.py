@@ -1,6 +1,7 @@
 """A volume as the service knows it: its mount, its policy, and its jobs."""
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -69,8 +70,9 @@ class ServedVolume:
             except OSError as error:
                 log.error("%s: %s", self.config.path, explain(error))
                 return None
-        self._read_policy()
+        self.read_policy()
         usable = self.is_mounted and time.monotonic() >= self._not_before_s and not self._left_alone
+        usable = usable and not self._is_read_only()
         return VolumeView(
             self.uuid,
             {} if self.policy_problem else schedules(self.policy),
@@ -80,6 +82,14 @@ class ServedVolume:
             self.since_s,
             self._served_s,
         )
+
+    def _is_read_only(self) -> bool:
+        """Whether its file system takes no changes now: then no job can do anything."""
+        try:
+            os.close(os.open(f"{self.keeper.base}/{VOLUME_FILE.decode()}", os.O_WRONLY))
+        except OSError as error:
+            return error.errno == errno.EROFS
+        return False
 
     async def pause(self, paused: bool) -> None:
         """Let no job run until :meth:`pause` says otherwise; remembered across restarts."""
@@ -145,7 +155,8 @@ class ServedVolume:
         self._served_s = max((one.finished_s for one in self.tasks.values()), default=0.0)
         self.is_known = True
 
-    def _read_policy(self) -> None:
+    def read_policy(self) -> None:
+        """Look at the policy as it is now: it may be edited at any time."""
         base = self.keeper.base
         if base is None:
             return

@@ -108,13 +108,21 @@ def parts_shown(place: tuple[str, str], process: str) -> list[str]:
     ]
 
 
-def options_of(path: str) -> set[str]:
-    """The options of the file system that ``path`` lies on; empty where they are not known."""
-    device = os.stat(path).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
+def file_system(mount_id: str, number: str) -> tuple[str, set[str]] | None:
+    """Type and options of the file system of a mount, or else of a device (``major:minor``).
+
+    None where no mount is either.
+    """
+    by_device: tuple[str, set[str]] | None = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")
-            if left.split(" ")[2] == number:
-                return set(right.split()[-1].split(","))
-    return set()
+            fields, tail = left.split(" "), right.split()
+            if len(fields) < 5 or len(tail) < 3:
+                continue
+            found = tail[0], set(tail[-1].split(","))
+            if fields[0] == mount_id:
+                return found
+            if fields[2] == number:
+                by_device = found
+    return by_device

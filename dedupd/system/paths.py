@@ -4,8 +4,10 @@ Native calls open many files at once with the same rules (``native/src/system/fi
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+from dedupd.errors import UsageError
 
 
 def split_path(path: bytes) -> list[bytes]:
@@ -91,6 +93,21 @@ def resolved(path: str) -> str:
     if os.path.isdir(whole):
         return os.path.realpath(whole)
     return os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+
+
+def refuse_part(path: str, places: Iterable[str], to: str) -> None:
+    """Raise UsageError unless ``path`` is one of ``places``: the root and the mount points of a
+    volume. A mistyped path below them must not act on all of it.
+
+    ``to`` is what was to be done.
+    """
+    mine = {os.path.abspath(path), os.path.realpath(path)}
+    places = tuple(places)
+    if any(mine & {os.path.abspath(place), os.path.realpath(place)} for place in places):
+        return
+    if not os.path.lexists(path):
+        raise UsageError(f"{path}: no such directory")
+    raise UsageError(f"{path}: lies in the volume {places[0]}; name that to {to} all of it")
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Making a directory a volume, and a volume a plain directory again (docs/format.md, "Enabling").
 
 Both are sequences of renames on one file system that can stop anywhere and be run again. The
-marker files ``enabling`` and ``disabling`` say which way to go on.
+marker files ``enabling`` and ``disabling`` say which way to go on. Enabling that fails half way
+goes back by itself.
 """
 
 import errno
@@ -11,22 +12,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dedupd.config.policy_file import policy_text
-from dedupd.errors import Busy, NotAVolume, UnsuitableFileSystem, UsageError
+from dedupd.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
 from dedupd.format.volume_parameters import Parameters, new_parameters
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened, read_at
-from dedupd.system.path_users import occupants
-from dedupd.system.paths import named, show_path
-from dedupd.volume.probe import probe
-from dedupd.volume.volume import BASE_NAME, POLICY_FILE, VOLUME_FILE, is_own
+from dedupd.system.paths import explain, named, show_path
+from dedupd.volume.place import LEFT_IN_PLACE, refuse_content, refuse_occupants, refuse_place
+from dedupd.volume.probe import (
+    ACCEPTED_FILE,
+    accepted_text,
+    obstacle_of,
+    probe,
+    refuse_unsuitable,
+)
+from dedupd.volume.volume import BASE_NAME, LOCK_FILES, POLICY_FILE, VOLUME_FILE, is_own
 
 ENABLING = b"enabling"
 DISABLING = b"disabling"
 _BASE = BASE_NAME.encode()
-_LEFT_IN_PLACE = frozenset((_BASE, b"lost+found"))
-"""``lost+found`` belongs to the file system's own checker."""
+
+CLOSED = 0o700
+"""The mode of the directory itself for as long as it is a volume. Whatever users, and programs with
+their rights, do there without the mount is refused: it would be out of sight later, and an empty
+directory that can be read looks like one whose files were all deleted."""
+
+ROUNDS_MAX = 100
+"""How often entries are looked for that appeared while others moved."""
 
 _STORE_DIRS = (
     *(b"store/chunks", b"store/recipes", b"store/merge"),
@@ -34,6 +47,7 @@ _STORE_DIRS = (
 )
 
 _PREPARED = define("enable.prepared", "the empty .dedupd is complete, nothing has moved yet")
+_CLOSED = define("enable.closed", "users can make no entries any more, nothing has moved yet")
 _MOVED = define("enable.moved", "one entry has moved into data/")
 _ALL_MOVED = define("enable.all-moved", "all entries have moved, the volume file is not yet there")
 _ENABLED = define("enable.enabled", "the volume file is there, the marker not yet removed")
@@ -49,10 +63,12 @@ def enable(
     fingerprint: str,
     policy_values: dict[str, str],
     disk: Disk,
+    force: bool = False,
 ) -> Parameters:
     """Make the directory ``path`` a volume; goes on where an interrupted call stopped.
 
-    Raises UsageError, UnsuitableFileSystem, Busy, OSError.
+    ``force`` accepts a file system that is not known to keep what stubs rely on. After an error
+    the directory is as it was. Raises UsageError, UnsuitableFileSystem, OSError.
     """
     root = _check_root(path)
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -68,9 +84,9 @@ def enable(
                 f"{path}: disabling was interrupted; run `dedupd disable {path}` to finish it first"
             )
         if not os.path.lexists(base):
-            _refuse_mounts_inside(root)
-            _refuse_volumes_inside(root, path)
-            _refuse_occupants(root)
+            obstacle = obstacle_of(root_fd)
+            refuse_unsuitable(root_fd, path, [obstacle.name] if obstacle and force else [])
+            refuse_content(root, root_fd, path)
             with named(base):
                 disk.make_dir(root_fd, _BASE)
             # So that a resumed call, too, finds the time that is to be kept.
@@ -88,6 +104,7 @@ def enable(
                     _leave_untouched(root_fd, base_fd, before, disk)
                     raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
                 parameters = new_parameters(chunk_size, fingerprint, attribute)
+                _note_accepted(base_fd, force, disk)
                 _prepare(root_fd, base_fd, before, parameters, policy_text(policy_values), disk)
             reach(_PREPARED)
             return _move_in(root, root_fd, base_fd, disk)
@@ -98,6 +115,12 @@ def _leave_untouched(root_fd: int, base_fd: int, before: os.stat_result, disk: D
     if not os.listdir(base_fd):
         disk.remove_dir(root_fd, _BASE)
         disk.set_times(root_fd, before.st_atime_ns, before.st_mtime_ns)
+
+
+def _note_accepted(base_fd: int, force: bool, disk: Disk) -> None:
+    found = obstacle_of(base_fd)
+    if found is not None and force:
+        disk.replace_file(base_fd, ACCEPTED_FILE, accepted_text(found))
 
 
 def _prepare(
@@ -114,6 +137,8 @@ def _prepare(
     for name in (b"store/copies", b"store"):
         with opened(_open_dir(base_fd, name)) as store_fd:
             disk.sync_dir(store_fd)
+    for name in LOCK_FILES:
+        _ensure_file(base_fd, name, disk)
     disk.replace_file(base_fd, POLICY_FILE, policy.encode())
     with opened(_open_dir(base_fd, b"data")) as data_fd:
         _copy_directory_metadata(root_fd, data_fd, disk)
@@ -124,26 +149,65 @@ def _prepare(
 
 
 def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
-    """From the marker to the volume file."""
+    """From the marker to the volume file; or back to the plain directory, where that fails."""
     marker = _read_optional(base_fd, ENABLING)
     assert marker is not None
     parameters = Parameters.from_json(marker, f"{root}/{BASE_NAME}/enabling")
     times = os.stat(ENABLING, dir_fd=base_fd)
-    with opened(_open_dir(base_fd, b"data")) as data_fd:
-        _move_entries(root_fd, data_fd, _MOVED, root, disk)
-        disk.set_times(data_fd, times.st_atime_ns, times.st_mtime_ns)
-        disk.sync_file(data_fd)
-        disk.sync_dir(root_fd)
-    reach(_ALL_MOVED)
-    _refuse_occupants(root)  # those that came meanwhile
-    if os.geteuid() == 0:
-        disk.set_owner(root_fd, 0, 0)
-        disk.set_mode(root_fd, 0o755)
+    try:
+        _close_to_users(root_fd, disk)
+        reach(_CLOSED)
+        with opened(_open_dir(base_fd, b"data")) as data_fd:
+            _move_all_in(root, root_fd, data_fd, disk)
+            disk.set_times(data_fd, times.st_atime_ns, times.st_mtime_ns)
+            disk.sync_file(data_fd)
+            disk.sync_dir(root_fd)
+        reach(_ALL_MOVED)
+        refuse_occupants(root)  # those that came meanwhile
+    except (DedupdError, OSError, KeyboardInterrupt) as error:
+        _go_back(root, root_fd, base_fd, error, disk)
+        raise
     disk.replace_file(base_fd, VOLUME_FILE, parameters.to_json())
     reach(_ENABLED)
     disk.unlink(base_fd, ENABLING)
     disk.sync_dir(base_fd)
     return parameters
+
+
+def _close_to_users(root_fd: int, disk: Disk) -> None:
+    """Before anything is listed: what a user made after that would stay behind, below the mount.
+
+    ``data`` has owner and mode already, for users to see and for :func:`disable` to give back.
+    """
+    if os.geteuid() == 0:
+        disk.set_owner(root_fd, 0, 0)
+    disk.set_mode(root_fd, CLOSED)
+    disk.sync_file(root_fd)
+
+
+def _move_all_in(root: str, root_fd: int, data_fd: int, disk: Disk) -> None:
+    """Raises Busy where programs that no mode keeps out make entries all the time."""
+    for _ in range(ROUNDS_MAX):
+        if not _move_entries(root_fd, data_fd, _MOVED, root, disk):
+            return
+    raise Busy(f"{root}: a program of root makes files in it all the time; end it, and try again")
+
+
+def _go_back(root: str, root_fd: int, base_fd: int, reason: BaseException, disk: Disk) -> None:
+    """Undo an enabling that failed. Raises DedupdError where that fails too."""
+    try:
+        begin_disable(base_fd, disk)
+        _move_out(root, root_fd, base_fd, disk)
+    except (DedupdError, OSError) as error:
+        first, second = map(_text, (reason, error))
+        raise DedupdError(
+            f"{first}; and what had moved could not all be moved back: {second}. The directory is"
+            f" closed to users until `dedupd disable {root}` has finished that"
+        ) from reason
+
+
+def _text(error: BaseException) -> str:
+    return explain(error) if isinstance(error, OSError) else str(error) or type(error).__name__
 
 
 def begin_disable(base_fd: int, disk: Disk) -> None:
@@ -232,17 +296,14 @@ def _both_locks(base_fd: int, path: str) -> Iterator[None]:
 
 def _is_last_remains(base: str) -> bool:
     """Whether only what disabling removes last is left of a ``.dedupd``."""
-    return set(os.listdir(base)) <= {"lock", "mount.lock"}
+    return {os.fsencode(name) for name in os.listdir(base)} <= {*LOCK_FILES}
 
 
 def _check_root(path: str) -> str:
     root = os.path.realpath(path)
     if not os.path.isdir(root):
         raise UsageError(f"{path}: no such directory")
-    if root == "/":
-        raise UsageError(
-            "/: the root directory cannot be a volume; choose the directory of a share"
-        )
+    refuse_place(root, path)
     mount = mount_table.find(root)
     if mount is not None:
         raise UsageError(f"{path}: lies in the mounted volume {mount.point}")
@@ -256,45 +317,14 @@ def _check_root(path: str) -> str:
     return root
 
 
-def _refuse_mounts_inside(root: str) -> None:
-    inside = mount_table.inside(root)
-    if inside:
-        raise UsageError(f"{root}: {inside[0]} is mounted inside; unmount it first")
-
-
-def _refuse_occupants(root: str) -> None:
-    """Processes that have a part of the directory open would see the stubs in it as zeros."""
-    for found in occupants(root):
-        raise UsageError(
-            f"{root}: {found}, and would see files without their content once they are stubs; end"
-            " that, and run the command again"
-        )
-
-
-def _refuse_volumes_inside(root: str, path: str) -> None:
-    nested = next(nested_volumes(root), None)
-    if nested is not None:
-        raise UsageError(
-            f"{path}: {nested} is a volume, and volumes cannot be nested; `dedupd disable {nested}`"
-            " makes it a plain directory"
-        )
-
-
-def nested_volumes(root: str) -> Iterator[str]:
-    """Volumes below a directory that is none."""
-    for directory, names, _ in os.walk(root):
-        if BASE_NAME in names:
-            if os.path.exists(os.path.join(directory, BASE_NAME, "volume.json")):
-                yield directory
-            names.remove(BASE_NAME)
-
-
 def _is_fresh_base(base: str) -> bool:
     """Whether a ``.dedupd`` without marker is what an interrupted enable leaves."""
     expected = {"data", "store", "catalog", "policy.toml", "policy.toml.new", "enabling.new"}
+    expected |= {ACCEPTED_FILE.decode(), f"{ACCEPTED_FILE.decode()}.new", "probe"}
+    expected |= {name.decode() for name in LOCK_FILES}
     names = set(os.listdir(base))
     data = os.path.join(base, "data")
-    return names <= expected | {"probe"} and (not os.path.isdir(data) or not os.listdir(data))
+    return names <= expected and (not os.path.isdir(data) or not os.listdir(data))
 
 
 def _open_dir(dir_fd: int, name: bytes) -> int:
@@ -317,6 +347,13 @@ def _ensure_dir(base_fd: int, name: bytes, disk: Disk) -> None:
         pass
 
 
+def _ensure_file(base_fd: int, name: bytes, disk: Disk) -> None:
+    try:
+        os.close(disk.create(base_fd, name))
+    except FileExistsError:
+        pass
+
+
 def _read_optional(dir_fd: int, name: bytes) -> bytes | None:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -326,12 +363,16 @@ def _read_optional(dir_fd: int, name: bytes) -> bytes | None:
         return read_at(fd, os.fstat(fd).st_size, 0)
 
 
-def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -> None:
+def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -> int:
+    """Move what is there now; returns how many entries moved. One that is gone is passed over."""
+    count = 0
     for name in sorted(os.fsencode(name) for name in os.listdir(from_fd)):
-        if name in _LEFT_IN_PLACE:
+        if name in LEFT_IN_PLACE:
             continue
         try:
             disk.rename_new(from_fd, name, to_fd, name)
+        except FileNotFoundError:
+            continue
         except OSError as error:
             if error.errno in (errno.EBUSY, errno.EXDEV):
                 raise UsageError(
@@ -344,7 +385,9 @@ def _move_entries(from_fd: int, to_fd: int, point: str, root: str, disk: Disk) -
                     " it writable and neither immutable nor append-only, and run the command again"
                 ) from error
             raise
+        count += 1
         reach(point)
+    return count
 
 
 def _refuse_collisions(root: str, data: str) -> None:

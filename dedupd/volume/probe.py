@@ -1,13 +1,113 @@
-"""Whether a file system can keep a volume: what stubs rely on, tried out in a file."""
+"""Whether a file system can keep a volume: what is known of it, and what stubs rely on, tried out
+in a file.
 
+What is known may change with each mount of it, so it is looked at for each mount of a volume.
+"""
+
+import json
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from dedupd.errors import UnsuitableFileSystem
-from dedupd.system import mount_table
 from dedupd.system.disk import Disk
-from dedupd.system.files import data_ranges, opened
-from dedupd.volume.volume import block_bytes_of
+from dedupd.system.file_system import file_system_of
+from dedupd.system.files import data_ranges, opened, read_at
+from dedupd.volume.volume import Volume, block_bytes_of
+
+ACCEPTED_FILE = b"accepted.json"
+"""The obstacles of the file system that the administrator has accepted for this volume."""
+
+IN_MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs", "zram"))
+PSEUDO = frozenset(("proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "configfs"))
+
+_ALWAYS_TOLD = frozenset(("bsddf", "minixdf"))
+"""One of them is in ``/proc/fs/ext4``, so that a data mode that is not there is none."""
+
+_ACCEPT = "`--force` accepts that, at your risk"
+
+
+class Obstacle(NamedTuple):
+    """A property of a file system for which it is refused.
+
+    ``name`` is the same each time, ``why`` is for people. ``is_final``: no administrator can accept
+    it.
+    """
+
+    name: str
+    why: str
+    is_final: bool = False
+
+
+def obstacle_of(fd: int) -> Obstacle | None:
+    """The first property of the file system of ``fd`` for which a volume on it is refused.
+
+    docs/crash-safety.md rests on the order of metadata: that is what ext4 with a journal, XFS and
+    btrfs keep, and what was tried.
+    """
+    found = file_system_of(fd)
+    if found.kind in IN_MEMORY | PSEUDO:
+        return Obstacle(found.kind, "keeps files in memory, and loses them with the machine", True)
+    if found.kind in ("xfs", "btrfs"):
+        return None
+    if found.kind != "ext4":
+        return Obstacle(found.kind, "was not tried out; use ext4, XFS or btrfs")
+    if found.data_mode == "writeback":
+        return Obstacle(
+            "ext4 with data=writeback",
+            "after a power cut shows blocks that were never written as data; mount it with"
+            " data=ordered, or run `tune2fs -o ^journal_data_writeback` on its device",
+        )
+    if not found.data_mode and not found.options & _ALWAYS_TOLD:
+        return Obstacle("ext4 of unknown options", "may have no journal: /proc/fs/ext4 is missing")
+    if not found.data_mode:
+        return Obstacle(
+            "ext4 without a journal",
+            "loses files that were synced long ago in a power cut; unmount it, and run"
+            " `tune2fs -O has_journal` on its device",
+        )
+    return None
+
+
+def refuse_unsuitable(fd: int, where: str, accepted: Iterable[str] = ()) -> None:
+    """Raises UnsuitableFileSystem where the file system of ``fd`` is refused."""
+    found = obstacle_of(fd)
+    if found is not None and (found.is_final or found.name not in accepted):
+        remedy = "use ext4, XFS or btrfs" if found.is_final else _ACCEPT
+        raise UnsuitableFileSystem(f"{where}: {found.name} {found.why}; {remedy}")
+
+
+def accepted_text(found: Obstacle) -> bytes:
+    """The content of ``ACCEPTED_FILE``."""
+    return json.dumps({"file_system": [found.name]}, indent=2).encode() + b"\n"
+
+
+def accepted_by(base_fd: int) -> list[str]:
+    """The names of the obstacles that were accepted for a volume; none where the file is damaged:
+    then the administrator is asked again."""
+    try:
+        with opened(os.open(ACCEPTED_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)) as fd:
+            value = json.loads(read_at(fd, os.fstat(fd).st_size, 0))
+        return [name for name in value["file_system"] if isinstance(name, str)]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return []
+
+
+def accept(volume: Volume) -> None:
+    """Accept what there is against the file system of a volume, for this and later mounts.
+
+    Raises UnsuitableFileSystem where it cannot be accepted.
+    """
+    found = obstacle_of(volume.base_fd)
+    if found is not None:
+        refuse_unsuitable(volume.base_fd, volume.root, [found.name])
+        volume.disk.replace_file(volume.base_fd, ACCEPTED_FILE, accepted_text(found))
+
+
+def require_suitable(volume: Volume) -> None:
+    """For whatever makes stubs, or lets users write to them: raises UnsuitableFileSystem where the
+    file system, as it is mounted now, is refused."""
+    refuse_unsuitable(volume.base_fd, volume.root, accepted_by(volume.base_fd))
 
 
 def probe(base_fd: int, where: str, disk: Disk) -> str:
@@ -16,11 +116,6 @@ def probe(base_fd: int, where: str, disk: Disk) -> str:
     Checks what stubs rely on: extended attributes, punching, and that the extent map shows
     written blocks (zeros as well) as data and punched ones as holes, before and after a sync.
     """
-    if "data=writeback" in mount_table.options_of(where):
-        raise UnsuitableFileSystem(
-            f"{where}: mounted with data=writeback, which after a power cut shows blocks that were"
-            " never written as data; mount it with data=ordered"
-        )
     name = b"probe"
     try:
         disk.unlink(base_fd, name)

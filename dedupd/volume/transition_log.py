@@ -10,6 +10,7 @@ synced by itself: the sync of a commit includes it.
 """
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ class Transitions:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self.is_read_only = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        """Then no transition can begin (EROFS), also once the file system takes changes again."""
         self._under_way = 0
 
     def interrupted(self) -> list[bytes]:
@@ -36,7 +39,12 @@ class Transitions:
         os.ftruncate(self._fd, 0)
 
     def begin(self, paths: Iterable[bytes]) -> None:
-        """Note files, once, before anything is done to them; :meth:`end` follows, once."""
+        """Note files, once, before anything is done to them; :meth:`end` follows, once.
+
+        Raises OSError, after which nothing follows.
+        """
+        if self.is_read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         data = b"".join(path + _END for path in paths)
         try:
             os.pwrite(self._fd, data, os.fstat(self._fd).st_size)

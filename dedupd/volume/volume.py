@@ -1,5 +1,6 @@
 """One volume, opened: its directories, parameters, policy and locks."""
 
+import errno
 import os
 import stat
 import time
@@ -8,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 
 from dedupd.config.policy import Policy, parse_policy
-from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
+from dedupd.errors import Busy, NotAVolume, ReadOnlyVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
@@ -32,6 +33,8 @@ from dedupd.volume.transition_log import Transitions
 BASE_NAME = ".dedupd"
 VOLUME_FILE = b"volume.json"
 POLICY_FILE = b"policy.toml"
+LOCK_FILES = (b"lock", b"mount.lock")
+"""Made with the volume, so that a volume on a read-only file system has them to be locked."""
 STORE_DIRS = {
     Kind.CHUNKS: "store/chunks",
     Kind.RECIPES: "store/recipes",
@@ -257,24 +260,34 @@ class Volume:
         """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
         return open_content(stub, self.recipes, self.read_chunk, where)
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the file system, this mount of it, or the snapshot takes no changes now."""
+        try:
+            os.close(os.open(VOLUME_FILE, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.base_fd))
+        except OSError as error:
+            return error.errno == errno.EROFS
+        return False
+
     @contextmanager
-    def job_lock(self) -> Iterator[None]:
-        """Hold the volume for one job that writes. Raises Busy."""
+    def job_lock(self, *, reads_only: bool = False) -> Iterator[None]:
+        """Hold the volume for one job. Raises Busy, and ReadOnlyVolume unless it ``reads_only``."""
         with (
-            opened(self._open_lock("lock")) as fd,
+            opened(self._open_lock("lock", reads_only)) as fd,
             locked(fd, f"{self.root}: another job holds the volume; wait for it, or cancel it"),
         ):
             self._require_enabled()
             yield
 
     @contextmanager
-    def mount_lock(self, *, wait: bool = False) -> Iterator[Transitions]:
+    def mount_lock(self, *, wait: bool = False, reads_only: bool = False) -> Iterator[Transitions]:
         """Hold the right to make transitions, as a mount process does.
 
-        Raises Busy.
+        ``reads_only``: also where the volume is read-only, to keep out others in case that ends.
+        Raises Busy, ReadOnlyVolume.
         """
         with (
-            opened(self._open_lock("mount.lock")) as fd,
+            opened(self._open_lock("mount.lock", reads_only)) as fd,
             locked(fd, f"{self.root}: {self._mounted_where()}", wait=wait),
         ):
             self._require_enabled()
@@ -334,9 +347,20 @@ class Volume:
         except FileNotFoundError:
             raise NotAVolume(f"{self.root}: the volume is being disabled") from None
 
-    def _open_lock(self, name: str) -> int:
+    def _open_lock(self, name: str, reads_only: bool = False) -> int:
         with named(os.path.join(self.root, BASE_NAME, name)):
-            return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.base_fd)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            try:
+                return os.open(name, flags, 0o600, dir_fd=self.base_fd)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+            if reads_only:
+                return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.base_fd)
+        raise ReadOnlyVolume(
+            f"{self.root}: the file system is read-only, and nothing can be changed there; `dedupd"
+            f" mount {self.root}` shows the files, and `mount -o remount,rw` may end that"
+        )
 
     def mount_client(self, safe_point: Callable[[], None] | None = None) -> ControlClient | None:
         """A connection to the process that serves this volume, if there is one.

@@ -1,6 +1,5 @@
 """The references of the tree: every stub, its recipe, and the chunks that they name."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
-from jobs.tree.walk import FirstNames, Met, TreeFile, each_directory
+from jobs.tree.walk import FirstNames, Met, TreeFile, each_directory, why_unreadable
 
 RECIPES_OPEN_MAX = 128
 """Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
@@ -130,7 +129,7 @@ class ReferenceWalk:
     def _directory(self, met: Met[CountedStubs]) -> None:
         found, here = self._found, met.here
         if isinstance(here, Unreadable):
-            where, detail = show_path(met.path) or ".", os.strerror(here.errno)
+            where, detail = show_path(met.path) or ".", why_unreadable(here.errno)
             found.findings.append(Finding(Invariant.TREE_READABLE, where, detail))
             return
         found.stubs += here.stubs

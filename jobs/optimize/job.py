@@ -19,6 +19,7 @@ from dedupd.units import MIB
 from dedupd.volume.commit import Outcome, Result, VolumeCommitter, settle_interrupted
 from dedupd.volume.commit_requests import CommitRequest, CommitRequests
 from dedupd.volume.partition_map import type_of
+from dedupd.volume.probe import require_suitable
 from dedupd.volume.restore import restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
@@ -93,7 +94,11 @@ class Optimize(Job[OptimizeReport]):
         self._partitioning = Partitioning(volume, self._policy)
 
     def run(self) -> OptimizeReport:
-        """Optimize everything the policy asks for. Raises NoSpace, Cancelled, Damaged."""
+        """Optimize everything the policy asks for.
+
+        Raises UnsuitableFileSystem, NoSpace, Cancelled, Damaged.
+        """
+        require_suitable(self._volume)  # which the mount, if there is one, has not done of late
         has_work = self._count_candidates()
         # Few of the objects that stream through here are in cycles; looking for them all the time
         # took 3 % of a run.

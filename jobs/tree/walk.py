@@ -26,8 +26,13 @@ DIRECTORIES_AT_ONCE = 64
 GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE))
 """A directory that was listed is there no more, or its name is that of something else."""
 
-_LEFT_OUT = frozenset((errno.ENOENT, errno.EXDEV))
-"""A path that is not there, or in another file system: also where a walk begins."""
+_LEFT_OUT = frozenset((errno.ENOENT,))
+"""A path that is not there: also where a walk begins."""
+
+_ELSEWHERE = (
+    "another file system or subvolume, which is no part of the volume: users cannot reach it, and"
+    " no job does; move it out of the volume"
+)
 
 D = TypeVar("D", bound=Directory)
 Look = Callable[[Sequence[bytes]], Sequence[D | Unreadable]]
@@ -88,8 +93,8 @@ def each_directory(
 
     ``at_once`` are looked at by one call, and the next ones by another thread meanwhile; 0 stands
     for as many as are usual, 1 for one after the other, depth first. A directory that cannot be
-    read comes with its error; one that vanishes is passed over, as are other file systems. Where
-    ``below`` itself is no directory, the error says so.
+    read comes with its error, and so does one of another file system (EXDEV); one that vanishes is
+    passed over. Where ``below`` itself is no directory, the error says so.
     """
     at_once = at_once or DIRECTORIES_AT_ONCE
     pending = [below]
@@ -121,8 +126,8 @@ def walk(
     """Every regular file below a path of the tree, hard links once, other file systems never.
 
     One directory is in memory at a time. Follows no link. A file that vanishes meanwhile is passed
-    over; a directory that cannot be read is added to ``errors``. ``safe_point`` is called every few
-    milliseconds.
+    over; a directory that cannot be read, or is another file system, is added to ``errors``.
+    ``safe_point`` is called every few milliseconds.
     """
     names = FirstNames()
     errors = [] if errors is None else errors
@@ -168,7 +173,12 @@ def single_file(volume: Volume, path: bytes, errors: list[str]) -> Iterator[Tree
 
 def unreadable(path: bytes, number: int) -> str:
     """What to tell of a path that cannot be read."""
-    return f"{show_path(path) or '.'}: {os.strerror(number)}"
+    return f"{show_path(path) or '.'}: {why_unreadable(number)}"
+
+
+def why_unreadable(number: int) -> str:
+    """What an error means for a directory of the tree."""
+    return _ELSEWHERE if number == errno.EXDEV else os.strerror(number)
 
 
 def is_readable(volume: Volume, path: bytes) -> bool:

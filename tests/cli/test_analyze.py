@@ -217,7 +217,7 @@ def test_what_is_predicted_is_what_optimize_stores(loop_fs: MakeFileSystem, tmp_
         in_process("analyze", volume, "--chunking", "64k", "--out", tmp_path / "out", "--json")
     )
     forecast = predicted["profiles"]["general"]["later"]
-    in_process("enable", volume, "--min-age", "0s")
+    in_process("enable", volume, "--min-age", "0s", "--force", "--no-mount")
     report = json.loads(in_process("run", "optimize", volume, "--json"))
     assert report["files_optimized"] == forecast["files"]
     stored = report["sums"]["stored_bytes"]

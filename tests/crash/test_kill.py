@@ -60,7 +60,7 @@ SCENARIO = {
 """Fail point, or the first part of its name → the command that passes it."""
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "enable": ("enable", "--min-age", "0s"),
+    "enable": ("enable", "--min-age", "0s", "--no-mount"),
     "optimize": ("run", "optimize"),
     "optimize again": ("run", "optimize"),
     "unoptimize": ("run", "unoptimize"),

@@ -140,6 +140,7 @@ def enable_small(root: Path, disk: Disk | None = None) -> None:
         chunk_size="4k",
         fingerprint="blake3",
         policy_values={"min_age": "0s", "min_size": "1k"},
+        force=True,
         disk=disk or Disk(),
     )
 

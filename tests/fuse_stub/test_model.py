@@ -315,7 +315,14 @@ def lab(loop_fs: MakeFileSystem, request: pytest.FixtureRequest) -> Iterator[Mou
     view.mkdir()
     values = {"min_age": "0s", "min_size": "1"}
     lab = MountedLab(root, view, Nursery())
-    enable(str(root), chunk_size="4k", fingerprint="blake3", policy_values=values, disk=lab.disk)
+    enable(
+        str(root),
+        chunk_size="4k",
+        fingerprint="blake3",
+        policy_values=values,
+        force=True,
+        disk=lab.disk,
+    )
     lab.mount()
     yield lab
     if lab.pid:

@@ -56,7 +56,7 @@ def test_mounting_over_the_volume_itself_shows_its_files(tmp_path: Path) -> None
     root.mkdir()
     (root / "f").write_bytes(CONTENT)
     for command in (
-        ["enable", root, "--min-age", "0s"],
+        ["enable", root, "--min-age", "0s", "--force"],
         ["mount", root],
         ["run", "optimize", root],
     ):
@@ -191,8 +191,7 @@ def test_a_dead_mount_is_named_with_what_to_do_and_hides_no_other(
     lab.kill()
     other = tmp_path / "other"
     other.mkdir()
-    assert run_cli("enable", other).returncode == 0
-    assert run_cli("mount", other).returncode == 0
+    assert run_cli("enable", "--force", other).returncode == 0
     try:
         one, all_of_them = run_cli("status", lab.view), run_cli("status")
         # Volumes of other tests, which are mounted too, may be worse off.
@@ -212,7 +211,7 @@ def test_a_dead_mount_is_named_with_what_to_do_and_hides_no_other(
 def test_what_was_written_below_a_mount_is_not_hidden_without_a_word(tmp_path: Path) -> None:
     root = tmp_path / "share"
     root.mkdir()
-    assert run_cli("enable", root).returncode == 0
+    assert run_cli("enable", "--force", "--no-mount", root).returncode == 0
     (root / "stray").write_bytes(b"written while it was not mounted")
     assert "stray" in run_cli("doctor", root).stdout
     mounted = run_cli("mount", root)

@@ -49,6 +49,7 @@ def small_volume(root: Path, seed: int = 1) -> dict[str, bytes]:
         chunk_size="4k",
         fingerprint="blake3",
         policy_values={"min_age": "0s", "min_size": "1k"},
+        force=True,
         disk=Disk(),
     )
     assert crash.optimize_volume(root).files_optimized == len(files)

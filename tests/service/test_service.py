@@ -289,7 +289,7 @@ def test_enabling_a_directory_is_all_that_it_takes(machine: ServiceLab) -> None:
     root = machine.base / "share"
     root.mkdir()
     (root / "f").write_bytes(CONTENT)
-    enabled = machine.json("enable", root)
+    enabled = machine.json("enable", "--force", root)
     try:
         assert enabled["mounted"] is True
         assert (root / "f").read_bytes() == CONTENT
@@ -328,7 +328,7 @@ def test_a_disabling_that_fails_half_way_gives_the_users_their_files_back(
 def test_disabling_is_for_good_also_while_the_service_is_down(machine: ServiceLab) -> None:
     root = machine.base / "share"
     root.mkdir()
-    assert machine.run("enable", root).returncode == 0
+    assert machine.run("enable", "--force", "--no-mount", root).returncode == 0
     assert len(list(machine.volumes_directory.iterdir())) == 1
     assert machine.run("disable", root).returncode == 0
     assert not list(machine.volumes_directory.iterdir())

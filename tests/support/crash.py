@@ -211,6 +211,7 @@ def enable_volume(root: Path, disk: Disk | None = None) -> None:
         chunk_size="64k",
         fingerprint="blake3",
         policy_values={"min_age": "0s"},
+        force=True,
         disk=disk or Disk(),
     )
 

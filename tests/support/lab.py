@@ -173,6 +173,7 @@ def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> La
         chunk_size=chunk_size,
         fingerprint="blake3",
         policy_values={"min_age": "0s", "min_size": "1"},
+        force=True,
         disk=disk or Disk(),
     )
     return Lab(root, disk)

@@ -22,7 +22,11 @@ def command(path: str, as_json: bool) -> None:
             raise Busy(
                 f"{path}: verify works offline; unmount the volume first: `dedupd umount {path}`"
             )
-        with volume.job_lock(), volume.mount_lock(), working(volume, "verify", unit="files") as run:
+        with (
+            volume.job_lock(reads_only=True),
+            volume.mount_lock(reads_only=True),
+            working(volume, "verify", unit="files") as run,
+        ):
             report = Verify(volume, run).recorded()
     finish(report, as_json, _show, findings=report.findings, damage=report.files_hit)
 

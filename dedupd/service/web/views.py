@@ -37,6 +37,7 @@ def problems(service: "Service") -> list[str]:
     """Problems that an administrator should look at."""
     found = [service.listen_problem] if service.listen_problem else []
     for volume in service.volumes.values():
+        volume.read_policy()
         found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
         if volume.savings is not None and volume.savings.quarantined_records:
             path = volume.config.path
@@ -55,6 +56,7 @@ def problems(service: "Service") -> list[str]:
 
 
 def volume_view(service: "Service", volume: ServedVolume) -> Json:
+    volume.read_policy()
     keeper, savings = volume.keeper, volume.savings
     job = service.running.get(volume.uuid or "")
     return {

@@ -20,6 +20,7 @@ from dedupd.store.mark_set import Marks
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.files import opened
 from dedupd.units import KIB
+from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc
 from tests.conftest import MakeFileSystem
@@ -210,11 +211,17 @@ def test_files_of_a_nested_subvolume_stay_plain(loop_fs: MakeFileSystem) -> None
     subprocess.run(["btrfs", "subvolume", "create", lab.data / "nested"], check=True)
     lab.put("nested/deep/f", content)
     lab.put("g", content)
-    assert lab.optimize().files_optimized == 1
+    report = lab.optimize()
+    assert (report.files_optimized, report.errors) == (1, 1)
+    assert report.messages[0].startswith("nested: another file system or subvolume")
     (lab.data / "g").unlink()
     assert lab.collect().orphaned_chunks > 0
     lab.compact()
     assert lab.stub("nested/deep/f") is None and lab.read("nested/deep/f") == content
+    with lab.opened() as volume, volume.job_lock(), volume.mount_lock():
+        found = Verify(volume, JobRun("verify")).run()
+    assert [finding.where for finding in found.findings] == ["nested"]
+    subprocess.run(["btrfs", "subvolume", "delete", lab.data / "nested"], check=True)
     lab.verify_clean()
 
 

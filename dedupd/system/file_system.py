@@ -1,0 +1,95 @@
+"""The file system that a descriptor lies on: its type, its options, and protected files.
+
+``/proc/self/mountinfo`` has no line for a mount that is detached, and a subvolume of btrfs has
+another device number than its line. So the type is asked of the kernel where no line is found.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dedupd.system import mount_table
+
+_GETFLAGS = 0x8008_6601
+"""``FS_IOC_GETFLAGS``, as 64-bit machines number it."""
+_IMMUTABLE, _APPEND_ONLY = 0x10, 0x20
+
+_MAGIC = {
+    0xEF53: "ext4",  # ext2 and ext3 as well: they have a line in mountinfo wherever it matters
+    0x5846_5342: "xfs",
+    0x9123_683E: "btrfs",
+    0x0102_1994: "tmpfs",
+    0x8584_58F6: "ramfs",
+    0x794C_7630: "overlay",
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """A mounted file system. ``options`` are those of the file system, not of one of its mounts;
+    of ext4 also those that hold without having been given."""
+
+    kind: str
+    options: frozenset[str]
+
+    @property
+    def data_mode(self) -> str:
+        """What ext4 does with data beside its journal, like ``ordered``; empty without journal."""
+        modes = [one for one in self.options if one.startswith("data=")]
+        return modes[0].removeprefix("data=") if modes else ""
+
+
+def file_system_of(fd: int) -> FileSystem:
+    """The file system that an open file lies on. Raises OSError."""
+    device = os.fstat(fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kind, options = mount_table.file_system(_mount_id(fd), number) or (_kind_by_magic(fd), set())
+    if kind in ("ext2", "ext3", "ext4"):
+        options |= _ext4_options(number)
+    return FileSystem(kind, frozenset(options))
+
+
+def _mount_id(fd: int) -> str:
+    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name == "mnt_id":
+                return value.strip()
+    return ""
+
+
+def _kind_by_magic(fd: int) -> str:
+    buffer = ctypes.create_string_buffer(256)  # a struct statfs has 120 bytes
+    if _libc.fstatfs(fd, buffer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    magic = ctypes.c_long.from_buffer(buffer).value & 0xFFFF_FFFF
+    return _MAGIC.get(magic, f"a file system of type {magic:#x}")
+
+
+def _ext4_options(number: str) -> set[str]:
+    """The options that hold, also those that the superblock asks for; empty where the kernel does
+    not tell."""
+    with suppress(OSError):
+        name = os.path.basename(os.readlink(f"/sys/dev/block/{number}"))
+        with open(f"/proc/fs/ext4/{name}/options", encoding="utf-8") as file:
+            return set(file.read().split())
+    return set()
+
+
+def is_protected(fd: int) -> bool:
+    """Whether a file or directory is immutable or append-only: then it cannot be renamed."""
+    buffer = bytearray(8)
+    try:
+        fcntl.ioctl(fd, _GETFLAGS, buffer)
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL):
+            return False  # no such thing on this file system
+        raise
+    return bool(struct.unpack("=I", buffer[:4])[0] & (_IMMUTABLE | _APPEND_ONLY))
