@@ -1,4 +1,4 @@
-"""Commits and restores, carried out by the process that serves the mount.
+"""Commits, carried out by the process that serves the mount.
 
 It alone sees every write, so it alone can say that a file was not touched between the two steps of
 its commit. Between them the file is still served as a plain one; whatever touches it takes the
@@ -14,14 +14,10 @@ import trio
 
 from dedupd.errors import Busy, DedupdError, FileChanged
 from dedupd.format.stub import StubAttribute, decode_stub
-from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import (
     Begun,
-    RecipeBytes,
     begin_commit,
     finish_commit,
-    is_missing_any,
-    restore,
     revert_commit,
 )
 from dedupd.system.paths import open_beneath
@@ -64,7 +60,6 @@ class CommitLane:
         self._transitions = transitions
         self._files = files
         self._pending: dict[int, _Pending] = {}
-        self._restoring: dict[int, OpenFile] = {}
         self.are_refused = False
 
     def attributes(self) -> Iterator[StubAttribute]:
@@ -106,6 +101,8 @@ class CommitLane:
                     raise Busy("it is open for writing")
                 if self.are_refused:
                     raise Busy("garbage is being collected")
+                if file.is_filled:
+                    raise Busy("it is being made plain")
                 self._transitions.begin([request.path])
                 try:
                     begun = begin_commit(
@@ -172,13 +169,7 @@ class CommitLane:
         """A user is about to change a file: a commit of it that has begun is taken back first."""
         pending = self._pending.get(ino)
         if pending is not None:
-            async with self._uncommitted(pending.file):
-                pass
-
-    async def wait_for_restore(self, ino: int) -> None:
-        """Until no file is being made plain there, which puts its times back at the end."""
-        while ino in self._restoring:
-            async with self._restoring[ino].lock.alone():
+            async with self.uncommitted(pending.file):
                 pass
 
     async def truncate(self, file: OpenFile, size: int) -> None:
@@ -188,11 +179,11 @@ class CommitLane:
         under the same lock: later, it would put back an attribute that covers what is cut off.
         """
         file.changes += 1
-        async with self._uncommitted(file):
+        async with self.uncommitted(file):
             self._files.truncate(file, size)
 
     @asynccontextmanager
-    async def _uncommitted(self, file: OpenFile) -> AsyncIterator[None]:
+    async def uncommitted(self, file: OpenFile) -> AsyncIterator[None]:
         """Have the file alone, with no commit of it under way."""
         async with file.lock.alone():
             pending = self._pending.get(file.ino)
@@ -242,34 +233,6 @@ class CommitLane:
 
     async def abandon_all(self) -> None:
         await self.abandon(list(self._pending))
-
-    async def restore(self, path: bytes) -> bool:
-        """Make one file plain; False where it was. Raises NoSpace, Damaged, OSError."""
-        volume = self._volume
-        fd = open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
-        file = await self._files.acquire_by_fd(fd)
-        with self._files.using(file):
-            async with self._uncommitted(file):
-                stub = file.stub
-                if stub is None:
-                    return False
-                self._restoring[file.ino] = file
-                try:
-                    with self._transitions.under_way([path]), file.noting_losses():
-                        await trio.to_thread.run_sync(self._restore, file.fd, stub)
-                except BaseException:
-                    stub.has_unwritten = True  # as far as it could not be undone
-                    raise
-                finally:
-                    del self._restoring[file.ino]
-                file.stub = None
-            forget_attributes(file.ino)
-        return True
-
-    def _restore(self, fd: int, stub: SparseStub) -> None:
-        volume, attribute = self._volume, stub.attribute
-        content = stub.content if is_missing_any(fd, attribute) else RecipeBytes()
-        restore(fd, attribute, content, volume.stub_files)
 
 
 def _failure(error: DedupdError | OSError) -> Result:

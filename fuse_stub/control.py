@@ -6,22 +6,26 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import trio
 
-from dedupd.errors import Damaged, DedupdError, NoSpace
+from dedupd.errors import DedupdError
 from dedupd.format.container import Kind
 from dedupd.system.control_socket import socket_path
 from dedupd.volume.commit import result_to_json
 from dedupd.volume.commit_requests import request_from_json
 from fuse_stub.errors import load
+from fuse_stub.fill_lane import FileFill
 from fuse_stub.gc_names import MarkLog
 from fuse_stub.mounted_volume import MountedVolume
 
 log = logging.getLogger("dedupd.mount")
+
+T = TypeVar("T")
 
 LINE_BYTES_MAX = 16 << 20
 """A request to commit 512 files with the longest paths stays below 4 MiB."""
@@ -73,7 +77,7 @@ class ControlServer:
 
     async def _converse(self, connection: trio.socket.SocketType) -> None:
         """Answer one client until it hangs up; then take back the commits that it left open."""
-        talk = _Conversation()
+        talk = _Conversation(connection)
         try:
             buffer = bytearray()
             while True:
@@ -102,6 +106,7 @@ class ControlServer:
                 self._mount.marking_sessions.end(talk.marks)
             with trio.CancelScope(shield=True):
                 await self._mount.commit_lane.abandon(list(talk.begun))
+                await talk.end_fill()
 
     async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
         try:
@@ -113,8 +118,10 @@ class ControlServer:
                 return await self._commit_begin(request, talk.begun), []
             if operation == "commit_finish":
                 return await self._commit_finish(request, talk.begun), []
-            if operation == "restore":
-                return await self._restore(request), []
+            if operation == "fill_begin":
+                return await self._fill_begin(request, talk), []
+            if operation == "fill":
+                return await self._fill(talk), []
             if operation == "mark_begin":
                 return await self._mark_begin(talk), []
             if operation == "mark_drain":
@@ -175,15 +182,27 @@ class ControlServer:
         begun -= set(inodes)
         return {"results": [result_to_json(result) for result in results]}
 
-    async def _restore(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _fill_begin(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
+        await talk.end_fill()
         try:
-            return {"restored": await self._mount.commit_lane.restore(os.fsencode(request["path"]))}
-        except NoSpace as error:
-            return {"error": str(error), "kind": "NoSpace"}
-        except (Damaged, DedupdError) as error:
-            return {"error": str(error), "kind": type(error).__name__}
-        except OSError as error:
-            return {"error": f"{request['path']}: {error.strerror}", "kind": "OSError"}
+            path, lane = os.fsencode(request["path"]), self._mount.fill_lane
+            talk.fill = await _unless_hung_up(talk.connection, partial(lane.begin, path))
+        except (DedupdError, OSError) as error:
+            return _refusal(error, request["path"])
+        return {"is_plain": talk.fill is None}
+
+    async def _fill(self, talk: "_Conversation") -> dict[str, Any]:
+        fill = talk.fill
+        if fill is None:
+            return {"error": "no file is being made plain", "kind": "UsageError"}
+        try:
+            is_plain = await _unless_hung_up(talk.connection, fill.go_on)
+        except (DedupdError, OSError) as error:
+            await talk.end_fill()
+            return _refusal(error, fill.where)
+        if is_plain:
+            talk.fill = None
+        return {"is_plain": is_plain, "filled_bytes": fill.filled_bytes}
 
     def _status(self) -> dict[str, Any]:
         mount = self._mount
@@ -205,14 +224,59 @@ class ControlServer:
 
 @dataclass(slots=True)
 class _Conversation:
-    """The commits and the marking session of one client: they end when it hangs up.
+    """The commits, the marking session and the file that is being made plain of one client: they
+    end when it hangs up.
 
     ``sending``: descriptors to be closed once they are sent. Used by the client's task alone.
     """
 
+    connection: trio.socket.SocketType
     begun: set[int] = field(default_factory=set)
     marks: MarkLog | None = None
+    fill: FileFill | None = None
     sending: list[int] = field(default_factory=list)
+
+    async def end_fill(self) -> None:
+        """Take back what was filled of a file that is not plain yet."""
+        fill, self.fill = self.fill, None
+        if fill is not None:
+            await fill.take_back()
+
+
+def _refusal(error: DedupdError | OSError, path: str) -> dict[str, Any]:
+    if isinstance(error, OSError):
+        return {"error": f"{path}: {error.strerror}", "kind": "OSError"}
+    return {"error": str(error), "kind": type(error).__name__}
+
+
+async def _unless_hung_up(
+    connection: trio.socket.SocketType, work: Callable[[], Awaitable[T]]
+) -> T:
+    """The result of work for a client; it is cancelled where the client hangs up.
+
+    Raises ConnectionResetError then, and what ``work`` raises of DedupdError and OSError.
+    """
+    result: T
+    failure: Exception | None = ConnectionResetError("the client has gone")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_at_hang_up, connection, nursery.cancel_scope)
+        try:
+            result = await work()
+            failure = None
+        except (DedupdError, OSError) as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return result
+
+
+async def _cancel_at_hang_up(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+    try:
+        if await connection.recv(1, socket.MSG_PEEK) == b"":
+            scope.cancel()
+    except OSError:
+        scope.cancel()
 
 
 async def _send(connection: trio.socket.SocketType, data: bytes, fds: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.stub_reader import StubReader
+from fuse_stub.fill_lane import FillLane
 from fuse_stub.gc_names import MarkingSessions
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class MountedVolume:
         self.stub_reader = StubReader(volume.chunk_records, self.cache, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache)
         self.commit_lane = CommitLane(volume, transitions, self.files)
+        self.fill_lane = FillLane(volume, transitions, self.files, self.commit_lane)
         self._writes_wait_until_s = 0.0
         self.marking_sessions = MarkingSessions(volume, self.inodes, self.files, self.commit_lane)
 

@@ -357,7 +357,7 @@ class NamespaceOperations(pyfuse3.Operations):
             raise FUSEError(errno.EPERM)
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
-            await self._commit_lane.wait_for_restore(inode)
+            await self._files.wait_for_times(inode)
         path = self._inodes.path(inode)
         os.setxattr(path, name, value)
         if name == POSIX_ACL_ACCESS and not keeps_set_ids(ctx):
@@ -369,7 +369,7 @@ class NamespaceOperations(pyfuse3.Operations):
             raise FUSEError(errno.EPERM)
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
-            await self._commit_lane.wait_for_restore(inode)
+            await self._files.wait_for_times(inode)
         os.removexattr(self._inodes.path(inode), name)
 
     def _drop_set_group(self, path: bytes, ctx: RequestContext) -> None:

@@ -157,6 +157,7 @@ async def _run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
         await nursery.start(_stop_on_signal, pump)
         nursery.start_soon(_announce, mount, ready)
         await pump.run()
+        mount.fill_lane.end()
         await mount.commit_lane.abandon_all()
         nursery.cancel_scope.cancel()
 

@@ -1,18 +1,13 @@
 """The unoptimize job: stubs become plain files again, one, a subtree or all."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dedupd import native
-from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import Damaged, DedupdError, NoSpace, ServiceUnreachable
-from dedupd.stub.content import StoreContent
-from dedupd.stub.transition import local_ranges
-from dedupd.system.files import opened
-from dedupd.system.paths import open_beneath, show_path
+from dedupd.system.paths import show_path
 from dedupd.units import align_down, align_up, format_size
-from dedupd.volume.restore import restore_file
+from dedupd.volume.restore import missing_data, restore_file
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
@@ -103,7 +98,7 @@ def _count(
 def _missing_bytes(volume: Volume, run: JobRun, path: bytes) -> int:
     """The most that a stub needs beyond its own blocks: all of every chunk; holes stay holes."""
     try:
-        return sum(end - start for _, start, end in run.checked(_missing(volume, path)))
+        return sum(end - start for _, start, end in run.checked(missing_data(volume, path)))
     except (Damaged, OSError):
         return 0  # for later to report
 
@@ -112,7 +107,7 @@ def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
     """The need of a stub beyond its own blocks, to the block: blocks of zeros stay holes, too."""
     block, need, counted = volume.block_bytes, 0, 0
     try:
-        for content, start, end in _missing(volume, path):
+        for content, start, end in missing_data(volume, path):
             run.safe_point()
             # Two chunks may share a block.
             start, counted = max(align_down(start, block), counted), align_up(end, block)
@@ -125,21 +120,3 @@ def _missing_blocks(volume: Volume, run: JobRun, path: bytes) -> int:
     except (Damaged, OSError):
         pass  # for later to report
     return need
-
-
-def _missing(volume: Volume, path: bytes) -> Iterator[tuple[StoreContent, int, int]]:
-    """The ranges of a stub that its recipe says are data and that are not in the file itself.
-
-    Raises Damaged, OSError.
-    """
-    where = show_path(path)
-    with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
-        stub = volume.space.read(fd, where)
-        if stub is None:
-            return
-        size = os.fstat(fd).st_size
-        local = local_ranges(fd, size)
-    content = volume.content(stub, where)
-    for gap_start, gap_end in missing_ranges(local, 0, min(stub.covered, size)):
-        for start, end in content.data_ranges(gap_start, gap_end):
-            yield content, start, end

@@ -8,7 +8,7 @@ import click
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
 from dedupd.system.paths import named, show_text
-from dedupd.volume.restore import restore_file
+from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.volume import Volume
 
 
@@ -40,4 +40,5 @@ def _restored(path: str) -> bool:
     with volume, named(path):
         if not below:
             raise UsageError(f"{path}: is the volume itself; use `dedupd run unoptimize`")
-        return restore_file(volume, below)
+        require_room(volume, below, lambda: None)
+        return restore_file(volume, below).was_stub

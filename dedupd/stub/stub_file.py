@@ -63,6 +63,8 @@ class SparseStub:
         self._extent_bytes: int | None = None
         self.has_unwritten = False
         """Whether blocks may have been left that are allocated and were never written."""
+        self.watch: Callable[[int, int], None] | None = None
+        """Told of each write, before it is made: its start and its end."""
         self._may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
 
     @property
@@ -162,6 +164,8 @@ class SparseStub:
         if not data:
             return 0
         _check_length(end)
+        if self.watch is not None:
+            self.watch(offset, end)
         size = os.fstat(self.fd).st_size
         if end > size:
             self._store_attribute()
@@ -237,7 +241,7 @@ class SparseStub:
         try:
             yield
         finally:
-            self._punch(beside)
+            self.punch(beside)
 
     def _holes_beside(self, low: int, high: int) -> list[tuple[int, int]]:
         """The missing ranges that the blocks around [low, high) may be allocated in."""
@@ -262,10 +266,10 @@ class SparseStub:
         if os.fstat(self.fd).st_size > max(size, kept):
             self._disk.truncate(self.fd, max(size, kept))
         unit = os.fstatvfs(self.fd).f_bsize
-        self._punch((max(start, kept), align_up(end, unit)) for start, end in missing if kept < end)
+        self.punch((max(start, kept), align_up(end, unit)) for start, end in missing if kept < end)
 
-    def _punch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Make what was allocated holes again.
+    def punch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Make blocks holes again: what was only allocated, or filled. Raises OSError.
 
         XFS may have no room for that, on a disk that others fill up meanwhile. From then on the
         extents tell what was only allocated, until the file is settled when it is opened next.

@@ -1,4 +1,5 @@
-"""Plain ↔ stub: one file's transition, step by step (docs/format.md, "States of a file").
+"""Plain → stub: one file's transition, step by step (docs/format.md, "States of a file"), and what
+becomes of one that a crash interrupted, also on the way back (``filling.py``).
 
 The steps that set an attribute, and that punch and settle, are native code (``native/src/commit``).
 A batch of plain files takes the same native steps in one call, and comes here with those that turn
@@ -16,9 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import Damaged, FileChanged, NoSpace
-from dedupd.failpoint import define, reach
+from dedupd.errors import Damaged, FileChanged
+from dedupd.failpoint import define
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
 from dedupd.system.disk import Disk
@@ -30,11 +30,8 @@ from dedupd.units import align_down, align_up
 define("stub.attribute-set", "the attribute is set, blocks are all present")
 define("stub.punched", "the blocks are punched, the times not yet restored")
 define("stub.times-set", "the times are restored, the attribute still says committing")
-_RESTORING = define("stub.restoring", "the attribute says restoring, nothing is filled yet")
-_FILLED = define("stub.filled", "all blocks are present and synced, and so are the times")
-_PLAIN = define("stub.plain", "the attribute is removed")
 
-_TIMES_NS = range(-1 << 63, 1 << 63)
+TIMES_NS = range(-1 << 63, 1 << 63)
 """What native code and the attribute have room for: up to the year 2262. Files may have later
 ones."""
 CAPABILITY = b"security.capability"
@@ -44,7 +41,6 @@ LENGTH_BYTES_MAX = (1 << 63) - (64 << 10)
 """Of a stub: the end of its last block has to be an offset too, whatever the size of a block."""
 
 _COMMITTING_DIRECT = Flag.COMMITTING | Flag.DIRECT
-_FILL_BYTES = 8 << 20
 _COMPARE_BYTES = 128 << 10
 """One large chunk: what differs is kept in pieces of this size."""
 
@@ -198,7 +194,7 @@ def settle(
     """
     status, disk = os.fstat(fd), files.disk
     mtime_ns = stub.mtime_ns
-    with _keeping_capability(fd, disk):
+    with keeping_capability(fd, disk):
         if status.st_blocks > 0:
             drop_unwritten(fd, status.st_size, disk)
         if stub.flags & Flag.COMMITTING:
@@ -206,7 +202,8 @@ def settle(
             # durable.
             disk.sync_file(fd)
             try:
-                if not _punch_equal(fd, stub, content(), files):
+                end = _whole_blocks(stub, status.st_size, files.block_bytes)
+                if not punch_equal(fd, 0, end, content(), files):
                     mtime_ns = status.st_mtime_ns
             except Damaged:
                 pass
@@ -223,7 +220,7 @@ def settle(
 
 
 @contextmanager
-def _keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
+def keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
     """Around a change of a file's blocks that leaves its content. Since it became a stub it may
     have become a program with capabilities. Nothing else may write to it meanwhile."""
     value = native.system.fgetxattr(fd, CAPABILITY)
@@ -234,16 +231,21 @@ def _keeping_capability(fd: int, disk: Disk) -> Iterator[None]:
             disk.set_attribute(fd, CAPABILITY, value)
 
 
-def _punch_equal(fd: int, stub: StubAttribute, content: "RecipeBytes", files: StubFiles) -> bool:
-    """Punch the blocks that equal the recipe's bytes; False where one did not. Raises Damaged."""
-    size = os.fstat(fd).st_size
+def _whole_blocks(stub: StubAttribute, size: int, block_bytes: int) -> int:
+    """The end of the blocks that are the recipe's alone: what a file grew by shares the last."""
     covered = min(stub.covered, size)
-    if covered < size:
-        covered = align_down(covered, files.block_bytes)
+    return covered if covered == size else align_down(covered, block_bytes)
+
+
+def punch_equal(fd: int, start: int, end: int, content: "RecipeBytes", files: StubFiles) -> bool:
+    """Punch the blocks of [start, end) that equal the recipe's bytes; False where one did not.
+
+    ``start`` and ``end`` are of whole blocks, or ``end`` is the file's. Raises Damaged, OSError.
+    """
     all_equal = True
-    for start, end in native.system.present_ranges(fd, 0, covered):
-        for low in range(start, end, _COMPARE_BYTES):
-            high = min(low + _COMPARE_BYTES, end)
+    for present_start, present_end in native.system.present_ranges(fd, start, end):
+        for low in range(present_start, present_end, _COMPARE_BYTES):
+            high = min(low + _COMPARE_BYTES, present_end)
             if read_at(fd, high - low, low) == content.read(low, high):
                 files.disk.punch(fd, low, align_up(high - low, files.block_bytes))
             else:
@@ -262,59 +264,8 @@ def local_ranges(fd: int, size: int) -> list[tuple[int, int]]:
     return merged
 
 
-def is_missing_any(fd: int, stub: StubAttribute) -> bool:
-    """Whether a stub needs the store to be made plain: not where it has all its blocks."""
-    size = os.fstat(fd).st_size
-    local = local_ranges(fd, size)
-    return next(missing_ranges(local, 0, min(stub.covered, size)), None) is not None
-
-
-def restore(
-    fd: int,
-    stub: StubAttribute,
-    content: "RecipeBytes",
-    files: StubFiles,
-) -> None:
-    """Make a stub a plain file again: fill every hole from the store, sync, remove the attribute.
-
-    ``content`` gives the recipe's bytes. On NoSpace the file is the stub that it was.
-    Raises NoSpace, Damaged; then the file is still a stub.
-    """
-    status, disk = os.fstat(fd), files.disk
-    local = local_ranges(fd, status.st_size)
-    files.write(
-        fd,
-        replace(
-            stub,
-            flags=stub.flags | Flag.RESTORING,
-            # Only a crash gives it back from there.
-            mtime_ns=min(max(status.st_mtime_ns, _TIMES_NS[0]), _TIMES_NS[-1]),
-        ),
-    )
-    reach(_RESTORING)
-    covered = min(stub.covered, status.st_size)
-    missing = list(missing_ranges(local, 0, covered))
-    try:
-        with _keeping_capability(fd, disk):
-            for start, end in missing:
-                _fill(fd, start, end, status.st_size, content, files)
-        disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
-        disk.sync_file(fd)
-    except BaseException:
-        # All of it: next to what was filled there may be blocks that were only allocated.
-        with _keeping_capability(fd, disk):
-            for start, end in missing:
-                disk.punch(fd, start, align_up(end - start, files.block_bytes))
-        disk.set_times(fd, status.st_atime_ns, status.st_mtime_ns)
-        files.write(fd, stub)
-        raise
-    reach(_FILLED)
-    disk.remove_attribute(fd, files.space.name)
-    reach(_PLAIN)
-
-
 class RecipeBytes:
-    """What :func:`restore` needs of a recipe's content; implemented by ``content.StoreContent``."""
+    """What a transition needs of a recipe's content; implemented by ``content.StoreContent``."""
 
     def data_ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts of a range that are not recipe holes, in order."""
@@ -323,40 +274,3 @@ class RecipeBytes:
     def read(self, start: int, end: int) -> bytes:
         """The bytes of a range."""
         raise NotImplementedError
-
-
-def _not_zero(data: bytes, block_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs of blocks that are not all zeros: a sparse file's islands need no more than they did."""
-    view = memoryview(data)
-    start: int | None = None
-    for at in range(0, len(data), block_bytes):
-        if native.hashing.is_zero(view[at : at + block_bytes]):
-            if start is not None:
-                yield start, at
-            start = None
-        elif start is None:
-            start = at
-    if start is not None:
-        yield start, len(data)
-
-
-def _fill(fd: int, start: int, end: int, size: int, content: RecipeBytes, files: StubFiles) -> None:
-    """Write a missing range, in whole blocks; recipe holes and blocks of zeros stay holes."""
-    block_bytes = files.block_bytes
-    done = start
-    for low, high in content.data_ranges(start, end):
-        low = max(align_down(low, block_bytes), done)
-        high = min(align_up(high, block_bytes), size)
-        while low < high:
-            step_end = min(high, align_down(low, block_bytes) + _FILL_BYTES)
-            try:
-                # Up to the end of its block the file is zeros beyond what the recipe covers.
-                data = content.read(low, min(step_end, end)).ljust(step_end - low, b"\0")
-                for data_start, data_end in _not_zero(data, block_bytes):
-                    files.disk.write_at(
-                        fd, [memoryview(data)[data_start:data_end]], low + data_start
-                    )
-            except NoSpace as error:
-                raise NoSpace("no space left to make the file plain; it stays a stub") from error
-            low = step_end
-        done = max(done, high)

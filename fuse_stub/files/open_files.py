@@ -35,6 +35,8 @@ class OpenFile:
         "changes",
         "fd",
         "ino",
+        "is_filled",
+        "keeps_times",
         "lock",
         "losses",
         "privileged",
@@ -58,6 +60,8 @@ class OpenFile:
         self.writers = 0  # handles of users among these: a commit keeps out of their way
         self.changes = 0  # counts attempts to change the file: a commit compares it
         self.losses = 0  # counts syncs that failed
+        self.is_filled = False  # whether it is being made plain: a commit keeps out of its way
+        self.keeps_times = False  # lock: whether its times are put back when the lock is given back
         self.privileged = privileged  # whether a write has set-user-id or set-group-id to clear
 
     @contextmanager
@@ -300,6 +304,12 @@ class OpenFiles:
         file.fd, file.writable = fd, write
         if file.stub is not None:
             file.stub.fd = fd
+
+    async def wait_for_times(self, ino: int) -> None:
+        """Until no piece of the file is being filled up, which puts its times back at its end."""
+        while (file := self._files.get(ino)) is not None and file.keeps_times:
+            async with file.lock.alone():
+                pass
 
     def truncate(self, file: OpenFile, size: int) -> None:
         """Set the length of a file that is open for writing, and whose lock the caller has alone.

@@ -20,7 +20,7 @@ from dedupd.volume.commit import Outcome, Result, VolumeCommitter, settle_interr
 from dedupd.volume.commit_requests import CommitRequest, CommitRequests
 from dedupd.volume.partition_map import type_of
 from dedupd.volume.probe import require_suitable
-from dedupd.volume.restore import restore_file
+from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
@@ -62,6 +62,7 @@ class OptimizeReport(FileReport):
     files_optimized: int = 0
     files_spliced: int = 0
     files_made_plain: int = 0
+    filled_bytes: int = 0
     logical_bytes: int = 0
     files_left: dict[str, int] = field(default_factory=dict)
     files_skipped: dict[str, int] = field(default_factory=dict)
@@ -168,8 +169,10 @@ class Optimize(Job[OptimizeReport]):
         for path in self._mostly_local:
             self._run.safe_point()
             try:
-                is_done = restore_file(self._volume, path, self._run.safe_point)
-                self._report.files_made_plain += is_done
+                require_room(self._volume, path, self._run.safe_point)
+                restored = restore_file(self._volume, path, self._run.safe_point)
+                self._report.files_made_plain += restored.was_stub
+                self._report.filled_bytes += restored.filled_bytes
             except Cancelled:
                 raise
             except (DedupdError, OSError) as error:

@@ -42,6 +42,7 @@ SCENARIO = {
     "stub.punched": "optimize",
     "stub.times-set": "optimize",
     "stub.restoring": "unoptimize",
+    "stub.piece-filled": "unoptimize",
     "stub.filled": "unoptimize",
     "stub.plain": "unoptimize",
     "recovery": "optimize again",

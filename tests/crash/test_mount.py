@@ -19,6 +19,7 @@ JOBS: dict[str, Callable[[Path], object]] = {
     "stub.punched": crash.optimize_volume,
     "stub.times-set": crash.optimize_volume,
     "stub.restoring": crash.unoptimize_volume,
+    "stub.piece-filled": crash.unoptimize_volume,
     "stub.filled": crash.unoptimize_volume,
     "stub.plain": crash.unoptimize_volume,
 }

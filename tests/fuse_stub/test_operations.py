@@ -19,6 +19,7 @@ from dedupd import native
 from dedupd.errors import NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag
+from dedupd.stub.filling import Filling
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.disk import Disk
 from dedupd.units import MIB
@@ -362,6 +363,9 @@ def test_a_sync_reports_writes_that_were_lost_at_another_sync(
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    async def fill() -> None:
+        await make_plain(operations, b"stub")
+
     async def scenario() -> None:
         own = operations.own.commit_lane
         name = b"stub" if by_restore else b"f"
@@ -370,12 +374,23 @@ def test_a_sync_reports_writes_that_were_lost_at_another_sync(
         with monkeypatch.context() as patch:
             patch.setattr(operations.own.volume.disk, "sync_file", fail)
             with pytest.raises(OSError):
-                await (own.restore(name) if by_restore else own.touch(request_of_f.identity.inode))
+                await (fill() if by_restore else own.touch(request_of_f.identity.inode))
         assert await code(operations.fsync(handle, False)) == errno.EIO
         await operations.fsync(handle, False)
         await own.abandon_all()
 
     trio.run(scenario)
+
+
+async def make_plain(operations: Operations, name: bytes) -> None:
+    """As a job has it done, by the control socket."""
+    fill = await operations.own.fill_lane.begin(name)
+    assert fill is not None
+    try:
+        while not await fill.go_on():
+            pass
+    finally:
+        await fill.take_back()
 
 
 def test_times_that_are_set_while_a_file_is_made_plain_stay(
@@ -402,7 +417,7 @@ def test_times_that_are_set_while_a_file_is_made_plain_stay(
     async def scenario() -> None:
         await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"stub"), ROOT)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(operations.own.commit_lane.restore, b"stub")
+            nursery.start_soon(make_plain, operations, b"stub")
             await trio.to_thread.run_sync(is_there.wait)
             nursery.start_soon(set_times)
             await wait_all_tasks_blocked()
@@ -418,17 +433,19 @@ def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
 ) -> None:
     """A full disk may keep blocks that were allocated and not yet written."""
 
-    def allocate_and_fail(fd: int, *_: object) -> None:
-        native.system.fallocate_keep_size(fd, 0, len(CONTENT))
+    def allocate_and_fail(filling: Filling) -> None:
+        stub = filling._stub
+        native.system.fallocate_keep_size(stub.fd, 0, len(CONTENT))
+        stub.has_unwritten = True
         raise NoSpace("full")
 
-    monkeypatch.setattr(commit_lane, "restore", allocate_and_fail)
+    monkeypatch.setattr(Filling, "fill", allocate_and_fail)
 
     async def scenario() -> None:
         handle = await operations.opened(b"stub", os.O_RDWR)
         await operations.write(handle, 0, b"new")
         with pytest.raises(NoSpace):
-            await operations.own.commit_lane.restore(b"stub")
+            await make_plain(operations, b"stub")
         (lab.data / "stub").read_bytes()  # as the kernel reads ahead
         assert bytes(await operations.read(handle, 0, MIB)) == b"new" + CONTENT[3:]
 
@@ -446,14 +463,16 @@ def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
     target = lab.stub("changed")
     assert target is not None
 
-    def allocate_and_fail(fd: int, *_: object) -> None:
-        native.system.fallocate_keep_size(fd, 0, len(CONTENT))
+    def allocate_and_fail(filling: Filling) -> None:
+        stub = filling._stub
+        native.system.fallocate_keep_size(stub.fd, 0, len(CONTENT))
+        stub.has_unwritten = True
         raise NoSpace("full")
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(commit_lane, "restore", allocate_and_fail)
+    monkeypatch.setattr(Filling, "fill", allocate_and_fail)
     monkeypatch.setattr(commit_lane, "finish_commit", fail)
 
     async def scenario() -> None:
@@ -462,7 +481,7 @@ def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
         writer = await operations.opened(b"stub", os.O_RDWR)
         await operations.write(writer, 0, b"new")
         with pytest.raises(NoSpace):
-            await own.restore(b"stub")
+            await make_plain(operations, b"stub")
         await operations.release(writer)
         with lab.opened() as volume, open(lab.data / "stub", "rb") as file:
             identity = FileIdentity.of(os.fstat(file.fileno()))

@@ -9,6 +9,7 @@ import pytest
 
 from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
+from dedupd.stub.filling import PIECE_BYTES
 from dedupd.units import KIB, MIB
 from dedupd.volume.restore import restore_file
 from jobs.frame.run import Cancelled, JobRun
@@ -69,8 +70,8 @@ def test_one_file_is_made_plain_and_once_is_enough(tmp_path: Path) -> None:
         contents = fill(lab)
         lab.optimize()
         with lab.opened() as volume:
-            assert restore_file(volume, b"prose")
-            assert not restore_file(volume, b"prose")
+            assert restore_file(volume, b"prose").was_stub
+            assert not restore_file(volume, b"prose").was_stub
         assert (lab.data / "prose").read_bytes() == contents["prose"]
         assert lab.stub("base") is not None
 
@@ -122,14 +123,15 @@ def test_a_restore_that_runs_out_of_space_leaves_the_stub_as_it_was(
 
 def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
-        content = noise(5 * MIB)
+        content = noise(11 * MIB)
         lab.put("file", content)
         lab.optimize()
         before = lab.stub("file")
         run, checks = JobRun("unoptimize"), count(1)
 
         def check() -> None:
-            if next(checks) == 10:
+            if next(checks) == 2:
+                assert (lab.data / "file").stat().st_blocks * 512 == 2 * PIECE_BYTES
                 run.cancel()
             run.safe_point()
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from dedupd import native
 from dedupd.errors import NoSpace
 from dedupd.stub.content import open_content
+from dedupd.stub.filling import Filling, make_plain
 from dedupd.stub.stub_file import SparseStub
-from dedupd.stub.transition import restore, settle
+from dedupd.stub.transition import settle
 from dedupd.system.disk import Disk
 from dedupd.system.extents import drop_unwritten, has_unwritten
 from dedupd.system.files import data_ranges, opened
@@ -300,16 +301,21 @@ def test_a_restore_without_room_leaves_no_blocks_beside_those_it_filled(
     model[10 * BLOCK : 60 * BLOCK] = bytes(50 * BLOCK)
     lab.put("images/f", model)
     lab.optimize()
-    with sparse(lab, "images/f", FullDisk()) as one:
+    disk = FullDisk()
+    with sparse(lab, "images/f", disk) as one:
         one.write(200 * BLOCK, b"before")
         model[200 * BLOCK : 200 * BLOCK + 6] = b"before"
-        volume, attribute = one.volume, one.stub.attribute
-        volume.disk.room = 12 * BLOCK
+        disk.room = 12 * BLOCK
         with pytest.raises(NoSpace):
-            restore(one.fd, attribute, one.stub.content, volume.stub_files)
+            fill_plain(one)
         os.pread(one.fd, len(model), 0)
         assert one.read(0, len(model)) == model
     assert lab.read("images/f") == model
+
+
+def fill_plain(one: Sparse) -> None:
+    files = one.volume.stub_files
+    make_plain(Filling(one.stub, lambda _: one.stub.content, files, lambda _: None), lambda: None)
 
 
 def clone(source: Path, target: Path) -> None:
@@ -352,8 +358,7 @@ def test_a_stub_whose_own_blocks_were_cloned_is_written_and_made_plain(
             clone(lab.data / "f", lab.root / "backup")
         os.pread(one.fd, len(model), 0)
         assert one.read(0, len(model)) == model
-        volume, stub = one.volume, one.stub
-        restore(one.fd, stub.attribute, stub.content, volume.stub_files)
+        fill_plain(one)
     assert (lab.data / "f").read_bytes() == model
 
 

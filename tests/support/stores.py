@@ -1,5 +1,6 @@
 """A chunk store without a volume around it: a writer, what it wrote, and a reader to compare."""
 
+import errno
 import os
 from array import array
 from collections.abc import Sequence
@@ -49,6 +50,15 @@ class FullDisk(Disk):
 
     def write_out(self, fd: int, data: memoryview, offset: int) -> None:
         self.write_at(fd, [data], offset)
+
+    def write_some(
+        self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int
+    ) -> int:
+        joined = b"".join(data)[: self.room]
+        if not joined:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= len(joined)
+        return super().write_some(fd, [joined], offset)
 
 
 class DictIndex:

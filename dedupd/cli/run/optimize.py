@@ -75,6 +75,12 @@ def _show(report: OptimizeReport) -> None:
         f" {counted(index.lookups, 'look-up')}, {index.hits} found,"
         f" {index.false_positives} false, {index.disk_reads} reads",
     )
+    if report.files_made_plain:
+        table.add_row(
+            "made plain",
+            f"{counted(report.files_made_plain, 'file')} in use and mostly rewritten;"
+            f" {format_size(report.filled_bytes)} filled up",
+        )
     table.add_row("time", format_duration(used["wall_s"]))
     if raw and used["wall_s"]:
         table.add_row("throughput", f"{raw / used['wall_s'] / 1e6:.0f} MB/s")

@@ -1,0 +1,174 @@
+"""Making files plain, carried out by the process that serves the mount while users are at work.
+
+A job asks for one step after the other, and so decides between them whether to go on, to wait or to
+stop; it knows the pace. The file's lock is held for a piece of some MiB, and never while the store
+is read or the disk is waited for. Between two pieces the file is an ordinary stub.
+"""
+
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from dedupd.errors import Busy, DedupdError
+from dedupd.stub.filling import Filling
+from dedupd.stub.stub_file import SparseStub
+from dedupd.system.paths import open_beneath
+from dedupd.volume.restore import filling_of
+from dedupd.volume.transition_log import Transitions
+from dedupd.volume.volume import Volume
+from fuse_stub.attributes import forget_attributes
+from fuse_stub.commit_lane import CommitLane
+from fuse_stub.files.open_files import OpenFile, OpenFiles, path_of
+
+log = logging.getLogger("dedupd.mount")
+
+STEP_S = 0.1
+"""After so long a step ends with the piece that it is at, so that its job can look around."""
+
+
+class FillLane:
+    """The files that are being made plain. Used by the thread of the event loop."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        transitions: Transitions,
+        files: OpenFiles,
+        commit_lane: CommitLane,
+    ) -> None:
+        self.volume = volume
+        self.transitions = transitions
+        self.files = files
+        self.commit_lane = commit_lane
+        self.is_ending = False
+
+    def end(self) -> None:
+        """The mount ends: files that are being filled up stay the stubs that they are by now."""
+        self.is_ending = True
+
+    async def begin(self, path: bytes) -> "FileFill | None":
+        """Begin to make a file plain; None where it is. Raises Busy, DedupdError, OSError."""
+        fd = open_beneath(self.volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
+        # As a writer: so the file stays open by the same descriptor.
+        file = await self.files.acquire_by_fd(fd)
+        try:
+            if file.is_filled:
+                raise Busy(f"{file.where}: it is being made plain already")
+            file.is_filled = True
+            try:
+                return await self._begin(file)
+            except BaseException:
+                file.is_filled = False
+                raise
+        except BaseException:
+            self.files.release(file, write=True)
+            raise
+
+    async def _begin(self, file: OpenFile) -> "FileFill | None":
+        async with self.commit_lane.uncommitted(file):
+            stub = file.stub
+            if stub is not None:
+                filling = await trio.to_thread.run_sync(filling_of, self.volume, stub, file.where)
+                return FileFill(self, file, stub, filling)
+        file.is_filled = False
+        self.files.release(file, write=True)
+        return None
+
+
+class FileFill:
+    """One file that is being made plain, for one client of the control socket.
+
+    It ends plain, or by :meth:`take_back`, whichever way its client goes; and it is closed then.
+    """
+
+    def __init__(self, lane: FillLane, file: OpenFile, stub: SparseStub, filling: Filling) -> None:
+        self._lane = lane
+        self._file = file
+        self._stub = stub
+        self._filling = filling
+        self._is_closed = False
+
+    @property
+    def where(self) -> str:
+        """The file's name as it is now, for messages."""
+        return self._file.where
+
+    @property
+    def filled_bytes(self) -> int:
+        return self._filling.filled_bytes
+
+    async def go_on(self) -> bool:
+        """Fill up some pieces; True once the file is plain.
+
+        Raises NoSpace, Damaged, OSError; then :meth:`take_back` is to follow.
+        """
+        filling, end_s = self._filling, time.monotonic() + STEP_S
+        while self._is_stub and not filling.is_complete:
+            await trio.to_thread.run_sync(filling.load)
+            async with self._alone() as is_stub:
+                if is_stub:
+                    await trio.to_thread.run_sync(filling.fill)
+            if filling.wants_sync:
+                await self._sync(filling.write_out)
+            if time.monotonic() > end_s or self._lane.is_ending:
+                return False
+        if self._is_stub:
+            await self._sync(filling.sync)
+            async with self._alone() as is_stub:
+                if is_stub:
+                    await trio.to_thread.run_sync(filling.finish)
+                    self._file.stub = None
+        self._close()
+        return True
+
+    @property
+    def _is_stub(self) -> bool:
+        """Whether it is the stub still that it was: a user may have emptied it."""
+        return self._file.stub is self._stub
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[bool]:
+        """Have the file alone for one piece; False where there is nothing to be done any more."""
+        file, lane = self._file, self._lane
+        async with lane.commit_lane.uncommitted(file):
+            if not self._is_stub:
+                yield False
+                return
+            file.keeps_times = True
+            try:
+                with lane.transitions.under_way([path_of(file.fd)]):
+                    yield True
+            finally:
+                file.keeps_times = False
+        forget_attributes(file.ino)
+
+    async def _sync(self, sync: Callable[[], None]) -> None:
+        """Under no lock: nobody waits for it."""
+        with self._file.noting_losses():
+            await trio.to_thread.run_sync(sync)
+
+    async def take_back(self) -> None:
+        """Free what was filled, unless the mount ends: then there is no time for that.
+
+        What cannot be freed stays in the file, which is right either way.
+        """
+        try:
+            more = not self._is_closed
+            while more and self._is_stub and not self._lane.is_ending:
+                async with self._alone() as is_stub:
+                    more = is_stub and await trio.to_thread.run_sync(self._filling.take_back)
+        except (DedupdError, OSError) as error:
+            log.error("%s: what was filled up is not taken back: %s", self._file.where, error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._filling.stop()
+            self._file.is_filled = False
+            self._lane.files.release(self._file, write=True)
