@@ -198,8 +198,9 @@ class ControlServer:
         try:
             is_plain = await _unless_hung_up(talk.connection, fill.go_on)
         except (DedupdError, OSError) as error:
+            refusal = _refusal(error, fill.where)
             await talk.end_fill()
-            return _refusal(error, fill.where)
+            return refusal
         if is_plain:
             talk.fill = None
         return {"is_plain": is_plain, "filled_bytes": fill.filled_bytes}

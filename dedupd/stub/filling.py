@@ -121,6 +121,7 @@ class Filling:
 
         Raises NoSpace, OSError.
         """
+        self._require_watch()
         end = min(self._loaded_end, self._covered())
         pieces = list(self._missing_pieces(end))
         if pieces:
@@ -243,8 +244,12 @@ class Filling:
         reach(_PLAIN)
 
     def stop(self) -> None:
-        """Leave the file as it is: a stub, with the blocks that it has by now."""
+        """Leave the file as it is: a stub, with the blocks that it has by now. Nothing follows."""
         self._stub.watch = None
+
+    def _require_watch(self) -> None:
+        """What users write unseen would be taken for what was filled."""
+        assert self._stub.watch == self._note_write, "this filling has ended"
 
     # --- taking back ----------------------------------------------------------------------------
 
@@ -253,9 +258,9 @@ class Filling:
 
         Takes the file alone. Raises OSError.
         """
+        self._require_watch()
         span = self._last_filled()
         if span is None:
-            self.stop()
             return False
         start, end, is_whole = span
         covered, size = self._covered(), os.fstat(self._stub.fd).st_size
