@@ -126,6 +126,9 @@ class ControlServer:
                 return await self._mark_begin(talk), []
             if operation == "mark_drain":
                 return self._mark_drain(talk), talk.sending
+            if operation == "mark_hold":
+                self._mount.marking_sessions.hold()
+                return {}, []
             if operation == "reopen":
                 return self._reopen(request), []
             if operation == "status":
@@ -146,18 +149,15 @@ class ControlServer:
         log = talk.marks
         if log is None:
             return {"error": "no session of marking is open", "kind": "UsageError"}
-        chunks, recipes, damaged = list(log.chunks), list(log.recipes), list(log.damaged)
-        log.chunks.clear()
-        log.recipes.clear()
-        log.damaged.clear()
-        talk.sending += log.take_directories()
+        notes = log.take()
+        talk.sending += notes.directories
         return {
-            "chunks": chunks,
-            "recipes": recipes,
-            "damaged": damaged,
+            "chunks": notes.chunks,
+            "recipes": notes.recipes,
+            "damaged": notes.damaged,
             "directories": len(talk.sending),
             "overflowed": log.overflowed,
-            "more": log.has_directories,
+            "more": log.has_more,
         }
 
     def _reopen(self, request: dict[str, Any]) -> dict[str, Any]:

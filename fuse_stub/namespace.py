@@ -245,6 +245,11 @@ class NamespaceOperations(pyfuse3.Operations):
         }
         if flags not in effects:
             raise FUSEError(errno.EINVAL)
+        if self._marking_sessions.are_moves_held:
+            await self._wait_with_directory(parent_inode_old, name_old)
+            if flags & pyfuse3.RENAME_EXCHANGE:
+                await self._wait_with_directory(parent_inode_new, name_new)
+        # From here on there is no await: the note is taken in the step of the move.
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
         with nullcontext() if flags else self._kept_open(new_fd, name_new):
             effects[flags](old_fd, name_old, new_fd, name_new)
@@ -252,6 +257,12 @@ class NamespaceOperations(pyfuse3.Operations):
             self._marking_sessions.moved(new_fd, name_new)
             if flags & pyfuse3.RENAME_EXCHANGE:
                 self._marking_sessions.moved(old_fd, name_old)
+
+    async def _wait_with_directory(self, parent_inode: InodeT, name: FileNameT) -> None:
+        """Wait with the move of a directory, while such moves are held."""
+        parent_fd = self._inodes.fd(parent_inode)
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode):
+            await self._marking_sessions.wait_for_release()
 
     @answers
     async def link(

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 from dedupd import native
@@ -15,6 +16,7 @@ from dedupd.system.control_socket import ControlClient
 from dedupd.system.paths import show_path
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
+from jobs.gc.inode_set import InodeSet
 from jobs.tree.walk import GONE
 
 ATTEMPTS_MAX = 8
@@ -22,6 +24,13 @@ ATTEMPTS_MAX = 8
 
 DIRECTORIES_PER_DRAIN = 64
 """Directories walked between two questions to the mount about moved files."""
+
+PENDING_MAX = 256
+"""Descriptors of moved directories that are yet to be walked; further ones stay with the mount."""
+
+ROUNDS_PER_HOLD = 64
+"""Rounds of questions after the walk. Mostly there are two; where users make and move directories
+all the time, the mount then holds such moves for a moment."""
 
 _CONNECT_WAIT_S = 30.0
 
@@ -48,6 +57,10 @@ class Session(Protocol):
         """The files moved since the last call; None where there are none. Raises Interrupted."""
         ...
 
+    def hold(self) -> None:
+        """Have moves of directories wait for a moment. Raises Interrupted."""
+        ...
+
 
 class MountSession:
     """The mount process takes note."""
@@ -71,7 +84,14 @@ class MountSession:
                 os.close(fd)
             raise Interrupted
         moved = Moved(reply["chunks"], reply["recipes"], reply["damaged"], fds, reply["more"])
-        return moved if moved.chunks or moved.recipes or moved.damaged or fds else None
+        is_any = moved.chunks or moved.recipes or moved.damaged or fds or moved.more
+        return moved if is_any else None
+
+    def hold(self) -> None:
+        try:
+            self._client.call("mark_hold")
+        except ServiceUnreachable as error:
+            raise Interrupted from error
 
 
 class OfflineSession:
@@ -89,6 +109,9 @@ class OfflineSession:
         except Busy:
             pass
         raise Interrupted
+
+    def hold(self) -> None:
+        """Nothing moves."""
 
 
 @contextmanager
@@ -122,7 +145,7 @@ class TreeMarker:
         self._recipes = recipes
         self._device = os.fstat(volume.data_fd).st_dev
         self._roots = Roots()
-        self._walked: set[int] = set()
+        self._listed = InodeSet()
         self._pending: list[int] = []
 
     def mark(self) -> Roots:
@@ -145,20 +168,25 @@ class TreeMarker:
 
     def _attempt(self) -> Roots:
         self._roots = Roots()
-        self._walked.clear()
+        self._listed.clear()
         with open_session(self._volume) as session:
             self._note_mounts()
             root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._volume.data_fd)
             self._walk(root, session)
-            while True:
+            for rounds in count(1):
                 moved = session.drain()
-                if moved is None and not self._pending:
-                    self._note_mounts()
-                    return self._roots
                 if moved is not None:
                     self._take(moved)
+                if not self._pending and (moved is None or not moved.more):
+                    # All that had moved by the answer is listed, whatever moves again since.
+                    self._note_mounts()
+                    return self._roots
                 while self._pending:
                     self._walk(self._pending.pop(), session)
+                self._run.safe_point()
+                if rounds % ROUNDS_PER_HOLD == 0:
+                    session.hold()
+        raise AssertionError("unreachable")
 
     def _note_mounts(self) -> None:
         """Report mounts over the tree: files beneath them need chunks, and cannot be walked."""
@@ -168,35 +196,32 @@ class TreeMarker:
                 self._roots.problems.append(problem)
 
     def _take(self, moved: Moved) -> None:
-        """Take in moved files: a directory is walked once, whenever and however often it moves.
+        """Take in moved files; a directory that was listed already needs no second look.
 
-        A stub that a walk of the directory misses has itself been moved, or one of those between
-        has been, and that is noted as well.
+        A stub that the listing of a directory missed has itself been moved since the session began,
+        and a directory that it missed as well: both are noted.
         """
         self._chunks.add(moved.chunks)
         for recipe in moved.recipes:
             self._recipes.need(recipe, Needs.WHOLE)
         self._roots.problems += moved.damaged
         for fd in moved.directories:
-            ino = os.fstat(fd).st_ino
-            if ino in self._walked:
-                os.close(fd)
-                continue
-            self._walked.add(ino)
             try:
-                # It came as a descriptor that only names it.
-                self._pending.append(
-                    os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                )
+                if os.fstat(fd).st_ino not in self._listed:
+                    # It came as a descriptor that only names it.
+                    self._pending.append(
+                        os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    )
             finally:
                 os.close(fd)
 
     def _walk(self, fd: int, session: Session) -> None:
         """Walk a directory (``fd`` is taken over) down, by descriptors: however it is moved
-        meanwhile, it is this one."""
-        levels: list[tuple[int, list[bytes]]] = []
+        meanwhile, it is this one. Directories that were listed in this attempt are passed over."""
+        levels: list[tuple[int, list[bytes]]] = [(fd, [])]
         try:
-            levels.append((fd, self._list(fd)))
+            if self._listed.add(os.fstat(fd).st_ino):
+                levels[0] = fd, self._list(fd)
             while levels:
                 parent, names = levels[-1]
                 if not names:
@@ -216,13 +241,17 @@ class TreeMarker:
         roots = self._roots
         roots.directories += 1
         self._run.update(files=roots.files, done=roots.files)
-        if roots.directories % DIRECTORIES_PER_DRAIN == 0 and isinstance(session, MountSession):
+        is_time = (
+            roots.directories % DIRECTORIES_PER_DRAIN == 0 and len(self._pending) < PENDING_MAX
+        )
+        if is_time and isinstance(session, MountSession):
             moved = session.drain()
             if moved is not None:
                 self._take(moved)
 
     def _open(self, parent: int, name: bytes) -> int | None:
-        """A directory to walk; None where it is another thing now, or another file system."""
+        """A directory to walk; None where it is another thing now, or another file system, or was
+        listed already."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(name, flags, dir_fd=parent)
@@ -230,7 +259,8 @@ class TreeMarker:
             if error.errno not in GONE:
                 self._problem(parent, name, error.strerror)
             return None
-        if os.fstat(fd).st_dev != self._device:
+        status = os.fstat(fd)
+        if status.st_dev != self._device or not self._listed.add(status.st_ino):
             os.close(fd)
             return None
         return fd

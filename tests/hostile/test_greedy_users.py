@@ -5,8 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from dedupd.format.container import Kind
 from fuse_stub import process
 from tests.support.lab import flip_bit, noise
-from tests.support.mounts import ALICE, Nursery, mounted_lab, serve_for_test
+from tests.support.mounts import ALICE, Nursery, looping, mounted_lab, serve_for_test
 
 pytestmark = pytest.mark.root
 
@@ -48,27 +47,6 @@ def _serve_with_log(
 ) -> None:
     process.LOG_SOCKET = log
     serve_for_test(path, mountpoint, cache_bytes, answer)
-
-
-@contextmanager
-def looping(uid: int, action: Callable[[], object]) -> Iterator[None]:
-    """Another user does one thing as fast as it goes."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            while True:
-                action()
-        finally:
-            os._exit(1)
-    try:
-        yield
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the loop has ended"
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def stat_s(path: Path) -> float:

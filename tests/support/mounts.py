@@ -197,6 +197,27 @@ def as_user(
     assert wait_status == 0, f"as user {uid}: {report}"
 
 
+@contextmanager
+def looping(uid: int, action: Callable[[], object]) -> Iterator[None]:
+    """Another user does one thing as fast as it goes."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            while True:
+                action()
+        finally:
+            os._exit(1)
+    try:
+        yield
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the loop has ended"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def rename_with(old: Path, new: Path, flags: int) -> None:
     """``renameat2``, which Python does not have."""
     result = _LIBC.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags)

@@ -7,14 +7,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dedupd.format.container import Kind
 from dedupd.units import KIB, MIB
+from fuse_stub import gc_names
 from jobs.gc import tree_marker
+from jobs.gc.tree_marker import Roots
 from tests.support.lab import noise
-from tests.support.mounts import MountedLab, mounted_lab, rename_with
+from tests.support.mounts import (
+    ALICE,
+    MountedLab,
+    Nursery,
+    looping,
+    mounted_lab,
+    rename_with,
+    serve_for_test,
+)
 
 pytestmark = pytest.mark.root
 
@@ -213,8 +224,20 @@ def test_a_storm_of_renames_during_collections_loses_nothing(
 
 
 def test_the_log_of_a_mount_that_overflows_has_the_walk_begin_again(
-    lab: MountedLab, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with mounted_lab(tmp_path, nursery=Nursery(target=_serve_with_a_short_log)) as lab:
+        _overflow(lab, monkeypatch)
+        lab.unmount()
+        lab.verify_clean()
+
+
+def _serve_with_a_short_log(*arguments: Any) -> None:
+    gc_names.DIRECTORIES_MAX = 512
+    serve_for_test(*arguments)
+
+
+def _overflow(lab: MountedLab, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = make_stubs(lab, "dir599/file")
     for name in contents:
         for n in range(599):
@@ -229,9 +252,80 @@ def test_the_log_of_a_mount_that_overflows_has_the_walk_begin_again(
                     path.rename(lab.view / seen / f"{name}-{path.name}")
 
     monkeypatch.setattr(tree_marker, "DIRECTORIES_PER_DRAIN", 1 << 30)
+    attempts: list[Roots] = []
+    real = tree_marker.TreeMarker._attempt
+
+    def attempt(self: tree_marker.TreeMarker) -> Roots:
+        attempts.append(self._roots)
+        return real(self)
+
+    monkeypatch.setattr(tree_marker.TreeMarker, "_attempt", attempt)
     with during_the_walk(monkeypatch, move_all):
         assert collect_all(lab) == 0
+    assert len(attempts) == 2
     assert all_contents(lab) == set(contents.values())
+
+
+def test_moves_of_more_directories_than_a_process_may_open_lose_no_walk(
+    lab: MountedLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two questions to the mount, in each attempt."""
+    contents = make_stubs(lab)
+    for n in range(1500):
+        (lab.view / f"dir{n}").mkdir()
+    real = tree_marker.TreeMarker._list
+    names = ["", "x"]
+
+    def listing(self: tree_marker.TreeMarker, fd: int) -> list[bytes]:
+        if fd_path(fd).endswith("/.dedupd/data"):
+            for n in range(1500):
+                (lab.view / f"{names[0]}dir{n}").rename(lab.view / f"{names[1]}dir{n}")
+            names.reverse()
+        return real(self, fd)
+
+    monkeypatch.setattr(tree_marker.TreeMarker, "_list", listing)
+    assert collect_all(lab) == 0
+    assert all_contents(lab) == set(contents.values())
+
+
+def fd_path(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["the same ones", "new ones"])
+def test_a_user_that_moves_directories_all_day_holds_no_collection_up(
+    lab: MountedLab, monkeypatch: pytest.MonkeyPatch, new: bool
+) -> None:
+    monkeypatch.setattr(tree_marker, "ROUNDS_PER_HOLD", 2)
+    contents = make_stubs(lab)
+    (lab.view / "hers").mkdir()
+    os.chmod(lab.view / "hers", 0o777)
+    for n in range(700):
+        (lab.view / "hers" / f"{n}a").mkdir()
+        os.chown(lab.view / "hers" / f"{n}a", ALICE, ALICE)
+    (lab.view / "many").mkdir()
+    for n in range(3000):
+        (lab.view / "many" / f"{n}").touch()
+    turn = 0
+
+    def move() -> None:
+        nonlocal turn
+        turn += 1
+        if new:
+            os.mkdir(lab.view / "hers" / f"new{turn}")
+            os.rename(lab.view / "hers" / f"new{turn}", lab.view / "hers" / f"old{turn}")
+            if turn > 50:
+                os.rmdir(lab.view / "hers" / f"old{turn - 50}")
+            return
+        number, (old, to) = turn % 700, ("ab", "ba")[turn // 700 % 2]
+        with suppress(FileNotFoundError):
+            os.rename(lab.view / "hers" / f"{number}{old}", lab.view / "hers" / f"{number}{to}")
+
+    with looping(ALICE, move):
+        for _ in range(3):
+            report = lab.collect(full=True)
+            assert report.errors == 0 and report.orphaned_chunks == 0, report.messages
+    assert all_contents(lab) >= set(contents.values())
 
 
 def test_a_mount_that_ends_during_the_walk_has_it_begin_again(
