@@ -215,7 +215,8 @@ class StubOperations(NamespaceOperations):
                 await self._truncate(file, attr.st_size, ctx)
         changes_times = fields.update_atime or fields.update_mtime
         if changes_times or fields.update_uid or fields.update_gid:
-            # Filling a file up puts back times, and capabilities that a new owner must not get.
+            # A settled or filled file gets its times back, and capabilities that a new owner must
+            # not get.
             await self._files.wait_for_times(inode)
         path = self._inodes.path(inode)
         if fields.update_uid or fields.update_gid:

@@ -1,5 +1,6 @@
 """Open files: one object for each inode that is open, whatever the number of handles."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -238,7 +239,11 @@ class OpenFiles:
         return file
 
     async def _wait_until_settled(self, file: OpenFile) -> None:
-        """Settle a stub, or wait until another task has; the file has no users before that."""
+        """Settle a stub, or wait until another task has; the file has no users before that.
+
+        On a file system that is read-only it stays as it is. Its bytes are right all the same:
+        a block that was written is current, and any other is what the recipe says.
+        """
         event = file.settled
         if event is None:
             return
@@ -249,9 +254,14 @@ class OpenFiles:
         stub = file.stub
         assert stub is not None
         try:
-            with self._transitions.under_way([path_of(file.fd)]):
-                settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
-            file.stub = self.sparse(file, settled)
+            try:
+                with self._transitions.under_way([path_of(file.fd)]):
+                    settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
+                file.stub = self.sparse(file, settled)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+                stub.has_unwritten = True
             file.settled = None
         finally:
             file.users = 0
@@ -306,10 +316,16 @@ class OpenFiles:
             file.stub.fd = fd
 
     async def wait_for_times(self, ino: int) -> None:
-        """Until no piece of the file is being filled up, which puts its times back at its end."""
-        while (file := self._files.get(ino)) is not None and file.keeps_times:
-            async with file.lock.alone():
-                pass
+        """Until the file is neither settled nor filled up by a piece. Both put back times and
+        capabilities at their end, also those that a change made meanwhile must have taken away."""
+        while (file := self._files.get(ino)) is not None:
+            if file.settled is not None:
+                await file.settled.wait()
+            elif file.keeps_times:
+                async with file.lock.alone():
+                    pass
+            else:
+                return
 
     def truncate(self, file: OpenFile, size: int) -> None:
         """Set the length of a file that is open for writing, and whose lock the caller has alone.
