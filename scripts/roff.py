@@ -1,15 +1,11 @@
-"""Text, and the Markdown of docs/, in the language of man pages.
-
-Of Markdown only what docs/ uses: headings, paragraphs, lists, tables, code, emphasis, links.
-"""
+"""Text, and the Markdown of docs/, in the language of man pages."""
 
 import re
-from collections.abc import Iterator
 
-_INLINE = re.compile(
-    r"`(?P<code>[^`]+)`|\*\*(?P<bold>.+?)\*\*|\*(?P<italic>[^*\s][^*]*)\*"
-    r"|\[(?P<text>[^]]+)\](?:\((?P<target>[^)]+)\)|\[[^]]*\])"
-)
+from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
+
+_MARKDOWN = MarkdownIt().enable("table")
 
 
 def escaped(text: str) -> str:
@@ -29,21 +25,19 @@ def italic(text: str) -> str:
 
 def inline(text: str) -> str:
     """A paragraph of Markdown, in one line."""
-    parts = []
-    end = 0
-    for match in _INLINE.finditer(text):
-        parts.append(escaped(text[end : match.start()]))
-        end = match.end()
-        if match["code"]:
-            parts.append(bold(match["code"]))
-        elif match["bold"]:
-            parts.append(rf"\fB{inline(match['bold'])}\fR")
-        elif match["italic"]:
-            parts.append(italic(match["italic"]))
-        else:
-            parts.append(inline(match["text"]))
-    parts.append(escaped(text[end:]))
-    return re.sub(r"\s+", " ", "".join(parts)).strip()
+    return _inline(SyntaxTreeNode(_MARKDOWN.parseInline(" ".join(text.split()))))
+
+
+def _inline(node: SyntaxTreeNode) -> str:
+    match node.type:
+        case "text":
+            return escaped(node.content)
+        case "code_inline":
+            return bold(node.content)
+        case "softbreak":
+            return " "
+    inside = "".join(map(_inline, node.children))
+    return {"strong": rf"\fB{inside}\fR", "em": rf"\fI{inside}\fR"}.get(node.type, inside)
 
 
 def title(name: str, section: int, version: str) -> str:
@@ -51,11 +45,11 @@ def title(name: str, section: int, version: str) -> str:
 
 
 def heading(text: str) -> str:
-    return f'.SH "{escaped(text).upper()}"'
+    return f'.SH "{escaped(text.upper())}"'
 
 
 def subheading(text: str) -> str:
-    return f'.SS "{inline(text)}"'
+    return f'.SS "{text}"'
 
 
 def tagged(tag: str, *paragraphs: str) -> list[str]:
@@ -73,80 +67,33 @@ def example(lines: list[str]) -> list[str]:
 def markdown(text: str) -> list[str]:
     """Markdown in lines of roff; ``##`` begins a section, ``###`` a part of one."""
     lines: list[str] = []
-    for block in _blocks(text):
-        first = block[0]
-        if first.startswith("#"):
-            level, _, words = first.partition(" ")
-            if level == "##":
-                lines.append(heading(words))
-            elif len(level) > 2:
-                lines.append(subheading(words))
-        elif first.startswith("```"):
-            lines += example(block[1:-1])
-        elif first.startswith("    "):
-            lines += example([line[4:] for line in block])
-        elif first.startswith("|"):
-            lines += _table(block)
-        elif _ITEM.match(first):
-            lines += _list(block)
-        else:
-            lines += [".PP", inline(" ".join(block))]
+    for block in SyntaxTreeNode(_MARKDOWN.parse(text)).children:
+        match block.type:
+            case "heading" if block.tag == "h2":
+                lines.append(heading(block.children[0].content))
+            case "heading" if block.tag > "h2":
+                lines.append(subheading(_inline(block)))
+            case "fence" | "code_block":
+                lines += example(block.content.splitlines())
+            case "table":
+                lines += _table(block)
+            case "bullet_list" | "ordered_list":
+                for number, item in enumerate(block.children, start=1):
+                    mark = r"\(bu" if block.type == "bullet_list" else f"{number}."
+                    lines += [f".IP {mark} 4", _inline(item)]
+            case "paragraph":
+                lines += [".PP", _inline(block)]
     return lines
 
 
-_ITEM = re.compile(r"(?P<mark>[*-]|\d+\.) +(?P<text>.*)")
-
-
-def _blocks(text: str) -> Iterator[list[str]]:
-    """Lines that belong together. Code may have empty lines."""
-    block: list[str] = []
-    in_code = False
-    for line in text.splitlines():
-        if line.startswith("```"):
-            if not in_code and block:
-                yield block
-                block = []
-            in_code = not in_code
-            block.append(line)
-            if not in_code:
-                yield block
-                block = []
-        elif in_code or (line.strip() and not line.startswith("#")):
-            block.append(line)
-        else:
-            if block:
-                yield block
-            block = []
-            if line.startswith("#"):
-                yield [line]
-    if block:
-        yield block
-
-
-def _list(block: list[str]) -> list[str]:
-    items: list[tuple[str, list[str]]] = []
-    for line in block:
-        match = _ITEM.match(line)
-        if match:
-            items.append((match["mark"], [match["text"]]))
-        else:
-            items[-1][1].append(line.strip())
-    lines = []
-    for mark, words in items:
-        bullet = r"\(bu" if mark in "*-" else mark
-        lines += [f".IP {bullet} 4", inline(" ".join(words))]
-    return lines
-
-
-def _table(block: list[str]) -> list[str]:
+def _table(table: SyntaxTreeNode) -> list[str]:
     """Each row as a term, with the columns between it and the last by their names."""
-    rows = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in block
+    names, *rows = [
+        [_inline(cell) for cell in row.children] for part in table.children for row in part.children
     ]
-    names, lines = rows[0], []
-    for row in rows[2:]:
-        tag, *middle, text = row
+    lines = []
+    for tag, *middle, text in rows:
         between = [f"{name}: {cell}" for name, cell in zip(names[1:], middle, strict=False) if cell]
-        extra = f" ({inline('; '.join(between))})" if between else ""
-        lines += tagged(inline(tag) + extra, inline(text) or r"\&")
+        extra = f" ({'; '.join(between)})" if between else ""
+        lines += tagged(tag + extra, text or r"\&")
     return lines
