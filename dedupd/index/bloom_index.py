@@ -67,14 +67,9 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
         with opened(fd):
             yield fd
 
-    @property
-    def memory_bytes(self) -> int:
-        """RAM of the filter, the write buffers, the record numbers and the cache."""
-        return self._native.figures()[1]
-
     def save(self) -> None:
-        entries, _, is_lossy = self._native.figures()
-        if is_lossy or not self._is_worth_saving(entries):
+        figures = self._native.figures()
+        if figures.is_lossy or not self._is_worth_saving(figures.entries):
             self._saved.remove()
         else:
             self._write()

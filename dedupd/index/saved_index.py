@@ -65,10 +65,12 @@ class LoggedIndex(Generic[_Native]):
     @property
     def memory_bytes(self) -> int:
         """RAM of all that the index keeps there, cache and buffers included."""
-        raise NotImplementedError
+        return self._native.figures().memory_bytes
 
     def counters(self) -> IndexCounters:
-        return IndexCounters(*self._native.counters(), self.memory_bytes)
+        of = self._native.figures()
+        counts = of.lookups, of.hits, of.false_positives, of.disk_reads
+        return IndexCounters(*counts, of.memory_bytes)
 
     def _is_worth_saving(self, entries: int) -> bool:
         """Whether there is enough in it, and of that little that is no more."""

@@ -66,18 +66,13 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
         with opened(fd):
             return self._native.restore(fd, capacity)
 
-    @property
-    def memory_bytes(self) -> int:
-        """RAM of the table, the record numbers, the cache and the write buffer."""
-        return self._native.figures()[2]
-
     def save(self) -> None:
         if self._saved is None:
             return
-        entries, added, _ = self._native.figures()
-        if not self._is_worth_saving(entries):
+        figures = self._native.figures()
+        if not self._is_worth_saving(figures.entries):
             self._saved.remove()
-        elif not self.was_restored or added * _SAVED_NEWS > entries:
+        elif not self.was_restored or figures.added * _SAVED_NEWS > figures.entries:
             self._write(self._saved)
 
     def _write(self, saved: SavedFile) -> None:

@@ -4,6 +4,21 @@ from collections.abc import Callable
 
 from typing_extensions import Buffer
 
+class Figures:
+    """Counters since an index was made, and its size."""
+
+    lookups: int
+    hits: int
+    false_positives: int
+    disk_reads: int
+    entries: int
+    """In RAM or in chains, including those that cannot be used any more."""
+    added: int
+    """Entries that are not from a restored snapshot."""
+    memory_bytes: int
+    is_lossy: bool
+    """Whether entries were left out because the disk is full."""
+
 class TableIndex:
     """Index of fingerprints in about 6.4 bytes of RAM each, over the redirection tables.
 
@@ -38,10 +53,7 @@ class TableIndex:
         """
     def take_found_orphans(self) -> bytes:
         """u64 ids of orphaned entries that were found since the last call."""
-    def counters(self) -> tuple[int, int, int, int]:
-        """Look-ups, hits, false positives, disk reads."""
-    def figures(self) -> tuple[int, int, int]:
-        """Entries in RAM; how many of them are not from a restored snapshot; bytes of RAM."""
+    def figures(self) -> Figures: ...
     def begin_snapshot(self) -> None:
         """Prepare for :meth:`snapshot_part`; nothing may be inserted until the last part."""
     def snapshot_part(self, part: int) -> bytes | None:
@@ -79,10 +91,7 @@ class BloomIndex:
     def lookup(self, fingerprints: Buffer) -> bytes: ...
     def insert(self, fingerprints: Buffer, ids: Buffer) -> int: ...
     def take_found_orphans(self) -> bytes: ...
-    def counters(self) -> tuple[int, int, int, int]: ...
-    def figures(self) -> tuple[int, int, bool]:
-        """Entries of the chains; bytes of RAM; whether entries were left out because the disk is
-        full."""
+    def figures(self) -> Figures: ...
     def restore(self, capacity: int) -> bool:
         """Restore the chains from the file. The file is not valid from then on, and has to be
         synced before any other call. False, and an empty file, where it was not valid."""

@@ -61,12 +61,19 @@ def seal(
     ``encode_entry`` of ``dedupd.format``. Raises ValueError where the columns differ in length.
     """
 
-def weigh_table(entries: Buffer, seed: int) -> tuple[int, int, int, int, int]:
-    """Sums over the records of a table: how many a compaction keeps, and the bytes of its new
-    container after the header; how many are orphaned, and their bytes; how many are quarantined.
+class Weight:
+    """Sums over the records of a table."""
 
-    Entries that are not valid are left out.
-    """
+    kept: int
+    """Records that a compaction keeps."""
+    kept_bytes: int
+    """Of the new container, after its header."""
+    orphaned: int
+    orphaned_bytes: int
+    quarantined: int
+
+def weigh_table(entries: Buffer, seed: int) -> Weight:
+    """Entries that are not valid are left out."""
 
 def table_states(entries: Buffer, seed: int) -> bytes:
     """u8 state of each whole entry of a redirection table; 0 where it has no valid one."""
@@ -110,6 +117,18 @@ def check_records(
     first record that the data does not hold whole.
     """
 
+class PassedRecords:
+    """Result of :func:`pass_records`."""
+
+    ordinal: int
+    offset: int
+    """After the last portion that passed, without a gap from the first one."""
+    records: int
+    raw_bytes: int
+    """Up to there."""
+    read_bytes: int
+    """Including portions that did not pass."""
+
 def pass_records(
     fd: int,
     table: Buffer,
@@ -121,17 +140,15 @@ def pass_records(
     bytes_max: int,
     algorithm: str,
     threads: int,
-) -> tuple[int, int, int, int, int]:
+) -> PassedRecords:
     """The end of the records of a container that are intact, and as the entries of its ``table``
     say.
 
     Looks at about ``bytes_max`` bytes from ``offset`` on, below ``end``, where the record
     ``ordinal`` should begin: portions are read past the page cache, and headers, checksums,
     payloads and fingerprints are checked as by :func:`check_records`. Payloads of merged records
-    and tombstones are never used, and need not be intact. Returns the ordinal and the offset after
-    the last portion that passed, without a gap from the first one; the records and raw bytes up to
-    there; and the bytes read, including portions that did not pass. Where the first portion does
-    not pass, the position is ``ordinal`` and ``offset``.
+    and tombstones are never used, and need not be intact. Where the first portion does not pass,
+    the position is ``ordinal`` and ``offset``.
     """
 
 def headers_agree(fd: int, table: Buffer, *, seed: int) -> bool:

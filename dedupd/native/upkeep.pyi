@@ -35,6 +35,28 @@ class Join:
         """Pairs among the added chunks without an equal one in the other set: the first of them
         stays."""
 
+class Followed:
+    """Result of :meth:`MarkSet.follow`."""
+
+    found_any: bool
+    """Whether anything was marked."""
+    epoch: int
+    """The highest of an orphan, or 0."""
+    strays: bytes
+    """u64 targets that are ids of no record."""
+
+class NamedByLeaves:
+    """Result of :meth:`MarkSet.add_named`."""
+
+    leaves: int
+    """How many were read."""
+    rows: int
+    """How many these have."""
+    left: bytes
+    """u32 ordinals of nodes of which nothing was marked, because they are no sound leaves."""
+    strays: bytes
+    """u64 ids in leaves that belong to no record."""
+
 class MarkSet:
     """A bit for each record of some containers: see ``dedupd/store/mark_set.py``."""
 
@@ -51,12 +73,11 @@ class MarkSet:
     def discard(self, ids: Buffer) -> None: ...
     def bits(self, number: int) -> bytes: ...
     def count(self) -> int: ...
-    def follow(self, first_id: int, table: Buffer) -> tuple[bool, int, bytes]:
+    def follow(self, first_id: int, table: Buffer) -> Followed:
         """Mark the targets of marked merged entries of a table, and live entries that repeat a
         record which is marked or unknown.
 
-        ``table`` begins with the entry of ``first_id``. Returns whether anything was marked; the
-        highest epoch of an orphan, or 0; and the u64 targets that are ids of no record.
+        ``table`` begins with the entry of ``first_id``.
         """
     def add_copies(self, first_id: int, table: Buffer, of: MarkSet) -> int:
         """Mark second copies, by their entries, of records that are marked in ``of`` or unknown to
@@ -70,14 +91,11 @@ class MarkSet:
         first: int,
         ordinals: Buffer,
         ends: Buffer,
-    ) -> tuple[int, int, bytes, bytes]:
+    ) -> NamedByLeaves:
         """Read leaves of recipes, and mark the chunks of the first bytes of each.
 
         ``table`` has the entries of their container from the ordinal ``first`` on, ``ordinals``
         (u32, ascending) are those of the nodes, ``ends`` (u64) how many bytes of each are needed.
-        Returns how many leaves were read, and how many rows they have; the u32 ordinals of nodes of
-        which nothing was marked, because they are no leaves or not as expected; and the u64 ids in
-        leaves that belong to no record.
         """
 
 class NeedSet:

@@ -43,12 +43,10 @@ class Weight:
 
 def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
     """The weight of a container; ``entries`` as they lie in its table."""
-    kept, kept_bytes, orphaned, orphaned_bytes, quarantined = native.store.weigh_table(
-        entries, seed
-    )
-    needed = fmt.FILE_HEADER_BYTES + kept_bytes
-    is_dead = kept == 0 and len(entries) > 0
-    return Weight(size_bytes, needed, is_dead, quarantined, orphaned, orphaned_bytes)
+    of = native.store.weigh_table(entries, seed)
+    needed = fmt.FILE_HEADER_BYTES + of.kept_bytes
+    is_dead = of.kept == 0 and len(entries) > 0
+    return Weight(size_bytes, needed, is_dead, of.quarantined, of.orphaned, of.orphaned_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class WindowReader:
         planned = min(bytes_max, end - place.offset)
         self._pace(planned)
         try:
-            ordinal, offset, records, raw_bytes, read_bytes = native.store.pass_records(
+            passed = native.store.pass_records(
                 fd,
                 entries.data,
                 seed=entries.seed,
@@ -103,8 +103,9 @@ class WindowReader:
             if error.errno not in UNREADABLE:
                 raise
             return Passed(place, 0, 0)  # a block cannot be read: :meth:`read` says whose it is
-        self._pace(read_bytes - planned)
-        return Passed(RecordPosition(ordinal, offset), records, raw_bytes)
+        self._pace(passed.read_bytes - planned)
+        to = RecordPosition(passed.ordinal, passed.offset)
+        return Passed(to, passed.records, passed.raw_bytes)
 
     def read(
         self, fd: int, seed: int, start: int, end: int

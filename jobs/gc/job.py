@@ -165,10 +165,10 @@ class Gc(Job[GcReport]):
         while found_any:
             found_any = False
             for block in self._tables[kind].blocks():
-                is_new, epoch, strays = marks.native.follow(block.first_id, block.entries)
-                marks.note_strays(strays)
-                self._epoch = max(self._epoch, epoch + 1)
-                found_any |= is_new
+                followed = marks.native.follow(block.first_id, block.entries)
+                marks.note_strays(followed.strays)
+                self._epoch = max(self._epoch, followed.epoch + 1)
+                found_any |= followed.found_any
 
     def _mark_twins(self, kind: Kind, marks: Marks) -> bool:
         """Mark the records with the fingerprint of a marked record that is lost; returns whether

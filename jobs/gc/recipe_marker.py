@@ -115,7 +115,7 @@ class RecipeReading:
         """Mark the chunks of leaves, natively: most nodes are sound leaves. Returns the ordinals of
         the other nodes, of which nothing is marked."""
         chunks = self._marks.chunks
-        read, rows, left, strays = chunks.native.add_named(
+        named = chunks.native.add_named(
             reader.fd,
             block.entries,
             seed=seed_of(block.header),
@@ -123,10 +123,10 @@ class RecipeReading:
             ordinals=ordinals,
             ends=ends,
         )
-        self.recipes += read
-        self.entries += rows
-        chunks.note_strays(strays)
-        return memoryview(left).cast("I")
+        self.recipes += named.leaves
+        self.entries += named.rows
+        chunks.note_strays(named.strays)
+        return memoryview(named.left).cast("I")
 
     def _mark_node(self, reader: SequentialReader, own: int, entry: tbl.TableEntry | None) -> None:
         nodes = self._marks.nodes

@@ -92,7 +92,7 @@ def test_what_marked_records_lead_to_is_marked(
     rows: list[tuple[State, int]], some: set[int]
 ) -> None:
     marks = marked(some)
-    found_any, epoch, strays = marks.native.follow(make_id(1, 0), table_of(rows))
+    followed = marks.native.follow(make_id(1, 0), table_of(rows))
     needed = {make_id(1, at) for at in some}
     unknown = []
     for at, (state, target) in enumerate(rows):
@@ -105,9 +105,9 @@ def test_what_marked_records_lead_to_is_marked(
         elif state == State.LIVE and target and is_repeated(target, needed):
             needed.add(own)
     assert {make_id(1, at) for at in ordinals(marks)} == needed
-    assert found_any == (len(needed) > len(some))
-    assert list(memoryview(strays).cast("Q")) == unknown
-    assert epoch == max((t for s, t in rows if s == State.ORPHANED), default=0)
+    assert followed.found_any == (len(needed) > len(some))
+    assert list(memoryview(followed.strays).cast("Q")) == unknown
+    assert followed.epoch == max((t for s, t in rows if s == State.ORPHANED), default=0)
 
 
 @given(ROWS, SOME, SOME)

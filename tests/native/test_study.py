@@ -30,8 +30,8 @@ def test_a_walk_finds_what_stat_says(tmp_path: Path) -> None:
     assert found is not None and walk.next(1) is None
     assert (found.failures, len(names_in(found))) == ([], len(names))
     rows = np.frombuffer(found.statuses, np.int64).reshape(-1, 6).tolist()
-    for name, row in zip(names_in(found), rows, strict=True):
-        status = os.stat(os.path.join(os.fsencode(tree), name))
+    for path, row in zip(names_in(found), rows, strict=True):
+        status = os.stat(os.path.join(os.fsencode(tree), path))
         times = [status.st_mtime_ns, status.st_ctime_ns]
         allocated = status.st_blocks * 512
         assert row == [status.st_ino, status.st_size, *times, status.st_nlink, allocated]

@@ -148,13 +148,13 @@ pub const SAVED_CHAINS: FileFormat = FileFormat { magic: b"DEDUPBLM", format: 1 
 
 /// The fields of a header, without those of its owner.
 pub struct Header {
-    pub group_bits: u8,
-    pub parts: u32,
+    pub group_bits: u32,
+    pub parts: usize,
     pub entries: u64,
-    pub containers: u32,
-    pub blocks: u32,
-    pub runs: u32,
-    pub left_over: u32,
+    pub containers: usize,
+    pub blocks: usize,
+    pub runs: usize,
+    pub left_over: usize,
 }
 
 impl Header {
@@ -163,14 +163,14 @@ impl Header {
         header::MAGIC.put(&mut out, file.magic);
         header::FORMAT.put(&mut out, &file.format.to_le_bytes());
         header::KIND.put(&mut out, &[owner.kind]);
-        header::GROUP_BITS.put(&mut out, &[self.group_bits]);
-        header::PARTS.put(&mut out, &self.parts.to_le_bytes());
+        header::GROUP_BITS.put(&mut out, &[self.group_bits as u8]);
+        header::PARTS.put(&mut out, &(self.parts as u32).to_le_bytes());
         header::VOLUME_ID.put(&mut out, &owner.volume_id);
         header::ENTRIES.put(&mut out, &self.entries.to_le_bytes());
-        header::CONTAINERS.put(&mut out, &self.containers.to_le_bytes());
-        header::BLOCKS.put(&mut out, &self.blocks.to_le_bytes());
-        header::RUNS.put(&mut out, &self.runs.to_le_bytes());
-        header::LEFT_OVER.put(&mut out, &self.left_over.to_le_bytes());
+        header::CONTAINERS.put(&mut out, &(self.containers as u32).to_le_bytes());
+        header::BLOCKS.put(&mut out, &(self.blocks as u32).to_le_bytes());
+        header::RUNS.put(&mut out, &(self.runs as u32).to_le_bytes());
+        header::LEFT_OVER.put(&mut out, &(self.left_over as u32).to_le_bytes());
         let check = xxh3_64(&out[..header::CHECKSUM.start]);
         header::CHECKSUM.put(&mut out, &check.to_le_bytes());
         out
@@ -179,13 +179,13 @@ impl Header {
     /// None for a file of another volume, kind or format, or a damaged one.
     pub fn of(data: &[u8; header::BYTES], file: &FileFormat, owner: &Owner) -> Option<Header> {
         let found = Header {
-            group_bits: header::GROUP_BITS.u8(data),
-            parts: header::PARTS.u32(data),
+            group_bits: header::GROUP_BITS.u8(data).into(),
+            parts: header::PARTS.u32(data) as usize,
             entries: header::ENTRIES.u64(data),
-            containers: header::CONTAINERS.u32(data),
-            blocks: header::BLOCKS.u32(data),
-            runs: header::RUNS.u32(data),
-            left_over: header::LEFT_OVER.u32(data),
+            containers: header::CONTAINERS.u32(data) as usize,
+            blocks: header::BLOCKS.u32(data) as usize,
+            runs: header::RUNS.u32(data) as usize,
+            left_over: header::LEFT_OVER.u32(data) as usize,
         };
         (found.to_bytes(file, owner) == *data).then_some(found)
     }

@@ -18,76 +18,25 @@ use crate::format::saved_index::{
 
 const _: () = assert!(bucket::BYTES == BUCKET_BYTES);
 
-/// The number of items in each part of a file.
-struct Counts {
-    group_bits: u32,
-    groups: usize,
-    entries: u64,
-    stamps: usize,
-    blocks: usize,
-    planes: usize,
-    stashed: usize,
+fn header_of(index: &ChunkIndex<Table>) -> Header {
+    Header {
+        group_bits: index.suggest.group_bits,
+        parts: index.suggest.groups.len(),
+        entries: index.suggest.len() as u64,
+        containers: index.stamps.len(),
+        blocks: index.numbers.blocks().len(),
+        runs: index.suggest.groups.iter().map(Group::planes).sum(),
+        left_over: index.suggest.stash.values().map(Vec::len).sum(),
+    }
 }
 
-impl Counts {
-    fn of(index: &ChunkIndex<Table>) -> Counts {
-        Counts {
-            group_bits: index.suggest.group_bits,
-            groups: index.suggest.groups.len(),
-            entries: index.suggest.len() as u64,
-            stamps: index.stamps.len(),
-            blocks: index.numbers.blocks().len(),
-            planes: index.suggest.groups.iter().map(Group::planes).sum(),
-            stashed: index.suggest.stash.values().map(Vec::len).sum(),
-        }
-    }
-
-    /// Bytes of the lists between the header and the planes, without their checksum.
-    fn list_bytes(&self) -> usize {
-        self.stamps * stamp::BYTES
-            + self.blocks * block::BYTES
-            + self.groups * group::BYTES
-            + self.stashed * stashed::BYTES
-    }
-
-    fn plane_bytes(&self) -> usize {
-        bucket::BYTES << self.group_bits
-    }
-
-    fn file_bytes(&self) -> usize {
-        header::BYTES
-            + self.list_bytes()
-            + CHECKSUM_BYTES
-            + self.planes * (self.plane_bytes() + CHECKSUM_BYTES)
-    }
-
-    fn encode(&self, owner: &Owner) -> Vec<u8> {
-        let header = Header {
-            group_bits: self.group_bits as u8,
-            parts: self.groups as u32,
-            entries: self.entries,
-            containers: self.stamps as u32,
-            blocks: self.blocks as u32,
-            runs: self.planes as u32,
-            left_over: self.stashed as u32,
-        };
-        header.to_bytes(&SAVED_TABLE, owner).to_vec()
-    }
-
-    /// None for another volume's table, one of another format, or one that is damaged.
-    fn decode(data: &[u8], owner: &Owner) -> Option<Counts> {
-        let header = Header::of(data.first_chunk()?, &SAVED_TABLE, owner)?;
-        let group_bits = header.group_bits.into();
-        (group_bits <= GROUP_BITS_MAX && header.parts > 0).then_some(Counts {
-            group_bits,
-            groups: header.parts as usize,
-            entries: header.entries,
-            stamps: header.containers as usize,
-            blocks: header.blocks as usize,
-            planes: header.runs as usize,
-            stashed: header.left_over as usize,
-        })
-    }
+/// Bytes of the lists between the header and the planes, with their checksum.
+fn list_bytes(counts: &Header) -> usize {
+    counts.containers * stamp::BYTES
+        + counts.blocks * block::BYTES
+        + counts.parts * group::BYTES
+        + counts.left_over * stashed::BYTES
+        + CHECKSUM_BYTES
 }
 
 fn encode_lists(index: &ChunkIndex<Table>) -> Vec<u8> {
@@ -130,7 +79,7 @@ fn decode_plane(data: &[u8], group: &mut Group, plane: usize) {
 /// Part `part` of the file, None after the last one. A part at a time takes little memory.
 pub fn part(index: &ChunkIndex<Table>, owner: &Owner, part: usize) -> Option<Vec<u8>> {
     match part {
-        0 => Some(Counts::of(index).encode(owner)),
+        0 => Some(header_of(index).to_bytes(&SAVED_TABLE, owner).to_vec()),
         1 => Some(encode_lists(index)),
         _ => {
             let planes = |group| (0..Group::planes(group)).map(move |plane| (group, plane));
@@ -149,31 +98,35 @@ pub fn read(
         let mut data = vec![0; length];
         file.read_exact_at(&mut data, offset as u64).ok().map(|()| data)
     };
-    let counts = Counts::decode(&at(0, header::BYTES)?, owner)?;
-    if file.metadata().ok()?.len() != counts.file_bytes() as u64 {
+    let counts = Header::of(at(0, header::BYTES)?.first_chunk()?, &SAVED_TABLE, owner)?;
+    if counts.group_bits > GROUP_BITS_MAX || counts.parts == 0 {
         return None;
     }
-    let lists = at(header::BYTES, counts.list_bytes() + CHECKSUM_BYTES)?;
+    let plane_bytes = (bucket::BYTES << counts.group_bits) + CHECKSUM_BYTES;
+    let mut offset = header::BYTES + list_bytes(&counts);
+    if file.metadata().ok()?.len() != (offset + counts.runs * plane_bytes) as u64 {
+        return None;
+    }
+    let lists = at(header::BYTES, list_bytes(&counts))?;
     let mut lists = checked(&lists)?;
     let mut take = |length: usize| {
         let (taken, rest) = lists.split_at(length);
         lists = rest;
         taken.to_vec()
     };
-    let stamps = decode_stamps(&take(counts.stamps * stamp::BYTES));
+    let stamps = decode_stamps(&take(counts.containers * stamp::BYTES));
     let numbers = decode_blocks(&take(counts.blocks * block::BYTES))?;
     let widths: Vec<usize> =
-        u32s(&take(counts.groups * group::BYTES)).map(|width| width as usize).collect();
-    let left_over = take(counts.stashed * stashed::BYTES);
-    if widths.iter().sum::<usize>() != counts.planes || widths.contains(&0) {
+        u32s(&take(counts.parts * group::BYTES)).map(|width| width as usize).collect();
+    let left_over = take(counts.left_over * stashed::BYTES);
+    if widths.iter().sum::<usize>() != counts.runs || widths.contains(&0) {
         return None;
     }
-    let mut offset = header::BYTES + counts.list_bytes() + CHECKSUM_BYTES;
     let mut groups: Vec<Group> = Vec::new();
     for planes in widths {
         let mut group = Group::new(1 << counts.group_bits, planes);
         for plane in 0..planes {
-            let data = at(offset, counts.plane_bytes() + CHECKSUM_BYTES)?;
+            let data = at(offset, plane_bytes)?;
             decode_plane(checked(&data)?, &mut group, plane);
             offset += data.len();
         }

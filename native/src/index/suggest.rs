@@ -39,6 +39,11 @@ pub trait Suggest {
     /// Reads from the disk so far.
     fn reads(&self) -> u64;
 
+    /// Whether entries were left out because the disk is full.
+    fn is_lossy(&self) -> bool {
+        false
+    }
+
     /// Whether it has grown so far that a rebuild is worth its cost.
     fn is_wide(&self) -> bool;
 

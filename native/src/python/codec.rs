@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 use pyo3::{create_exception, ffi};
 
 use super::support::input::{Input, pack_u32, pack_u64};
-use super::support::output::uninitialised;
+use super::support::output::{export, uninitialised};
 use crate::codec::encode as codec;
 use crate::codec::encode::{Buffer, Options};
 use crate::format::ids::Checksum;
@@ -55,14 +55,11 @@ impl Encoded {
         flags: c_int,
     ) -> PyResult<()> {
         let this = slf.get();
-        // SAFETY: `view` comes from the interpreter; the view keeps a reference to this object,
-        // whose allocation neither moves nor goes while it lives.
-        let result = unsafe {
-            let start = (*this.buffer.0.get()).as_mut_ptr().cast();
-            let length = this.length as ffi::Py_ssize_t;
-            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags)
-        };
-        if result == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+        // SAFETY: the allocation neither moves nor goes while this object lives.
+        unsafe {
+            let start = (*this.buffer.0.get()).as_mut_ptr();
+            export(&slf, std::ptr::slice_from_raw_parts_mut(start, this.length), false, view, flags)
+        }
     }
 }
 

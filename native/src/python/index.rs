@@ -1,4 +1,4 @@
-//! `TableIndex`, `BloomIndex`.
+//! `TableIndex`, `BloomIndex`, and the `Figures` of both.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use super::support::input::{Input, pack_ids, pairs};
 use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::Owner;
 use crate::index::bloom::Bloom;
-use crate::index::chunks::ChunkIndex;
+use crate::index::chunks::{ChunkIndex, Counters};
 use crate::index::log::Log;
 use crate::index::snapshot;
 use crate::index::suggest::Suggest;
@@ -51,37 +51,33 @@ impl<S: Suggest + Send> Shared<S> {
     pub fn lock(&self) -> MutexGuard<'_, ChunkIndex<S>> {
         locked(&self.index)
     }
+}
 
-    fn len(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.lock().len())
-    }
+#[pyclass(frozen, get_all, module = "dedupd.native.index")]
+pub struct Figures {
+    lookups: u64,
+    hits: u64,
+    false_positives: u64,
+    disk_reads: u64,
+    entries: usize,
+    added: usize,
+    memory_bytes: usize,
+    is_lossy: bool,
+}
 
-    fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
-        self.call(py, |index| index.load(ContainerNumber(container), generation))
-    }
-
-    fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
-        let keys = fingerprints.fingerprints("fingerprints")?;
-        Ok(pack_ids(py, self.call(py, |index| index.lookup(&keys))?))
-    }
-
-    fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
-        let rows = pairs(&fingerprints, &ids)?;
-        self.call(py, |index| index.insert(&rows))
-    }
-
-    fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let found = py.detach(|| self.lock().take_found_orphans());
-        pack_ids(py, found)
-    }
-
-    /// Look-ups, hits, false positives, disk reads.
-    fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
-        py.detach(|| {
-            let index = self.lock();
-            let counters = index.counters;
-            (counters.lookups, counters.hits, counters.false_positives, index.reads())
-        })
+impl Figures {
+    fn of<S: Suggest>(index: &ChunkIndex<S>) -> Figures {
+        let Counters { lookups, hits, false_positives } = index.counters;
+        Figures {
+            lookups,
+            hits,
+            false_positives,
+            disk_reads: index.reads(),
+            entries: index.suggest.len(),
+            added: index.added,
+            memory_bytes: index.bytes(),
+            is_lossy: index.suggest.is_lossy(),
+        }
     }
 }
 
@@ -122,27 +118,30 @@ macro_rules! methods {
             $($own)*
 
             fn __len__(&self, py: Python<'_>) -> usize {
-                self.0.len(py)
+                py.detach(|| self.0.lock().len())
             }
 
             fn load(&self, py: Python<'_>, container: u32, generation: u32) -> PyResult<()> {
-                self.0.load(py, container, generation)
+                self.0.call(py, |index| index.load(ContainerNumber(container), generation))
             }
 
             fn lookup<'py>(&self, py: Python<'py>, fingerprints: Input) -> PyResult<Bound<'py, PyBytes>> {
-                self.0.lookup(py, fingerprints)
+                let keys = fingerprints.fingerprints("fingerprints")?;
+                Ok(pack_ids(py, self.0.call(py, |index| index.lookup(&keys))?))
             }
 
             fn insert(&self, py: Python<'_>, fingerprints: Input, ids: Input) -> PyResult<usize> {
-                self.0.insert(py, fingerprints, ids)
+                let rows = pairs(&fingerprints, &ids)?;
+                self.0.call(py, |index| index.insert(&rows))
             }
 
             fn take_found_orphans<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-                self.0.take_found_orphans(py)
+                let found = py.detach(|| self.0.lock().take_found_orphans());
+                pack_ids(py, found)
             }
 
-            fn counters(&self, py: Python<'_>) -> (u64, u64, u64, u64) {
-                self.0.counters(py)
+            fn figures(&self, py: Python<'_>) -> Figures {
+                py.detach(|| Figures::of(&self.0.lock()))
             }
         }
     };
@@ -165,14 +164,6 @@ methods!(TableIndex {
         let (log, volume_id) = log_of(dir_fd, volume_id, capacity, page_entries, cache_entries)?;
         let table = Table::with_capacity(capacity);
         Ok(TableIndex(Shared::new(log, table, volume_id, kind, None)))
-    }
-
-    /// Entries of the table, how many of them are in no snapshot, RAM in bytes.
-    fn figures(&self, py: Python<'_>) -> (usize, usize, usize) {
-        py.detach(|| {
-            let index = self.0.lock();
-            (index.suggest.len(), index.added, index.bytes())
-        })
     }
 
     fn begin_snapshot(&self, py: Python<'_>) -> PyResult<()> {
@@ -211,14 +202,6 @@ methods!(BloomIndex {
         let door = Door::new(door);
         let bloom = Bloom::new(file_of(fd)?, door.effects.clone(), capacity);
         Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume_id, kind, Some(door))))
-    }
-
-    /// Entries of the chains, RAM in bytes, whether entries were left out because the disk is full.
-    fn figures(&self, py: Python<'_>) -> (usize, usize, bool) {
-        py.detach(|| {
-            let index = self.0.lock();
-            (index.suggest.len(), index.bytes(), index.suggest.is_lossy())
-        })
     }
 
     fn restore(&self, py: Python<'_>, capacity: usize) -> PyResult<bool> {

@@ -44,7 +44,7 @@ mod exported {
     #[pymodule]
     mod index {
         #[pymodule_export]
-        use crate::python::index::{BloomIndex, TableIndex};
+        use crate::python::index::{BloomIndex, Figures, TableIndex};
     }
 
     #[pymodule]
@@ -59,17 +59,19 @@ mod exported {
     mod store {
         #[pymodule_export]
         use crate::python::store::{
-            CheckedRecords, Window, check_records, headers_agree, pass_records, read_chunks, seal,
-            table_states, weigh_table,
+            CheckedRecords, PassedRecords, Window, check_records, headers_agree, pass_records,
+            read_chunks, seal, table_states, weigh_table,
         };
+        #[pymodule_export]
+        use crate::store::table_states::Weight;
     }
 
     #[pymodule]
     mod upkeep {
         #[pymodule_export]
         use crate::python::upkeep::{
-            Join, KnownRecords, MarkSet, NamedByStubs, NeedSet, digest_needed, longest, misfits,
-            more_than, scan_stubs,
+            Followed, Join, KnownRecords, MarkSet, NamedByLeaves, NamedByStubs, NeedSet,
+            digest_needed, longest, misfits, more_than, scan_stubs,
         };
         #[pymodule_export]
         const FORWARDS_MAX: usize = crate::upkeep::record_census::FORWARDS_MAX;

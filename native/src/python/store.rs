@@ -10,13 +10,14 @@ use pyo3::types::PyBytes;
 use super::codec::Encoded;
 use super::hashing::algorithm_named;
 use super::support::input::{Input, pack_u32};
-use super::support::output::{Output, uninitialised};
+use super::support::output::{Output, export, uninitialised};
 use crate::format::ids::{Checksum, FingerprintCheck};
 use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
 use crate::store::record_reader::{Files, Row, Wanted};
 use crate::store::record_writer::{Columns, Place};
-use crate::store::table_check::{Container, Position};
+use crate::store::table_check::{Container, Passed, Position};
+use crate::store::table_states::{Weight, states, weigh};
 
 #[pyfunction]
 pub fn read_chunks(
@@ -78,14 +79,8 @@ impl Window {
         let Some(bytes) = slf.get().0.finish() else {
             return Err(PyBufferError::new_err("a record of the window is not as expected"));
         };
-        // SAFETY: `view` comes from the interpreter; the view, which is for reading, keeps a
-        // reference to this object, whose bytes neither move nor change while it lives.
-        let result = unsafe {
-            let start = bytes.as_ptr().cast_mut().cast();
-            let length = bytes.len() as ffi::Py_ssize_t;
-            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 1, flags)
-        };
-        if result == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+        // SAFETY: the bytes neither move nor change while this object lives.
+        unsafe { export(&slf, std::ptr::from_ref(bytes).cast_mut(), true, view, flags) }
     }
 }
 
@@ -164,7 +159,14 @@ pub fn check_records(
     })
 }
 
-type Passed = (usize, u64, u64, u64, u64);
+#[pyclass(frozen, get_all, module = "dedupd.native.store")]
+pub struct PassedRecords {
+    ordinal: usize,
+    offset: u64,
+    records: u64,
+    raw_bytes: u64,
+    read_bytes: u64,
+}
 
 #[pyfunction]
 #[pyo3(signature = (fd, table, *, seed, ordinal, offset, end, bytes_max, algorithm, threads))]
@@ -180,13 +182,13 @@ pub fn pass_records(
     bytes_max: u64,
     algorithm: &str,
     threads: usize,
-) -> PyResult<Passed> {
+) -> PyResult<PassedRecords> {
     let algorithm = algorithm_named("algorithm", algorithm)?;
     let container = Container { data: fd, entries: &table.entries("table")?, seed };
     let from = Position { ordinal, offset };
-    let passed = py.detach(|| container.pass(from, end, bytes_max, algorithm, threads));
-    let to = passed.to;
-    Ok((to.ordinal, to.offset, passed.records, passed.raw_bytes, passed.read_bytes))
+    let Passed { to: Position { ordinal, offset }, records, raw_bytes, read_bytes } =
+        py.detach(|| container.pass(from, end, bytes_max, algorithm, threads));
+    Ok(PassedRecords { ordinal, offset, records, raw_bytes, read_bytes })
 }
 
 #[pyfunction]
@@ -199,13 +201,11 @@ pub fn headers_agree(py: Python<'_>, fd: i32, table: Input, seed: u64) -> PyResu
 #[pyfunction]
 pub fn table_states(py: Python<'_>, entries: Input, seed: u64) -> Bound<'_, PyBytes> {
     let entries = entries.bytes();
-    PyBytes::new(py, &py.detach(|| crate::store::table_states::states(entries, seed)))
+    PyBytes::new(py, &py.detach(|| states(entries, seed)))
 }
 
 #[pyfunction]
-pub fn weigh_table(py: Python<'_>, entries: Input, seed: u64) -> (u64, u64, u64, u64, u64) {
+pub fn weigh_table(py: Python<'_>, entries: Input, seed: u64) -> Weight {
     let entries = entries.bytes();
-    let weight = py.detach(|| crate::store::table_states::weigh(entries, seed));
-    let (orphaned, quarantined) = (weight.orphaned, weight.quarantined);
-    (weight.kept, weight.kept_bytes, orphaned, weight.orphaned_bytes, quarantined)
+    py.detach(|| weigh(entries, seed))
 }

@@ -23,9 +23,20 @@ use crate::upkeep::record_census::{Known, KnownBytes};
 #[pyclass(frozen, module = "dedupd.native.upkeep")]
 pub struct MarkSet(RwLock<Marks>);
 
-type Followed<'py> = (bool, u64, Bound<'py, PyBytes>);
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct Followed {
+    found_any: bool,
+    epoch: u64,
+    strays: Py<PyBytes>,
+}
 
-type Named<'py> = (u64, u64, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct NamedByLeaves {
+    leaves: u64,
+    rows: u64,
+    left: Py<PyBytes>,
+    strays: Py<PyBytes>,
+}
 
 #[pymethods]
 impl MarkSet {
@@ -79,10 +90,11 @@ impl MarkSet {
         py.detach(|| read(&self.0).count())
     }
 
-    fn follow<'py>(&self, py: Python<'py>, first_id: u64, table: Input) -> PyResult<Followed<'py>> {
+    fn follow(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Followed> {
         let entries = table.entries("table")?;
         let found = py.detach(|| write(&self.0).follow(RecordId(first_id), &entries));
-        Ok((found.any, found.epoch, pack_ids(py, found.strays)))
+        let strays = pack_ids(py, found.strays).unbind();
+        Ok(Followed { found_any: found.any, epoch: found.epoch, strays })
     }
 
     fn add_copies(
@@ -101,16 +113,16 @@ impl MarkSet {
 
     #[pyo3(signature = (data_fd, table, *, seed, first, ordinals, ends))]
     #[expect(clippy::too_many_arguments, reason = "all but two by name")]
-    fn add_named<'py>(
+    fn add_named(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         data_fd: i32,
         table: Input,
         seed: u64,
         first: u32,
         ordinals: Input,
         ends: Input,
-    ) -> PyResult<Named<'py>> {
+    ) -> PyResult<NamedByLeaves> {
         let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
         if ordinals.len() != ends.len() || ordinals.iter().any(|&ordinal| ordinal < first) {
             return Err(PyValueError::new_err("ordinals begin with first, and have an end each"));
@@ -120,8 +132,12 @@ impl MarkSet {
         let entries = table.entries("table")?;
         let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
         let marked = py.detach(|| mark_named(&recipes, &needed, &mut write(&self.0)));
-        let (left, strays) = (pack_u32(py, marked.left), pack_ids(py, marked.strays));
-        Ok((marked.recipes, marked.rows, left, strays))
+        Ok(NamedByLeaves {
+            leaves: marked.recipes,
+            rows: marked.rows,
+            left: pack_u32(py, marked.left).unbind(),
+            strays: pack_ids(py, marked.strays).unbind(),
+        })
     }
 }
 

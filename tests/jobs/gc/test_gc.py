@@ -354,7 +354,7 @@ def test_leaves_are_marked_as_far_as_they_are_needed(
     state = store.recover_one()
     marks = Marks({1: 30})
     with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-        read, count, left, strays = marks.native.add_named(
+        marked = marks.native.add_named(
             fd,
             state.entries.data,
             seed=seed_of(state.header),
@@ -364,11 +364,11 @@ def test_leaves_are_marked_as_far_as_they_are_needed(
         )
     store.writer.close()
     _, named, _ = named_by(payload, end, "")
-    assert (read, count) == (1, len(named))
-    assert list(memoryview(left).cast("I")) == [0, 2]
+    assert (marked.leaves, marked.rows) == (1, len(named))
+    assert list(memoryview(marked.left).cast("I")) == [0, 2]
     there = {one for one in named if one and marks.knows(one)}
     assert {i for i in (make_id(1, at) for at in range(30)) if i in marks} == there
-    assert set(memoryview(strays).cast("Q")) == {i for i in named if i} - there
+    assert set(memoryview(marked.strays).cast("Q")) == {i for i in named if i} - there
 
 
 def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
         flip_bit(store.data(), bit // 8, bit % 8)
         marks = Marks({1: 30})
         with opened(os.open(store.data(), os.O_RDONLY)) as fd:
-            _, _, left, _ = marks.native.add_named(
+            named = marks.native.add_named(
                 fd,
                 state.entries.data,
                 seed=seed_of(state.header),
@@ -390,6 +390,6 @@ def test_a_recipe_with_any_bit_flipped_is_not_marked_by(tmp_path: Path) -> None:
                 ends=array("Q", [1]),
             )
         flip_bit(store.data(), bit // 8, bit % 8)
-        assert marks.count() == (0 if left else 1)
-        assert left or bit // 8 >= size - 8, bit  # only padding may be anything
+        assert marks.count() == (0 if named.left else 1)
+        assert named.left or bit // 8 >= size - 8, bit  # only padding may be anything
     store.writer.close()

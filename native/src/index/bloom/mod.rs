@@ -81,10 +81,6 @@ impl Bloom {
         }
     }
 
-    pub fn is_lossy(&self) -> bool {
-        self.is_lossy
-    }
-
     /// The partition of a hash, and its signature there, which is made of other bits.
     fn place(&self, hash: u64) -> (usize, u32) {
         let partition = u128::from(hash.rotate_left(32)) * self.buffers.len() as u128;
@@ -230,6 +226,10 @@ impl Suggest for Bloom {
 
     fn reads(&self) -> u64 {
         self.reads
+    }
+
+    fn is_lossy(&self) -> bool {
+        self.is_lossy
     }
 
     fn is_wide(&self) -> bool {

@@ -15,61 +15,24 @@ use crate::format::saved_index::{
     stamp,
 };
 
-/// The number of items in each part of the file.
-struct Counts {
-    partitions: usize,
-    entries: u64,
-    stamps: usize,
-    blocks: usize,
-    chains: usize,
-    buffered: usize,
+fn header_of(index: &ChunkIndex<Bloom>) -> Header {
+    Header {
+        group_bits: 0,
+        parts: index.suggest.buffers.len(),
+        entries: index.suggest.len as u64,
+        containers: index.stamps.len(),
+        blocks: index.numbers.blocks().len(),
+        runs: index.suggest.chains.len(),
+        left_over: index.suggest.buffers.iter().map(Vec::len).sum(),
+    }
 }
 
-impl Counts {
-    fn of(index: &ChunkIndex<Bloom>) -> Counts {
-        Counts {
-            partitions: index.suggest.buffers.len(),
-            entries: index.suggest.len as u64,
-            stamps: index.stamps.len(),
-            blocks: index.numbers.blocks().len(),
-            chains: index.suggest.chains.len(),
-            buffered: index.suggest.buffers.iter().map(Vec::len).sum(),
-        }
-    }
-
-    fn list_bytes(&self) -> usize {
-        self.stamps * stamp::BYTES
-            + self.blocks * block::BYTES
-            + self.chains * chain::BYTES
-            + self.buffered * buffered::BYTES
-            + CHECKSUM_BYTES
-    }
-
-    fn encode(&self, owner: &Owner) -> Vec<u8> {
-        let header = Header {
-            group_bits: 0,
-            parts: self.partitions as u32,
-            entries: self.entries,
-            containers: self.stamps as u32,
-            blocks: self.blocks as u32,
-            runs: self.chains as u32,
-            left_over: self.buffered as u32,
-        };
-        header.to_bytes(&SAVED_CHAINS, owner).to_vec()
-    }
-
-    /// None for another volume's chains, those of another format, or damaged ones.
-    fn decode(data: &[u8; header::BYTES], owner: &Owner) -> Option<Counts> {
-        let header = Header::of(data, &SAVED_CHAINS, owner)?;
-        (header.group_bits == 0 && header.parts > 0).then_some(Counts {
-            partitions: header.parts as usize,
-            entries: header.entries,
-            stamps: header.containers as usize,
-            blocks: header.blocks as usize,
-            chains: header.runs as usize,
-            buffered: header.left_over as usize,
-        })
-    }
+fn list_bytes(counts: &Header) -> usize {
+    counts.containers * stamp::BYTES
+        + counts.blocks * block::BYTES
+        + counts.runs * chain::BYTES
+        + counts.left_over * buffered::BYTES
+        + CHECKSUM_BYTES
 }
 
 /// The lists after the chains.
@@ -102,11 +65,11 @@ struct Lists {
 }
 
 impl Lists {
-    fn decode(data: &[u8], counts: &Counts) -> Option<Lists> {
+    fn decode(data: &[u8], counts: &Header) -> Option<Lists> {
         let data = checked(data)?;
-        let (stamps, data) = data.split_at_checked(counts.stamps * stamp::BYTES)?;
+        let (stamps, data) = data.split_at_checked(counts.containers * stamp::BYTES)?;
         let (blocks, data) = data.split_at_checked(counts.blocks * block::BYTES)?;
-        let (chains, rows) = data.split_at_checked(counts.chains * chain::BYTES)?;
+        let (chains, rows) = data.split_at_checked(counts.runs * chain::BYTES)?;
         let chain = |row: &[u8]| (chain::PARTITION.u32(row), chain::PAGES.u32(row));
         let buffered = |row: &[u8]| {
             let fields = [buffered::PARTITION, buffered::SIGNATURE, buffered::NUMBER];
@@ -118,7 +81,7 @@ impl Lists {
             chains: chains.chunks_exact(chain::BYTES).map(chain).collect(),
             buffered: rows.chunks_exact(buffered::BYTES).map(buffered).collect(),
         };
-        let is_right = |partition: u32| (partition as usize) < counts.partitions;
+        let is_right = |partition: u32| (partition as usize) < counts.parts;
         let chain_is_right =
             |&(partition, pages): &(u32, u32)| is_right(partition) && pages as usize <= CHAIN_PAGES;
         (lists.chains.iter().all(chain_is_right)
@@ -141,7 +104,7 @@ impl ChunkIndex<Bloom> {
         let file = self.suggest.file.try_clone()?;
         let effects = self.suggest.effects.clone();
         effects.write_at(&file, &[0; header::BYTES], 0)?;
-        let mut bloom = Bloom::with_partitions(file, effects, capacity, counts.partitions);
+        let mut bloom = Bloom::with_partitions(file, effects, capacity, counts.parts);
         for (chain, &(partition, _)) in (0u32..).zip(&lists.chains) {
             bloom.chains_of[partition as usize].push(chain);
         }
@@ -160,16 +123,17 @@ impl ChunkIndex<Bloom> {
         Ok(true)
     }
 
-    fn read_saved(&self, owner: &Owner) -> Option<(Counts, Lists)> {
+    fn read_saved(&self, owner: &Owner) -> Option<(Header, Lists)> {
         let file = &self.suggest.file;
         let mut header = [0; header::BYTES];
         file.read_exact_at(&mut header, 0).ok()?;
-        let counts = Counts::decode(&header, owner)?;
-        let start = offset(first_unit(counts.chains));
-        if file.metadata().ok()?.len() != start + counts.list_bytes() as u64 {
+        let counts = Header::of(&header, &SAVED_CHAINS, owner)?;
+        let start = offset(first_unit(counts.runs));
+        let is_whole = file.metadata().ok()?.len() == start + list_bytes(&counts) as u64;
+        if !is_whole || counts.group_bits != 0 || counts.parts == 0 {
             return None;
         }
-        let mut data = vec![0; counts.list_bytes()];
+        let mut data = vec![0; list_bytes(&counts)];
         file.read_exact_at(&mut data, start).ok()?;
         let lists = Lists::decode(&data, &counts)?;
         Some((counts, lists))
@@ -186,7 +150,7 @@ impl ChunkIndex<Bloom> {
     }
 
     pub fn write_header(&self, owner: &Owner) -> Result<()> {
-        let mut first = Counts::of(self).encode(owner);
+        let mut first = header_of(self).to_bytes(&SAVED_CHAINS, owner).to_vec();
         first.resize(UNIT_BYTES, 0);
         self.suggest.effects.write_at(&self.suggest.file, &first, 0)
     }

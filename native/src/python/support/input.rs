@@ -1,9 +1,7 @@
 //! Bytes-like arguments without copying.
 
-use std::ffi::c_int;
-
-use pyo3::exceptions::PyValueError;
-use pyo3::ffi;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -15,23 +13,22 @@ use crate::format::table_entry::EntryBytes;
 /// Python code may write to a writable buffer while a call with the GIL released reads it. The
 /// callee then sees old or new bytes, or a mixture; it never reads outside the buffer, and no
 /// result of a computation over these bytes is used as an index that was not checked.
-pub struct Input(Box<ffi::Py_buffer>);
+pub struct Input(PyUntypedBuffer);
+
+/// The buffer of an object, which has to be C-contiguous.
+pub fn contiguous(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    let view = PyUntypedBuffer::get(object)?;
+    let error = || PyBufferError::new_err("the buffer is not C-contiguous");
+    view.is_c_contiguous().then_some(view).ok_or_else(error)
+}
 
 impl Input {
-    fn get(object: &Bound<'_, PyAny>) -> PyResult<Input> {
-        const FLAGS: c_int = ffi::PyBUF_SIMPLE;
-        let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: `view` is writable and stays where it is until it is released.
-        let result = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, FLAGS) };
-        if result == 0 { Ok(Input(view)) } else { Err(PyErr::fetch(object.py())) }
-    }
-
     pub fn bytes(&self) -> &[u8] {
-        if self.0.len == 0 {
+        if self.0.len_bytes() == 0 {
             return &[];
         }
-        // SAFETY: an exporter keeps `len` bytes at `buf` in place until the view is released.
-        unsafe { std::slice::from_raw_parts(self.0.buf.cast(), self.0.len as usize) }
+        // SAFETY: an exporter keeps so many bytes there in place until the view is released.
+        unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), self.0.len_bytes()) }
     }
 
     /// Offsets in results are u32.
@@ -103,14 +100,7 @@ impl<'py> FromPyObject<'_, 'py> for Input {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Input> {
-        Input::get(&object)
-    }
-}
-
-impl Drop for Input {
-    fn drop(&mut self) {
-        // SAFETY: the view was filled by PyObject_GetBuffer; arguments are dropped attached.
-        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) }
+        contiguous(&object).map(Input)
     }
 }
 

@@ -2,29 +2,27 @@
 
 use std::ffi::c_int;
 
-use pyo3::exceptions::PyMemoryError;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+
+use super::input::contiguous;
 
 /// A C-contiguous writable buffer, held for as long as this value lives.
 ///
 /// Python code that looks at the buffer while a call with the GIL released writes it sees old or
 /// new bytes; nothing here reads them back.
-pub struct Output(Box<ffi::Py_buffer>);
-
-// SAFETY: the view itself is only touched by the owner of the value.
-unsafe impl Send for Output {}
-// SAFETY: as above; a shared reference gives no access.
-unsafe impl Sync for Output {}
+pub struct Output(PyUntypedBuffer);
 
 impl Output {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.0.len == 0 {
+        if self.0.len_bytes() == 0 {
             return &mut [];
         }
-        // SAFETY: an exporter keeps `len` writable bytes at `buf` in place until the release.
-        unsafe { std::slice::from_raw_parts_mut(self.0.buf.cast(), self.0.len as usize) }
+        // SAFETY: an exporter keeps so many writable bytes there in place until the release.
+        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), self.0.len_bytes()) }
     }
 }
 
@@ -32,19 +30,31 @@ impl<'py> FromPyObject<'_, 'py> for Output {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Output> {
-        const FLAGS: c_int = ffi::PyBUF_WRITABLE;
-        let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: `view` is writable and stays where it is until it is released.
-        let result = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, FLAGS) };
-        if result == 0 { Ok(Output(view)) } else { Err(PyErr::fetch(object.py())) }
+        let view = contiguous(&object)?;
+        let error = || PyBufferError::new_err("the buffer is not writable");
+        (!view.readonly()).then_some(Output(view)).ok_or_else(error)
     }
 }
 
-impl Drop for Output {
-    fn drop(&mut self) {
-        // SAFETY: the view was filled by PyObject_GetBuffer; arguments are dropped attached.
-        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) }
-    }
+/// Fills the view of a buffer that `owner` exports: the body of its `__getbuffer__`.
+///
+/// # Safety
+///
+/// `view` comes from the interpreter. The bytes neither move nor go while `owner` lives, and Python
+/// code may write to them if they are not for reading only.
+pub unsafe fn export<T>(
+    owner: &Bound<'_, T>,
+    bytes: *mut [u8],
+    is_read_only: bool,
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    let (start, length) = (bytes.cast(), bytes.len() as ffi::Py_ssize_t);
+    // SAFETY: as above; the view keeps a reference to the owner.
+    let result = unsafe {
+        ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start, length, is_read_only.into(), flags)
+    };
+    if result == 0 { Ok(()) } else { Err(PyErr::fetch(owner.py())) }
 }
 
 /// A bytes object to be filled; clearing it first would cost as much as reading does.
