@@ -1,5 +1,6 @@
 """The command line: exit statuses, JSON, and messages where they belong."""
 
+import importlib
 import json
 import os
 import pkgutil
@@ -41,6 +42,9 @@ from tests.support.lab import (
 )
 
 DONE, FINDINGS, USAGE, BUSY, DAMAGED = range(5)
+
+for name in COMMANDS:  # beforehand, since the users of these tests may not read Python's libraries
+    importlib.import_module(f"dedupd.cli.{name}")
 
 
 @pytest.fixture
