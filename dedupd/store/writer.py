@@ -26,6 +26,7 @@ from dedupd.store.container.files import last_number
 from dedupd.store.container.record_states import revive
 from dedupd.store.container.recovery import entry_of, recover, recover_sound
 from dedupd.store.container.table_file import Recovered, table_header
+from dedupd.store.unkept_records import BEGINNING, Position, UnkeptRecords
 from dedupd.system.files import is_readable
 
 _CREATED = define("writer.container-created", "a new container exists, not yet its table")
@@ -81,6 +82,11 @@ class _Open:
     reserved_count: int
     reserved_bytes: int
 
+    @property
+    def position(self) -> Position:
+        """Behind its last record."""
+        return Position(self.number, self.count, self.end)
+
 
 @dataclass(frozen=True, slots=True)
 class SyncPoint:
@@ -121,6 +127,9 @@ class ContainerWriter:
         self._last_number = self._given_number = given_number
         self._growing: dict[int, int] = {}
         self._require_room = require_room
+        self.position = BEGINNING
+        """Behind the record that was appended last in the partition in use."""
+        self._unkept = UnkeptRecords()
         self.appended_bytes = 0
 
     def recover(self, visit: Callable[[Recovered], None]) -> None:
@@ -166,12 +175,14 @@ class ContainerWriter:
 
     def _reopen(self) -> None:
         """Go on in the last container of the partition, where that is safe."""
+        self.position = BEGINNING
         number = self._growing.pop(self._partition, None)
         if number is None:
             return
         for target in self._unsynced:
             if target.number == number:
                 self._current = target
+                self.position = target.position
                 return
         state = recover(self._directory, number)
         header = state.header
@@ -191,6 +202,7 @@ class ContainerWriter:
             len(state.entries),
             state.end,
         )
+        self.position = self._current.position
 
     def reserve(self, count: int, raw_bytes: int) -> int:
         """The id of the first of ``count`` consecutive records of ``raw_bytes`` in all."""
@@ -242,6 +254,7 @@ class ContainerWriter:
             self._disk.sync_dir(self._directory.fd)
             on_failure.pop_all()
         reach(_READY)
+        self._unkept.note(opened.position)
         if self._current is not None and self._current not in self._unsynced:
             self._unsynced.append(self._current)
         self._current = opened
@@ -298,6 +311,7 @@ class ContainerWriter:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
         self._require_room(len(data) + len(entries), f"new records of {self._where(target)}")
+        self._unkept.note(target.position)
         try:
             self._disk.write_out(target.data_fd, data, target.end)
             reach(_APPENDED)
@@ -312,6 +326,7 @@ class ContainerWriter:
         target.count += count
         target.reserved_bytes -= saved_bytes
         self.appended_bytes += size
+        self.position = target.position
         if target not in self._unsynced:
             self._unsynced.append(target)
         return size
@@ -356,6 +371,35 @@ class ContainerWriter:
             os.close(target.data_fd)
             os.close(target.table_fd)
         reach(_MARKED)
+
+    def keep(self, to: Position | None = None) -> None:
+        """Take note that files, or an index, may refer to the records before ``to`` from here on;
+        None stands for all. May run while another thread appends.
+
+        ``to`` is a former :attr:`position`, in the partition in use.
+        """
+        self._unkept.keep(to)
+
+    def cut_back(self, behind: Position = BEGINNING) -> None:
+        """Take the records behind a position back that were appended and not kept.
+
+        From here on nothing may be appended. No sync may be on its way. Raises Damaged, OSError.
+        """
+        ends = self._unkept.cut_back(self._directory, behind)
+        for target in (*self._unsynced, self._current):
+            if target is not None and target.number in ends:
+                end = ends[target.number]
+                target.count, target.end = end.records, end.end
+                target.reserved_count, target.reserved_bytes = end.records, end.end
+
+    def remove_emptied(self) -> None:
+        """Remove new containers that were cut back to nothing; the last call but :meth:`close`."""
+        self._unkept.remove_emptied(self._directory)
+
+    @property
+    def cut_bytes(self) -> int:
+        """How much was cut back."""
+        return self._unkept.cut_bytes
 
     def revive(self, ids: Iterable[int]) -> None:
         """Make orphans live again, durably. May run while another thread appends.

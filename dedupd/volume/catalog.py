@@ -1,24 +1,34 @@
 """The catalogue: derived state in LMDB. Losing it costs history and progress, never data."""
 
+import errno
+import fcntl
 import json
 import os
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import lmdb
 
 from dedupd.errors import CatalogUnusable
+from dedupd.system.disk import Disk
 from dedupd.system.files import is_readable, opened
 
 MAP_BYTES = 4 << 30
 """Address space, not memory or disk: LMDB grows its file as it needs."""
 
-LOCK_BYTES = 8192
-"""The size of LMDB's lock file: a header, and a cache line for each of 64 readers."""
+SPARE_BYTES = 1 << 20
+"""Blocks that the catalogue has beyond its pages, so that it can be written on a full disk: enough
+for the history of some hundred runs. They are there again once there is space."""
 
 _DAMAGED = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError)
 """Errors of LMDB for files that it will never be able to use."""
+
+
+_FLAGS = struct.Struct("@l")
+_GET_FLAGS, _SET_FLAGS = 0x8008_6601, 0x4008_6602
+_NO_COPY_ON_WRITE = 0x0080_0000
 
 
 def catalogue_of(base: str) -> str:
@@ -27,24 +37,32 @@ def catalogue_of(base: str) -> str:
 
 
 class Catalog:
-    """Job history, totals and checkpoints of one volume. All errors are CatalogUnusable."""
+    """Job history, totals and checkpoints of one volume. All errors are CatalogUnusable.
+
+    Open for a moment only: meanwhile no other process or thread can open it.
+    """
 
     def __init__(self, directory: str) -> None:
         """Open it; a damaged catalogue is replaced by an empty one."""
         self._where = directory
-        with self._errors():
+        with self._errors(), ExitStack() as on_failure:
             os.makedirs(directory, mode=0o700, exist_ok=True)
+            self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            on_failure.callback(os.close, self._fd)
+            # Not LMDB's own lock: it is a map that LMDB writes to, and where a full disk has no
+            # block for a page of it (btrfs takes a new one each time), the process is killed.
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
                 self._env = _open(directory)
             except _DAMAGED:
-                import shutil
-
-                shutil.rmtree(directory)
-                os.makedirs(directory, mode=0o700)
+                for name in os.listdir(self._fd):
+                    os.unlink(name, dir_fd=self._fd)
                 self._env = _open(directory)
+            on_failure.pop_all()
 
     def close(self) -> None:
         self._env.close()
+        os.close(self._fd)
 
     def __enter__(self) -> "Catalog":
         return self
@@ -133,15 +151,42 @@ def _decoded(raw: bytes) -> Any:
 
 
 def _open(directory: str) -> lmdb.Environment:
-    _allocate(os.path.join(directory, "lock.mdb"))
-    _check_readable(os.path.join(directory, "data.mdb"))
-    environment = lmdb.open(directory, map_size=MAP_BYTES, max_readers=64, mode=0o600)
+    path = os.path.join(directory, "data.mdb")
+    with suppress(FileExistsError):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with opened(fd):
+            _write_in_place(fd)
+    _check_readable(path)
+    environment = lmdb.open(directory, map_size=MAP_BYTES, lock=False, mode=0o600)
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    if os.path.getsize(os.path.join(directory, "data.mdb")) < needed:
+    if os.path.getsize(path) < needed:
         # Pages that are missing at its end would kill the process that touches them.
         environment.close()
         raise lmdb.CorruptedError("cut short")
+    _spare(path, needed)
     return environment
+
+
+def _write_in_place(fd: int) -> None:
+    """Have an empty file keep its blocks where the file system would take new ones for each write
+    (btrfs): a full disk has none."""
+    flags = bytearray(_FLAGS.size)
+    try:
+        fcntl.ioctl(fd, _GET_FLAGS, flags)
+        (value,) = _FLAGS.unpack(flags)
+        fcntl.ioctl(fd, _SET_FLAGS, _FLAGS.pack(value | _NO_COPY_ON_WRITE))
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL):
+            raise
+
+
+def _spare(path: str, used_bytes: int) -> None:
+    """Have some blocks behind the pages in use, as long as the disk has any."""
+    with opened(os.open(path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+        if os.fstat(fd).st_blocks * 512 >= used_bytes + SPARE_BYTES // 2:
+            return
+        with suppress(OSError):
+            Disk().allocate(fd, 0, used_bytes + SPARE_BYTES)
 
 
 def _check_readable(path: str) -> None:
@@ -154,13 +199,3 @@ def _check_readable(path: str) -> None:
     with opened(fd):
         if not is_readable(fd, 0, os.fstat(fd).st_size):
             raise lmdb.CorruptedError("the disk cannot read it")
-
-
-def _allocate(path: str) -> None:
-    """Make a file of readers whose blocks are there: LMDB maps it into memory and writes to it,
-    and a block that a full disk cannot give would kill the process."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, LOCK_BYTES)
-    finally:
-        os.close(fd)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace, ServiceUnreachable
 from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.format.ids import show_id
-from dedupd.store.container.compaction import compact, remove, remove_remains
+from dedupd.store.container.compaction import compact, release, remove, remove_remains
 from dedupd.store.container.container import container_name, data_name
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
 from dedupd.store.container.files import last_number
@@ -157,6 +157,8 @@ class Compact(Job[CompactReport]):
                     report.removed += 1
                     size = 0
                 else:
+                    if weight.is_dead and len(state.entries.data) > self._room.left_bytes:
+                        state = release(directory, state)
                     size = compact(directory, state, lambda done: self._step(before + done))
                     report.rewritten += 1
                     report.copied_bytes += size

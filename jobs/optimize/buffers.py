@@ -22,6 +22,10 @@ class FileTask:
     failure: str = ""
     builder: RecipeBuilder | None = None
     resumed: Growth | None = None
+    need_bytes: int = 0
+    """How much its chunks take at most."""
+    is_admitted: bool = False
+    """Whether there was room for it when it was begun."""
 
     @classmethod
     def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:
@@ -83,8 +87,12 @@ class Batch:
 
 @dataclass(slots=True)
 class FilesBatch:
-    """A buffer of whole small files that are plain, and where each of them lies."""
+    """A buffer of whole small files that are plain, and where each of them lies.
+
+    ``is_part``: the buffer has others, too, and is needed further on.
+    """
 
     buffer: mmap.mmap
     files: native.ingest.FileList
     read_s: float
+    is_part: bool = False

@@ -166,6 +166,8 @@ class BatchReader(FileReader[Batch | FilesBatch]):
             if task.failure:
                 self._add(task, 0, 0, True)
                 return
+            # A hole takes no room, and what is in the store already is not read.
+            task.need_bytes = min(status.st_size, status.st_blocks * 512)
             if candidate.attribute is None:
                 task.resumed = self._resume(task.identity)
                 self._read_content(fd, task, status.st_size)
@@ -205,6 +207,9 @@ class BatchReader(FileReader[Batch | FilesBatch]):
                 continue
             at = part.start
             while at < part.end:
+                if task.failure:  # there is no room for it
+                    self._add(task, self._fill, self._fill, True)
+                    return
                 at += self._read_segment(fd, task, at, part.end, size)
 
     def _read_partial(self, fd: int, task: FileTask, attribute: bytes, size: int) -> None:

@@ -73,6 +73,8 @@ class GroupCommit:
         began = time.perf_counter()
         self._store.finish_sync(noted)
         synced = time.perf_counter()
+        if requests:
+            self._store.keep(noted)
         results = self._committer.commit(requests) if requests else []
         done = time.perf_counter()
         return GroupResult(requests, results, checkpoint, synced - began, done - synced)

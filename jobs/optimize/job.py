@@ -9,7 +9,7 @@ from typing import Any
 
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
 from dedupd.config.policy import Policy
-from dedupd.errors import DedupdError, NoSpace
+from dedupd.errors import Damaged, DedupdError, NoSpace
 from dedupd.store.chunk_index import IndexCounters
 from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.system.page_cache import BufferPool, new_buffer
@@ -25,6 +25,7 @@ from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
+from jobs.optimize.admission import NO_ROOM, Admission
 from jobs.optimize.buffers import FileTask, Ready
 from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
 from jobs.optimize.group_commit import GroupCommit, GroupResult
@@ -69,6 +70,7 @@ class OptimizeReport(FileReport):
     bytes_skipped: dict[str, int] = field(default_factory=dict)
     sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
     recipe_bytes: int = 0
+    cut_bytes: int = 0
     partitions: int = 0
     index_entries: int = 0
     index: IndexCounters = field(default_factory=IndexCounters)
@@ -90,9 +92,11 @@ class Optimize(Job[OptimizeReport]):
         self._found = CandidateCache(self._shares(0).candidates_bytes)
         self._checkpoints = Checkpoints(volume)
         self._ready = Ready()
+        self._requests = CommitRequests()
         self._grouped_bytes = 0
         self._grouped_read = 0
         self._partitioning = Partitioning(volume, self._policy)
+        self._room = volume.room()
 
     def run(self) -> OptimizeReport:
         """Optimize everything the policy asks for.
@@ -116,6 +120,9 @@ class Optimize(Job[OptimizeReport]):
             self._make_plain()
             self._optimize(store, partitions)
             store.save_index()
+        except NoSpace:
+            self._cut_back(store)
+            raise
         finally:
             store.close()
         return self.report()
@@ -178,6 +185,14 @@ class Optimize(Job[OptimizeReport]):
             except (DedupdError, OSError) as error:
                 self._run.findings.add(f"{show_path(path)}: {error}")
 
+    def _cut_back(self, store: StoreSession) -> None:
+        """Give the space back that this run has taken and that no file needs."""
+        self._checkpoints.clear()
+        try:
+            self._report.cut_bytes = store.cut_back()
+        except (Damaged, OSError) as error:
+            self._run.findings.add(f"what was stored in vain stays until the next gc: {error}")
+
     def _candidates(self, partition: int, is_first: bool, is_only: bool) -> Iterator[Work]:
         """The files of one partition."""
         is_in = partial(self._partitioning.is_in, partition=partition)
@@ -224,12 +239,19 @@ class Optimize(Job[OptimizeReport]):
                 )
                 reader = BatchReader(self._volume, found, pool, limits, self._checkpoints.of)
                 try:
-                    self._take_in(reader, ingest, groups, store)
+                    self._take_in(reader, ingest, groups, store, pool)
                 finally:
                     reader.close()
                 pool.reopen()
             self._checkpoints.clear()
-        except (NoSpace, Cancelled):
+        except NoSpace:
+            groups.wait()
+            store.cut_unfinished()
+            self._take(ingest)
+            self._commit(groups, ingest)
+            groups.wait()
+            raise
+        except Cancelled:
             self._take(ingest)
             self._commit(groups, ingest)
             groups.wait()
@@ -243,14 +265,22 @@ class Optimize(Job[OptimizeReport]):
             self._report.index = store.counters()
 
     def _take_in(
-        self, reader: BatchReader, ingest: Ingest, groups: GroupCommit, store: StoreSession
+        self,
+        reader: BatchReader,
+        ingest: Ingest,
+        groups: GroupCommit,
+        store: StoreSession,
+        pool: BufferPool,
     ) -> None:
         """Ingest and commit everything that ``reader`` reads: the files of one partition."""
         self._report.partitions += 1
-        for batch in reader:
-            ingest.feed(batch)
-            self._drain(groups, ingest, everything=False)
-            self._maybe_commit(groups, ingest)
+        make_room = partial(self._make_room, groups, ingest)
+        admission = Admission(self._room, pool, ingest, make_room, self._say_left)
+        for read in reader:
+            for batch in admission.through(read):
+                ingest.feed(batch)
+                self._drain(groups, ingest, everything=False)
+                self._maybe_commit(groups, ingest)
             if store.entries >= self._partitioning.capacity:
                 self._finish(groups, ingest)
                 store.use_partition(self._partitioning.move_on(store.partition))
@@ -264,6 +294,11 @@ class Optimize(Job[OptimizeReport]):
         self._drain(groups, ingest, everything=True)
         self._commit(groups, ingest)
         groups.wait()
+
+    def _make_room(self, groups: GroupCommit, ingest: Ingest) -> None:
+        """As :meth:`_finish`, where there is anything: what becomes stubs gives blocks back."""
+        if not ingest.is_idle or self._ready or groups.pending:
+            self._finish(groups, ingest)
 
     def _drain(self, groups: GroupCommit, ingest: Ingest, everything: bool) -> None:
         while True:
@@ -297,20 +332,36 @@ class Optimize(Job[OptimizeReport]):
     def _commit(
         self, groups: GroupCommit, ingest: Ingest, checkpoint: Checkpoint | None = None
     ) -> None:
-        """Send the files that are ready on their way to become stubs."""
-        ready, self._ready = self._ready, Ready()
-        requests = CommitRequests(ready.requests)
-        for task in ready.tasks:
-            if task.failure or task.builder is None:
-                self._leave_task(task)
-            else:
-                candidate, recipe = task.candidate, task.builder.finish()
-                requests.add(
-                    CommitRequest(candidate.path, task.identity, recipe, candidate.attribute)
-                )
-        groups.submit(requests, checkpoint)
+        """Send the files that are ready on their way to become stubs. Raises NoSpace; then they are
+        on their way with the next call."""
+        self._make_requests()
+        groups.submit(self._requests, checkpoint)
+        self._requests = CommitRequests()
         self._grouped_bytes = ingest.sums.stored_bytes
         self._grouped_read = ingest.sums.raw_bytes
+
+    def _make_requests(self) -> None:
+        """Finish the recipes of the files that are ready. Raises NoSpace."""
+        ready, done = self._ready, 0
+        self._requests.plain.take(ready.requests)
+        try:
+            for task in ready.tasks:
+                done += 1
+                if task.failure or task.builder is None:
+                    self._leave_task(task)
+                    continue
+                candidate = task.candidate
+                try:
+                    recipe = task.builder.finish()
+                except NoSpace:
+                    task.failure = "no space for its recipe"
+                    self._leave_task(task)
+                    raise
+                self._requests.add(
+                    CommitRequest(candidate.path, task.identity, recipe, candidate.attribute)
+                )
+        finally:
+            del ready.tasks[:done]
 
     def _account(self, ingest: Ingest, group: GroupResult) -> None:
         ingest.sums.sync_s += group.sync_s
@@ -335,10 +386,18 @@ class Optimize(Job[OptimizeReport]):
 
     def _leave_task(self, task: FileTask) -> None:
         reason = task.failure or "was empty when it was read"
+        if reason == NO_ROOM:
+            return  # that was said when it was to begin
         if reason.startswith("cannot"):
             self._leave(task.candidate.path, "cannot be read", failure=reason)
         else:
             self._leave(task.candidate.path, reason)
+
+    def _say_left(self, path: bytes, reason: str) -> None:
+        """There is no room for a file."""
+        left = self._report.files_left
+        left[NO_ROOM] = left.get(NO_ROOM, 0) + 1
+        self._run.findings.add(f"{show_path(path)}: {reason}")
 
     def _leave(self, path: bytes, reason: str, failure: str | None = None) -> None:
         """A file stays as it is; people hear of a failure."""

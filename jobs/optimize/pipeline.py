@@ -60,6 +60,7 @@ class _Part:
 
     first_id: int
     records: NewRecords
+    raw_bytes: int
     compress: bool
     encoded: "Future[tuple[native.codec.Encoded, float]]"
 
@@ -139,6 +140,16 @@ class Ingest:
         task = self._open_task
         return task is not None and task.identity.size >= unfinished_files.FILE_BYTES_MIN
 
+    @property
+    def pending_bytes(self) -> int:
+        """How much new chunks may take that are on their way, and not appended."""
+        return sum(part.raw_bytes for batch in self._queue for part in batch.parts)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was fed is appended."""
+        return not self._queue
+
     def drain(self, everything: bool = False) -> None:
         """Append encoded records; waits while too much is in flight. Raises NoSpace.
 
@@ -151,6 +162,8 @@ class Ingest:
                 return
             self._append(front)
             self._queue.popleft()
+            if len(front.finished):
+                self._store.note_finished()
             if front.buffer is not None:
                 self._pool.give(front.buffer)
             self.ready.take(front.finished)
@@ -215,7 +228,7 @@ class Ingest:
 
     def _take_files(self, batch: FilesBatch) -> _InFlight:
         """As :meth:`_chunk`, for small files that are each in the buffer as a whole."""
-        state, files = _InFlight(batch.buffer), batch.files
+        state, files = _InFlight(None if batch.is_part else batch.buffer), batch.files
         self.sums.raw_bytes += files.size_bytes
         began = time.perf_counter()
         found = self._chunker.process_files(batch.buffer, files, self._threads)
@@ -292,7 +305,7 @@ class Ingest:
         self.sums.new_raw_bytes += new.raw_bytes
         encoded = self._workers.submit(self._encode, data, new.starts, new.lengths, level)
         records = NewRecords(new.fingerprints, new.lengths, new.hints)
-        state.parts.append(_Part(first, records, bool(level), encoded))
+        state.parts.append(_Part(first, records, new.raw_bytes, bool(level), encoded))
         return first
 
     def _encode(

@@ -19,6 +19,7 @@ from dedupd.store.container.table_file import Recovered
 from dedupd.store.container.table_totals import census, entries_by_partition
 from dedupd.store.recipe.recipe_writer import RecipeWriter
 from dedupd.store.second_copies import append_copies
+from dedupd.store.unkept_records import Position
 from dedupd.store.writer import SyncPoint
 from dedupd.volume.container_numbers import Numbers
 from dedupd.volume.volume import Volume
@@ -34,7 +35,7 @@ _TARGET_WORD = 5
 @dataclass(frozen=True, slots=True)
 class StoreSync:
     """A moment of a session: the records appended until then, those that replace lost ones, and
-    the orphans met again."""
+    the orphans met again. Files that were ready by then need no chunk behind ``finished``."""
 
     chunks: SyncPoint
     streams: SyncPoint
@@ -43,6 +44,7 @@ class StoreSync:
     streams_met: dict[int, TableEntry]
     chunk_orphans: set[int]
     stream_orphans: set[int]
+    finished: Position
 
 
 class StoreSession:
@@ -82,6 +84,7 @@ class StoreSession:
             self._past_counters = IndexCounters()
             self.chunks.recover(partial(self._load, self.index, self._wanted[0]))
             self.streams.recover(partial(self._load, self._recipe_index, self._wanted[1]))
+            self.note_finished()
             self._files = files.pop_all()
         self.recipes = RecipeWriter(self.streams, self._recipe_index, volume.parameters.fingerprint)
 
@@ -125,6 +128,7 @@ class StoreSession:
         self.partition = partition
         self.chunks.use_partition(partition)
         self.streams.use_partition(partition)
+        self.note_finished()
         self.index = self._loaded_index(Kind.CHUNKS)
         self._recipe_index = self._loaded_index(Kind.RECIPES)
         self.recipes.use_index(self._recipe_index)
@@ -154,6 +158,7 @@ class StoreSession:
             self._wanted[1].met(self._recipe_index, self.streams),
             self.index.take_found_orphans(),
             self._recipe_index.take_found_orphans(),
+            self._finished,
         )
 
     def finish_sync(self, noted: StoreSync) -> None:
@@ -166,6 +171,8 @@ class StoreSession:
         self.streams.finish_sync(noted.streams)
         self._wanted[1].settle(noted.streams_met)
         append_copies(self.copies, noted.copies)
+        if noted.chunks_met or noted.streams_met:
+            self._keep_all()  # lost records lead to them now
         self._numbers.note(
             {
                 Kind.CHUNKS: self.chunks.last_number,
@@ -174,8 +181,41 @@ class StoreSession:
             }
         )
 
+    def note_finished(self) -> None:
+        """Take note that chunks appended from here on are of files that are not ready yet."""
+        self._finished = self.chunks.position
+
+    def keep(self, noted: StoreSync) -> None:
+        """Take note that files are about to name the noted records. May run while another thread
+        appends."""
+        self.chunks.keep(noted.finished)
+        self.streams.keep()
+        self.copies.keep()
+
+    def _keep_all(self) -> None:
+        for writer in (self.chunks, self.streams, self.copies):
+            writer.keep()
+
+    def cut_unfinished(self) -> None:
+        """Take the chunks of files back that are not ready yet, to make room for the recipes of
+        those that are. No chunk may be appended any more. Raises Damaged, OSError."""
+        self.chunks.cut_back(self._finished)
+
+    def cut_back(self) -> int:
+        """Take all records back that no file and no saved index names; returns the bytes that this
+        and :meth:`cut_unfinished` have cut.
+
+        The last call but :meth:`close`; nothing may be on its way. Raises Damaged, OSError.
+        """
+        # Copies name recipes, and recipes name chunks.
+        for writer in (self.copies, self.streams, self.chunks):
+            writer.cut_back()
+            writer.remove_emptied()
+        return sum(writer.cut_bytes for writer in (self.copies, self.streams, self.chunks))
+
     def save_index(self) -> None:
         """Make the next job's loading of the index faster. Everything should have been synced."""
+        self._keep_all()
         self.index.save()
         self._recipe_index.save()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dedupd import native
-from dedupd.errors import DedupdError, FileChanged
+from dedupd.errors import DedupdError, FileChanged, NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.writer import ContainerWriter
@@ -25,8 +25,11 @@ from dedupd.stub.transition import FileIdentity, begin_commit, finish_commit, re
 from dedupd.system.disk import Disk
 from dedupd.system.files import data_ranges, opened
 from dedupd.volume.enable import enable
+from dedupd.volume.room import Room
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
+from jobs.optimize import file_reader
+from jobs.optimize import job as optimize_job
 from jobs.optimize.job import Optimize
 from tests.support import crash
 from tests.support.lab import write_out
@@ -199,6 +202,31 @@ def optimize_in_small_containers(scene: Scene) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(defaults or {}, "container_bytes_max", 12 * KIB)
         crash.optimize_volume(scene.root, scene.disk)
+
+
+def optimize_until_there_is_no_room(scene: Scene) -> None:
+    """Users take all space: what was stored for files that are not stubs yet is cut off."""
+    defaults = ContainerWriter.__init__.__kwdefaults__
+    left_bytes = 70 * KIB
+
+    def require(room: Room, need_bytes: int, what: str) -> None:
+        nonlocal left_bytes
+        if "chunks/" in what:  # recipes fit into the room that is made for them
+            left_bytes -= need_bytes
+            if left_bytes < 0:
+                raise NoSpace("no space left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(defaults or {}, "container_bytes_max", 12 * KIB)
+        patch.setattr(optimize_job, "GROUP_BYTES", 4 * KIB)
+        patch.setattr(file_reader, "SMALL_BYTES_MAX", 4 * KIB)
+        patch.setattr(file_reader, "BATCH_BYTES_MIN", 16 * KIB)
+        patch.setattr(optimize_job, "BATCH_BYTES_MIN", 16 * KIB)
+        patch.setattr(optimize_job, "BATCH_BYTES", 16 * KIB)
+        patch.setattr(Room, "require", require)
+        with pytest.raises(NoSpace):
+            crash.optimize_volume(scene.root, scene.disk)
+    crash.optimize_volume(scene.root, scene.disk)
 
 
 def unoptimize(scene: Scene) -> None:
@@ -377,6 +405,14 @@ def plain_volume(root: Path, seed: int) -> None:
     enable_small(root)
 
 
+def volume_with_large_file(root: Path, seed: int) -> None:
+    """A file of many batches comes last."""
+    plain_volume(root, seed)
+    path = root / ".dedupd/data/zz-large"
+    path.write_bytes(random.Random(seed + 50).randbytes(150 * KIB))
+    os.utime(path, ns=(crash.MTIME_NS, crash.MTIME_NS))
+
+
 def optimized_volume(root: Path, seed: int) -> None:
     plain_volume(root, seed)
     crash.optimize_volume(root)
@@ -516,6 +552,9 @@ SCENARIOS = {
     "optimize more": Scenario(volume_with_more, optimize_more, optimize_to_the_end),
     "optimize into small containers": Scenario(
         plain_volume, optimize_in_small_containers, optimize_to_the_end
+    ),
+    "optimize until there is no room": Scenario(
+        volume_with_large_file, optimize_until_there_is_no_room, optimize_to_the_end
     ),
     "recover a torn tail": Scenario(volume_cut_off("writer.appended"), settle, optimize_to_the_end),
     "settle a commit": Scenario(volume_cut_off("commit.durable"), settle, optimize_to_the_end),

@@ -127,12 +127,11 @@ def test_what_is_gone_from_the_containers_is_named(tmp_path: Path) -> None:
     assert lab.read("one-chunk")
 
 
-@pytest.mark.parametrize("what", ["data.mdb", "lock.mdb"])
-def test_a_damaged_catalogue_is_made_again(tmp_path: Path, what: str) -> None:
+def test_a_damaged_catalogue_is_made_again(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         fill(lab)
         assert run_cli("run", "optimize", lab.root).returncode == 0
-        flip_bit(lab.base / "catalog" / what, 16)
-        (lab.base / "catalog" / what).write_bytes(b"garbage" * 4000)
+        flip_bit(lab.base / "catalog" / "data.mdb", 16)
+        (lab.base / "catalog" / "data.mdb").write_bytes(b"garbage" * 4000)
         assert run_cli("run", "rebuild", lab.root).returncode == 0
         assert run_cli("jobs", lab.root).returncode == 0

@@ -63,7 +63,7 @@ MAKES_BYTES_DURABLE = "dedupd.system.disk"
 
 ALLOWED = {
     # Derived state, and LMDB does the rest.
-    "dedupd.volume.catalog": {"os.makedirs", "shutil.rmtree", "os.posix_fallocate", "O_CREAT"},
+    "dedupd.volume.catalog": {"os.makedirs", "os.unlink", "O_CREAT"},
     "dedupd.volume.volume": {"O_CREAT"},  # lock files
     "dedupd.volume.transition_log": {
         "os.pwrite",

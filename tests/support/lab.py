@@ -21,7 +21,7 @@ from dedupd.stub.transition import local_ranges
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
 from dedupd.system.paths import open_beneath
-from dedupd.units import KIB
+from dedupd.units import KIB, MIB
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import STORE_DIRS, Volume
 from jobs.check.verify import Verify, VerifyReport
@@ -309,3 +309,20 @@ def as_user(action: Callable[[], object], uid: int = 1000) -> None:
         failure = pipe.read().decode()
     _, status = os.waitpid(child, 0)
     assert status == 0, failure
+
+
+def store_files(lab: Lab) -> dict[str, int]:
+    """The length of each container and each table."""
+    store = lab.base / "store"
+    return {str(p.relative_to(store)): p.stat().st_size for p in store.rglob("*.d??")}
+
+
+def fill_to_the_brim(path: Path) -> None:
+    """A user's file that takes all that it can get."""
+    with open(path, "wb", buffering=0) as file:
+        for piece in (MIB, 64 * KIB, 4 * KIB):
+            try:
+                while True:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, piece)
+            except OSError:
+                continue

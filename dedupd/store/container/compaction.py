@@ -16,9 +16,11 @@ from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
+from dedupd.format.table_columns import PackedEntries
 from dedupd.store.container.container import NEW, ScannedRecord, data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import remains
+from dedupd.store.container.record_states import set_entries
 from dedupd.store.container.recovery import entry_of
 from dedupd.store.container.sequential_reader import WINDOW_BYTES, SequentialReader
 from dedupd.store.container.table_file import Recovered
@@ -29,7 +31,9 @@ _COPIED = define("compact.copied", "the new container is durable, its table not 
 _WRITTEN = define("compact.written", "the new container and its table are durable")
 _DATA_SWITCHED = define("compact.data-switched", "the new container has its name, its table not")
 _SWITCHED = define("compact.switched", "the new container and its table have their names")
-_DATA_REMOVED = define("compact.data-removed", "a dead container is gone, its table is not")
+_COLLECTED = define("compact.collected", "a dead container's table says that all is collected")
+_RELEASED = define("compact.released", "a dead container has no blocks, but its table")
+_TABLE_REMOVED = define("compact.table-removed", "a dead container has no table any more")
 _REMOVED = define("compact.removed", "a dead container and its table are gone")
 
 _EMPTY_CHECKSUM = native.hashing.xxh3_64(b"")
@@ -84,19 +88,39 @@ def compact(
 
 
 def remove(directory: ContainerDirectory, state: Recovered) -> None:
-    """Remove a container in which nothing is needed. It must not be the one of the highest number,
-    which would be given out again.
+    """Remove a container in which nothing is needed; that takes no space. It must not be the one of
+    the highest number, which would be given out again.
 
-    It is compacted first, which takes next to nothing: then its table says of every record that it
-    was collected, and does not tell of a loss where it is found alone.
+    The table goes first: found alone, it would tell of a loss. A crash between the two leaves
+    records that no table calls garbage, until the next gc.
     """
-    compact(directory, state)
-    disk = directory.disk
-    disk.unlink(directory.fd, data_name(state.header.container))
+    disk, number = directory.disk, state.header.container
+    disk.unlink(directory.fd, table_name(number))
     disk.sync_dir(directory.fd)
-    reach(_DATA_REMOVED)
-    remove_remains(directory)
+    reach(_TABLE_REMOVED)
+    disk.unlink(directory.fd, data_name(number))
+    disk.sync_dir(directory.fd)
     reach(_REMOVED)
+
+
+def release(directory: ContainerDirectory, state: Recovered) -> Recovered:
+    """Give the blocks of a container back in which nothing is needed, without any new ones: room
+    for its compaction. Returns it as it is then. Raises DamagedTable, NoSpace.
+
+    After the first step no job offers its records for duplicates.
+    """
+    entries = [
+        entry._replace(state=tbl.State.TOMBSTONE, target=0) if entry.state in _DEAD else entry
+        for entry in state.entries
+    ]
+    set_entries(directory, state.header, dict(enumerate(entries)))
+    reach(_COLLECTED)
+    disk, start = directory.disk, fmt.FILE_HEADER_BYTES
+    with opened(disk.open_write(directory.fd, data_name(state.header.container))) as fd:
+        disk.punch(fd, start, state.end - start)
+        disk.sync_file(fd)
+    reach(_RELEASED)
+    return replace(state, entries=PackedEntries.of(entries, fmt.seed_of(state.header)))
 
 
 def remove_remains(directory: ContainerDirectory) -> None:

@@ -1,5 +1,6 @@
 """Compaction: space comes back, ids stay, and readers never notice."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,21 @@ from dedupd.store.container.record_states import set_entries
 from dedupd.store.container.recovery import recover
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import Weight, garbage_of, weigh, weights
+from dedupd.store.writer import ContainerWriter
 from dedupd.units import KIB, MIB
-from tests.support.lab import flip_bit, lab_in, noise, prose, stop_at
+from dedupd.volume.room import Room
+from tests.conftest import MakeFileSystem
+from tests.support.lab import (
+    fill_to_the_brim,
+    flip_bit,
+    lab_in,
+    new_lab,
+    noise,
+    prose,
+    run_cli,
+    stop_at,
+    write_out,
+)
 from tests.support.stores import VOLUME, FullDisk, LazyDisk, Records
 
 STEPS = ["compact.copied", "compact.written", "compact.data-switched", "compact.switched"]
@@ -317,7 +331,7 @@ def test_the_last_container_shrinks_to_nothing_and_keeps_its_number(tmp_path: Pa
 
 
 def test_removing_a_dead_container_survives_a_death_at_each_step(tmp_path: Path) -> None:
-    for point in (*STEPS, "compact.data-removed", "compact.removed"):
+    for point in ("compact.table-removed", "compact.removed"):
         store = Records(tmp_path / point, container_bytes_max=4000)
         ids = [*store.append(noise(3000)), *store.append(noise(3000, 1))]
         store.writer.sync()
@@ -333,6 +347,27 @@ def test_removing_a_dead_container_survives_a_death_at_each_step(tmp_path: Path)
             assert remains(directory.fd) == []
             assert table_numbers(directory.fd) == container_numbers(directory.fd)
         store.writer.close()
+
+
+@pytest.mark.parametrize("point", ["compact.collected", "compact.released", *STEPS])
+def test_making_room_in_a_dead_container_survives_a_death_at_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with lab_in(tmp_path) as lab:
+        first = lab.put("first", noise(900 * KIB))
+        lab.optimize()
+        first.unlink()
+        lab.collect()
+        with monkeypatch.context() as patch, stop_at(point):
+            patch.setattr(Room, "left_bytes", property(lambda _: 0))
+            lab.compact()
+        lab.verify_clean()
+        lab.put("second", noise(900 * KIB))  # the same bytes: its chunks must not be found
+        lab.optimize()
+        assert lab.read("second") == noise(900 * KIB)
+        lab.collect()
+        lab.compact()
+        assert lab.read("second") == noise(900 * KIB)
 
 
 def test_a_needed_quarantined_record_keeps_its_container(
@@ -352,3 +387,57 @@ def test_a_needed_quarantined_record_keeps_its_container(
             assert (report.rewritten, report.errors) == (0, 1)
             assert "quarantined" in report.messages[0]
             set_entries(directory, state.header, {0: state.entries[0]})
+
+
+# --- full disks -------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_garbage_goes_and_the_history_is_written_with_the_disk_full(
+    loop_fs: MakeFileSystem, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    lab = new_lab(loop_fs(kind, "320M") / "volume")
+    monkeypatch.setitem(ContainerWriter.__init__.__kwdefaults__, "container_bytes_max", 8 * MIB)
+    for at in range(3):
+        lab.put(f"old{at}", noise(8 * MIB, at))
+        lab.optimize()
+    kept = noise(2 * MIB, 9)
+    lab.put("kept", kept)
+    lab.optimize()
+    for at in range(3):
+        (lab.data / f"old{at}").unlink()
+    if kind == "btrfs":  # which takes new blocks for each write, also of a table
+        assert run_cli("run", "gc", lab.root).returncode == 0
+    fill_to_the_brim(lab.root / "theirs")
+    for job in ("gc", "compact"):
+        done = run_cli("run", job, lab.root)
+        assert done.returncode in (0, 1), done.stderr
+        assert "not in the history" not in done.stderr
+    with lab.opened() as volume:
+        assert [run["job"] for run in volume.hints.runs(2)] == ["compact", "gc"]
+        [compacted] = volume.hints.runs(1)
+    assert compacted["removed"] >= 2
+    write_out(lab.root)
+    assert os.statvfs(lab.root).f_bfree * 4096 >= 16 * MIB
+    assert lab.read("kept") == kept
+    lab.verify_clean()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_the_last_container_shrinks_with_the_disk_full(loop_fs: MakeFileSystem, kind: str) -> None:
+    lab = new_lab(loop_fs(kind, "320M") / "volume")
+    lab.put("old", noise(20 * MIB, 1))
+    lab.optimize()
+    (lab.data / "old").unlink()
+    fill_to_the_brim(lab.root / "theirs")
+    lab.collect()
+    assert lab.compact().freed_bytes >= 20 * MIB
+    write_out(lab.root)
+    assert os.statvfs(lab.root).f_bfree * 4096 >= 19 * MIB
+    lab.verify_clean()
+    (lab.root / "theirs").unlink()
+    lab.put("new", noise(MIB, 2))
+    lab.optimize()
+    lab.verify_clean()
