@@ -34,7 +34,7 @@ from fuse_stub.attributes import (
 )
 from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
-from fuse_stub.files.directory_listing import DirectoryListing
+from fuse_stub.files.directory_listing import DirectoryListing, HeldListings
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.mounted_volume import MountedVolume
 
@@ -60,6 +60,7 @@ class NamespaceOperations(pyfuse3.Operations):
         self._reserved = mount.volume.space.name
         self._is_root = os.geteuid() == 0
         self._listings: dict[int, DirectoryListing] = {}
+        self._held_listings = HeldListings()
         self._next_listing = 1
 
     # --- looking ------------------------------------------------------------------------------
@@ -279,7 +280,8 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @answers
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        listing = DirectoryListing(os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC))
+        fd = os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC)
+        listing = DirectoryListing(fd, ctx.uid, self._held_listings)
         handle = self._next_listing
         self._next_listing += 1
         self._listings[handle] = listing

@@ -1,7 +1,7 @@
 """One user against all: the mount answers the others, and its process stays as small as it was."""
 
-import multiprocessing
 import os
+import resource
 import signal
 import socket
 import time
@@ -14,13 +14,13 @@ import pytest
 from dedupd.format.container import Kind
 from fuse_stub import process
 from tests.support.lab import flip_bit, noise
-from tests.support.mounts import ALICE, Nursery, looping, mounted_lab, serve_for_test
+from tests.support.mounts import ALICE, Nursery, as_user, looping, mounted_lab, serve_for_test
 
 pytestmark = pytest.mark.root
 
 KIB = 1 << 10
 
-_FORKS = multiprocessing.get_context("forkserver")
+SLOW = pytest.mark.slow
 
 ANSWER_S_MAX = 2.0
 """Of a ``stat``, on a machine that has other things to do as well. A mount that hangs never
@@ -93,3 +93,48 @@ def test_a_damaged_file_that_is_read_in_a_loop_beside_a_log_that_nobody_reads(
             lab.kill()  # it would never unmount
         assert slowest_s < ANSWER_S_MAX
     logs.close()
+
+
+# --- open directories -------------------------------------------------------------------------
+
+HANDLES = 200
+
+
+def resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no such process")
+
+
+@pytest.mark.parametrize(
+    ("names", "changes"),
+    [(3000, False), (3000, True), (6000, False), pytest.param(50_000, False, marks=SLOW)],
+    ids=["shared", "changing", "long", "50,000 names"],
+)
+def test_open_directories_of_one_user_take_little_memory(
+    tmp_path: Path, names: int, changes: bool
+) -> None:
+    with mounted_lab(tmp_path) as lab:
+        below = lab.data / "crowd"
+        below.mkdir()
+        os.chmod(below, 0o777)
+        for number in range(names):
+            (below / f"{number} {'x' * 200}").touch()
+        crowd = lab.view / "crowd"
+        sum(1 for _ in os.scandir(crowd))  # what the mount has to know of each file is not counted
+        before = resident_bytes(lab.pid)
+
+        def crowd_in() -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (HANDLES + 100, HANDLES + 100))
+            handles = []
+            for _ in range(HANDLES):
+                handles.append(os.scandir(crowd))
+                next(handles[-1])
+                if changes:
+                    (crowd / "hers").touch()
+                    (crowd / "hers").unlink()
+            grown = resident_bytes(lab.pid) - before
+            assert grown < 40 << 20, f"{grown >> 20} MiB"
+
+        as_user(ALICE, crowd_in)
