@@ -16,6 +16,7 @@ import pytest
 from dedupd.errors import ServiceUnreachable
 from dedupd.format.container import Kind
 from dedupd.units import KIB
+from dedupd.volume.volume import Volume
 from tests.support.lab import REPOSITORY, Lab, flip_bit, noise
 from tests.support.service import (
     ServiceLab,
@@ -158,6 +159,31 @@ def test_what_is_unmounted_by_the_command_stays_so_until_it_is_mounted(
     assert not is_mounted(lab)
     assert machine.run("mount", lab.root).returncode == 0
     assert (lab.root / "f").read_bytes() == CONTENT
+
+
+def test_what_concerns_a_whole_volume_is_not_asked_of_a_part_of_it(machine: ServiceLab) -> None:
+    lab = machine.add_volume()
+    (lab.data / "sub").mkdir()
+    machine.start()
+    for command in ("umount", "pause", "resume", "mount", "disable"):
+        for part in ("sub", "nosuch"):
+            refused = machine.run(command, lab.root / part)
+            assert refused.returncode == 2, refused
+            said = "lies in the volume" if part == "sub" else "no such directory"
+            assert f"{lab.root / part}: {said}" in refused.stderr
+    view = machine.view(lab)
+    assert (view["mount"]["state"], view["paused"]) == ("mounted", False)
+
+
+def test_a_policy_that_is_wrong_and_mended_is_known_at_once(machine: ServiceLab) -> None:
+    lab = machine.add_volume()
+    machine.start()
+    with Volume.open(str(lab.root)) as volume:
+        Path(volume.base, "policy.toml").write_text('min_size = "nonsense"\n')
+    assert "nonsense" in machine.view(lab)["policy_problem"]
+    assert any("nonsense" in text for text in machine.client.get("/v1/service")["problems"])
+    assert machine.run("policy", lab.root, "min_size", "32k").returncode == 0
+    assert machine.view(lab)["policy_problem"] == ""
 
 
 def test_a_volume_that_cannot_be_mounted_says_why_and_hinders_no_other(
