@@ -136,9 +136,9 @@ def _run(command: list[str]) -> None:
 def _mounts_below(directory: Path) -> list[str]:
     """Mount points at and below a directory, the newest first."""
     return [
-        point
-        for point, _kind, _source in reversed(all_mounts())
-        if Path(point) == directory or directory in Path(point).parents
+        row.point
+        for row in reversed(all_mounts())
+        if Path(row.point) == directory or directory in Path(row.point).parents
     ]
 
 

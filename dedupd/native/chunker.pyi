@@ -1,6 +1,7 @@
 """Cutting data into chunks, and their fingerprints."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from typing_extensions import Buffer
 
@@ -9,18 +10,14 @@ from .ingest import FileList, Placed
 class Chunks:
     """Result of :meth:`Chunker.process`: parallel arrays, one element per chunk."""
 
-    @property
-    def ends(self) -> bytes:
-        """u32 end offset of each chunk, absolute in ``data``."""
-    @property
-    def fingerprints(self) -> bytes:
-        """32 bytes per chunk."""
-    @property
-    def zero(self) -> bytes:
-        """1 where every byte of the chunk is zero, else 0."""
-    @property
-    def counts(self) -> bytes:
-        """u32 number of chunks found in each segment."""
+    ends: Final[bytes]
+    """u32 end offset of each chunk, absolute in ``data``."""
+    fingerprints: Final[bytes]
+    """32 bytes per chunk."""
+    zero: Final[bytes]
+    """1 where every byte of the chunk is zero, else 0."""
+    counts: Final[bytes]
+    """u32 number of chunks found in each segment."""
     def __len__(self) -> int: ...
     def place(self, known: Buffer, as_is: Buffer) -> Placed:
         """Tell new chunks from known ones. ``known`` has the u64 id of each chunk that the index

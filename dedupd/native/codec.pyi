@@ -1,5 +1,7 @@
 """Payloads of records: compressed where it pays, and decompressed."""
 
+from typing import Final
+
 from typing_extensions import Buffer
 
 class CorruptPayload(Exception):
@@ -11,18 +13,14 @@ class Encoded:
     Supports the writable buffer protocol; the caller fills the header gaps in place.
     """
 
-    @property
-    def starts(self) -> bytes:
-        """u32 offset of each record's header gap; payload follows the gap directly."""
-    @property
-    def stored_lengths(self) -> bytes:
-        """u32 stored payload bytes of each record."""
-    @property
-    def codecs(self) -> bytes:
-        """u8 codec of each record: 0 raw, 1 zstd."""
-    @property
-    def checksums(self) -> bytes:
-        """u64 XXH3-64 of each stored payload."""
+    starts: Final[bytes]
+    """u32 offset of each record's header gap; payload follows the gap directly."""
+    stored_lengths: Final[bytes]
+    """u32 stored payload bytes of each record."""
+    codecs: Final[bytes]
+    """u8 codec of each record: 0 raw, 1 zstd."""
+    checksums: Final[bytes]
+    """u64 XXH3-64 of each stored payload."""
     def __len__(self) -> int:
         """Total bytes of the buffer, padding included."""
     def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -1,22 +1,23 @@
 """Look-up of chunks by fingerprint."""
 
 from collections.abc import Callable
+from typing import Final
 
 from typing_extensions import Buffer
 
 class Figures:
     """Counters since an index was made, and its size."""
 
-    lookups: int
-    hits: int
-    false_positives: int
-    disk_reads: int
-    entries: int
+    lookups: Final[int]
+    hits: Final[int]
+    false_positives: Final[int]
+    disk_reads: Final[int]
+    entries: Final[int]
     """In RAM or in chains, including those that cannot be used any more."""
-    added: int
+    added: Final[int]
     """Entries that are not from a restored snapshot."""
-    memory_bytes: int
-    is_lossy: bool
+    memory_bytes: Final[int]
+    is_lossy: Final[bool]
     """Whether entries were left out because the disk is full."""
 
 class TableIndex:

@@ -1,6 +1,7 @@
 """Files that are read and cut, and their new chunks."""
 
 from collections.abc import Iterator, Set
+from typing import Final
 
 from typing_extensions import Buffer
 
@@ -10,34 +11,26 @@ from .commit import PlainRequests
 class NewChunks:
     """Chunks to be stored alike: parallel arrays, one element per chunk."""
 
-    @property
-    def raw_bytes(self) -> int:
-        """Of all together."""
-    @property
-    def fingerprints(self) -> bytes:
-        """32 bytes per chunk."""
-    @property
-    def starts(self) -> bytes:
-        """u32 start offsets in the data that was cut."""
-    @property
-    def lengths(self) -> bytes:
-        """u32 lengths."""
-    @property
-    def hints(self) -> bytes:
-        """u32 length of the chunk that follows each in its segment, 0 where none does."""
+    raw_bytes: Final[int]
+    """Of all together."""
+    fingerprints: Final[bytes]
+    """32 bytes per chunk."""
+    starts: Final[bytes]
+    """u32 start offsets in the data that was cut."""
+    lengths: Final[bytes]
+    """u32 lengths."""
+    hints: Final[bytes]
+    """u32 length of the chunk that follows each in its segment, 0 where none does."""
     def __len__(self) -> int: ...
 
 class Placed:
     """What becomes of :class:`.chunker.Chunks`: zeros, known, met before in the data, or new."""
 
-    @property
-    def new(self) -> tuple[NewChunks, NewChunks]:
-        """Those to be compressed, and those to be stored as they are."""
-    @property
-    def duplicate_bytes(self) -> int:
-        """Of chunks that are neither new nor zeros."""
-    @property
-    def zero_bytes(self) -> int: ...
+    new: Final[tuple[NewChunks, NewChunks]]
+    """Those to be compressed, and those to be stored as they are."""
+    duplicate_bytes: Final[int]
+    """Of chunks that are neither new nor zeros."""
+    zero_bytes: Final[int]
     def ids(self, first: int, first_as_is: int) -> bytes:
         """The u64 id of every chunk, 0 for zeros, where those of new chunks begin with these."""
 

@@ -1,6 +1,7 @@
 """Records of containers: sealed, read and checked; their redirection tables."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from typing_extensions import Buffer
 
@@ -64,13 +65,13 @@ def seal(
 class Weight:
     """Sums over the records of a table."""
 
-    kept: int
+    kept: Final[int]
     """Records that a compaction keeps."""
-    kept_bytes: int
+    kept_bytes: Final[int]
     """Of the new container, after its header."""
-    orphaned: int
-    orphaned_bytes: int
-    quarantined: int
+    orphaned: Final[int]
+    orphaned_bytes: Final[int]
+    quarantined: Final[int]
 
 def weigh_table(entries: Buffer, seed: int) -> Weight:
     """Entries that are not valid are left out."""
@@ -81,31 +82,23 @@ def table_states(entries: Buffer, seed: int) -> bytes:
 class CheckedRecords:
     """Result of :func:`check_records`: parallel arrays, one element per record."""
 
-    @property
-    def consumed(self) -> int:
-        """Bytes of whole records, from the start of the data."""
-    @property
-    def is_lost(self) -> bool:
-        """Whether the bytes after them are no valid record header. False where there are too few
-        bytes."""
-    @property
-    def ordinals(self) -> bytes:
-        """u32 ordinal of each record."""
-    @property
-    def next_ordinals(self) -> bytes:
-        """u32 ordinal after each record: one more, except after a run of tombstones."""
-    @property
-    def kinds(self) -> bytes:
-        """u8 kind of each record."""
-    @property
-    def statuses(self) -> bytes:
-        """u8: 0 intact, 1 its payload is damaged, 2 its bytes have another fingerprint."""
-    @property
-    def entries(self) -> bytes:
-        """64 bytes each: the entries for the redirection table that the records imply."""
-    @property
-    def raw_bytes(self) -> int:
-        """Sum of the raw lengths."""
+    consumed: Final[int]
+    """Bytes of whole records, from the start of the data."""
+    is_lost: Final[bool]
+    """Whether the bytes after them are no valid record header. False where there are too few
+    bytes."""
+    ordinals: Final[bytes]
+    """u32 ordinal of each record."""
+    next_ordinals: Final[bytes]
+    """u32 ordinal after each record: one more, except after a run of tombstones."""
+    kinds: Final[bytes]
+    """u8 kind of each record."""
+    statuses: Final[bytes]
+    """u8: 0 intact, 1 its payload is damaged, 2 its bytes have another fingerprint."""
+    entries: Final[bytes]
+    """64 bytes each: the entries for the redirection table that the records imply."""
+    raw_bytes: Final[int]
+    """Sum of the raw lengths."""
 
 def check_records(
     data: Buffer, *, seed: int, offset: int, algorithm: str, threads: int
@@ -120,13 +113,13 @@ def check_records(
 class PassedRecords:
     """Result of :func:`pass_records`."""
 
-    ordinal: int
-    offset: int
+    ordinal: Final[int]
+    offset: Final[int]
     """After the last portion that passed, without a gap from the first one."""
-    records: int
-    raw_bytes: int
+    records: Final[int]
+    raw_bytes: Final[int]
     """Up to there."""
-    read_bytes: int
+    read_bytes: Final[int]
     """Including portions that did not pass."""
 
 def pass_records(

@@ -1,17 +1,19 @@
 """The files of a tree, as a study takes them in."""
 
+from typing import Final
+
 from typing_extensions import Buffer
 
 class FileColumns:
     """Regular files that a :class:`TreeWalk` found: parallel columns."""
 
-    paths: bytes
+    paths: Final[bytes]
     """Relative to the root, each with a NUL byte after it."""
 
-    statuses: bytes
+    statuses: Final[bytes]
     """i64 inode, size, mtime and ctime in ns, links, allocated bytes of each."""
 
-    failures: list[tuple[bytes, int]]
+    failures: Final[list[tuple[bytes, int]]]
     """Paths of directories that could not be listed, and the error's number."""
 
 class TreeWalk:

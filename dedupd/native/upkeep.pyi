@@ -38,23 +38,23 @@ class Join:
 class Followed:
     """Result of :meth:`MarkSet.follow`."""
 
-    found_any: bool
+    found_any: Final[bool]
     """Whether anything was marked."""
-    epoch: int
+    epoch: Final[int]
     """The highest of an orphan, or 0."""
-    strays: bytes
+    strays: Final[bytes]
     """u64 targets that are ids of no record."""
 
 class NamedByLeaves:
     """Result of :meth:`MarkSet.add_named`."""
 
-    leaves: int
+    leaves: Final[int]
     """How many were read."""
-    rows: int
+    rows: Final[int]
     """How many these have."""
-    left: bytes
+    left: Final[bytes]
     """u32 ordinals of nodes of which nothing was marked, because they are no sound leaves."""
-    strays: bytes
+    strays: Final[bytes]
     """u64 ids in leaves that belong to no record."""
 
 class MarkSet:

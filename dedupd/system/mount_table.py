@@ -1,8 +1,8 @@
 """The mounts of volumes, from ``/proc/self/mountinfo``."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FS_TYPE = "fuse.dedupd"
 SOURCE_PREFIX = "dedupd:"
@@ -16,6 +16,19 @@ class Mount:
     point: str
 
 
+class Row(NamedTuple):
+    """A mount of any kind. ``shown`` is the directory of the file system that it shows, ``device``
+    ``major:minor`` of that file system, of which ``options`` are, too."""
+
+    mount_id: str
+    device: str
+    shown: str
+    point: str
+    kind: str
+    source: str
+    options: set[str]
+
+
 def _unescape(text: str) -> str:
     raw = text.encode("utf-8", "surrogateescape")
     for code in (b"040", b"011", b"012", b"134"):
@@ -23,21 +36,30 @@ def _unescape(text: str) -> str:
     return os.fsdecode(raw)
 
 
-def parse_mountinfo(text: str) -> list[tuple[str, str, str]]:
-    """(mount point, type, source) of every mount, in the order in which they were made."""
+def parse_mountinfo(text: str) -> list[Row]:
+    """Every mount, in the order in which they were made."""
     rows = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         left, _, right = line.partition(" - ")
         fields, tail = left.split(" "), right.split(" ")
-        if len(fields) >= 5 and len(tail) >= 2:
-            rows.append((_unescape(fields[4]), tail[0], _unescape(tail[1])))
+        if len(fields) >= 5 and len(tail) >= 3:
+            (mount_id, _, device, *paths), (kind, source, options) = fields[:5], tail[:3]
+            shown, point, source = map(_unescape, (*paths, source))
+            rows.append(Row(mount_id, device, shown, point, kind, source, {*options.split(",")}))
     return rows
 
 
-def all_mounts() -> list[tuple[str, str, str]]:
-    """(mount point, type, source) of every mount that this process sees."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+def all_mounts(process: str = "self") -> list[Row]:
+    """Every mount that a process sees."""
+    path = f"/proc/{process}/mountinfo"
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return parse_mountinfo(file.read())
+
+
+def _around(path: str) -> Row | None:
+    """The mount that a path lies in: the innermost one, and the last of several at one place."""
+    around = [row for row in all_mounts() if (path + "/").startswith(row.point.rstrip("/") + "/")]
+    return max(reversed(around), key=lambda row: len(row.point), default=None)
 
 
 def inside(directory: str) -> list[str]:
@@ -45,15 +67,15 @@ def inside(directory: str) -> list[str]:
 
     A mount hides the files beneath it.
     """
-    return [point for point, _, _ in all_mounts() if point.startswith(directory + "/")]
+    return [row.point for row in all_mounts() if row.point.startswith(directory + "/")]
 
 
 def volumes() -> list[Mount]:
     """Every mounted volume."""
     return [
-        Mount(source.removeprefix(SOURCE_PREFIX), point)
-        for point, kind, source in all_mounts()
-        if kind == FS_TYPE and source.startswith(SOURCE_PREFIX)
+        Mount(row.source.removeprefix(SOURCE_PREFIX), row.point)
+        for row in all_mounts()
+        if row.kind == FS_TYPE and row.source.startswith(SOURCE_PREFIX)
     ]
 
 
@@ -64,47 +86,30 @@ def points_of(volume: str) -> list[str]:
 
 def find(path: str) -> Mount | None:
     """The mounted volume that ``path`` (absolute, no links) lies in."""
-    best: tuple[str, str, str] | None = None
-    for row in all_mounts():
-        point = row[0].rstrip("/") or "/"
-        inside = path == point or path.startswith(point if point == "/" else point + "/")
-        if inside and (best is None or len(row[0]) >= len(best[0])):
-            best = row
-    if best is None or best[1] != FS_TYPE:
+    row = _around(path)
+    if row is None or row.kind != FS_TYPE:
         return None
-    return Mount(best[2].removeprefix(SOURCE_PREFIX), best[0])
-
-
-def _rows_of(process: str) -> Iterator[tuple[str, str, str]]:
-    """(device, directory of the file system that is shown, mount point) of each mount."""
-    path = f"/proc/{process}/mountinfo"
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.split(" ")
-            yield fields[2], _unescape(fields[3]), _unescape(fields[4])
+    return Mount(row.source.removeprefix(SOURCE_PREFIX), row.point)
 
 
 def place_of(path: str) -> tuple[str, str]:
     """Device and path, within its file system, of a directory (absolute, no links)."""
-    best = ("", "/", "/")
-    for row in _rows_of("self"):
-        point = row[2].rstrip("/")
-        if (path + "/").startswith(point + "/") and len(row[2]) >= len(best[2]):
-            best = row
-    device, shown, point = best
-    return device, shown.rstrip("/") + path[len(point.rstrip("/")) :] or "/"
+    row = _around(path)
+    if row is None:
+        return "", path
+    return row.device, row.shown.rstrip("/") + path[len(row.point.rstrip("/")) :] or "/"
 
 
 def parts_shown(place: tuple[str, str], process: str) -> list[str]:
     """The points where a process has parts of a directory mounted, but not the whole directory."""
     device, directory = place
     return [
-        point
-        for other, shown, point in _rows_of(process)
-        if other == device
-        and shown != directory
-        and shown.startswith(directory.rstrip("/") + "/")
-        and not shown.endswith("//deleted")
+        row.point
+        for row in all_mounts(process)
+        if row.device == device
+        and row.shown != directory
+        and row.shown.startswith(directory.rstrip("/") + "/")
+        and not row.shown.endswith("//deleted")
     ]
 
 
@@ -113,16 +118,7 @@ def file_system(mount_id: str, number: str) -> tuple[str, set[str]] | None:
 
     None where no mount is either.
     """
-    by_device: tuple[str, set[str]] | None = None
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            fields, tail = left.split(" "), right.split()
-            if len(fields) < 5 or len(tail) < 3:
-                continue
-            found = tail[0], set(tail[-1].split(","))
-            if fields[0] == mount_id:
-                return found
-            if fields[2] == number:
-                by_device = found
-    return by_device
+    rows = all_mounts()
+    of_mount = [row for row in rows if row.mount_id == mount_id]
+    found = of_mount or [row for row in rows if row.device == number]
+    return (found[-1].kind, found[-1].options) if found else None

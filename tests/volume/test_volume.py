@@ -171,6 +171,6 @@ def test_mount_points_with_odd_names_are_read() -> None:
         "broken line\n"
     )
     assert parse_mountinfo(text) == [
-        ("/srv/with space", "ext4", "/dev/root"),
-        ("/srv/back\\slash", "fuse.dedupd", "dedupd:uuid"),
+        ("36", "98:0", "/", "/srv/with space", "ext4", "/dev/root", {"rw"}),
+        ("37", "0:50", "/", "/srv/back\\slash", "fuse.dedupd", "dedupd:uuid", {"rw"}),
     ]

@@ -156,7 +156,8 @@ def test_a_kernel_without_mounting_beneath_swaps_the_mounts(
     mount_fd = over_mount.new_mount(device_fd, kernel)
     try:
         over_mount.replace(mount_fd, str(point))
-        assert [row[2] for row in mount_table.all_mounts() if row[0] == str(point)] == ["new"]
+        here = [row for row in mount_table.all_mounts() if row.point == str(point)]
+        assert [row.source for row in here] == ["new"]
     finally:
         os.close(mount_fd)
         os.close(device_fd)
