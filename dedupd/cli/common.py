@@ -29,7 +29,7 @@ class _Named(click.Path):
         return super().convert(value, param, ctx)
 
 
-PATH = _Named()
+PATH = _Named(readable=False)  # where it cannot be read, the command says why
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 

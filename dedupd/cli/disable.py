@@ -81,6 +81,7 @@ def _begin(path: str, first: bool) -> str:
         if volume.base.startswith("/proc/"):
             raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
         if first:
+            _refuse_mounts(volume, path)
             with job_run("unoptimize") as run:
                 report = Unoptimize(volume, run).run()
             if report.errors:
@@ -95,10 +96,14 @@ def _begin(path: str, first: bool) -> str:
         return volume.parameters.uuid
 
 
-def _refuse_stubs(volume: Volume, path: str) -> None:
-    """Make sure that all of the tree can be seen, and that no stub is in it."""
+def _refuse_mounts(volume: Volume, path: str) -> None:
     for point in mount_table.inside(os.readlink(f"/proc/self/fd/{volume.data_fd}")):
         raise UsageError(f"{path}: {point} is mounted over files of the volume; unmount it first")
+
+
+def _refuse_stubs(volume: Volume, path: str) -> None:
+    """Make sure that all of the tree can be seen, and that no stub is in it."""
+    _refuse_mounts(volume, path)
     unseen: list[str] = []
     stub = next((found for found in walk(volume, errors=unseen) if found.is_stub), None)
     if stub is not None:
