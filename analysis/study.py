@@ -105,6 +105,19 @@ class Study:
     def empty(self) -> bool:
         return not any(row.data_bytes for row in self.table1_datasets)
 
+    @property
+    def partition_losses(self) -> tuple[float, float] | None:
+        """What partitions by type, and by path, would lose, as fractions of the data; None where
+        that was not asked."""
+        rows = self.table3_partitions
+        data = sum(row.data_bytes for row in rows)
+        if not data:
+            return None
+        return (
+            sum((row.overall - row.by_type) * row.data_bytes for row in rows) / data,
+            sum((row.overall - row.by_path) * row.data_bytes for row in rows) / data,
+        )
+
     def savings(self, chunking: str, dataset: str = EVERYTHING) -> SavingsRow | None:
         """The row of figure 2 for a chunking."""
         return next(

@@ -211,11 +211,9 @@ def _partitions_and_memory(study: Study, profile: str) -> list[Setting]:
             f" {budget >> 20} MiB",
         )
     ]
-    data = sum(row.data_bytes for row in study.table3_partitions)
-    if not data:
+    if study.partition_losses is None:
         return settings
-    by_type = sum((r.overall - r.by_type) * r.data_bytes for r in study.table3_partitions) / data
-    by_path = sum((r.overall - r.by_path) * r.data_bytes for r in study.table3_partitions) / data
+    by_type, by_path = study.partition_losses
     settings.append(
         Setting(
             "partitions",

@@ -163,12 +163,9 @@ def _duplication(rows: Sequence[DuplicationRow]) -> str:
 
 
 def _partitions(study: Study) -> str:
-    rows = study.table3_partitions
-    data = sum(row.data_bytes for row in rows)
-    if not data:
+    if study.partition_losses is None:
         return ""
-    by_type = sum((row.overall - row.by_type) * row.data_bytes for row in rows) / data
-    by_path = sum((row.overall - row.by_path) * row.data_bytes for row in rows) / data
+    by_type, by_path = study.partition_losses
     better = "type" if by_type <= by_path else "path"
     return (
         f"Partitions by file type lose {_points(by_type)}, by path {_points(by_path)}: splitting"

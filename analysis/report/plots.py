@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import matplotlib
@@ -84,13 +85,16 @@ def _line(axes: Axes, at: int, x: Sequence[float], y: Sequence[float], label: st
     )
 
 
+def _percent(axes: Axes, label: str, **legend: Any) -> None:
+    """A y axis in percent, and where the legend is."""
+    axes.set_ylabel(label)
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    axes.legend(**legend)
+
+
 def _cumulated(values: Sequence[float]) -> list[float]:
     total = sum(values) or 1.0
-    done, result = 0.0, []
-    for value in values:
-        done += value
-        result.append(100 * done / total)
-    return result
+    return [100 * done / total for done in accumulate(values)]
 
 
 def _duplicate_share(axes: Axes, rows: Sequence[DuplicateShareRow]) -> None:
@@ -115,9 +119,7 @@ def _duplicate_share(axes: Axes, rows: Sequence[DuplicateShareRow]) -> None:
     axes.set(
         xlabel="Chunks of the file that occur in another file, %", xlim=(0, 100), ylim=(0, 102)
     )
-    axes.set_ylabel("Bytes of files, cumulated")
-    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    axes.legend(loc="best")
+    _percent(axes, "Bytes of files, cumulated", loc="best")
 
 
 def _chunk_size(axes: Axes, studies: Sequence[Study]) -> None:
@@ -138,11 +140,9 @@ def _chunk_size(axes: Axes, studies: Sequence[Study]) -> None:
         _bars(axes, first + 0.2, both, both_margins, 1, "deduplication and compression")
     axes.set_xticks(range(len(labels)), labels)
     axes.grid(axis="x", visible=False)
-    axes.set_ylabel("Space saved")
     bottom, top = axes.get_ylim()
     axes.set_ylim(min(0.0, bottom), max(100.0 * (max(plain) > 60), top * 1.1))
-    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    axes.legend(loc="upper left", ncols=2)
+    _percent(axes, "Space saved", loc="upper left", ncols=2)
 
 
 def _bars(
@@ -178,9 +178,7 @@ def _compressibility(axes: Axes, rows: Sequence[CompressibilityRow]) -> None:
     _line(axes, 1, x, _cumulated([row.data_bytes for row in rows]), "bytes")
     _line(axes, 2, x, _cumulated([row.saved_bytes for row in rows]), "bytes saved by compression")
     axes.set(xlabel="Compressed size / size of the chunk", xlim=(0, 1.01), ylim=(0, 102))
-    axes.set_ylabel("Distinct chunks, cumulated")
-    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    axes.legend(loc="upper left")
+    _percent(axes, "Distinct chunks, cumulated", loc="upper left")
 
 
 def _duplication(axes: Axes, rows: Sequence[DuplicationRow]) -> None:
@@ -240,9 +238,7 @@ def _chunk_sizes(axes: Axes, rows: Sequence[ChunkSizeRow]) -> None:
             linestyle=DASHES[at],
         )
     axes.set(xlabel="Size of the chunk, KiB", ylim=(0, None))
-    axes.set_ylabel("Chunks")
-    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    axes.legend(loc="upper center", ncols=2)
+    _percent(axes, "Chunks", loc="upper center", ncols=2)
 
 
 def _frequency(axes: Axes, rows: Sequence[FrequencyRow]) -> None:
