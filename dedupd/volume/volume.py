@@ -123,7 +123,7 @@ class Volume:
         absolute = resolved(path)
         mount = mount_table.find(absolute)
         root = mount.point if mount is not None else absolute
-        while mount is None and not os.path.isdir(os.path.join(root, BASE_NAME)):
+        while mount is None and not _is_enabled(root):
             if root == "/":
                 raise NotAVolume(f"{path}: does not lie in a volume")
             root = os.path.dirname(root)
@@ -389,6 +389,15 @@ class Volume:
                 )
             on_failure.pop_all()
         return client
+
+
+def _is_enabled(directory: str) -> bool:
+    """Whether a volume's root is there. Raises PermissionError where that may not be seen: below
+    its mount the root is its owner's alone."""
+    try:
+        return stat.S_ISDIR(os.stat(os.path.join(directory, BASE_NAME)).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def is_own(base_fd: int) -> bool:
