@@ -23,6 +23,10 @@ class NotAVolume(UsageError):
     """The path is not an enabled volume."""
 
 
+class CopiedVolume(UsageError):
+    """The volume was copied file by file, and is not taken over yet: see ``dedupd adopt``."""
+
+
 class UnsuitableFileSystem(UsageError):
     """The file system below lacks something that stubs need."""
 
@@ -100,6 +104,18 @@ class DamagedRecipe(Damaged):
 
 class DamagedStub(Damaged):
     """A stub's attribute does not decode or belongs to another volume."""
+
+
+class CopiedStub(DamagedStub):
+    """A stub's attribute is sound, and of another inode: the stub was copied, or is in a copy."""
+
+
+class TamperedStub(DamagedStub):
+    """A stub has other blocks of its own than those that its attribute counts."""
+
+
+class NoStubs(Damaged):
+    """A tree with files and without stubs, though the store has chunks in use."""
 
 
 def error_named(kind: str, message: str) -> DedupdError:

@@ -33,6 +33,7 @@ from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount
 from fuse_stub.operations import StubOperations
+from fuse_stub.sealing import seal_at_the_end, seal_closed
 from fuse_stub.session import options_for, session
 
 log = logging.getLogger("dedupd.mount")
@@ -93,6 +94,7 @@ def serve(
             mount.close()
             if not own.is_read_only:
                 own.disk.sync_file_system(own.data_fd)
+                seal_at_the_end(own, mount.files.unsealed)
 
 
 @contextmanager
@@ -156,6 +158,8 @@ async def _run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
         await nursery.start(ControlServer(mount).serve)
         await nursery.start(_stop_on_signal, pump)
         nursery.start_soon(_announce, mount, ready)
+        if not mount.volume.is_read_only:
+            nursery.start_soon(seal_closed, mount.volume, mount.files, mount.files.unsealed)
         await pump.run()
         mount.fill_lane.end()
         await mount.commit_lane.abandon_all()

@@ -12,6 +12,7 @@ from dedupd.cli.lazy_command import LazyGroup
 
 COMMANDS = {
     "enable": "Make a directory a volume.",
+    "adopt": "Take over a copy of a volume.",
     "disable": "Make a volume a plain directory again.",
     "mount": "Show a volume's files.",
     "umount": "Hide a volume's files again.",

@@ -16,7 +16,7 @@ from jobs.frame.run import Cancelled, JobRun
 WAIT_S = 5
 """How long one request waits for news of a job."""
 
-_OPTIONS = ("full", "rate", "strategy")
+_OPTIONS = ("full", "all_garbage", "rate", "strategy")
 """Options of commands that the service knows too."""
 
 

@@ -9,12 +9,14 @@ import xxhash
 
 from dedupd.errors import DamagedStub
 
-FORMAT = 1
-HEAD_BYTES = 48
-"""Little enough to fit into a 256-byte ext4 inode beside its other fields."""
+FORMAT = 2
+HEAD_BYTES = 64
+"""As much as fits into a 256-byte ext4 inode beside its other fields."""
 
-_HEAD = struct.Struct("<BBHIQ16sQq")
+_HEAD = struct.Struct("<BBHIQ16sQqQQ")
+_BOUND = struct.Struct("<QI")
 _U32 = struct.Struct("<I")
+_BINDING_AT = 48
 
 _ADVICE = "if the file was never deduplicated here, remove its attribute (setfattr -x)"
 
@@ -31,11 +33,13 @@ class Flag(enum.IntFlag):
     """The stub is being filled: the modification time is the one in the attribute."""
     DIRECT = 4
     """The file is one chunk: ``recipe`` is that chunk's id, and there is no recipe record."""
+    WRITTEN = 8
+    """Blocks may have been added to those that ``local_bytes`` counts; else it is exact."""
 
     @property
     def transient(self) -> "Flag":
         """The flags of a change that is under way."""
-        return self & ~Flag.DIRECT
+        return self & (Flag.COMMITTING | Flag.RESTORING)
 
 
 NO_FLAGS = Flag(0)
@@ -47,7 +51,8 @@ class StubAttribute:
 
     ``digest`` is the first half of the fingerprint of the recipe's record, or of the chunk's if
     DIRECT; ``covered`` is how many bytes from the start of the file the recipe stands for;
-    ``mtime_ns`` is the time to be restored while COMMITTING or RESTORING.
+    ``mtime_ns`` is the time to be restored while COMMITTING or RESTORING. ``local_bytes`` lie in
+    blocks of the file's own, or at least so many if WRITTEN.
     """
 
     recipe: int
@@ -55,10 +60,16 @@ class StubAttribute:
     covered: int
     mtime_ns: int
     flags: Flag = NO_FLAGS
+    local_bytes: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the file has no block of its own, and no change is under way."""
+        return self.flags in (NO_FLAGS, Flag.DIRECT) and not self.local_bytes
 
 
-def encode_stub(stub: StubAttribute, volume_id: bytes) -> bytes:
-    """The attribute's value."""
+def encode_stub(stub: StubAttribute, volume_id: bytes, binding: int) -> bytes:
+    """The attribute's value, for the inode that has this :func:`binding`."""
     value = _HEAD.pack(
         FORMAT,
         int(stub.flags),
@@ -68,15 +79,19 @@ def encode_stub(stub: StubAttribute, volume_id: bytes) -> bytes:
         stub.digest,
         stub.covered,
         stub.mtime_ns,
+        binding,
+        stub.local_bytes,
     )
     return value[:4] + _U32.pack(_check(value, volume_id)) + value[8:]
 
 
 def decode_stub(value: bytes, volume_id: bytes, where: str) -> StubAttribute:
-    """Raises DamagedStub."""
+    """The attribute, whichever inode it is bound to: see :func:`binding_in`. Raises DamagedStub."""
     if len(value) < HEAD_BYTES:
         raise DamagedStub(f"{where}: the stub attribute is cut short; {_ADVICE}")
-    version, flags, reserved, check, recipe, digest, covered, mtime_ns = _HEAD.unpack_from(value)
+    version, flags, reserved, check, recipe, digest, covered, mtime_ns, _, local_bytes = (
+        _HEAD.unpack_from(value)
+    )
     blank = value[:4] + b"\0\0\0\0" + value[8:]
     if check != _check(blank, volume_id):
         raise DamagedStub(
@@ -87,7 +102,18 @@ def decode_stub(value: bytes, volume_id: bytes, where: str) -> StubAttribute:
         raise DamagedStub(f"{where}: stub format {version}; this program reads {FORMAT}")
     if len(value) != HEAD_BYTES or reserved != 0:
         raise DamagedStub(f"{where}: the stub attribute has parts that this program does not know")
-    return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags))
+    return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags), local_bytes)
+
+
+def binding_in(value: bytes) -> int:
+    """The binding that a sound attribute has."""
+    return int.from_bytes(value[_BINDING_AT : _BINDING_AT + 8], "little")
+
+
+def binding(instance_seed: int, inode: int, generation: int) -> int:
+    """What ties an attribute to one inode of one instance of a volume: anywhere else it is that of
+    a copy."""
+    return xxhash.xxh3_64_intdigest(_BOUND.pack(inode, generation), seed=instance_seed)
 
 
 def _check(value: bytes, volume_id: bytes) -> int:

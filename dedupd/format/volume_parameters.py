@@ -10,7 +10,7 @@ import xxhash
 from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat, UsageError
 
-FORMAT = 2
+FORMAT = 3
 
 POLYNOMIAL = 0x1_6D43
 """Irreducible, of degree 16; how it was chosen is in docs/chunking.md."""

@@ -41,13 +41,13 @@ class CommitBatch:
         cls,
         data_fd: int,
         attribute: bytes,
-        seed: int,
+        seeds: tuple[int, int],
         block_bytes: int,
         threads: int,
         door: Callable[..., int] | None,
     ) -> CommitBatch:
-        """``seed`` is that of the attribute's checksum; each step takes up to ``threads``, and one
-        with a door (``Disk.door``)."""
+        """``seeds`` are those of the attribute: of its checksum, and of what binds it to its inode.
+        Each step takes up to ``threads``, and one with a door (``Disk.door``)."""
     def begin(self, requests: PlainRequests) -> bytes:
         """Open each file and set its attribute.
 

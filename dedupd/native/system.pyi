@@ -52,6 +52,17 @@ def unwritten_ranges(fd: int, end: int, sync: bool) -> list[tuple[int, int]]:
     (``FS_IOC_FIEMAP``), such as tmpfs, whose files do not survive a crash.
     """
 
+def local_bytes(fd: int, end: int, sync: bool) -> tuple[int, int]:
+    """How many bytes below ``end`` lie in blocks that were written and have their place on the disk,
+    and how many in others.
+
+    The others are allocated ones, and those of dirty pages that have no place yet; with ``sync``
+    these are written first. (0, 0) on a file system without an extent map.
+    """
+
+def file_system_type(fd: int) -> int:
+    """Magic number of the file system of ``fd``, as ``statfs`` has it."""
+
 def syncfs(fd: int) -> None:
     """Durable effect: makes the file system of ``fd`` durable as it is."""
 
@@ -60,6 +71,10 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
 
 def name_to_handle(fd: int) -> bytes:
     """Opaque handle of an open file (``name_to_handle_at``), its type included."""
+
+def generation(fd: int) -> int:
+    """Generation of the inode that ``fd`` (``O_PATH``, too) is open on: it tells the inode from an
+    earlier one of the same number. 0 where the file system has none."""
 
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
 def fgetxattr(fd: int, name: bytes) -> bytes | None:

@@ -53,11 +53,12 @@ class StubCounter:
         streams: Sequence[tuple[int, int, int, int]],
         *,
         attribute: bytes,
-        seed: int,
+        seeds: tuple[int, int],
         tables: tuple[int, Sequence[tuple[int, bytes, int]]] | None,
     ) -> StubCounter:
         """``streams`` are containers of recipes: number, descriptors of data and table, seed; the
-        caller keeps them open. ``seed`` is that of the attribute's checksum.
+        caller keeps them open. ``seeds`` are those of the attribute: of its checksum, and of what
+        binds it to its inode.
 
         ``tables`` are those of the containers of chunks: a directory, which the caller keeps open,
         and number, name and seed of each. With them, the chunk that a stub names is compared with
@@ -72,8 +73,8 @@ class StubCounter:
     ) -> list[CountedStubs | Unreadable]:
         """Look at directories: paths below ``root_fd``, over no link and into no other file system.
 
-        Left are files of several names, and stubs of which anything is out of the ordinary: a
-        transition, a recipe of several nodes, a record that is not there, or that leads to another
+        Left are files of several names, and stubs of which anything is out of the ordinary: blocks
+        of their own, an attribute that is bound to another inode, a transition, a recipe of several nodes, a record that is not there, or that leads to another
         one.
         """
 

@@ -38,13 +38,15 @@ def schedules(policy: Policy) -> dict[TaskName, Schedule]:
 JOBS: Mapping[str, frozenset[str]] = {
     "optimize": frozenset(),
     "reconcile": frozenset({"strategy"}),
-    "gc": frozenset({"full"}),
+    "gc": frozenset({"full", "all_garbage"}),
     "compact": frozenset(),
     "scrub": frozenset({"full", "rate"}),
     "unoptimize": frozenset(),
     "rebuild": frozenset(),
 }
 """Jobs that users may ask for, and their options; ``verify`` needs the volume unmounted."""
+
+_FLAGS = frozenset({"full", "all_garbage"})
 
 TEXT_MAX = 40
 """The longest value of an option; the job itself says whether it makes sense."""
@@ -66,10 +68,10 @@ def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
         if name not in JOBS[job]:
             known = ", ".join(sorted(JOBS[job])) or "none"
             raise UsageError(f"options: {name!r} is no option of {job}; there is {known}")
-        if name == "full":
+        if name in _FLAGS:
             if not isinstance(value, bool):
-                raise UsageError("options: full: write true or false")
-            arguments += ["--full"] if value else []
+                raise UsageError(f"options: {name}: write true or false")
+            arguments += [f"--{name.replace('_', '-')}"] if value else []
         else:
             if not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX or not _is_plain(value):
                 raise UsageError(f"options: {name}: write a short text")

@@ -201,6 +201,7 @@ class Filling:
         A crash in between leaves a stub that says restoring, which gives the time back.
         """
         stub, files, disk = self._stub, self._files, self._disk
+        stub.uncount()
         status = os.fstat(stub.fd)
         mtime_ns = min(max(status.st_mtime_ns, TIMES_NS[0]), TIMES_NS[-1])
         at_rest, watch = stub.attribute, stub.watch

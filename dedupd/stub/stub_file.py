@@ -23,14 +23,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from dedupd import native
 from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import NoSpace
 from dedupd.format.ids import HOLE
-from dedupd.format.stub import StubAttribute
+from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.content import StoreContent
+from dedupd.stub.local_blocks import seal
 from dedupd.stub.transition import LENGTH_BYTES_MAX, StubFiles
 from dedupd.system.extents import extent_size_hint, written_ranges
 from dedupd.system.files import data_ranges, read_at, read_into
@@ -78,6 +80,13 @@ class SparseStub:
     def is_loaded(self) -> bool:
         """Whether :attr:`content` costs no I/O."""
         return self._content is not None
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the attribute counts the blocks of the stub's own, or a change is under way."""
+        return (
+            self.attribute.flags & (Flag.WRITTEN | Flag.COMMITTING | Flag.RESTORING) != Flag.WRITTEN
+        )
 
     @property
     def may_be_local(self) -> bool:
@@ -174,6 +183,8 @@ class SparseStub:
         low, high = align_down(offset, self._block), align_up(end, self._block)
         missing = self.missing(low, high)
         if not missing:
+            if high > self.attribute.covered:
+                self._unseal()
             with self._nothing_beside(low, high):
                 return self._disk.write_some(self.fd, [data], offset)
         head: bytes | bytearray = b""
@@ -198,6 +209,7 @@ class SparseStub:
         start, end = offset - len(head), offset + len(data)
         total = len(head) + len(data) + len(tail)
         written = 0
+        self._unseal()
         try:
             with self._nothing_beside(
                 align_down(start, self._block), align_up(start + total, self._block)
@@ -290,6 +302,8 @@ class SparseStub:
             self._fill_end(old, size)
             self._disk.truncate(self.fd, size)
             return False
+        if self.attribute.local_bytes:
+            self.uncount()
         self._disk.truncate(self.fd, size)
         if size < self.attribute.covered:
             self.attribute = replace(self.attribute, covered=size)
@@ -313,6 +327,36 @@ class SparseStub:
         self._may_be_local = True
         if self._write_blocks(low, b"", data, b"", size, missing) < len(data):
             raise NoSpace("no space left to write")
+
+    def _unseal(self) -> None:
+        """Say that blocks are about to be added to those that the attribute counts.
+
+        It becomes durable before the first of them does: both are changes of one file's metadata.
+        """
+        if not self.attribute.flags & Flag.WRITTEN:
+            self._change_attribute(flags=self.attribute.flags | Flag.WRITTEN)
+
+    def uncount(self) -> None:
+        """Say that blocks are about to come, and blocks to go that the attribute counts."""
+        if self.attribute.local_bytes or not self.attribute.flags & Flag.WRITTEN:
+            flags = self.attribute.flags | Flag.WRITTEN
+            self._change_attribute(flags=flags, local_bytes=0)
+
+    def _change_attribute(self, **changes: Any) -> None:
+        changed = replace(self.attribute, **changes)
+        self._files.write(self.fd, changed)
+        self.attribute = changed
+        self._attribute_is_stale = False
+
+    def seal(self) -> bool:
+        """Have the attribute count the blocks of the stub's own; False where some have no place on
+        the disk yet. Nothing else may use it meanwhile. Raises OSError."""
+        if self.has_unwritten:
+            return False
+        self._store_attribute()
+        sealed = seal(self.fd, self.attribute, self._files)
+        self.attribute = sealed or self.attribute
+        return sealed is not None
 
     def _store_attribute(self) -> None:
         """Bring ``covered`` on disk up to date, before the file can grow."""

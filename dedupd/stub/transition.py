@@ -17,10 +17,18 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.errors import Damaged, FileChanged
+from dedupd.errors import CopiedStub, Damaged, FileChanged
 from dedupd.failpoint import define
 from dedupd.format.recipe import RecipeRef
-from dedupd.format.stub import Flag, StubAttribute, decode_stub, encode_stub
+from dedupd.format.stub import (
+    Flag,
+    StubAttribute,
+    attribute_seed,
+    binding,
+    binding_in,
+    decode_stub,
+    encode_stub,
+)
 from dedupd.system.disk import Disk
 from dedupd.system.extents import drop_unwritten, has_unwritten, written_ranges
 from dedupd.system.files import read_at
@@ -76,15 +84,49 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttributeSpace:
-    """Where a volume keeps its stub attribute, and how it recognises its own."""
+    """Where a volume keeps its stub attribute, and how it recognises its own.
+
+    ``instance_seed`` is that of :meth:`dedupd.format.instance.Instance.seed`.
+    """
 
     name: bytes
     volume_id: bytes
+    instance_seed: int
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """Those of the checksum and of the binding, for native code."""
+        return attribute_seed(self.volume_id), self.instance_seed
 
     def read(self, fd: int, where: str) -> StubAttribute | None:
-        """The attribute of an open file; None where it is plain. Raises DamagedStub."""
+        """The attribute of an open file; None where it is plain.
+
+        Raises DamagedStub; CopiedStub, which is one, where it is the attribute of another file.
+        """
         value = native.system.fgetxattr(fd, self.name)
-        return None if value is None else decode_stub(value, self.volume_id, where)
+        return None if value is None else self.decode(value, fd, where)
+
+    def decode(self, value: bytes, fd: int, where: str) -> StubAttribute:
+        """The attribute ``value`` of the file that ``fd`` (``O_PATH``, too) is open on.
+
+        Raises as :meth:`read`.
+        """
+        stub = decode_stub(value, self.volume_id, where)
+        if binding_in(value) != self.binding_of(fd):
+            raise CopiedStub(
+                f"{where}: the stub was copied or moved here by a program that worked below the"
+                " mount, and its content cannot be told; restore the file from a backup, or see"
+                " docs/backup.md for `dedupd adopt`"
+            )
+        return stub
+
+    def encode(self, stub: StubAttribute, fd: int) -> bytes:
+        """The value that makes the open file this stub."""
+        return encode_stub(stub, self.volume_id, self.binding_of(fd))
+
+    def binding_of(self, fd: int) -> int:
+        """What ties an attribute to the file that ``fd`` (``O_PATH``, too) is open on."""
+        return binding(self.instance_seed, os.fstat(fd).st_ino, native.system.generation(fd))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +139,7 @@ class StubFiles:
 
     def write(self, fd: int, stub: StubAttribute) -> None:
         """Set the attribute of an open file."""
-        self.disk.set_attribute(fd, self.space.name, encode_stub(stub, self.space.volume_id))
+        self.disk.set_attribute(fd, self.space.name, self.space.encode(stub, fd))
 
 
 def committing(identity: FileIdentity, ref: RecipeRef) -> StubAttribute:
@@ -121,7 +163,7 @@ def begin_commit(
     Raises FileChanged where the file is not the one that was read; NoSpace.
     """
     stub = committing(expected, ref)
-    name, value = files.space.name, encode_stub(stub, files.space.volume_id)
+    name, value = files.space.name, files.space.encode(stub, fd)
     after = native.commit.exchange_attribute(fd, expected, name, previous, value, files.disk.door)
     if after is None:
         if native.system.fgetxattr(fd, name) != previous:
@@ -153,7 +195,7 @@ def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
         align_up(status.st_size, files.block_bytes),
         (status.st_atime_ns, begun.stub.mtime_ns),
         files.space.name,
-        encode_stub(settled, files.space.volume_id),
+        files.space.encode(settled, fd),
         files.disk.door,
     )
 
@@ -210,7 +252,10 @@ def settle(
     settled = stub
     if stub.flags & (Flag.COMMITTING | Flag.RESTORING):
         disk.set_times(fd, status.st_atime_ns, mtime_ns)
-        settled = replace(settled, flags=stub.flags & ~(Flag.COMMITTING | Flag.RESTORING))
+        flags = stub.flags & ~(Flag.COMMITTING | Flag.RESTORING)
+        if native.system.present_ranges(fd, 0, status.st_size):
+            flags |= Flag.WRITTEN  # they are not counted
+        settled = replace(settled, flags=flags)
     if stub.covered > status.st_size:
         # It was truncated, and the attribute did not follow. What it grows by from here is zeros.
         settled = replace(settled, covered=status.st_size)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol, Self
 from dedupd import native
 from dedupd.errors import Busy, DedupdError, FileChanged, NoSpace, ServiceUnreachable
 from dedupd.failpoint import define, reach
-from dedupd.format.stub import attribute_seed
 from dedupd.stub.transition import (
     Begun,
     FileIdentity,
@@ -140,7 +139,7 @@ class _Batch:
         self._plain = native.commit.CommitBatch(
             volume.data_fd,
             volume.space.name,
-            attribute_seed(volume.space.volume_id),
+            volume.space.seeds,
             volume.block_bytes,
             threads,
             volume.disk.door,

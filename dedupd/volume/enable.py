@@ -19,6 +19,7 @@ from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened, read_at
 from dedupd.system.paths import explain, named, show_path
+from dedupd.volume.instance import instance_of, record_instance
 from dedupd.volume.place import LEFT_IN_PLACE, refuse_content, refuse_occupants, refuse_place
 from dedupd.volume.probe import (
     ACCEPTED_FILE,
@@ -167,6 +168,8 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
     except (DedupdError, OSError, KeyboardInterrupt) as error:
         _go_back(root, root_fd, base_fd, error, disk)
         raise
+    with opened(_open_dir(base_fd, b"data")) as data_fd:
+        record_instance(base_fd, instance_of(data_fd), disk)
     disk.replace_file(base_fd, VOLUME_FILE, parameters.to_json())
     reach(_ENABLED)
     disk.unlink(base_fd, ENABLING)

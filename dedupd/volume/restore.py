@@ -9,6 +9,7 @@ from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import Damaged, NoSpace, error_named
 from dedupd.stub.content import StoreContent
 from dedupd.stub.filling import Filling, make_plain
+from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import local_ranges, settle
 from dedupd.system.control_socket import ControlClient
@@ -70,7 +71,7 @@ def missing_data(volume: Volume, path: bytes) -> Iterator[tuple[StoreContent, in
     """
     where = show_path(path)
     with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
-        stub = volume.space.read(fd, where)
+        stub = checked_stub(fd, volume.stub_files, where)
         if stub is None:
             return
         size = os.fstat(fd).st_size
@@ -131,7 +132,7 @@ def _asked(
 def _restored_here(volume: Volume, path: bytes, safe_point: Callable[[], None]) -> Restored:
     with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
         where = show_path(path)
-        attribute = volume.space.read(fd, where)
+        attribute = checked_stub(fd, volume.stub_files, where)
         if attribute is None:
             return Restored(was_stub=False, filled_bytes=0)
         load = partial(volume.content, where=where)

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
+from typing import Self
 
 from dedupd.config.policy import Policy, parse_policy
 from dedupd.errors import Busy, NotAVolume, ReadOnlyVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import COPIES_OF, Kind
+from dedupd.format.instance import Instance
 from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
 from dedupd.store.container.directory import ContainerDirectory
@@ -26,6 +28,7 @@ from dedupd.system.files import locked, opened, read_at
 from dedupd.system.paths import named, open_beneath, resolved
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
+from dedupd.volume.instance import instance_of, refuse_copy
 from dedupd.volume.repair_notes import RepairNotes
 from dedupd.volume.room import Room
 from dedupd.volume.transition_log import Transitions
@@ -65,14 +68,26 @@ class Volume:
             self.parameters = Parameters.from_json(
                 self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
             )
-            self.space = AttributeSpace(
-                self.parameters.attribute.encode(), self.parameters.uuid_bytes
-            )
             self.data_fd = os.open(
                 os.path.join(base, "data"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             )
+            on_failure.callback(os.close, self.data_fd)
+            self.instance = instance_of(self.data_fd)
+            self.space = self.space_of(self.instance)
+            self.check_place()
             on_failure.pop_all()
         self.block_bytes = block_bytes_of(self.data_fd)
+
+    def check_place(self) -> None:
+        """Raises CopiedVolume where this is a copy that is not taken over yet."""
+        refuse_copy(self.base_fd, self.instance, self.root, os.path.join(self.root, BASE_NAME))
+
+    def space_of(self, instance: Instance) -> AttributeSpace:
+        """How stubs would be recognised that belong to ``instance``."""
+        volume_id = self.parameters.uuid_bytes
+        return AttributeSpace(
+            self.parameters.attribute.encode(), volume_id, instance.seed(volume_id)
+        )
 
     @property
     def stub_files(self) -> StubFiles:
@@ -80,10 +95,10 @@ class Volume:
         return StubFiles(self.space, self.disk, self.block_bytes)
 
     @classmethod
-    def open(cls, path: str, disk: Disk | None = None) -> "Volume":
+    def open(cls, path: str, disk: Disk | None = None) -> Self:
         """The volume at ``path``: its root, its mount point, or anything below a mount of it.
 
-        Raises NotAVolume, Damaged, UnknownFormat, ServiceUnreachable.
+        Raises NotAVolume, CopiedVolume, Damaged, UnknownFormat, ServiceUnreachable.
         """
         disk = disk or Disk()
         root = os.path.realpath(path)
@@ -107,7 +122,7 @@ class Volume:
         return cls(root, base, base_fd, disk)
 
     @classmethod
-    def at(cls, root: str, base_fd: int, disk: Disk | None = None) -> "Volume":
+    def at(cls, root: str, base_fd: int, disk: Disk | None = None) -> Self:
         """The volume whose ``.dedupd`` is open as ``base_fd``, also where a mount covers ``root``.
 
         ``base_fd`` is the volume's from here on, also where this fails. Raises as :meth:`open`.
@@ -151,7 +166,7 @@ class Volume:
         os.close(self.data_fd)
         os.close(self.base_fd)
 
-    def __enter__(self) -> "Volume":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,6 +12,7 @@ import trio
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import StubAttribute
 from dedupd.stub.content import StoreContent, open_content
+from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import needs_settling, settle
 from dedupd.system.files import opened
@@ -21,6 +22,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.shared_lock import SharedLock
+from fuse_stub.files.unsealed_stubs import UnsealedStubs
 
 log = logging.getLogger("dedupd.mount")
 
@@ -139,6 +141,7 @@ class OpenFiles:
         self._inodes = inodes
         self._cache = cache
         self._files: dict[int, OpenFile] = {}
+        self.unsealed = UnsealedStubs()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -199,6 +202,7 @@ class OpenFiles:
         file.write_users -= write
         if file.users == 0:
             del self._files[file.ino]
+            self._note_unsealed(file)
             os.close(file.fd)
         elif file.writable and not file.write_users and file.lock.try_alone():
             # Jobs leave files alone that any process, this one too, has open for writing. Where
@@ -219,8 +223,13 @@ class OpenFiles:
 
     def close(self) -> None:
         for file in self._files.values():
+            self._note_unsealed(file)
             os.close(file.fd)
         self._files.clear()
+
+    def _note_unsealed(self, file: OpenFile) -> None:
+        if file.stub is not None and not file.stub.is_sealed:
+            self.unsealed.note(file.ino, path_of(file.fd))
 
     def _open(self, ino: int, path: bytes, write: bool, trunc: bool) -> OpenFile:
         fd = _open_for(path, write)
@@ -274,13 +283,13 @@ class OpenFiles:
 
     def _read_attribute(self, fd: int, trunc: bool) -> StubAttribute | None:
         try:
-            return self._volume.space.read(fd, "")
+            return checked_stub(fd, self._volume.stub_files, "")
         except DamagedStub as error:
             if trunc:
                 os.ftruncate(fd, 0)
                 self._volume.disk.remove_attribute(fd, self._volume.space.name)
                 return None
-            raise DamagedStub(f"{where(fd)}{error}") from error
+            raise type(error)(f"{where(fd)}{error}") from error
 
     def _settle(self, fd: int, stub: StubAttribute) -> StubAttribute:
         """Settle a stub; ``fd`` may be open for reading only."""

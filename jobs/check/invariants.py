@@ -20,6 +20,8 @@ class Invariant(enum.StrEnum):
     COPY_AGREES = "copy-agrees"
     PRIMARY_THERE = "primary-there"
     STUB_ATTRIBUTE = "stub-attribute"
+    STUB_PLACE = "stub-place"
+    STUB_BLOCKS = "stub-blocks"
     STUB_RECIPE = "stub-recipe"
     RECIPE_CHUNKS = "recipe-chunks"
     TREE_READABLE = "tree-readable"
@@ -43,6 +45,8 @@ INVARIANTS = {
     Invariant.COPY_AGREES: "every second copy has the fingerprint of what it repeats",
     Invariant.PRIMARY_THERE: "no file relies on a second copy alone",
     Invariant.STUB_ATTRIBUTE: "every stub attribute decodes and belongs to this volume",
+    Invariant.STUB_PLACE: "every stub is the file that its attribute was made for, and no copy",
+    Invariant.STUB_BLOCKS: "every stub has the blocks of its own that its attribute counts",
     Invariant.STUB_RECIPE: (
         "every stub's recipe is there, is the one that it names, and long enough"
     ),
@@ -52,7 +56,15 @@ INVARIANTS = {
     Invariant.TREE_READABLE: "every directory of the tree can be read",
 }
 
-OF_FILES = frozenset((Invariant.STUB_ATTRIBUTE, Invariant.STUB_RECIPE, Invariant.RECIPE_CHUNKS))
+OF_FILES = frozenset(
+    (
+        Invariant.STUB_ATTRIBUTE,
+        Invariant.STUB_PLACE,
+        Invariant.STUB_BLOCKS,
+        Invariant.STUB_RECIPE,
+        Invariant.RECIPE_CHUNKS,
+    )
+)
 """Where one of these is violated, bytes of a user's file are lost; ``where`` is the file."""
 
 

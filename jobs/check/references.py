@@ -1,19 +1,22 @@
 """The references of the tree: every stub, its recipe, and the chunks that they name."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dedupd import native
-from dedupd.errors import Damaged, DamagedStub
+from dedupd.errors import CopiedStub, Damaged, DamagedStub, TamperedStub
 from dedupd.format import container as fmt
 from dedupd.format.ids import HOLE, show_id
-from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
+from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.native.tree import CountedStubs, Unreadable
 from dedupd.store.container.container import table_name
 from dedupd.store.recipe.recipe_reader import Broken, Leaf
-from dedupd.system.paths import show_path
+from dedupd.stub.local_blocks import refuse_tampered
+from dedupd.system.files import opened
+from dedupd.system.paths import explain, open_beneath, show_path
 from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
@@ -23,6 +26,12 @@ from jobs.tree.walk import FirstNames, Met, TreeFile, each_directory, why_unread
 
 RECIPES_OPEN_MAX = 128
 """Containers of recipes that are read without a detour, two descriptors each: 128 GiB."""
+
+
+_INVARIANTS: dict[type[Exception], Invariant] = {
+    CopiedStub: Invariant.STUB_PLACE,
+    TamperedStub: Invariant.STUB_BLOCKS,
+}
 
 
 class Missing(NamedTuple):
@@ -87,7 +96,7 @@ class ReferenceWalk:
                 self._nodes,
                 self._recipe_files(stack),
                 attribute=self._volume.space.name,
-                seed=attribute_seed(self._volume.space.volume_id),
+                seeds=self._volume.space.seeds,
                 tables=self._tables(stack) if self._is_exact else None,
             )
 
@@ -149,14 +158,32 @@ class ReferenceWalk:
     def _stub(self, path: bytes, attribute: bytes) -> None:
         where = show_path(path)
         try:
-            stub = decode_stub(attribute, self._volume.space.volume_id, where)
-        except DamagedStub as error:
-            self._found.findings.append(Finding(Invariant.STUB_ATTRIBUTE, where, str(error)))
+            with opened(
+                open_beneath(self._volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+            ) as fd:
+                stub = self._volume.space.decode(attribute, fd, where)
+                refuse_tampered(fd, stub, self._volume.stub_files, where)
+        except FileNotFoundError:
+            return  # removed meanwhile, where the volume is in use
+        except (DamagedStub, OSError) as error:
+            invariant = _INVARIANTS.get(type(error), Invariant.STUB_ATTRIBUTE)
+            detail = explain(error) if isinstance(error, OSError) else str(error)
+            self._found.findings.append(Finding(invariant, where, detail))
+            self._keep(attribute)
             return
         if stub.flags.transient:
             self._found.unsettled += 1
         if not self._refer(stub, where):
             self._found.suspects.append(path)
+
+    def _keep(self, attribute: bytes) -> None:
+        """Count the reference of a stub that is not to be read: what it names is needed as long as
+        nobody has decided about it."""
+        try:
+            stub = decode_stub(attribute, self._volume.space.volume_id, "")
+        except DamagedStub:
+            return
+        (self._chunks if Flag.DIRECT in stub.flags else self._nodes).refer(stub.recipe)
 
     def _refer(self, stub: StubAttribute, where: str) -> bool:
         """Count what a stub refers to; False where any of it is not there."""

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dedupd import native
+from dedupd.errors import NoStubs
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
@@ -20,6 +21,7 @@ from dedupd.store.container.record_states import set_entries
 from dedupd.store.container.table_file import LOST
 from dedupd.store.container.table_scan import TableScan
 from dedupd.store.mark_set import Marks, Needs
+from dedupd.units import counted
 from dedupd.volume.hints import HintKey
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
@@ -67,16 +69,24 @@ class Gc(Job[GcReport]):
     """One collection over one volume. Needs the volume's job lock; the volume may be mounted."""
 
     def __init__(
-        self, volume: Volume, run: JobRun, *, full: bool = False, dry_run: bool = False
+        self,
+        volume: Volume,
+        run: JobRun,
+        *,
+        full: bool = False,
+        dry_run: bool = False,
+        all_garbage: bool = False,
     ) -> None:
-        """``full``: build upon nothing that an earlier run has found."""
+        """``full``: build upon nothing that an earlier run has found. ``all_garbage``: a tree with
+        files and without stubs is meant to be so."""
         super().__init__(volume, run, GcReport())
         self._full = full
         self._dry_run = dry_run
+        self._all_garbage = all_garbage
         self._epoch = 1
 
     def run(self) -> GcReport:
-        """Mark, then sweep. Raises Cancelled, Busy, NoSpace.
+        """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoStubs where all would be garbage.
 
         Where anything could not be read that may name a chunk, nothing is swept: the report says
         what it was.
@@ -100,6 +110,8 @@ class Gc(Job[GcReport]):
         report.files, report.stubs = roots.files, roots.stubs
         for problem in roots.problems:
             run.findings.add(problem)
+        if roots.files and not roots.stubs and not self._all_garbage:
+            self._refuse_without_stubs(roots.files)
         named = {Kind.CHUNKS: chunks.digest(), Kind.RECIPES: wanted.digest()}
         if not self._full and volume.hints.get(HintKey.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW
@@ -123,6 +135,20 @@ class Gc(Job[GcReport]):
             self._sweep(marks)
             if not self._dry_run:
                 volume.hints.put(HintKey.LAST_COLLECTION, self._state(named))
+
+    def _refuse_without_stubs(self, files: int) -> None:
+        """Raises NoStubs where the store has chunks in use: a program that restores or copies a
+        tree, and leaves attributes out, makes plain files of zeros out of stubs. Then their content
+        is in the store alone."""
+        for block in self._tables[Kind.CHUNKS].blocks():
+            if State.LIVE in block.states():
+                raise NoStubs(
+                    f"{self._volume.root}: none of its {counted(files, 'file')} is a stub, and the"
+                    " store has chunks: nothing was collected. If files were copied or restored"
+                    " without their attributes, keep the store, and restore them as docs/backup.md"
+                    " says; if no file is meant to be a stub, run"
+                    f" `dedupd run gc --all-garbage {self._volume.root}`"
+                )
 
     def _state(self, named: dict[Kind, bytes]) -> str:
         """A digest of what the tree names, given as digests of marks, and of which records are

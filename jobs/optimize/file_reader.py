@@ -11,10 +11,10 @@ from dedupd import native
 from dedupd.errors import Damaged, DamagedChunk, FileChanged
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import fingerprint_check
-from dedupd.format.stub import decode_stub
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
 from dedupd.store.recipe.recipe_writer import Growth
 from dedupd.stub.content import read_stub
+from dedupd.stub.local_blocks import refuse_tampered
 from dedupd.stub.transition import FileIdentity, local_ranges
 from dedupd.system.file_reader import (
     BATCH_BYTES,
@@ -215,7 +215,8 @@ class BatchReader(FileReader[Batch | FilesBatch]):
     def _read_partial(self, fd: int, task: FileTask, attribute: bytes, size: int) -> None:
         """Read the parts of a stub that are not in the store, and note the chunks that are."""
         volume, where = self._volume, show_path(task.candidate.path)
-        stub = decode_stub(attribute, volume.space.volume_id, where)
+        stub = volume.space.decode(attribute, fd, where)
+        refuse_tampered(fd, stub, volume.stub_files, where)
         content = volume.content(stub, where)
         local = local_ranges(fd, size)
         covered = min(stub.covered, size)

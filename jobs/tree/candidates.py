@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from dedupd import native
 from dedupd.config.policy import Policy
 from dedupd.errors import DamagedStub
-from dedupd.format.stub import attribute_seed, decode_stub
+from dedupd.format.stub import StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import DirectoryCandidates, Unreadable
 from dedupd.stub.transition import CAPABILITY, LENGTH_BYTES_MAX, FileIdentity
 from dedupd.system.files import opened
@@ -244,7 +244,9 @@ class _Search:
         """Why a stub is no candidate, or nothing; notes a stub that needs a repair of its state."""
         volume, policy, size = self._volume, self._policy, file.identity.size
         try:
-            stub = decode_stub(attribute, volume.space.volume_id, show_path(file.path))
+            stub = self._decoded(file.path, attribute)
+        except OSError:
+            return ""  # gone, or not to be opened: reading it will show
         except DamagedStub as error:
             if not attribute and not is_readable(volume, file.path):
                 return ""  # neither is its content, as reading it will show
@@ -262,6 +264,14 @@ class _Search:
         if is_young or not policy.partial_files or policy.excludes(file.path):
             return "written to since"
         return ""
+
+    def _decoded(self, path: bytes, attribute: bytes) -> StubAttribute:
+        """The attribute of a stub, if it is bound to that file. Raises DamagedStub, OSError."""
+        volume, where = self._volume, show_path(path)
+        if not attribute:
+            return decode_stub(attribute, volume.space.volume_id, where)
+        with opened(open_beneath(volume.data_fd, path, os.O_PATH)) as fd:
+            return volume.space.decode(attribute, fd, where)
 
 
 def _has_capabilities(volume: Volume, path: bytes) -> bool:

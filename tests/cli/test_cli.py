@@ -337,7 +337,7 @@ def test_damage_is_4_and_names_files(lab: Lab) -> None:
 
 def test_a_newer_volume_is_2(lab: Lab) -> None:
     path = lab.base / "volume.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+    path.write_text(path.read_text().replace('"format": 3', '"format": 4'))
     result = say("status", lab.root)
     assert result.returncode == USAGE
     assert "volume format 3" in result.stderr

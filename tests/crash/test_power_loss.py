@@ -32,7 +32,8 @@ from jobs.optimize import file_reader
 from jobs.optimize import job as optimize_job
 from jobs.optimize.job import Optimize
 from tests.support import crash
-from tests.support.lab import write_out
+from tests.support.copies import belong_here
+from tests.support.lab import Lab, write_out
 from tests.support.simulated_disk import (
     COMPOSED,
     EVERYTHING,
@@ -632,6 +633,7 @@ def explore(fast: Path, scenario: Scenario, states_max: int, seed: int = 1) -> i
         seen.add(key)
         where = f"after {length} of {len(scene.disk.log)} steps, {choice}"
         materialise(state, top, crashed)
+        belong_here(crashed)
         allowed, gone = scene.history.allowed(length), scene.history.may_be_gone(length)
         assert_allowed(contents(crashed), allowed, gone, where)
         scenario.end(crashed)
@@ -674,7 +676,7 @@ def test_unwritten_blocks_stay_holes_when_they_are_read_ahead(fast: Path) -> Non
     root = fast / "root"
     optimized_volume(root, seed=1)
     before = contents(root)
-    path = root / ".dedupd/data/base"
+    path = Lab(root).let_write("base")
     with opened(os.open(path, os.O_RDWR)) as fd:
         os.pwrite(fd, before["base"][:4096], 0)
         native.system.fallocate_keep_size(fd, 4096, 3 * 4096)

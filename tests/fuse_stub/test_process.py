@@ -24,6 +24,7 @@ from fuse_stub import process
 from fuse_stub.kernel.request_pump import REQUESTS_PER_TURN
 from jobs.frame.run import Cancelled, JobRun
 from tests.conftest import MakeFileSystem
+from tests.support.copies import belong_here
 from tests.support.lab import noise, run_cli
 from tests.support.mounts import (
     ALICE,
@@ -120,6 +121,7 @@ def test_a_copy_is_not_mounted_beside_its_volume(lab: MountedLab, tmp_path: Path
     (lab.view / "f").write_bytes(CONTENT)
     copy = MountedLab(tmp_path / "copy", tmp_path / "copy-view")
     subprocess.run(["cp", "-a", lab.root, copy.root], check=True)
+    belong_here(copy.root)
     copy.view.mkdir()
     with pytest.raises(Busy, match=f"a copy of this volume is mounted at {lab.view}"):
         copy.mount()

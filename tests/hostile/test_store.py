@@ -366,8 +366,8 @@ def test_a_stub_that_names_anything_at_all_reads_as_itself_or_not_at_all(
     with Volume.open(str(root)) as opened:
         fd = os.open(path, os.O_RDONLY)
         stub = opened.space.read(fd, "one")
+        uuid, bound = opened.space.volume_id, opened.space.binding_of(fd)
         os.close(fd)
-        uuid = opened.space.volume_id
     assert stub is not None
 
     @given(
@@ -377,7 +377,7 @@ def test_a_stub_that_names_anything_at_all_reads_as_itself_or_not_at_all(
         flags=st.sampled_from([Flag(0), Flag.DIRECT]),
     )
     def check(recipe: int, digest: bytes, covered: int, flags: Flag) -> None:
-        value = encode_stub(StubAttribute(recipe, digest, covered, 0, flags), uuid)
+        value = encode_stub(StubAttribute(recipe, digest, covered, 0, flags), uuid, bound)
         os.setxattr(path, "trusted.dedupd", value)
         found = read_all(root, ["one"])["one"]
         if found is not None and (recipe, digest) != (stub.recipe, stub.digest):

@@ -19,7 +19,7 @@ from dedupd.system.files import opened
 from dedupd.stub.transition import FileIdentity
 from tests.support.lab import as_user, public_directory
 
-NAME = b"user.dedupd-test"
+NAME = b"user.dedupd"
 SETTLE_NS = 50_000_000
 OLD_NS = 1_500_000_000_123_456_789
 
@@ -169,7 +169,7 @@ STUB = StubAttribute(7 << 32, bytes(16), 5000, OLD_NS)
 def stub(directory: Path, name: str, attribute: StubAttribute, volume: bytes = VOLUME) -> None:
     with open(directory / name, "wb") as file:
         file.truncate(5000)
-    os.setxattr(directory / name, NAME, encode_stub(attribute, volume))
+    os.setxattr(directory / name, NAME, encode_stub(attribute, volume, 0))
 
 
 def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
@@ -183,7 +183,7 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     stub(tmp_path, "longer", replace(STUB, covered=4999))
     stub(tmp_path, "of another volume", STUB, b"o" * 16)
     stub(tmp_path, "of unknown parts", STUB)
-    value = bytearray(encode_stub(STUB, VOLUME))
+    value = bytearray(encode_stub(STUB, VOLUME, 0))
     value[2] = 1
     value[4:8] = bytes(4)
     check = xxhash.xxh3_64_intdigest(bytes(value), seed=attribute_seed(VOLUME))
@@ -195,7 +195,7 @@ def test_a_scan_for_work_leaves_out_what_is_in_the_store_as_it_is(
     stub(tmp_path, "linked", STUB)
     os.link(tmp_path / "linked", tmp_path / "link")
     stub(tmp_path, "damaged", STUB)
-    value = bytearray(encode_stub(STUB, VOLUME))
+    value = bytearray(encode_stub(STUB, VOLUME, 0))
     value[20] ^= 1
     os.setxattr(tmp_path / "damaged", NAME, bytes(value))
     make(tmp_path / "plain", b"content")

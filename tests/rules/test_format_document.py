@@ -187,9 +187,9 @@ def test_the_recipe_node() -> None:
 
 
 def test_the_stub_attribute() -> None:
-    attribute = stub.StubAttribute(0x1_0000_0002, DIGEST, 12345, -5, stub.Flag.DIRECT)
-    data = stub.encode_stub(attribute, UUID)
-    places = layout("Stub attribute (48 bytes)")
+    attribute = stub.StubAttribute(0x1_0000_0002, DIGEST, 12345, -5, stub.Flag.DIRECT, 8192)
+    data = stub.encode_stub(attribute, UUID, 0x7788)
+    places = layout("Stub attribute (64 bytes)")
     expect(
         data,
         places,
@@ -202,6 +202,8 @@ def test_the_stub_attribute() -> None:
             "digest": DIGEST,
             "covered": 12345,
             "mtime_ns": -5,
+            "binding": 0x7788,
+            "local": 8192,
         },
     )
     assert len(data) == stub.HEAD_BYTES
@@ -304,7 +306,7 @@ def place_of(signature: int) -> tuple[int, list[int]]:
         ("Record header (80 bytes)", "kind", fmt.RecordKind),
         ("Record header (80 bytes)", "codec", fmt.Codec),
         ("Table entry (64 bytes)", "state", tbl.State),
-        ("Stub attribute (48 bytes)", "flags", stub.Flag),
+        ("Stub attribute (64 bytes)", "flags", stub.Flag),
     ],
 )
 def test_the_numbers_have_the_names_that_the_code_gives_them(
@@ -316,11 +318,11 @@ def test_the_numbers_have_the_names_that_the_code_gives_them(
 
 
 def test_the_limits_in_the_text() -> None:
-    assert FORMAT == 2 and "`format` is 2." in TEXT
+    assert FORMAT == 3 and "`format` is 3." in TEXT
     assert fmt.CONTAINER_BYTES_MAX == 1 << 30 and "up to 1 GiB" in TEXT
     assert fmt.ALIGN_BYTES == 8 and "each beginning at a multiple of 8" in TEXT
     assert recipe.FANOUT_MAX == 4096 and "1 to 4096" in TEXT
-    assert stub.HEAD_BYTES <= 64 and "has room for 64" in TEXT
+    assert stub.HEAD_BYTES <= 64 and "has room for so many" in TEXT
 
 
 def test_every_fail_point_is_in_the_text_and_no_other() -> None:

@@ -32,6 +32,7 @@ from jobs.gc.job import Gc, GcReport
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.reconcile.job import Reconcile, ReconcileReport
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
+from tests.support.copies import belong_here
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KIB = 1 << 10
@@ -410,6 +411,7 @@ def half_done(root: Path) -> list[str]:
 def copy_volume(source: Path, target: Path) -> None:
     """An exact copy: holes, attributes, links, times."""
     subprocess.run(["cp", "-a", "--sparse=always", source, target], check=True)
+    belong_here(target)
 
 
 def remove(path: Path) -> None:

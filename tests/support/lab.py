@@ -9,12 +9,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dedupd import failpoint, native
 from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.stub import StubAttribute
+from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.container.container import data_name, table_name
 from dedupd.stub.content import open_content, read_stub
 from dedupd.stub.transition import local_ranges
@@ -91,9 +92,19 @@ class Lab:
         """A plain file of long ago."""
         path = self.data / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         path.write_bytes(content)
         os.utime(path, ns=(OLD_NS, OLD_NS))
         return path
+
+    def let_write(self, name: str | bytes) -> Path:
+        """A stub to which the test is about to write, as a mount does: its attribute says so."""
+        with self.opened() as volume, opened(self._open(volume, name)) as fd:
+            stub = volume.space.read(fd, os.fsdecode(name))
+            if stub is not None:
+                flags = stub.flags | Flag.WRITTEN
+                volume.stub_files.write(fd, replace(stub, flags=flags, local_bytes=0))
+        return self.data / os.fsdecode(name)
 
     @contextmanager
     def opened(self) -> Iterator[Volume]:

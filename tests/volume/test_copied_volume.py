@@ -11,6 +11,7 @@ import pytest
 
 from dedupd.errors import Busy
 from dedupd.volume.volume import Volume
+from tests.support.copies import belong_here
 from tests.support.lab import noise
 from tests.support.mounts import MountedLab, mounted_lab
 
@@ -31,6 +32,7 @@ def copy(lab: MountedLab, tmp_path: Path) -> MountedLab:
     root, view = tmp_path / "copy", tmp_path / "view-of-copy"
     view.mkdir()
     subprocess.run(["cp", "-a", lab.root, root], check=True)
+    belong_here(root)  # as a snapshot does, elsewhere
     return MountedLab(root, view)
 
 

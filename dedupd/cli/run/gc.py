@@ -15,12 +15,17 @@ from jobs.gc.job import NOTHING_NEW, Gc, GcReport
     click.option(
         "--full", is_flag=True, help="Read all recipes, also those that earlier runs have."
     ),
+    click.option(
+        "--all-garbage",
+        is_flag=True,
+        help="Collect also where there are files, and none of them is a stub.",
+    ),
     click.option("--dry-run", is_flag=True, help="Only say what would become an orphan."),
 )
-def command(path: str, full: bool, dry_run: bool, as_json: bool) -> None:
+def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:
-        job = Gc(volume, run, full=full, dry_run=dry_run)
+        job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
         report = job.run() if dry_run else job.recorded()
     finish(report, as_json, _show, findings=report.errors)
 

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use crate::commit::steps::{exchange_attribute, punch_and_settle};
 use crate::format::ids::{DIGEST_BYTES, RecordId};
-use crate::format::stub::{COMMITTING, DIRECT, STUB_BYTES, StubHead};
+use crate::format::stub::{COMMITTING, DIRECT, STUB_BYTES, Seeds, StubHead};
+use crate::system::calls::generation_of;
 use crate::system::effects::Effects;
 use crate::system::files::{Identity, SECOND_NS, open_beneath, status_of};
 use crate::system::leases::lease_exclusively;
@@ -27,19 +28,21 @@ pub struct Request {
     pub direct: bool,
 }
 
-/// What a volume's files have in common. `seed` is that of the attribute's checksum.
+/// What a volume's files have in common.
 pub struct Volume {
     pub data: RawFd,
     pub attribute: CString,
-    pub seed: u64,
+    pub seeds: Seeds,
     pub block_bytes: i64,
     pub effects: Arc<dyn Effects>,
 }
 
-/// A file between the two calls: open, leased, with its attribute set. `identity` is as of then.
+/// A file between the two calls: open, leased, with its attribute set. `identity` is as of then,
+/// `binding` what ties the attribute to this inode.
 pub struct Begun {
     pub file: OwnedFd,
     pub identity: Identity,
+    pub binding: u64,
 }
 
 /// Files that a thread takes at once: the small files of a directory mostly lie together.
@@ -83,7 +86,9 @@ fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
     if !lease_exclusively(fd) {
         return None;
     }
-    let value = attribute(request, COMMITTING, volume.seed);
+    let generation = generation_of(fd).ok()?;
+    let binding = volume.seeds.binding(request.expected.inode, generation);
+    let value = attribute(request, COMMITTING, binding, volume.seeds.attribute);
     let name = &volume.attribute;
     let effects = &*volume.effects;
     let identity = exchange_attribute(effects, fd, request.expected, name, None, &value).ok()??;
@@ -93,7 +98,7 @@ fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
         let _ = effects.remove_attribute(fd, name);
         return None;
     }
-    Some(Begun { file, identity })
+    Some(Begun { file, identity, binding })
 }
 
 /// How the second call ends for a file.
@@ -115,16 +120,17 @@ fn finish(volume: &Volume, request: &Request, begun: &Begun) -> End {
     }
     match status_of(fd) {
         Ok(status) if Identity::of(&status) == begun.identity => {
-            punch(volume, request, fd, &status).map_or(End::HalfWay, |()| End::Done)
+            punch(volume, request, begun, &status).map_or(End::HalfWay, |()| End::Done)
         }
         _ => End::Left,
     }
 }
 
-fn punch(volume: &Volume, request: &Request, fd: RawFd, status: &libc::stat64) -> Result<()> {
+fn punch(volume: &Volume, request: &Request, begun: &Begun, status: &libc::stat64) -> Result<()> {
+    let fd = begun.file.as_raw_fd();
     let length =
         (status.st_size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;
-    let value = attribute(request, 0, volume.seed);
+    let value = attribute(request, 0, begun.binding, volume.seeds.attribute);
     let atime_ns =
         i128::from(status.st_atime) * i128::from(SECOND_NS) + i128::from(status.st_atime_nsec);
     let (mtime_ns, name) = (request.expected.mtime_ns, &volume.attribute);
@@ -132,13 +138,15 @@ fn punch(volume: &Volume, request: &Request, fd: RawFd, status: &libc::stat64) -
 }
 
 /// The attribute of the stub that the file becomes.
-fn attribute(request: &Request, state: u8, seed: u64) -> [u8; STUB_BYTES] {
+fn attribute(request: &Request, state: u8, binding: u64, seed: u64) -> [u8; STUB_BYTES] {
     let stub = StubHead {
         flags: state | if request.direct { DIRECT } else { 0 },
         recipe: request.recipe,
         digest: request.digest,
         covered: request.expected.size as u64,
         mtime_ns: request.expected.mtime_ns,
+        binding,
+        local: 0,
     };
     stub.to_bytes(seed)
 }

@@ -47,7 +47,7 @@ fn every_layout_is_that_of_the_document() {
     compare("Table entry (64 bytes)", table_entry::fields::FIELDS, &[]);
     compare("Recipe node header (40 bytes)", recipe::header::FIELDS, &[]);
     compare("Recipe entry (16 bytes)", recipe::fields::FIELDS, &[]);
-    compare("Stub attribute (48 bytes)", stub::fields::FIELDS, &[]);
+    compare("Stub attribute (64 bytes)", stub::fields::FIELDS, &[]);
     let header = saved_index::header::FIELDS;
     let table = [("parts", "groups"), ("runs", "planes"), ("left_over", "stashed")];
     compare("Saved table header (64 bytes)", header, &table);
@@ -93,8 +93,9 @@ fn numbers_have_the_names_of_the_document() {
         (stub::COMMITTING, "committing"),
         (stub::RESTORING, "restoring"),
         (stub::DIRECT, "direct"),
+        (stub::WRITTEN, "written"),
     ];
-    has_numbers("Stub attribute (48 bytes)", "flags", &flags);
+    has_numbers("Stub attribute (64 bytes)", "flags", &flags);
     assert!(TEXT.contains(&format!("each beginning at a multiple of {RECORD_ALIGN_BYTES}")));
 }
 

@@ -7,7 +7,7 @@ use super::bytes::layout;
 use super::ids::{DIGEST_BYTES, FingerprintCheck, RecordId};
 
 layout! {
-    pub mod fields: 48 bytes {
+    pub mod fields: 64 bytes {
         FORMAT: 1 at 0,
         FLAGS: 1 at 1,
         RESERVED: 2 at 2,
@@ -16,16 +16,46 @@ layout! {
         DIGEST: 16 at 16,
         COVERED: 8 at 32,
         MTIME_NS: 8 at 40,
+        BINDING: 8 at 48,
+        LOCAL: 8 at 56,
+    }
+}
+
+layout! {
+    /// What the binding is the hash of.
+    mod binding: 12 bytes {
+        INODE: 8 at 0,
+        GENERATION: 4 at 8,
     }
 }
 
 pub const STUB_BYTES: usize = fields::BYTES;
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 pub const COMMITTING: u8 = 1;
 pub const RESTORING: u8 = 2;
 /// The stub names a chunk, and no recipe.
 pub const DIRECT: u8 = 4;
+/// Blocks may have been added to those that the attribute counts.
+pub const WRITTEN: u8 = 8;
+
+/// What the attributes of a volume's stubs have in common: the seeds of the checksum and of the
+/// binding.
+#[derive(Clone, Copy)]
+pub struct Seeds {
+    pub attribute: u64,
+    pub instance: u64,
+}
+
+impl Seeds {
+    /// What binds an attribute to an inode: on any other it is that of a copy.
+    pub fn binding(self, inode: u64, generation: u32) -> u64 {
+        let mut bound = [0; binding::BYTES];
+        binding::INODE.put(&mut bound, &inode.to_le_bytes());
+        binding::GENERATION.put(&mut bound, &generation.to_le_bytes());
+        xxh3_64_with_seed(&bound, self.instance)
+    }
+}
 
 /// The fields of an attribute.
 pub struct StubHead {
@@ -35,6 +65,10 @@ pub struct StubHead {
     pub covered: u64,
     /// While committing or restoring: the time to give back.
     pub mtime_ns: i64,
+    /// Of [`Seeds::binding`].
+    pub binding: u64,
+    /// Bytes that the file's own blocks hold; at least so many if written to since.
+    pub local: u64,
 }
 
 impl StubHead {
@@ -52,6 +86,8 @@ impl StubHead {
         fields::DIGEST.put(&mut value, &self.digest);
         fields::COVERED.put(&mut value, &self.covered.to_le_bytes());
         fields::MTIME_NS.put(&mut value, &self.mtime_ns.to_le_bytes());
+        fields::BINDING.put(&mut value, &self.binding.to_le_bytes());
+        fields::LOCAL.put(&mut value, &self.local.to_le_bytes());
         // The checksum covers the whole attribute, with zeros in the place of the checksum.
         let check = xxh3_64_with_seed(&value, seed) as u32;
         fields::CHECK.put(&mut value, &check.to_le_bytes());
@@ -74,6 +110,8 @@ pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
         digest: *fields::DIGEST.of(head),
         covered: fields::COVERED.u64(head),
         mtime_ns: fields::MTIME_NS.u64(head) as i64,
+        binding: fields::BINDING.u64(head),
+        local: fields::LOCAL.u64(head),
     })
 }
 
@@ -82,6 +120,7 @@ pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
 pub fn is_settled_stub(value: &[u8], size: i64, seed: u64) -> bool {
     stub_head(value, seed).is_some_and(|stub| {
         stub.flags & !DIRECT == 0
+            && stub.local == 0
             && i64::try_from(stub.covered).is_ok_and(|covered| covered >= size)
     })
 }

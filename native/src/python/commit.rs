@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 
 use super::support::calls::{c_string, call};
 use super::support::door::Door;
-use super::support::entries::{Fields, fields_of, identity_of};
+use super::support::entries::{Fields, fields_of, identity_of, seeds_of};
 use super::support::threads::check_threads;
 use crate::commit::batch::{self, Begun, Commit, Request, Volume};
 use crate::commit::steps;
@@ -94,7 +94,7 @@ impl CommitBatch {
     fn new(
         data_fd: i32,
         attribute: &[u8],
-        seed: u64,
+        seeds: (u64, u64),
         block_bytes: i64,
         threads: usize,
         door: Option<Py<PyAny>>,
@@ -105,7 +105,8 @@ impl CommitBatch {
         let attribute = c_string("attribute", attribute)?;
         let door = Door::new(door);
         let effects = door.effects.clone();
-        let volume = Volume { data: data_fd, attribute, seed, block_bytes, effects };
+        let seeds = seeds_of(seeds);
+        let volume = Volume { data: data_fd, attribute, seeds, block_bytes, effects };
         let threads = check_threads(threads)?;
         Ok(CommitBatch { volume, threads, door, files: Mutex::default() })
     }

@@ -31,6 +31,16 @@ pub fn unwritten_ranges(py: Python<'_>, fd: i32, end: i64, sync: bool) -> PyResu
 }
 
 #[pyfunction]
+pub fn local_bytes(py: Python<'_>, fd: i32, end: i64, sync: bool) -> PyResult<(i64, i64)> {
+    call(py, || extents::local_bytes(fd, end, sync))
+}
+
+#[pyfunction]
+pub fn file_system_type(py: Python<'_>, fd: i32) -> PyResult<i64> {
+    call(py, || extents::file_system_type(fd))
+}
+
+#[pyfunction]
 pub fn syncfs(py: Python<'_>, fd: i32) -> PyResult<()> {
     call(py, || effects::syncfs(fd))
 }
@@ -52,6 +62,11 @@ pub fn renameat2(
 pub fn name_to_handle(py: Python<'_>, fd: i32) -> PyResult<Bound<'_, PyBytes>> {
     let handle = call(py, || calls::name_to_handle(fd))?;
     Ok(PyBytes::new(py, &handle))
+}
+
+#[pyfunction]
+pub fn generation(py: Python<'_>, fd: i32) -> PyResult<u32> {
+    call(py, || calls::generation_of(fd))
 }
 
 #[pyfunction]

@@ -11,9 +11,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
 
 use super::support::calls::c_string;
-use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan};
+use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan, seeds_of};
 use super::upkeep::KnownRecords;
 use crate::format::ids::ContainerNumber;
+use crate::format::stub::Seeds;
 use crate::store::record_reader::Files;
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, unlocked};
@@ -90,7 +91,8 @@ pub fn find_candidates<'py>(
     let count = |entries: &mut Vec<Entry>, candidates: &mut Candidates, (): &mut ()| {
         candidates.sort_out(entries, rules);
     };
-    let results = looked_at(py, root, &directories, &attribute, threads, &safe_point, count)?;
+    let results =
+        looked_at(py, root, &directories, (&attribute, false), threads, &safe_point, count)?;
     listed(py, results, |mut here| {
         let packed = py.detach(|| here.packed(rules));
         let passed = PyDict::new(py);
@@ -130,7 +132,8 @@ pub fn stub_sizes<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let attribute = c_string("attribute", attribute)?;
     let count = |entries: &mut Vec<Entry>, sizes: &mut Sizes, (): &mut ()| sizes.sort_out(entries);
-    let results = looked_at(py, root, &directories, &attribute, threads, &safe_point, count)?;
+    let results =
+        looked_at(py, root, &directories, (&attribute, false), threads, &safe_point, count)?;
     listed(py, results, |sizes| {
         let found = StubSizes { bytes_by_suffix: summed(py, sizes.bytes)?.unbind() };
         Ok(Directory::of(py, sizes.left, None)?.with(found))
@@ -151,7 +154,7 @@ fn looked_at<L: Default + Send, S: Default>(
     py: Python<'_>,
     root: i32,
     directories: &[Vec<u8>],
-    attribute: &CStr,
+    attribute: (&CStr, bool),
     threads: usize,
     safe_point: &Py<PyAny>,
     count: impl Fn(&mut Vec<Entry>, &mut L, &mut S) + Send + Sync,
@@ -206,7 +209,7 @@ pub struct StubCounter {
     nodes: Py<KnownRecords>,
     streams: HashMap<ContainerNumber, Files>,
     attribute: CString,
-    seed: u64,
+    seeds: Seeds,
     tables: Option<Tables>,
 }
 
@@ -215,13 +218,13 @@ type NamedTables = (i32, Vec<(u32, Vec<u8>, u64)>);
 #[pymethods]
 impl StubCounter {
     #[new]
-    #[pyo3(signature = (chunks, nodes, streams, *, attribute, seed, tables))]
+    #[pyo3(signature = (chunks, nodes, streams, *, attribute, seeds, tables))]
     fn new(
         chunks: Py<KnownRecords>,
         nodes: Py<KnownRecords>,
         streams: Vec<(u32, i32, i32, u64)>,
         attribute: &[u8],
-        seed: u64,
+        seeds: (u64, u64),
         tables: Option<NamedTables>,
     ) -> PyResult<StubCounter> {
         let streams = streams
@@ -240,7 +243,8 @@ impl StubCounter {
                 PyResult::Ok(Tables { directory, names })
             })
             .transpose()?;
-        Ok(StubCounter { chunks, nodes, streams, attribute, seed, tables })
+        let seeds = seeds_of(seeds);
+        Ok(StubCounter { chunks, nodes, streams, attribute, seeds, tables })
     }
 
     #[pyo3(signature = (root, directories, threads, safe_point))]
@@ -259,12 +263,12 @@ impl StubCounter {
                 chunks: &chunks,
                 nodes: &nodes,
                 streams: &self.streams,
-                seed: self.seed,
+                seeds: self.seeds,
                 tables: self.tables.as_ref(),
             };
             store.sort_out(entries, listed, scratch);
         };
-        let attribute = &self.attribute;
+        let attribute = (self.attribute.as_c_str(), true);
         let results = looked_at(py, root, &directories, attribute, threads, &safe_point, count)?;
         listed(py, results, |listed| {
             let counted = CountedStubs {

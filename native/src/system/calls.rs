@@ -22,6 +22,15 @@ struct FileHandle {
 
 /// Type (i32, little-endian), then the handle's bytes.
 pub fn name_to_handle(fd: RawFd) -> Result<Vec<u8>> {
+    handle_at(fd, c"", libc::AT_EMPTY_PATH)
+}
+
+/// The handle of a name in the directory `dir`; follows no link.
+pub fn name_to_handle_at(dir: RawFd, name: &CStr) -> Result<Vec<u8>> {
+    handle_at(dir, name, 0)
+}
+
+fn handle_at(dir: RawFd, name: &CStr, flags: c_int) -> Result<Vec<u8>> {
     let mut handle = FileHandle {
         handle_bytes: HANDLE_BYTES_MAX as u32,
         handle_type: 0,
@@ -32,17 +41,46 @@ pub fn name_to_handle(fd: RawFd) -> Result<Vec<u8>> {
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
-            fd,
-            c"".as_ptr(),
+            dir,
+            name.as_ptr(),
             &raw mut handle,
             &raw mut mount_id,
-            libc::AT_EMPTY_PATH,
+            flags,
         )
     };
     check(result)?;
     let mut out = handle.handle_type.to_le_bytes().to_vec();
     out.extend_from_slice(&handle.body[..handle.handle_bytes as usize]);
     Ok(out)
+}
+
+/// Kinds of handles (`include/linux/exportfs.h`), and where the generation is in them.
+const GENERATIONS: [(i32, usize); 7] = [
+    (0x01, 4),  // inode 32 bits, generation
+    (0x02, 4),  // the same with a parent
+    (0x81, 8),  // inode 64 bits, generation: XFS
+    (0x82, 8),  // the same with a parent
+    (0x4d, 16), // btrfs: object, root, generation
+    (0x4e, 16), // the same with a parent
+    (0x4f, 16), // the same with the parent's root
+];
+
+/// The generation of the inode of a handle, type and bytes: it tells the inode from an earlier one of
+/// the same number. None of a kind that is not known.
+pub fn generation_in(handle: &[u8]) -> Option<u32> {
+    let (kind, body) = handle.split_first_chunk::<HANDLE_TYPE_BYTES>()?;
+    let kind = i32::from_le_bytes(*kind);
+    let (_, at) = GENERATIONS.into_iter().find(|&(known, _)| known == kind)?;
+    body.get(at..)?.first_chunk().copied().map(u32::from_le_bytes)
+}
+
+/// The generation of the inode that `fd` is open on, `O_PATH` too; 0 where its file system has none.
+pub fn generation_of(fd: RawFd) -> Result<u32> {
+    match name_to_handle(fd) {
+        Ok(handle) => Ok(generation_in(&handle).unwrap_or(0)),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(0),
+        Err(error) => Err(error),
+    }
 }
 
 /// The new descriptor is close-on-exec, like all of Python's.

@@ -11,6 +11,8 @@ const XFS_MAGIC: i64 = 0x5846_5342;
 const FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 1;
+const EXTENT_UNKNOWN: u32 = 2;
+const EXTENT_DELAYED: u32 = 4;
 const EXTENT_UNWRITTEN: u32 = 0x800;
 const EXTENTS_PER_CALL: usize = 64;
 
@@ -67,6 +69,27 @@ pub fn unwritten(fd: RawFd, end: i64, sync: bool) -> Result<Vec<Range>> {
     }
 }
 
+/// How many bytes below `end` lie in blocks that were written and have their place on the disk, and in
+/// others: allocated ones, or those of dirty pages that have none yet, unless they are written first
+/// (`sync`). None at all on a file system without an extent map.
+pub fn local_bytes(fd: RawFd, end: i64, sync: bool) -> Result<(i64, i64)> {
+    const NOT_YET: u32 = EXTENT_UNKNOWN | EXTENT_DELAYED | EXTENT_UNWRITTEN;
+    let flags = if sync { FIEMAP_SYNC } else { 0 };
+    let mut pending = 0;
+    let below = |start: i64, stop: i64| (stop.min(end) - start).max(0);
+    let written = extents(fd, 0, end, flags, |extent| {
+        let is_written = extent.flags & NOT_YET == 0;
+        if !is_written {
+            pending += below(extent.logical as i64, (extent.logical + extent.length) as i64);
+        }
+        is_written
+    });
+    match written {
+        Err(error) if cannot_tell(&error) => Ok((0, 0)),
+        found => Ok((found?.into_iter().map(|(start, stop)| below(start, stop)).sum(), pending)),
+    }
+}
+
 fn cannot_tell(error: &Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOTTY))
 }
@@ -96,6 +119,11 @@ fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
 }
 
 fn is_xfs(fd: RawFd) -> Result<bool> {
+    Ok(file_system_type(fd)? == XFS_MAGIC)
+}
+
+/// The magic number of the file system of `fd`.
+pub fn file_system_type(fd: RawFd) -> Result<i64> {
     let mut status = MaybeUninit::<libc::statfs64>::uninit();
     // SAFETY: `status` is writable; it is read only where the call has filled it.
     let status = unsafe {
@@ -104,7 +132,7 @@ fn is_xfs(fd: RawFd) -> Result<bool> {
         }
         status.assume_init()
     };
-    Ok(status.f_type as i64 == XFS_MAGIC)
+    Ok(status.f_type as i64)
 }
 
 /// The extents that touch [start, end) and pass the filter, with adjacent ones merged.
@@ -113,7 +141,7 @@ fn extents(
     start: i64,
     end: i64,
     flags: u32,
-    wanted: impl Fn(&Extent) -> bool,
+    mut wanted: impl FnMut(&Extent) -> bool,
 ) -> Result<Vec<Range>> {
     let mut found: Vec<Range> = Vec::new();
     let mut position = start;

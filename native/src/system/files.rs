@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::format::bytes::layout;
+use crate::system::calls::{generation_in, name_to_handle_at};
 
 /// Tells whether a file is still the one that was found. Times are nanoseconds since the epoch;
 /// times before 1677 and after 2262 become the first or the last one that 64 bits can hold.
@@ -59,6 +60,8 @@ pub enum Entry {
         links: u64,
         allocated: i64,
         attribute: Option<Vec<u8>>,
+        /// Of the inode; 0 where it was not asked for.
+        generation: u32,
         /// Whether a plain program has capabilities.
         is_capable: bool,
     },
@@ -118,7 +121,7 @@ pub fn status_at(dir: RawFd, name: &CStr) -> Result<libc::stat64> {
 /// meanwhile are left out. `attribute` is the extended attribute to read of each file.
 pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
-    Scan::new(fd, attribute)?.next(usize::MAX, &mut entries)?;
+    Scan::new(fd, attribute, false)?.next(usize::MAX, &mut entries)?;
     Ok(entries)
 }
 
@@ -126,6 +129,7 @@ pub fn scan_directory(fd: RawFd, attribute: &CStr) -> Result<Vec<Entry>> {
 pub struct Scan<'a> {
     directory: OwnedFd,
     attribute: &'a CStr,
+    with_generations: bool,
     device: libc::dev_t,
     buffer: Vec<u8>,
     names: VecDeque<(CString, u8)>,
@@ -133,13 +137,14 @@ pub struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    pub fn new(fd: RawFd, attribute: &'a CStr) -> Result<Scan<'a>> {
+    /// With the generations of files that have the attribute, which take a call each, if asked for.
+    pub fn new(fd: RawFd, attribute: &'a CStr, with_generations: bool) -> Result<Scan<'a>> {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         // SAFETY: the name is NUL-terminated.
         let directory = owned(unsafe { libc::openat(fd, c".".as_ptr(), flags) })?;
         let device = status_of(directory.as_raw_fd())?.st_dev;
         let (buffer, names) = (vec![0; DIRENT_BYTES], VecDeque::new());
-        Ok(Scan { directory, attribute, device, buffer, names, is_over: false })
+        Ok(Scan { directory, attribute, with_generations, device, buffer, names, is_over: false })
     }
 
     /// Adds entries until there are `count`, or no more. After an error, the next call continues at
@@ -165,16 +170,26 @@ impl<'a> Scan<'a> {
             Some(Named::File(status)) => status,
         };
         let attribute = attribute_of(fd, &name, self.attribute);
+        let generation = match attribute {
+            Some(_) if self.with_generations => generation_at(fd, &name),
+            _ => 0,
+        };
         let is_program = status.st_mode & 0o111 != 0 && attribute.is_none();
         Ok(Some(Entry::File {
             identity: Identity::of(&status),
             links: status.st_nlink as u64,
             allocated: status.st_blocks * 512,
             attribute,
+            generation,
             is_capable: is_program && attribute_of(fd, &name, CAPABILITY).is_some(),
             name,
         }))
     }
+}
+
+/// 0 where it cannot be told: then the file is not the one that an attribute is bound to.
+fn generation_at(dir: RawFd, name: &CStr) -> u32 {
+    name_to_handle_at(dir, name).ok().and_then(|handle| generation_in(&handle)).unwrap_or(0)
 }
 
 /// An entry of a directory that belongs to a tree.

@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::format::ids::{ContainerNumber, RecordId};
-use crate::format::stub::{DIRECT, StubHead, stub_head};
+use crate::format::stub::{DIRECT, Seeds, StubHead, stub_head};
 use crate::format::table_entry::TableEntry;
 use crate::store::record_reader::Files;
 use crate::system::files::{Entry, open_beneath};
@@ -30,8 +30,7 @@ pub struct Store<'a> {
     pub nodes: &'a Known,
     /// Containers of recipes, by number.
     pub streams: &'a HashMap<ContainerNumber, Files>,
-    /// Of the attribute's checksum.
-    pub seed: u64,
+    pub seeds: Seeds,
     /// Hold stubs that name a chunk against its entry as well: what is known of chunks is less than
     /// what these say.
     pub tables: Option<&'a Tables>,
@@ -55,8 +54,18 @@ impl Store<'_> {
                     listed.plain += 1;
                     continue;
                 }
-                Entry::File { links: 1, attribute: Some(value), identity, .. } => {
-                    let stub = stub_head(value, self.seed);
+                // Blocks of its own have to be held against those that the attribute counts.
+                Entry::File {
+                    links: 1,
+                    attribute: Some(value),
+                    allocated: 0,
+                    identity,
+                    generation,
+                    ..
+                } => {
+                    let binding = self.seeds.binding(identity.inode, *generation);
+                    let stub = stub_head(value, self.seeds.attribute)
+                        .filter(|stub| stub.binding == binding && stub.local == 0);
                     if stub.is_some_and(|stub| self.count(&stub, scratch)) {
                         listed.stubs += 1;
                         listed.logical_bytes += identity.size;

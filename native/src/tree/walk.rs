@@ -13,13 +13,13 @@ use crate::threads::scoped;
 const ENTRIES_AT_ONCE: usize = 64;
 
 /// Looks at directories below `root`, on several threads; results in their order. `count` sorts
-/// entries out, with something to keep from one to the next in a directory; `go_on` is asked in
+/// entries out, with their generations if `with_generations`, and with something to keep from one to the next in a directory; `go_on` is asked in
 /// between. Once it says no, nothing more is looked at, and the results end there. A
 /// directory of another file system than `root` is not looked at: `EXDEV`.
 pub fn look_at<L: Default + Send, S: Default>(
     root: RawFd,
     directories: &[CString],
-    attribute: &CStr,
+    (attribute, with_generations): (&CStr, bool),
     threads: usize,
     count: impl Fn(&mut Vec<Entry>, &mut L, &mut S) + Sync,
     go_on: impl Fn() -> bool + Sync,
@@ -42,7 +42,7 @@ pub fn look_at<L: Default + Send, S: Default>(
             }
             !is_over.load(Ordering::Relaxed)
         };
-        *result = Some(look_at_one(root, path, attribute, step));
+        *result = Some(look_at_one(root, path, attribute, with_generations, step));
     });
     results.into_iter().flatten().collect()
 }
@@ -51,6 +51,7 @@ fn look_at_one<L: Default, S: Default>(
     root: RawFd,
     path: &CStr,
     attribute: &CStr,
+    with_generations: bool,
     mut step: impl FnMut(&mut Vec<Entry>, &mut L, &mut S) -> bool,
 ) -> Result<L> {
     let directory = open_directory(root, path)?;
@@ -58,7 +59,7 @@ fn look_at_one<L: Default, S: Default>(
         // A subvolume of btrfs, which is no mount: the mount doesn't show it, nor does gc go there.
         return Err(Error::from_raw_os_error(libc::EXDEV));
     }
-    let mut scan = Scan::new(directory.as_raw_fd(), attribute)?;
+    let mut scan = Scan::new(directory.as_raw_fd(), attribute, with_generations)?;
     let (mut listed, mut scratch, mut entries) = (L::default(), S::default(), Vec::new());
     while !scan.is_over {
         scan.next(ENTRIES_AT_ONCE, &mut entries)?;

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,11 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.format.ids import make_id
-from dedupd.format.stub import StubAttribute, encode_stub
+from dedupd.format.stub import StubAttribute
 from dedupd.store.container.record_states import set_states
 from dedupd.stub.content import open_content
+from dedupd.stub.local_blocks import seal
+from dedupd.system.files import opened
 from dedupd.units import KIB
 from jobs.check.invariants import INVARIANTS
 from tests.support import odd_files
@@ -78,7 +81,8 @@ def set_attribute(lab: Lab, name: str, **changes: object) -> None:
         stub = lab.stub(name)
         assert stub is not None
         fields = {key: getattr(stub, key) for key in StubAttribute.__slots__}
-        value = encode_stub(StubAttribute(**{**fields, **changes}), volume.space.volume_id)
+        with opened(os.open(lab.data / name, os.O_RDONLY)) as fd:
+            value = volume.space.encode(StubAttribute(**{**fields, **changes}), fd)
         os.setxattr(lab.data / name, volume.space.name, value)
 
 
@@ -127,6 +131,32 @@ def another_chunk(lab: Lab) -> None:
     set_attribute(lab, "one-chunk", digest=stub.digest[:8] + bytes(8))
 
 
+def copied_stub(lab: Lab) -> None:
+    path = lab.data / "prose"
+    subprocess.run(["cp", "-a", path, lab.data / "copy of it"], check=True)
+    os.rename(lab.data / "copy of it", path)
+
+
+def filled(lab: Lab, name: str) -> None:
+    with open(lab.data / name, "r+b") as file:
+        file.write(bytes(8192))
+
+
+def punched(lab: Lab, name: str) -> None:
+    """A stub with blocks of its own that its attribute counts, and that something has dug out."""
+    path = lab.let_write(name)
+    with open(path, "r+b") as file:
+        file.write(bytes(64 * KIB))
+        os.fsync(file.fileno())
+        with lab.opened() as volume:
+            stub = volume.space.read(file.fileno(), name)
+            assert stub is not None
+            sealed = seal(file.fileno(), stub, volume.stub_files)
+    assert sealed is not None and sealed.local_bytes == 64 * KIB
+    lab.verify_clean()
+    subprocess.run(["fallocate", "-d", path], check=True)
+
+
 DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
     ("container-header", "", lambda lab: flip_bit(lab.container(Kind.CHUNKS), 30)),
     ("container-records", "", lambda lab: flip_bit(lab.container(Kind.CHUNKS), FIRST_RECORD + 9)),
@@ -141,6 +171,9 @@ DAMAGE: list[tuple[str, str, Callable[[Lab], None]]] = [
     ("primary-there", "", lambda lab: lab.container(Kind.RECIPES).unlink()),
     ("copy-agrees", "", copy_of_another),
     ("merged-target", "", merged_into_another),
+    ("stub-place", "prose", copied_stub),
+    ("stub-blocks", "prose", lambda lab: punched(lab, "prose")),
+    ("stub-blocks", "prose", lambda lab: filled(lab, "prose")),
     ("stub-recipe", "prose", lambda lab: lab.lose(Kind.RECIPES)),
     ("stub-recipe", "prose", lambda lab: set_attribute(lab, "prose", digest=bytes(16))),
     ("stub-recipe", "prose", lambda lab: set_attribute(lab, "prose", recipe=make_id(9, 9))),
@@ -178,8 +211,8 @@ def test_stubs_are_found_however_deep_they_lie(tmp_path: Path) -> None:
         lab.optimize()
         assert lab.verify().stubs == 1
         assert scrub(lab.root).stubs == 1
-        shutil.rmtree(lab.data)  # nobody else can clear that away
-        lab.data.mkdir()
+        for path in lab.data.iterdir():
+            shutil.rmtree(path)  # nobody else can clear that away
 
 
 @pytest.mark.root
@@ -260,7 +293,7 @@ def test_what_an_interrupted_job_leaves_is_told_from_damage(tmp_path: Path, poin
 
 
 def test_a_stub_with_all_its_blocks_needs_no_store(lab: Lab) -> None:
-    (lab.data / "prose").write_bytes(prose(200 * KIB))
+    lab.let_write("prose").write_bytes(prose(200 * KIB))
     lab.lose(Kind.RECIPES)
     hit = {finding.where for finding in lab.verify().findings}
     assert "prose" not in hit and "base" in hit

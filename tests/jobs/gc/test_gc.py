@@ -230,6 +230,7 @@ def test_a_death_while_orphans_come_back_loses_nothing(tmp_path: Path, point: st
     with lab_in(tmp_path) as lab:
         content = noise(400 * KIB)
         lab.put("first", content)
+        lab.put("other", noise(40 * KIB, 9))
         lab.optimize()
         (lab.data / "first").unlink()
         lab.collect()

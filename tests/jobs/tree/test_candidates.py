@@ -385,7 +385,7 @@ def test_what_is_sorted_out_in_bulk_is_what_the_policy_says_of_each_file(tmp_pat
             lab.put(f"stubs/{number % 7}/{number}.a", noise(5000 + number, number))
         os.link(lab.data / "stubs/1/1.a", lab.data / "stubs/link")
         lab.optimize()
-        (lab.data / "stubs/2/2.a").write_bytes(b"anew")
+        lab.let_write("stubs/2/2.a").write_bytes(b"anew")
         for number in range(300):
             lab.put(f"plain/{number % 90}/{number}.b{number % 5}", noise(number % 9 * 500, number))
         os.link(lab.data / "plain/1/1.b1", lab.data / "plain/link")

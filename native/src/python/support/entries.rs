@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use super::calls::{call, os_error};
+use crate::format::stub::Seeds;
 use crate::system::files::{Entry, Identity, Scan};
 
 /// Inode, size, mtime and ctime in nanoseconds, as Python has them.
@@ -19,6 +20,11 @@ pub fn fields_of(identity: Identity) -> Fields {
 
 pub fn identity_of((inode, size, mtime_ns, ctime_ns): Fields) -> Identity {
     Identity { inode, size, mtime_ns, ctime_ns }
+}
+
+/// The seeds of a volume's stub attributes: of the checksum, of the binding.
+pub fn seeds_of((attribute, instance): (u64, u64)) -> Seeds {
+    Seeds { attribute, instance }
 }
 
 /// A regular file of a directory, as a scan came upon it.
@@ -71,7 +77,7 @@ pub fn scan<'py>(
     safe_point: Option<&Bound<'py, PyAny>>,
     mut keep: impl FnMut(&mut Vec<Entry>) + Send,
 ) -> PyResult<Vec<Entry>> {
-    let mut directory = call(py, || Scan::new(fd, attribute))?;
+    let mut directory = call(py, || Scan::new(fd, attribute, false))?;
     let (mut entries, mut piece) = (Vec::new(), Vec::new());
     while !directory.is_over {
         let step = py.detach(|| {

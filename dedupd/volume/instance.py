@@ -1,0 +1,58 @@
+"""Whether a volume is the one that was enabled here, or a copy (docs/format.md, "Instance")."""
+
+import os
+
+from dedupd import native
+from dedupd.errors import CopiedVolume, Damaged
+from dedupd.format.instance import Instance
+from dedupd.system.disk import Disk
+from dedupd.system.file_system_id import file_system_id
+from dedupd.system.files import opened, read_at
+
+INSTANCE_FILE = b"instance.json"
+
+
+def instance_of(data_fd: int) -> Instance:
+    """The place of the tree that ``data_fd`` is open on. Raises OSError."""
+    inode = os.fstat(data_fd).st_ino
+    return Instance(file_system_id(data_fd), inode, native.system.generation(data_fd))
+
+
+def recorded_instance(base_fd: int, where: str) -> Instance | None:
+    """The place where the volume was made, or taken over; None where there is no record of it.
+
+    Raises Damaged.
+    """
+    try:
+        fd = os.open(INSTANCE_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)
+    except FileNotFoundError:
+        return None
+    with opened(fd):
+        data = read_at(fd, os.fstat(fd).st_size, 0)
+    return Instance.from_json(data, os.path.join(where, INSTANCE_FILE.decode()))
+
+
+def record_instance(base_fd: int, instance: Instance, disk: Disk) -> None:
+    """Say that the volume belongs here. Durable when this returns."""
+    disk.replace_file(base_fd, INSTANCE_FILE, instance.to_json())
+
+
+def refuse_copy(base_fd: int, here: Instance, root: str, base: str) -> None:
+    """Raises CopiedVolume where a volume is not the one that its record says."""
+    try:
+        recorded = recorded_instance(base_fd, base)
+    except Damaged as error:
+        raise CopiedVolume(f"{error}; `dedupd adopt {root}` makes it again") from error
+    if recorded == here:
+        return
+    if recorded is None:
+        reason = "the record of its place is missing"
+    elif recorded.file_system != here.file_system:
+        reason = "it lies on another file system than the volume, or that has a new uuid"
+    else:
+        reason = "it lies in another directory than the volume"
+    raise CopiedVolume(
+        f"{root}: a copy of a volume, made file by file ({reason}): its stubs may have lost bytes"
+        f" in copying. `dedupd adopt {root}` checks them, and takes it over; docs/backup.md says"
+        " which copies are good"
+    )

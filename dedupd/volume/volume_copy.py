@@ -1,0 +1,46 @@
+"""A copy of a volume, opened to be taken over."""
+
+from functools import cached_property
+
+from dedupd.errors import Damaged
+from dedupd.format.instance import Instance
+from dedupd.stub.transition import AttributeSpace
+from dedupd.volume.instance import recorded_instance
+from dedupd.volume.volume import Volume
+
+
+class VolumeCopy(Volume):
+    """A volume wherever it lies. Its stubs may be those of a copy, and tell lies."""
+
+    def check_place(self) -> None:
+        """Any place will do."""
+
+    @cached_property
+    def recorded(self) -> Instance | None:
+        """The place where it was a volume before; None where that is not known."""
+        try:
+            return recorded_instance(self.base_fd, self.root)
+        except Damaged:
+            return None
+
+    @property
+    def is_the_volume(self) -> bool:
+        """Whether it is no copy at all."""
+        return self.recorded == self.instance
+
+    @property
+    def space_before(self) -> AttributeSpace | None:
+        """How stubs are recognised that nobody has copied, only the file system got a new uuid.
+
+        On ext4 and XFS only: there the generations of inodes are random. Those of btrfs are small
+        numbers, which the inodes of a copy may have by chance.
+        """
+        recorded, here = self.recorded, self.instance
+        if (
+            recorded is None
+            or self.is_the_volume
+            or (recorded.inode, recorded.generation) != (here.inode, here.generation)
+            or here.file_system.partition(":")[0] not in ("ext4", "xfs")
+        ):
+            return None
+        return self.space_of(recorded)

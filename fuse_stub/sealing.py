@@ -1,0 +1,67 @@
+"""Sealing: the attributes of stubs that were written to come to count their own blocks."""
+
+import logging
+import os
+import time
+
+import trio
+
+from dedupd.errors import DedupdError
+from dedupd.stub.local_blocks import checked_stub, seal
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath
+from dedupd.volume.volume import Volume
+from fuse_stub.attributes import forget_attributes
+from fuse_stub.files.open_files import OpenFiles
+from fuse_stub.files.unsealed_stubs import UnsealedStubs, is_still
+
+log = logging.getLogger("dedupd.mount")
+
+TURN_S = 5.0
+"""Between two looks for stubs whose time has come."""
+
+STUBS_PER_TURN = 64
+
+_FLAGS = os.O_RDWR | os.O_NONBLOCK
+
+
+async def seal_closed(volume: Volume, files: OpenFiles, unsealed: UnsealedStubs) -> None:
+    """Seal stubs as long as the mount lasts, some at a time."""
+    while True:
+        await trio.sleep(TURN_S)
+        for ino, stub in unsealed.take_due(time.monotonic(), STUBS_PER_TURN):
+            try:
+                if await _sealed(volume, files, ino, stub.path):
+                    unsealed.forget(ino)
+            except (DedupdError, OSError) as error:
+                log.debug("inode %d is not sealed: %s", ino, error)
+            await trio.lowlevel.checkpoint()
+
+
+async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes) -> bool:
+    """Seal a stub, unless it is in use: then its next close brings it back. False where its blocks
+    are still on their way to the disk."""
+    fd = open_beneath(volume.data_fd, path, _FLAGS)
+    if not is_still(fd, ino):
+        os.close(fd)
+        return True  # it has another name now, by which it is noted when it is closed again
+    file = await files.acquire_by_fd(fd)
+    with files.using(file):
+        async with file.lock.alone():
+            if file.users > 1 or file.stub is None:
+                return True
+            done = await trio.to_thread.run_sync(file.stub.seal)
+    forget_attributes(ino)
+    return done
+
+
+def seal_at_the_end(volume: Volume, unsealed: UnsealedStubs) -> None:
+    """Seal all that is left, after the last write and a sync of the file system."""
+    for ino, path in unsealed.take_all():
+        try:
+            with opened(open_beneath(volume.data_fd, path, _FLAGS)) as fd:
+                stub = checked_stub(fd, volume.stub_files, "") if is_still(fd, ino) else None
+                if stub is not None:
+                    seal(fd, stub, volume.stub_files)
+        except (DedupdError, OSError) as error:
+            log.debug("inode %d is not sealed: %s", ino, error)

@@ -1,0 +1,213 @@
+"""The adopt job: a copy of a volume is taken over, after each of its stubs is proved.
+
+A copy has the attributes of its stubs at best, and the holes as far as the program that made it
+kept them. The attribute says how many bytes lie in a stub's own blocks (docs/format.md, "Stub"). A
+stub that has none, and is to have none, is whole: all of it is in the store. If it has blocks of
+its own, it is whole only where the program kept the holes between them, which the user of the
+program knows.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.errors import Damaged, DamagedStub
+from dedupd.failpoint import define, reach
+from dedupd.format.container import FILE_HEADER_BYTES, Kind
+from dedupd.format.stub import Flag, StubAttribute, binding_in, decode_stub
+from dedupd.store.container.container import data_name
+from dedupd.stub.local_blocks import refuse_tampered
+from dedupd.stub.transition import StubFiles
+from dedupd.system.files import opened
+from dedupd.system.paths import explain, open_beneath, show_path
+from dedupd.units import align_up, counted
+from dedupd.volume.instance import record_instance
+from dedupd.volume.volume_copy import VolumeCopy
+from jobs.frame.report import FileReport, Job
+from jobs.frame.run import JobRun
+from jobs.tree.walk import walk
+
+_BOUND = define("adopt.bound", "the attribute of one more stub is bound to the copy, not synced")
+_SYNCED = define("adopt.synced", "all attributes are durable, the copy is still one")
+_RECORDED = define("adopt.recorded", "the copy is a volume")
+
+ADOPTED, NOTHING = "adopted", "nothing to adopt: it is the volume itself"
+_GOOD_COPIES = "docs/backup.md says which programs copy a volume as it is"
+
+
+@dataclass(slots=True)
+class AdoptReport(FileReport):
+    """The results of a run.
+
+    ``adopted`` stubs belong to the volume since, ``own`` did before. ``untrusted`` have blocks of
+    their own, and are taken with ``trust_holes``; ``spoilt`` were changed in copying.
+    """
+
+    job: str = "adopt"
+    trust_holes: bool = False
+    stubs: int = 0
+    plain_files: int = 0
+    own: int = 0
+    adopted: int = 0
+    untrusted: int = 0
+    spoilt: int = 0
+
+
+class _Verdict(NamedTuple):
+    """Why a stub is not adopted; nothing where it is. ``is_spoilt``: no option makes it good."""
+
+    reason: str = ""
+    is_spoilt: bool = False
+
+
+_GOOD = _Verdict()
+_NOT_TRUSTED = (
+    "it has been written to since it was deduplicated, and the holes of other stubs in this copy"
+    " are not what they were: --trust-holes does not hold for it"
+)
+
+
+class Adopt(Job[AdoptReport]):
+    """Takes a copy over. Needs both locks of it; may be stopped and run again at any point."""
+
+    def __init__(self, volume: VolumeCopy, run: JobRun, *, trust_holes: bool = False) -> None:
+        """``trust_holes``: the program that made the copy kept all holes, and no others."""
+        super().__init__(volume, run, AdoptReport(trust_holes=trust_holes))
+        self._copy = volume
+        self._before = volume.space_before
+        self._unproved: list[tuple[bytes, str]] = []
+
+    def run(self) -> AdoptReport:
+        """Bind each stub that is proved, then say that the volume belongs here.
+
+        A stub that is not proved is left and named: it cannot be read. Raises Damaged where none
+        is good, and the copy stays one; Cancelled.
+        """
+        volume, run, report = self._copy, self._run, self._report
+        run.update(phase="checking stubs")
+        unreadable: list[str] = []
+        has_content = False
+        for found in walk(volume, b"", unreadable, run.safe_point):
+            if found.is_stub:
+                report.stubs += 1
+                self._take(found.path)
+            else:
+                report.plain_files += 1
+                has_content |= found.identity.size > 0
+            run.update(files=report.stubs + report.plain_files, done=report.stubs)
+            run.safe_point()
+        for message in unreadable:
+            run.findings.add(message)
+        self._decide_unproved()
+        if volume.is_the_volume:
+            report.outcome = ADOPTED if report.adopted else NOTHING
+            if report.adopted:
+                volume.disk.sync_file_system(volume.data_fd)
+            return self.report()
+        self._refuse_ruins(has_content)
+        volume.disk.sync_file_system(volume.data_fd)
+        reach(_SYNCED)
+        record_instance(volume.base_fd, volume.instance, volume.disk)
+        reach(_RECORDED)
+        report.outcome = ADOPTED
+        return self.report()
+
+    def _refuse_ruins(self, has_content: bool) -> None:
+        """Raises Damaged where the copy has nothing that is good."""
+        volume, report = self._copy, self._report
+        name = volume.space.name.decode()
+        if not report.stubs and has_content and _has_chunks(volume):
+            raise Damaged(
+                f"{volume.root}: none of its {counted(report.plain_files, 'file')} has the"
+                f" attribute {name}, and the store has chunks: the program that made the copy left"
+                f" the attributes out, and with them the content of each stub; {_GOOD_COPIES}"
+            )
+        if report.stubs and not report.own and not report.adopted:
+            first = self._run.findings.messages[0]
+            raise Damaged(
+                f"{volume.root}: none of its {counted(report.stubs, 'stub')} can be taken over, the"
+                f" first: {first}. {_GOOD_COPIES}"
+            )
+
+    def _take(self, path: bytes) -> None:
+        volume, report, where = self._copy, self._report, show_path(path)
+        try:
+            with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+                value = native.system.fgetxattr(fd, volume.space.name)
+                stub = decode_stub(value or b"", volume.space.volume_id, where)
+                bound = binding_in(value or b"")
+                is_own = bound == volume.space.binding_of(fd)
+                if is_own or (self._before and bound == self._before.binding_of(fd)):
+                    refuse_tampered(fd, stub, volume.stub_files, where)
+                    verdict = _GOOD
+                else:
+                    verdict = _judged(fd, stub, volume.stub_files)
+                if not verdict.reason and not is_own:
+                    self._bind(fd, stub)
+        except (DamagedStub, OSError) as error:
+            report.spoilt += 1
+            self._run.findings.add(
+                f"{where}: {explain(error)}" if isinstance(error, OSError) else str(error)
+            )
+            return
+        report.own += is_own
+        if verdict.is_spoilt:
+            report.spoilt += 1
+            self._run.findings.add(f"{where}: {verdict.reason}")
+        elif verdict.reason:
+            self._unproved.append((path, verdict.reason))
+
+    def _bind(self, fd: int, stub: StubAttribute) -> None:
+        self._copy.stub_files.write(fd, stub)
+        self._report.adopted += 1
+        reach(_BOUND)
+
+    def _decide_unproved(self) -> None:
+        """Take the stubs that nothing proves on the user's word; but where one stub shows that the
+        program did not keep holes, none is taken."""
+        volume, run, report = self._copy, self._run, self._report
+        is_believed = report.trust_holes and not report.spoilt
+        for path, reason in run.checked(self._unproved):
+            where = show_path(path)
+            if not is_believed:
+                report.untrusted += 1
+                run.findings.add(f"{where}: {_NOT_TRUSTED if report.trust_holes else reason}")
+                continue
+            try:
+                with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+                    value = native.system.fgetxattr(fd, volume.space.name)
+                    self._bind(fd, decode_stub(value or b"", volume.space.volume_id, where))
+            except (DamagedStub, OSError) as error:
+                report.spoilt += 1
+                run.findings.add(
+                    f"{where}: {explain(error)}" if isinstance(error, OSError) else str(error)
+                )
+
+
+def _judged(fd: int, stub: StubAttribute, files: StubFiles) -> _Verdict:
+    """Whether a stub that was copied is what it was."""
+    size = os.fstat(fd).st_size
+    found, _ = native.system.local_bytes(fd, align_up(size, files.block_bytes), True)
+    if found < stub.local_bytes:
+        lost = stub.local_bytes - found
+        return _Verdict(f"the copy has holes in place of {lost} bytes of its own blocks", True)
+    is_open = bool(stub.flags & (Flag.WRITTEN | Flag.COMMITTING | Flag.RESTORING))
+    if found > stub.local_bytes and not is_open:
+        return _Verdict(f"the copy has {found - stub.local_bytes} bytes in place of holes", True)
+    if stub.is_clean and size >= stub.covered:
+        return _GOOD
+    if size < stub.covered:
+        return _Verdict("it is shorter than its recipe; --trust-holes takes it as it is")
+    return _Verdict(
+        "it has been written to since it was deduplicated, and only a copy that kept its holes has"
+        " what was written; --trust-holes takes it, where the program is known to keep them"
+    )
+
+
+def _has_chunks(volume: VolumeCopy) -> bool:
+    with volume.containers(Kind.CHUNKS) as directory:
+        return any(
+            os.stat(data_name(number), dir_fd=directory.fd).st_size > FILE_HEADER_BYTES
+            for number in directory.numbers()
+        )

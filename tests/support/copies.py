@@ -1,0 +1,57 @@
+"""Copies of volumes that count as the volume: as a disk has it again after a power cut."""
+
+import os
+from pathlib import Path
+
+from dedupd.errors import Damaged, DamagedStub
+from dedupd.format.instance import Instance
+from dedupd.format.stub import decode_stub, encode_stub
+from dedupd.format.volume_parameters import Parameters
+from dedupd.stub.transition import AttributeSpace
+from dedupd.system.files import opened
+from dedupd.volume.instance import instance_of
+
+
+def belong_here(root: Path) -> None:
+    """Make the volume at ``root`` the one that was enabled there, as if its inodes had been kept.
+
+    A test that builds a volume out of what another one had on its disk does this. Products never
+    do: it believes every hole.
+    """
+    base = root / ".dedupd"
+    record, parameters = base / "instance.json", _parameters(base)
+    if parameters is None or not record.exists() or not (base / "data").exists():
+        return
+    try:
+        Instance.from_json(record.read_bytes(), "")
+    except Damaged:
+        return  # let the program say so
+    with opened(os.open(base / "data", os.O_RDONLY)) as fd:
+        here = instance_of(fd)
+    record.write_bytes(here.to_json())
+    volume_id = parameters.uuid_bytes
+    space = AttributeSpace(parameters.attribute.encode(), volume_id, here.seed(volume_id))
+    for directory, _, names in os.walk(base / "data"):
+        for name in names:
+            path = Path(directory, name)
+            if path.is_file() and not path.is_symlink():
+                _rebind(path, space)
+
+
+def _parameters(base: Path) -> Parameters | None:
+    for name in ("volume.json", "enabling", "disabling"):
+        if (base / name).exists():
+            return Parameters.from_json((base / name).read_bytes(), name)
+    return None
+
+
+def _rebind(path: Path, space: AttributeSpace) -> None:
+    name = space.name.decode()
+    if name not in os.listxattr(path):
+        return
+    try:
+        stub = decode_stub(os.getxattr(path, name), space.volume_id, "")
+    except DamagedStub:
+        return
+    with opened(os.open(path, os.O_PATH)) as fd:
+        os.setxattr(path, name, encode_stub(stub, space.volume_id, space.binding_of(fd)))
