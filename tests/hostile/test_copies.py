@@ -548,3 +548,23 @@ def test_garbage_is_not_collected_from_a_tree_that_has_lost_its_stubs(lab: Lab) 
     for name in ("one", "other"):
         (lab.data / name).unlink()
     assert lab.collect().errors == 0
+
+
+def test_through_the_mount_every_program_copies_plain_files(lab: Lab, tmp_path: Path) -> None:
+    overwrite(lab, "one", bytes(100 * KIB), 8 * KIB, seals=True)
+    contents = {name: lab.read(name) for name in ("one", "other")}
+    view = tmp_path / "view"
+    view.mkdir()
+    process.mount_in_background(str(lab.root), str(view))
+    try:
+        for name, (copy, _, _) in TOOLS.items():
+            if not is_known(name) or "--reflink=always" in name:
+                continue
+            target = tmp_path / "copied"
+            copy(view, target)
+            found = {path.name: path.read_bytes() for path in target.iterdir()}
+            assert found == contents, name
+            assert "trusted.dedupd" not in os.listxattr(target / "one")
+            shutil.rmtree(target)
+    finally:
+        process.unmount(str(view))
