@@ -158,6 +158,9 @@ class FileFill:
         """
         try:
             more = not self._is_closed
+            if more and not self._lane.is_ending:
+                # Blocks that are on their way to the disk cannot be punched before they are there.
+                await self._sync(self._filling.write_out)
             while more and self._is_stub and not self._lane.is_ending:
                 async with self._alone() as is_stub:
                     more = is_stub and await trio.to_thread.run_sync(self._filling.take_back)

@@ -22,7 +22,7 @@ from dedupd.format.stub import Flag
 from dedupd.stub.content import StoreContent
 from dedupd.stub.stub_file import LoadContent, SparseStub
 from dedupd.stub.transition import TIMES_NS, StubFiles, keeping_capability, punch_equal
-from dedupd.units import GIB, MIB, align_down, align_up
+from dedupd.units import MIB, align_down, align_up
 
 _RESTORING = define("stub.restoring", "the attribute says restoring, nothing of a piece is filled")
 _PIECE_FILLED = define("stub.piece-filled", "a piece is filled, and the stub is at rest again")
@@ -39,14 +39,14 @@ in some 10 ms."""
 SYNC_BYTES = 32 * MIB
 """Filled between two syncs. So there are never so many dirty pages that a writer has to wait."""
 
-_TAKE_BACK_BYTES = 1 * GIB
-"""Punched while the file is held: 8 extents, if nothing is in their way."""
+_TAKE_BACK_BYTES = 64 * MIB
+"""Punched while the file is held."""
 
 _NO_SPACE = "no space left to make the file plain; it stays a stub"
 
 _UNTOUCHED, _FILLED_WHOLE, _FILLED_PARTLY = range(3)
-"""A cell: nothing of it was filled; all of it was missing, and what was not zeros was filled; some
-of it is the user's."""
+"""A cell, as far as the position: nothing of it was filled; all of it was missing, and what was not
+zeros was filled; some of it may be a user's."""
 
 
 class Filling:
@@ -133,7 +133,10 @@ class Filling:
         if late:
             self._wanted = late
             return
-        self._position = max(self._position, end)
+        if pieces:
+            self._position = end
+        else:
+            self._pass_to(end)
         self._look_ahead()
 
     def _write_pieces(self, pieces: list[tuple[int, bytes]], end: int) -> None:
@@ -184,7 +187,16 @@ class Filling:
         end = min(self._position + WINDOW_BYTES, self._covered())
         self._wanted = self._stub.missing(self._position, end) if self._position < end else []
         if not self._wanted:
-            self._position = max(self._position, end)
+            self._pass_to(end)
+
+    def _pass_to(self, end: int) -> None:
+        """Go on to ``end``; nothing had to be filled before it, so there may be blocks of users."""
+        if end <= self._position:
+            return
+        cell, within = divmod(self._position, PIECE_BYTES)
+        if within and cell < len(self._cells) and self._cells[cell] == _FILLED_WHOLE:
+            self._cells[cell] = _FILLED_PARTLY
+        self._position = end
 
     def _covered(self) -> int:
         return min(self._stub.attribute.covered, os.fstat(self._stub.fd).st_size)
@@ -267,9 +279,11 @@ class Filling:
         covered, size = self._covered(), os.fstat(self._stub.fd).st_size
         # What a file grew by is zeros, in the block that it ended in, too.
         limit = covered if covered == size else align_down(covered, self._files.block_bytes)
-        if start < limit:
+        # A cell is known as far as it was gone through.
+        end = min(end, limit, self._position)
+        if start < end:
             with self._at_work():
-                self._free(start, min(end, limit), is_whole)
+                self._free(start, end, is_whole)
         first = start // PIECE_BYTES
         self._cells[first:] = b""
         self._position = min(self._position, start)

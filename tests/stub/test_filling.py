@@ -116,7 +116,7 @@ def test_users_see_a_file_whatever_piece_it_is_at(loop_fs: MakeFileSystem, kind:
     lab = new_lab(loop_fs(kind) / "volume", "4k")
     names: list[str] = []
 
-    @settings(max_examples=40)
+    @settings(max_examples=60)
     @given(acts(), st.booleans())
     def check(steps: list[tuple[str, int, int]], to_the_end: bool) -> None:
         if not names:
@@ -217,6 +217,24 @@ def test_what_is_taken_back_is_what_no_user_wrote(tmp_path: Path) -> None:
         assert lab.read("f") == model
         # What differs from the store is kept in pieces of up to 128 KiB, here of one cell.
         assert present_bytes(lab) <= 2 * PIECE
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_write_into_the_rest_of_a_piece_stays(tmp_path: Path) -> None:
+    """The pieces do not begin where the cells do, behind a hole of the recipe."""
+    with lab_in(tmp_path, "4k") as lab:
+        model = bytearray(put_stub(lab))
+        last = BLOCKS - 1
+        with filled(lab) as one:
+            while one.filling._position < (last - 4) * BLOCK:
+                one.piece()
+            one.filling.load()
+            assert one.filling._loaded_end == last * BLOCK
+            one.write(last * BLOCK, b"user")
+            model[last * BLOCK : last * BLOCK + 4] = b"user"
+            one.filling.fill()
+            one.take_back()
+            assert one.read(0, len(model)) == model
 
 
 @pytest.mark.usefixtures("small_pieces")
