@@ -12,7 +12,7 @@ from rich.table import Table
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.terminal import console, headed, show
 from dedupd.errors import UsageError
-from dedupd.service.client import ServiceClient, absolute
+from dedupd.service.client import ServiceClient
 from dedupd.units import format_duration, format_size
 from dedupd.volume.volume import Volume
 
@@ -53,10 +53,7 @@ def _reader(path: str | None, last: int) -> Callable[[], dict[str, Any]]:
     """Where the answer comes from: the service, or the volume itself."""
     client = ServiceClient.needed() if path is None else ServiceClient.serving(path)
     if client is not None:
-        query: dict[str, object] = {"last": last}
-        if path is not None:
-            query["path"] = absolute(path)
-        return lambda: dict(client.get("/v1/jobs", **query))
+        return lambda: client.jobs(last, path)
 
     def read() -> dict[str, Any]:
         if path is None:

@@ -18,6 +18,11 @@ from dedupd.system.paths import refuse_part, resolved
 
 SYSTEM_SOCKET = "/run/dedupd.sock"
 
+RUNS_A_PAGE = 50
+"""The most that the service tells in one answer."""
+
+ANSWER_BYTES_MAX = 64 << 20
+"""An answer that is longer is none of the service."""
 
 _ANSWER_WAIT_S = 150.0
 """An unmount syncs all that was written."""
@@ -35,7 +40,10 @@ def exchange(socket_path: str, method: str, resource: str, body: Any = None) -> 
         connection.sock = connected(socket_path, _ANSWER_WAIT_S)
         connection.request(method, resource, None if body is None else json.dumps(body).encode())
         response = connection.getresponse()
-        return response.status, json.loads(response.read())
+        text = response.read(ANSWER_BYTES_MAX + 1)
+        if len(text) > ANSWER_BYTES_MAX:
+            raise ValueError("its answer is too long")
+        return response.status, json.loads(text)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServiceUnreachable(f"{socket_path}: the service does not answer: {error}") from None
     finally:
@@ -95,6 +103,19 @@ class ServiceClient:
         """Read. Raises the error that the service answers, and ServiceUnreachable."""
         text = urlencode({name: str(value) for name, value in query.items()}, errors=_ERRORS)
         return self._call("GET", f"{resource}?{text}" if text else resource)
+
+    def jobs(self, last: int, path: str | None = None) -> dict[str, Any]:
+        """Jobs that run and wait, and the last runs, which the service tells page by page."""
+        query: dict[str, object] = {} if path is None else {"path": absolute(path)}
+        found: dict[str, Any] = self.get("/v1/jobs", last=min(last, RUNS_A_PAGE), **query)
+        before = found.pop("next")
+        while before is not None and len(found["history"]) < last:
+            count = min(last - len(found["history"]), RUNS_A_PAGE)
+            page = self.get("/v1/jobs", last=count, before=before, **query)
+            found["history"] += page["history"]
+            before = page["next"]
+        found["history"] = found["history"][:last]
+        return found
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return self._call("POST", path, body)

@@ -66,7 +66,7 @@ class ServiceConfig:
 
     socket: str = ""
     group: str = ""
-    readers: Readers = Readers.EVERYONE
+    readers: Readers = Readers.GROUP
     listen: Listen | None = None
     jobs_max: int = 1
     unmount_on_stop: bool = True

@@ -90,9 +90,9 @@ class History:
             catalog.keep_latest(HintKey.SAVINGS, SAVINGS_KEPT)
             catalog.keep_latest(HintKey.RUNS, RUNS_KEPT)
 
-    def runs(self, count: int) -> list[dict[str, Any]]:
-        """The last runs, newest first."""
-        return Hints(self._directory).runs(count)
+    def runs(self, count: int, before_ns: int | None = None) -> list[dict[str, Any]]:
+        """The last runs that began before a time (ns since 1970, None: now), newest first."""
+        return Hints(self._directory).runs(count, before_ns)
 
     def savings(self, count: int) -> list[Savings]:
         """The last samples, oldest first."""

@@ -97,12 +97,14 @@ class Catalog:
             while valid and cursor.key().startswith(start):
                 valid = cursor.delete()
 
-    def latest(self, prefix: str, count: int) -> list[Any]:
-        """The last ``count`` values whose keys begin with ``prefix``, newest first."""
+    def latest(self, prefix: str, count: int, end: str = "") -> list[Any]:
+        """The last ``count`` values whose keys begin with ``prefix``, newest first; with ``end``,
+        of the keys before that one."""
         found: list[Any] = []
         start = prefix.encode()
+        after = end.encode() or start + b"\xff"
         with self._errors(), self._env.begin() as transaction, transaction.cursor() as cursor:
-            valid = cursor.prev() if cursor.set_range(start + b"\xff") else cursor.last()
+            valid = cursor.prev() if cursor.set_range(after) else cursor.last()
             while valid and len(found) < count and cursor.key().startswith(start):
                 value = _decoded(cursor.value())
                 if value is not None:

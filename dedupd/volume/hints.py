@@ -52,7 +52,10 @@ class HintKey(enum.StrEnum):
 
     def at(self, time_s: float) -> str:
         """The key of an event; such keys sort by time."""
-        return self.of(f"{int(time_s * 1e9):020d}")
+        return self.at_ns(int(time_s * 1e9))
+
+    def at_ns(self, time_ns: int) -> str:
+        return self.of(f"{time_ns:020d}")
 
 
 class Hints:
@@ -74,11 +77,12 @@ class Hints:
             return catalog.latest(prefix, count)
         return []
 
-    def runs(self, count: int) -> list[dict[str, Any]]:
-        """The reports of the last runs, newest first: users ask for them, so this raises
-        CatalogUnusable."""
+    def runs(self, count: int, before_ns: int | None = None) -> list[dict[str, Any]]:
+        """The reports of the last runs that began before a time (None: now), newest first: users
+        ask for them, so this raises CatalogUnusable."""
+        end = "" if before_ns is None else HintKey.RUNS.at_ns(before_ns)
         with Catalog(self._catalogue) as catalog:
-            return catalog.latest(HintKey.RUNS, count)
+            return catalog.latest(HintKey.RUNS, count, end)
 
     def put(self, key: str, value: Any, warning: str = "") -> bool:
         """Keep a hint; says whether it is kept. ``warning`` is logged where it is not."""

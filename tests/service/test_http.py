@@ -36,7 +36,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceLab]:
     base = tmp_path_factory.mktemp("machine")
     let_others_pass(base)
     with service_lab(base) as machine:
-        machine.configure(f'group = "{MEMBERS}"\n')
+        machine.configure(f'group = "{MEMBERS}"\nreaders = "everyone"\n')
         lab = machine.add_volume()
         lab.put("f", noise(100 * KIB))
         machine.start()

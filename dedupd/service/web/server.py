@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,17 @@ from dedupd.errors import (
 )
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.systemd.journal import Event, report
+from dedupd.service.web.connections import LOCAL, REQUEST_WAIT_S, Connections
+from dedupd.service.web.history_page import RUNS_MAX, HistoryPage
 from dedupd.service.web.metrics import metrics_text
 from dedupd.service.web.page import PAGE, PAGE_POLICY
-from dedupd.service.web.peers import Right, peer_of, right_of
-from dedupd.service.web.views import finished_view, job_view, service_view, volume_view
+from dedupd.service.web.peers import Peer, Right, peer_of, right_of
+from dedupd.service.web.views import (
+    finished_view,
+    job_view,
+    service_view,
+    volume_view,
+)
 from dedupd.system.paths import show_text
 
 if TYPE_CHECKING:
@@ -44,12 +52,20 @@ BODY_BYTES_MAX = 64 << 10
 WAIT_S_MAX = 60.0
 """How long a request may wait for news."""
 
-HISTORY_MAX = 1000
+SAVINGS_MAX = 1000
+"""Samples in one answer, of some 300 bytes."""
+
+DENIALS_KEPT_MAX = 1000
+DENIAL_PERIOD_S = 60.0
+"""A user that asks for more than it may is told of once in this time."""
 
 _PORT = re.compile(r":[0-9]+$")
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Another name that leads to the loopback address is a trick played on a browser."""
+
+RIGHT = "right"
+"""The key of a request for the right of its sender."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -69,18 +85,27 @@ class ControlSocket:
     def __init__(self, service: "Service") -> None:
         self._service = service
         self._runners: list[web.AppRunner] = []
+        self._servers: list[asyncio.Server] = []
+        self._denied: dict[int, float] = {}
 
     async def __aenter__(self) -> "ControlSocket":
         config = self._service.config
         path = config.socket_path
-        runner = await self._runner(Api(self._service, self._right_of_peer))
+        loop = asyncio.get_running_loop()
+        connections = await self._connections(Api(self._service, self._right_of_peer), self._peer)
         listener = _listener(path, config.group_id, open_to_all=config.readers == "everyone")
-        await web.SockSite(runner, listener).start()
+        listener.setblocking(False)
+        server = await loop.create_unix_server(connections.connection, sock=listener, backlog=128)
+        self._servers.append(server)
         if config.listen is not None:
-            runner = await self._runner(Api(self._service, _right_of_browser))
-            site = web.TCPSite(runner, config.listen.host, config.listen.port)
+            api = Api(self._service, _right_of_browser)
+            connections = await self._connections(api, lambda _: (LOCAL, Right.READ))
             try:
-                await site.start()
+                self._servers.append(
+                    await loop.create_server(
+                        connections.connection, config.listen.host, config.listen.port
+                    )
+                )
             except OSError as error:
                 # Another program may have the address; users' files must not depend on that.
                 self._service.listen_problem = (
@@ -92,6 +117,8 @@ class ControlSocket:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.close()
         for runner in self._runners:
             await runner.cleanup()
         try:
@@ -99,24 +126,40 @@ class ControlSocket:
         except FileNotFoundError:
             pass
 
-    async def _runner(self, api: "Api") -> web.AppRunner:
+    async def _connections(
+        self, api: "Api", user: Callable[[socket.socket], tuple[int, Right]]
+    ) -> Connections:
         runner = web.AppRunner(
             api.application(), access_log=None, logger=_server_log(), shutdown_timeout=1.0
         )
         await runner.setup()
         self._runners.append(runner)
-        return runner
+        assert runner.server is not None
+        api.connections = Connections(runner.server, user)
+        return api.connections
+
+    def _peer(self, connection: socket.socket) -> tuple[int, Right]:
+        peer, config = peer_of(connection), self._service.config
+        return peer.uid, right_of(peer, os.geteuid(), config.group_id, config.readers)
 
     def _right_of_peer(self, request: web.Request) -> Right:
         if request.transport is None:
             return Right.NOTHING
-        peer = peer_of(request.transport.get_extra_info("socket"))
-        config = self._service.config
-        right = right_of(peer, os.geteuid(), config.group_id, config.readers)
+        connection = request.transport.get_extra_info("socket")
+        _, right = self._peer(connection)
         if right < Right.ACT and request.method not in ("GET", "HEAD"):
-            text = f"user {peer.uid} (process {peer.pid}) may not {request.method} {request.path}"
-            report(Event.DENIED, show_text(text), logging.WARNING, uid=peer.uid, pid=peer.pid)
+            self._tell_denial(peer_of(connection), request)
         return right
+
+    def _tell_denial(self, peer: Peer, request: web.Request) -> None:
+        now_s = time.monotonic()
+        if now_s - self._denied.get(peer.uid, -DENIAL_PERIOD_S) < DENIAL_PERIOD_S:
+            return
+        if len(self._denied) >= DENIALS_KEPT_MAX:
+            self._denied.clear()
+        self._denied[peer.uid] = now_s
+        text = f"user {peer.uid} (process {peer.pid}) may not {request.method} {request.path}"
+        report(Event.DENIED, show_text(text), logging.WARNING, uid=peer.uid, pid=peer.pid)
 
 
 def _server_log() -> logging.Logger:
@@ -161,6 +204,7 @@ class Api:
     def __init__(self, service: "Service", right: Callable[[web.Request], Right]) -> None:
         self._service = service
         self._right = right
+        self.connections: Connections | None = None
 
     def application(self) -> web.Application:
         application = web.Application(
@@ -186,10 +230,24 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the right of the sender, and answer every error as JSON."""
+        """Check the right of the sender, and answer every error as JSON; one answer for each
+        connection."""
+        connection = self.connections.of(request.transport) if self.connections else None
+        if connection is not None:
+            connection.begin_answer()
+        try:
+            response = await self._answer(request, handler)
+            response.force_close()
+            return response
+        finally:
+            if connection is not None:
+                connection.end_answer()
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             needed = Right.READ if request.method in ("GET", "HEAD") else Right.ACT
-            if self._right(request) < needed:
+            right = request[RIGHT] = self._right(request)
+            if right < needed:
                 return _error(403, "root or a member of the configured group may do that", "Denied")
             return await handler(request)
         except web.HTTPException as error:
@@ -212,27 +270,27 @@ class Api:
         text = await metrics_text(self._service)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def _get_service(self, _: web.Request) -> web.Response:
-        return _json(service_view(self._service))
+    async def _get_service(self, request: web.Request) -> web.Response:
+        return _json(service_view(self._service, request[RIGHT]))
 
-    async def _reload(self, _: web.Request) -> web.Response:
+    async def _reload(self, request: web.Request) -> web.Response:
         await self._service.reload()
         for volume in list(self._service.volumes.values()):
             await volume.keeper.settled.wait()
-        return _json(service_view(self._service))
+        return _json(service_view(self._service, request[RIGHT]))
 
     async def _get_volumes(self, request: web.Request) -> web.Response:
         path = request.query.get("path")
         volumes = (
             list(self._service.volumes.values()) if path is None else [self._service.by_path(path)]
         )
-        return _json([volume_view(self._service, volume) for volume in volumes])
+        return _json([volume_view(self._service, volume, request[RIGHT]) for volume in volumes])
 
     async def _get_volume(self, request: web.Request) -> web.Response:
-        return _json(volume_view(self._service, self._volume(request)))
+        return _json(volume_view(self._service, self._volume(request), request[RIGHT]))
 
     async def _get_savings(self, request: web.Request) -> web.Response:
-        count = _number(request.query, "last", HISTORY_MAX)
+        count = _number(request.query, "last", SAVINGS_MAX, SAVINGS_MAX)
         found = await self._volume(request).remember(lambda history: history.savings(count))
         return _json([{**asdict(one), "saved_bytes": one.saved_bytes} for one in found or []])
 
@@ -248,27 +306,21 @@ class Api:
             await self._service.unmount(volume)
         else:
             raise UsageError(f"{action!r}: there is pause, resume, mount and unmount")
-        return _json(volume_view(self._service, volume))
+        return _json(volume_view(self._service, volume, request[RIGHT]))
 
-    async def _get_jobs(self, request: web.Request) -> web.Response:
-        """Jobs that run, wait, and ran on the volumes, or on one of them."""
-        service, query = self._service, request.query
+    async def _get_jobs(self, request: web.Request) -> web.StreamResponse:
+        """Jobs that run, wait, and ran on the volumes, or on one of them; ``next`` is the
+        ``before`` of the runs before these."""
+        service, query, right = self._service, request.query, request[RIGHT]
         path = query.get("path")
         volumes = list(service.volumes.values()) if path is None else [service.by_path(path)]
         uuids = {volume.uuid for volume in volumes}
-        last = _number(query, "last", 20)
-        history: list[dict[str, Any]] = []
-        for volume in volumes:
-            runs = await volume.remember(lambda one: one.runs(last)) or []
-            history += [{"path": volume.config.path, **run} for run in runs]
-        history.sort(key=lambda run: -run.get("started_s", 0.0))
-        return _json(
-            {
-                "running": [job_view(j) for j in service.running.values() if j.uuid in uuids],
-                "waiting": [job_view(job) for job in service.waiting if job.uuid in uuids],
-                "history": history[:last],
-            }
-        )
+        last = _number(query, "last", 20, RUNS_MAX)
+        before_ns = _number(query, "before", 0, (1 << 63) - 1) or None
+        running = [job_view(j, service, right) for j in service.running.values() if j.uuid in uuids]
+        waiting = [job_view(job, service, right) for job in service.waiting if job.uuid in uuids]
+        page = HistoryPage(volumes, last, before_ns, right)
+        return await page.stream(request, {"running": running, "waiting": waiting})
 
     async def _submit(self, request: web.Request) -> web.Response:
         body = await _body(request, {"job": str, "path": str, "options": dict})
@@ -278,23 +330,23 @@ class Api:
         if not body["path"].startswith("/") or not _is_a_name(body["path"]):
             raise UsageError(f"path = {body['path']!r}: write an absolute path")
         job = self._service.submit(body["job"], body["path"], body.get("options", {}))
-        return _json(job_view(job), status=202)
+        return _json(job_view(job, self._service, request[RIGHT]), status=202)
 
     async def _get_job(self, request: web.Request) -> web.Response:
         """A job; with ``wait``, once something about it has changed, or it has ended."""
         job = self._job(request)
-        wait_s = min(WAIT_S_MAX, _number(request.query, "wait", 0))
+        wait_s = min(WAIT_S_MAX, _number(request.query, "wait", 0, 1000))
         if wait_s and job.finished_s is None:
             try:
                 await asyncio.wait_for(job.changed.wait(), wait_s)
             except TimeoutError:
                 pass
-        return _json(finished_view(job))
+        return _json(finished_view(job, self._service, request[RIGHT]))
 
     async def _cancel(self, request: web.Request) -> web.Response:
         job = self._job(request)
         self._service.cancel(job)
-        return _json(job_view(job))
+        return _json(job_view(job, self._service, request[RIGHT]))
 
     def _volume(self, request: web.Request) -> ServedVolume:
         return self._service.by_uuid(request.match_info["uuid"])
@@ -309,7 +361,9 @@ class Api:
 async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any]:
     """The JSON object of a request, with these keys at most. Raises UsageError."""
     try:
-        raw = await request.read()
+        raw = await asyncio.wait_for(request.read(), REQUEST_WAIT_S)
+    except TimeoutError:
+        raise UsageError("the body took too long") from None
     except ConnectionError:
         raise UsageError("the sender went away before the end of the body") from None
     if not raw:
@@ -336,13 +390,13 @@ def _is_a_name(text: str) -> bool:
         return False  # a surrogate that stands for no byte
 
 
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
+def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
     text = query.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or not 0 <= int(text[:6]) <= HISTORY_MAX:
-        raise UsageError(f"{name} = {text[:50]!r}: write a whole number from 0 to {HISTORY_MAX}")
-    return int(text[:6])
+    if not text.isascii() or not text.isdigit() or not 0 <= int(text[:20]) <= most:
+        raise UsageError(f"{name} = {text[:50]!r}: write a whole number from 0 to {most}")
+    return int(text[:20])
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -1,4 +1,8 @@
-"""The answers of the control socket, as JSON (docs/service.md)."""
+"""The answers of the control socket, as JSON (docs/service.md).
+
+A user that may only read is told figures and states, and nothing that could name a file: no
+messages, no output, no path but those of volumes.
+"""
 
 import os
 import time
@@ -12,6 +16,7 @@ from dedupd.service.job_process import JobProcess
 from dedupd.service.planned_jobs import schedules
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
+from dedupd.service.web.peers import Right
 from dedupd.units import counted
 
 if TYPE_CHECKING:
@@ -19,8 +24,40 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+_PUBLIC_TEXTS = ("job", "id")
+"""Texts of a report that name no file."""
 
-def service_view(service: "Service") -> Json:
+_UNTOLD = "root and the members of the group are told"
+
+
+def time_ns_of(run: Mapping[str, Any]) -> int:
+    """When a run of the history began; its key there."""
+    return int(run.get("started_s", 0.0) * 1e9)
+
+
+def run_view(run: Json, path: str, right: Right) -> Json:
+    """A run of the history of the volume at ``path``."""
+    if right >= Right.ACT:
+        return {"path": path, **run}
+    texts = {name: run[name] for name in _PUBLIC_TEXTS if name in run}
+    return {**_figures(run), **texts, "path": path, "outcome": ""}
+
+
+def _figures(report: Mapping[str, Any]) -> Json:
+    """The numbers of a report, also those of its parts."""
+    found: Json = {}
+    for name, value in report.items():
+        if value is None or isinstance(value, (bool, int, float)):
+            found[name] = value
+        elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            found[name] = _figures(value)
+    return found
+
+
+def service_view(service: "Service", right: Right) -> Json:
+    found = problems(service)
+    if found and right < Right.ACT:
+        found = [f"{counted(len(found), 'problem')}: {_UNTOLD}"]
     return {
         "version": __version__,
         "pid": os.getpid(),
@@ -29,7 +66,7 @@ def service_view(service: "Service") -> Json:
         "status": service.status,
         "jobs_max": service.config.jobs_max,
         "volumes": len(service.volumes),
-        "problems": problems(service),
+        "problems": found,
     }
 
 
@@ -55,7 +92,10 @@ def problems(service: "Service") -> list[str]:
     return found
 
 
-def volume_view(service: "Service", volume: ServedVolume) -> Json:
+def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
+    def told(problem: str) -> str:
+        return problem if right >= Right.ACT or not problem else f"a problem: {_UNTOLD}"
+
     volume.read_policy()
     keeper, savings = volume.keeper, volume.savings
     job = service.running.get(volume.uuid or "")
@@ -65,15 +105,17 @@ def volume_view(service: "Service", volume: ServedVolume) -> Json:
         "mountpoint": volume.config.mountpoint,
         "mount": {
             "state": keeper.state.value,
-            "problem": keeper.problem,
+            "problem": told(keeper.problem),
             "pid": keeper.pid,
             "since_s": keeper.mounted_since_s or None,
             "restarts": keeper.restarts,
         },
         "paused": volume.paused,
-        "policy_problem": volume.policy_problem,
-        "job": None if job is None else job_view(job),
-        "waiting": [job_view(one) for one in service.waiting if one.uuid == volume.uuid],
+        "policy_problem": told(volume.policy_problem),
+        "job": None if job is None else job_view(job, service, right),
+        "waiting": [
+            job_view(one, service, right) for one in service.waiting if one.uuid == volume.uuid
+        ],
         "tasks": _tasks(volume),
         "savings": None
         if savings is None
@@ -101,7 +143,22 @@ def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
     return found
 
 
-def job_view(job: JobProcess) -> Json:
+def job_view(job: JobProcess, service: "Service", right: Right) -> Json:
+    view = _job_view(job)
+    if right >= Right.ACT:
+        return view
+    paths = [one.config.path for one in service.volumes.values() if one.uuid == job.uuid]
+    phase = job.progress.get("phase", "")
+    return {
+        **view,
+        "path": paths[0] if paths else "",
+        "arguments": [],
+        "progress": {**_figures(job.progress), "phase": phase},
+        "outcome": job.state.value,
+    }
+
+
+def _job_view(job: JobProcess) -> Json:
     return {
         "id": job.id,
         "volume": job.uuid,
@@ -122,11 +179,15 @@ def job_view(job: JobProcess) -> Json:
     }
 
 
-def finished_view(job: JobProcess) -> Json:
+def finished_view(job: JobProcess, service: "Service", right: Right) -> Json:
     """A job with everything that came of it."""
     report: Mapping[str, Any] | None = job.report
+    if right < Right.ACT:
+        view = job_view(job, service, right)
+        found = None if report is None else run_view(dict(report), view["path"], right)
+        return {**view, "report": found, "output": "", "errors": ""}
     return {
-        **job_view(job),
+        **job_view(job, service, right),
         "report": None if report is None else dict(report),
         "output": job.output,
         "errors": job.errors,

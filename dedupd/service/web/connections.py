@@ -1,0 +1,200 @@
+"""The connections to the service: how many there may be, what they may send, and for how long.
+
+A user that may read only is a stranger. Strangers have a few connections each, with one short
+request, and have to take the answer in time: so they cost the service a bounded amount of memory.
+"""
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from dedupd.service.web.peers import Right
+
+USER_CONNECTIONS_MAX = 16
+"""Of a user that may not act. A connection takes one request, with an answer of a megabyte at
+most."""
+
+STRANGERS_MAX = 128
+"""Of all users that may not act."""
+
+ACTING_MAX = 512
+"""Of root and the group."""
+
+REQUEST_BYTES_MAX = 8 << 10
+"""All that a stranger may send: a request without a body. Requests that follow one another before
+they are answered would wait in memory."""
+
+REQUEST_WAIT_S = 10.0
+"""How long the head of a request may take."""
+
+ANSWER_WAIT_S = 120.0
+"""How long a stranger may be answered; a wait for news takes half of that."""
+
+STALL_WAIT_S = 20.0
+"""How long a client may take nothing of its answer."""
+
+LOCAL = -1
+"""The user of all connections to the loopback address, whose users are not known."""
+
+
+class Connections:
+    """The connections of all users to one socket. Used by the thread of the event loop."""
+
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        user: Callable[[socket.socket], tuple[int, Right]],
+    ) -> None:
+        """``make`` makes the server's side of a connection; ``user`` tells whose it is."""
+        self._make = make
+        self._user = user
+        self._of_transport: dict[Any, _Connection] = {}
+        self._count: Counter[int] = Counter()
+        self._strangers = 0
+        self._acting = 0
+
+    def connection(self) -> asyncio.Protocol:
+        """A new connection, for the event loop."""
+        return _Connection(self, self._make())
+
+    def of(self, transport: object) -> "_Connection | None":
+        return self._of_transport.get(transport)
+
+    def admit(self, transport: asyncio.Transport, connection: "_Connection") -> bool:
+        """Count a connection; False where there are too many."""
+        connection.uid, connection.right = self._user(transport.get_extra_info("socket"))
+        if connection.right is Right.ACT:
+            if self._acting >= ACTING_MAX:
+                return False
+            self._acting += 1
+        else:
+            is_full = self._strangers >= STRANGERS_MAX
+            if is_full or self._count[connection.uid] >= USER_CONNECTIONS_MAX:
+                return False
+            self._strangers += 1
+            self._count[connection.uid] += 1
+        self._of_transport[transport] = connection
+        return True
+
+    def drop(self, transport: object, connection: "_Connection") -> None:
+        """One connection less."""
+        del self._of_transport[transport]
+        if connection.right is Right.ACT:
+            self._acting -= 1
+            return
+        self._strangers -= 1
+        self._count[connection.uid] -= 1
+        if not self._count[connection.uid]:
+            del self._count[connection.uid]
+
+
+class _Connection(asyncio.Protocol):
+    """Stands between a transport and the protocol of the server, and counts.
+
+    It counts as a connection until it is closed and nothing works on its answer any more.
+    """
+
+    uid = LOCAL
+    right = Right.NOTHING
+
+    def __init__(self, all_: Connections, server: asyncio.Protocol) -> None:
+        self._all: Final = all_
+        self._server: Final = server
+        self._transport: asyncio.Transport | None = None
+        self._is_admitted = False
+        self._is_lost = False
+        self._is_answering = False
+        self._received_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._is_admitted = self._all.admit(transport, self)
+        if not self._is_admitted:
+            transport.write(_REFUSAL)
+            transport.close()
+            return
+        self._end_after(REQUEST_WAIT_S)
+        self._server.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        for timer in (self._deadline, self._stall):
+            if timer is not None:
+                timer.cancel()
+        if self._is_admitted:
+            self._server.connection_lost(error)
+            self._drop()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_admitted:
+            return
+        self._received_bytes += len(data)
+        if self.right is not Right.ACT and self._received_bytes > REQUEST_BYTES_MAX:
+            self._abort()
+            return
+        self._server.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._server.eof_received() if self._is_admitted else None
+
+    def pause_writing(self) -> None:
+        self._stall = asyncio.get_running_loop().call_later(STALL_WAIT_S, self._abort)
+        self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+        self._server.resume_writing()
+
+    def begin_answer(self) -> None:
+        """The head of a request has come, and is being answered."""
+        self._is_answering = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self.right is not Right.ACT:
+            self._end_after(ANSWER_WAIT_S)
+
+    def end_answer(self) -> None:
+        """The answer is on its way; with it the connection ends."""
+        self._is_answering = False
+        if self._is_lost:
+            self._drop()
+        else:
+            self._end_after(STALL_WAIT_S)
+
+    def _drop(self) -> None:
+        if not self._is_answering:
+            self._all.drop(self._transport, self)
+
+    def _end_after(self, wait_s: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(wait_s, self._abort)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _refusal() -> bytes:
+    text = json.dumps(
+        {
+            "error": "too many connections to the service; close some, and ask again",
+            "kind": "Busy",
+            "exit_status": 3,
+        }
+    )
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+    )
+    return (head + text).encode()
+
+
+_REFUSAL = _refusal()
