@@ -23,6 +23,31 @@ class UnoptimizeReport(FileReport):
     logical_bytes: int = 0
 
 
+FILE_S = 0.01
+BYTES_PER_S = 100e6
+"""The time of a file, and the speed of large ones, that were seen on a virtual disk
+(docs/leaving.md): for a first idea of how long a run takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would do, and whether there is room for it."""
+
+    files: int
+    need_bytes: int
+    room_bytes: int
+    """Free beyond the reserve of the policy."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """What has to be freed first; 0 where the room suffices."""
+        return max(0, self.need_bytes - self.room_bytes)
+
+    @property
+    def expected_s(self) -> float:
+        return self.files * FILE_S + self.need_bytes / BYTES_PER_S
+
+
 class Unoptimize(Job[UnoptimizeReport]):
     """Makes every stub below a path of the tree plain. Needs the job lock; may be repeated."""
 
@@ -56,8 +81,8 @@ class Unoptimize(Job[UnoptimizeReport]):
             run.findings.add(message)
         return self.report()
 
-    def _require_space(self) -> int:
-        """How many bytes are to be restored. Raises NoSpace, with how many are missing."""
+    def plan(self) -> Plan:
+        """What there is to be done. Raises Cancelled."""
         volume, run = self._volume, self._run
         run.update(phase="counting")
         files, need = _count(volume, run, self._below, _missing_bytes)
@@ -67,14 +92,19 @@ class Unoptimize(Job[UnoptimizeReport]):
             # so it is done only where it may decide.
             run.update(phase="counting exactly")
             files, need = _count(volume, run, self._below, _missing_blocks)
-        if need > have:
+        return Plan(files, need, max(0, have))
+
+    def _require_space(self) -> int:
+        """How many bytes are to be restored. Raises NoSpace, with how many are missing."""
+        plan = self.plan()
+        if plan.missing_bytes:
             raise NoSpace(
-                f"{volume.root}: making {files} files plain needs {format_size(need)}, and"
-                f" {format_size(max(0, have))} are free beyond the reserve;"
-                f" {format_size(need - have)} are missing. Free some, name a part of the tree, or"
-                " lower the policy's `reserve`"
+                f"{self._volume.root}: making {plan.files} files plain needs"
+                f" {format_size(plan.need_bytes)}, and {format_size(plan.room_bytes)} are free"
+                f" beyond the reserve; {format_size(plan.missing_bytes)} are missing. Free some,"
+                " name a part of the tree, or lower the policy's `reserve`"
             )
-        return need
+        return plan.need_bytes
 
 
 def _named(where: str, message: str) -> str:

@@ -45,6 +45,7 @@ class OpenFile:
         "privileged",
         "settled",
         "stub",
+        "unsettled",
         "users",
         "writable",
         "write_users",
@@ -57,6 +58,7 @@ class OpenFile:
         self.writable = writable  # lock: whether ``fd`` is open for writing too
         self.stub: SparseStub | None = None  # lock: None of a plain file
         self.settled: trio.Event | None = None  # while the file is settled, before its first use
+        self.unsettled = False  # read as a crash left it, since nothing can be changed
         self.lock = SharedLock()  # shared: use of ``fd``; alone: what the bytes lie in changes
         self.users = 0  # handles and commits that keep the file open
         self.write_users = 0  # those that keep it open for writing
@@ -178,6 +180,9 @@ class OpenFiles:
             if file.settled is None:
                 break
             await self._wait_until_settled(file)
+        if write and file.unsettled:
+            # Also where the file system takes changes again: it is settled once it was closed.
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         # Counted before the first await: another task must not close the file meanwhile.
         file.users += 1
         file.write_users += write
@@ -270,7 +275,7 @@ class OpenFiles:
             except OSError as error:
                 if error.errno != errno.EROFS:
                     raise
-                stub.has_unwritten = True
+                stub.has_unwritten = file.unsettled = True
             file.settled = None
         finally:
             file.users = 0

@@ -1,5 +1,6 @@
 """Stubs that a crash left half way, settled while users change what settling puts back."""
 
+import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -98,6 +99,53 @@ def test_a_capability_that_is_taken_meanwhile_does_not_come_back(
     assert lab.stub("program") is not None
     assert lab.read("program") == CONTENT
     assert "security.capability" not in os.listxattr(lab.data / "program")
+
+
+class BrokenDisk(Disk):
+    """Takes no changes for a while."""
+
+    takes_changes = False
+
+    def sync_file(self, fd: int) -> None:
+        if not self.takes_changes:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        super().sync_file(fd)
+
+
+def test_a_stub_that_cannot_be_settled_is_read_and_not_written_to(tmp_path: Path) -> None:
+    """Grown, one that was cut would show bytes of the recipe that are gone."""
+    lab = new_lab(tmp_path / "volume")
+    lab.put("f", CONTENT)
+    with stop_at("commit.durable"):
+        lab.optimize()
+    disk = BrokenDisk()
+
+    async def live(mount: MountedVolume) -> None:
+        operations = StubOperations(mount)
+        found = await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"f"), CALLER)
+        for _ in range(2):
+            file = await mount.files.acquire(found.st_ino, write=False)
+            assert file.stub is not None and file.stub.read(0, len(CONTENT)) == CONTENT
+            with pytest.raises(OSError) as refusal:
+                await mount.files.acquire(found.st_ino, write=True)
+            assert refusal.value.errno == errno.EROFS
+            disk.takes_changes = True
+            with pytest.raises(OSError):
+                await mount.files.acquire(found.st_ino, write=True)
+            disk.takes_changes = False
+            mount.files.release(file, write=False)
+        disk.takes_changes = True
+        file = await mount.files.acquire(found.st_ino, write=True)
+        assert file.stub is not None and not file.stub.attribute.flags.transient
+        mount.files.release(file, write=True)
+
+    with Volume.open(str(lab.root), disk) as volume, volume.mount_lock() as transitions:
+        mount = MountedVolume(volume, transitions, str(lab.root), MIB, 1)
+        try:
+            trio.run(live, mount)
+        finally:
+            mount.close()
+    lab.verify_clean()
 
 
 def test_a_capability_that_nobody_takes_stays(tmp_path: Path) -> None:

@@ -1,22 +1,55 @@
 """``dedupd run unoptimize``: stubs become plain files again."""
 
+import sys
+from dataclasses import asdict
+
 import click
 
+from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import job_command
-from dedupd.units import format_size
+from dedupd.errors import EXIT_FINDINGS
+from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
-from jobs.unoptimize import Unoptimize, UnoptimizeReport
+from jobs.unoptimize import Plan, Unoptimize, UnoptimizeReport
 
 
-@job_command("unoptimize")
-def command(path: str, as_json: bool) -> None:
-    """Make files plain again, in a volume or below PATH in it."""
+@job_command(
+    "unoptimize",
+    click.option("--dry-run", is_flag=True, help="Only say how much space and time it would take."),
+)
+def command(path: str, dry_run: bool, as_json: bool) -> None:
+    """Make files plain again, in a volume or below PATH in it. Users keep working meanwhile."""
     volume, below = Volume.locate_existing(path)
-    with volume, volume.job_lock(), working(volume, "unoptimize") as run:
-        report = Unoptimize(volume, run, below).recorded()
+    with (
+        volume,
+        volume.job_lock(reads_only=dry_run),
+        working(volume, "unoptimize") as run,
+    ):
+        job = Unoptimize(volume, run, below)
+        if dry_run:
+            _tell(job.plan(), as_json)
+            return
+        report = job.recorded()
     finish(report, as_json, _show, findings=report.errors)
+
+
+def _tell(plan: Plan, as_json: bool) -> None:
+    if as_json:
+        value = {"job": "unoptimize", "dry_run": True, **asdict(plan)}
+        print_json({**value, "missing_bytes": plan.missing_bytes, "expected_s": plan.expected_s})
+    else:
+        click.echo(
+            f"would make {counted(plan.files, 'file')} plain, in about"
+            f" {format_duration(plan.expected_s)};"
+            f" needs {format_size(plan.need_bytes)}, and {format_size(plan.room_bytes)} are free"
+            " beyond the reserve"
+        )
+        if plan.missing_bytes:
+            click.echo(f"  missing: {format_size(plan.missing_bytes)}")
+    if plan.missing_bytes:
+        sys.exit(EXIT_FINDINGS)
 
 
 def _show(report: UnoptimizeReport) -> None:
