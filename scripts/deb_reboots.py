@@ -209,7 +209,7 @@ def main() -> None:
     names = [f"{number:03}.bin" for number in range(60)]
     for number, name in enumerate(names):
         (SHARE / name).write_bytes(content_of(number))
-    print(run("dedupd", "enable", SHARE, "--min-age", "0s", "--min-size", "1"), end="")
+    print(run("dedupd", "enable", "--force", SHARE, "--min-age", "0s", "--min-size", "1"), end="")
     eventually(lambda: is_right(names), "enabled, its files are there")
     report = json.loads(run("dedupd", "run", "optimize", SHARE, "--wait", "--json"))
     print(f"optimized {report['files_optimized']} files")

@@ -23,8 +23,15 @@ from dedupd.system.disk import Disk
 from dedupd.system.file_system import file_system_of
 from dedupd.system.files import opened
 from dedupd.system.path_users import occupants
+from dedupd.system.paths import show_path
 from dedupd.units import GIB, counted, format_size
-from dedupd.volume.place import described, refuse_place, things_inside
+from dedupd.volume.place import (
+    described,
+    protected_entries,
+    refuse_place,
+    shortened,
+    things_inside,
+)
 from dedupd.volume.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
@@ -158,6 +165,7 @@ def check_path(path: str) -> list[Check]:
             "place": _place,
             "volumes around it": _above,
             "volumes and mounts in it": _below,
+            "entries that cannot move": _protected,
             "who uses it": _occupied,
             "holes and attributes": _probe,
         }
@@ -184,13 +192,19 @@ def _opened_below(root: str) -> Iterator[tuple[int, list[str]]]:
 def _file_system(root: str) -> Result:
     try:
         with _opened_below(root) as (fd, accepted):
-            kind, obstacle = file_system_of(fd).kind, obstacle_of(fd)
+            found_here, obstacle = file_system_of(fd), obstacle_of(fd)
     except (DedupdError, OSError) as error:
         return _warning(f"not looked at: {error}", "run this as root")
+    kind = found_here.kind
     if kind in SHARED_FILE_SYSTEMS:
         return _bad(
             f"{kind}: another host can change files behind this one's back",
             "put the volume on a file system that this machine alone has mounted",
+        )
+    if obstacle is None and found_here.options & {"nobarrier", "barrier=0"}:
+        return _warning(
+            f"{kind}, mounted with nobarrier: a power cut may take what was synced",
+            "mount it without, unless the disk's cache has a battery",
         )
     if obstacle is None:
         return _fine(kind)
@@ -298,6 +312,17 @@ def _below(root: str) -> Result:
     found = list(things_inside(root))
     if found:
         return _bad(described(found), "see to each, or choose a directory without them")
+    return _fine("none")
+
+
+def _protected(root: str) -> Result:
+    try:
+        with opened(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            names = sorted(show_path(name) for name in protected_entries(fd))
+    except OSError as error:
+        return _warning(f"not looked at: {error.strerror}", "run this as root")
+    if names:
+        return _bad(f"immutable or append-only: {shortened(names)}", "run `chattr -i -a` on them")
     return _fine("none")
 
 

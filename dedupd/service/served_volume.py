@@ -72,7 +72,7 @@ class ServedVolume:
                 return None
         self.read_policy()
         usable = self.is_mounted and time.monotonic() >= self._not_before_s and not self._left_alone
-        usable = usable and not self._is_read_only()
+        usable = usable and not self.is_read_only
         return VolumeView(
             self.uuid,
             {} if self.policy_problem else schedules(self.policy),
@@ -83,8 +83,11 @@ class ServedVolume:
             self._served_s,
         )
 
-    def _is_read_only(self) -> bool:
+    @property
+    def is_read_only(self) -> bool:
         """Whether its file system takes no changes now: then no job can do anything."""
+        if self.keeper.base is None:
+            return False
         try:
             os.close(os.open(f"{self.keeper.base}/{VOLUME_FILE.decode()}", os.O_WRONLY))
         except OSError as error:

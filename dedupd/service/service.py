@@ -14,6 +14,7 @@ from dedupd.errors import (
     ConfigurationError,
     DedupdError,
     NotAVolume,
+    ReadOnlyVolume,
     ServiceUnreachable,
     UsageError,
 )
@@ -324,11 +325,19 @@ class Service:
         )
 
     def submit(self, name: str, path: str, options: dict[str, object]) -> JobProcess:
-        """Have a job run as soon as it can. Raises UsageError, NotAVolume, Busy."""
+        """Have a job run as soon as it can.
+
+        Raises UsageError, NotAVolume, Busy, ReadOnlyVolume.
+        """
         arguments = job_arguments(name, options)
         volume = self.by_path(path)
         if volume.uuid is None:
             raise Busy(f"{path}: {volume.keeper.problem or 'the volume is not mounted yet'}")
+        if volume.is_read_only:
+            raise ReadOnlyVolume(
+                f"{path}: the file system is read-only, and nothing can be changed there; see why"
+                " (`dmesg`), then `mount -o remount,rw`"
+            )
         whole = os.path.normpath(path) in volume.keeper.places
         if not whole and name not in OF_A_SUBTREE:
             raise UsageError(f"{path}: {name} works on whole volumes; name {volume.config.path}")

@@ -63,6 +63,26 @@ def test_a_disk_that_is_gone_is_no_matter_of_other_volumes(
 
 
 @pytest.mark.root
+def test_a_disk_that_takes_no_changes_is_read_and_no_job_is_begun(
+    loop_fs: MakeFileSystem, machine: ServiceLab
+) -> None:
+    disk = loop_fs("ext4", options="errors=remount-ro")
+    lab = add_volume_at(machine, disk / "volume")
+    lab.put("f", b"content")
+    machine.start()
+    machine.mount_pid(lab)
+    device = os.stat(disk).st_dev
+    link = os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    Path("/sys/fs/ext4", os.path.basename(link), "trigger_fs_error").write_text("1")
+    assert (lab.root / "f").read_bytes() == b"content"
+    (problem,) = machine.client.get("/v1/service")["problems"]
+    assert f"{lab.root}: its file system takes no changes" in problem
+    refused = machine.run("run", "optimize", lab.root)
+    assert refused.returncode == EXIT_BUSY and "file system is read-only" in refused.stderr
+    assert not any(machine.client.get("/v1/jobs").values())
+
+
+@pytest.mark.root
 def test_a_mount_that_hangs_keeps_others_from_nothing(machine: ServiceLab) -> None:
     hung, other = machine.add_volume("hung"), machine.add_volume("other")
     machine.start()

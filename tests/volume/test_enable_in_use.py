@@ -179,6 +179,8 @@ def test_an_entry_that_may_not_move_is_told_of_before_any_other_does(
         with pytest.raises(UsageError, match=r"nothing was changed: .*: m, n; .*`chattr -i -a`"):
             make_volume(root, disk)
         assert (disk.moved, look(root)) == (0, before)
+        found = check(root, "entries that cannot move")
+        assert found.verdict is Verdict.BAD and found.found.endswith(": m, n")
     finally:
         subprocess.run(["chattr", f"-{flag}", root / "m", root / "n"], check=True)
     make_volume(root)

@@ -63,6 +63,12 @@ def test_the_three_that_are_known_are_fine(loop_fs: MakeFileSystem, kind: str) -
     assert file_system_check(lab.root).verdict is Verdict.FINE
 
 
+@pytest.mark.parametrize("kind", ["ext4", "btrfs"])
+def test_a_disk_that_is_not_told_to_flush_is_warned_of(loop_fs: MakeFileSystem, kind: str) -> None:
+    found = file_system_check(loop_fs(kind, options="nobarrier"))
+    assert found.verdict is Verdict.WARNING and "nobarrier" in found.found
+
+
 @pytest.mark.parametrize("name", TUNINGS)
 def test_what_the_superblock_says_counts(loop_fs: MakeFileSystem, name: str) -> None:
     """Of neither is there a word in the list of mounts."""

@@ -76,6 +76,11 @@ def problems(service: "Service") -> list[str]:
     for volume in service.volumes.values():
         volume.read_policy()
         found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
+        if volume.is_read_only:
+            found.append(
+                f"{volume.config.path}: its file system takes no changes: files can be read, and"
+                " no job runs; see why (`dmesg`), then `mount -o remount,rw`"
+            )
         if volume.savings is not None and volume.savings.quarantined_records:
             path = volume.config.path
             damaged = counted(volume.savings.quarantined_records, "record")
