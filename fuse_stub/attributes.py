@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import pyfuse3
 
+from dedupd import native
+
 TIMEOUT_S = 3600.0
 """How long the kernel may keep names and attributes. All changes come through the mount, or are
 reported to the kernel (commits and restores), so it could keep them for ever."""
@@ -25,7 +27,9 @@ def shown_blocks(mode: int, size: int, blocks: int) -> int:
     return 1 if blocks == 0 and size > 0 and stat.S_ISREG(mode) else blocks
 
 
-def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.EntryAttributes:
+def entry(
+    status: os.stat_result | native.system.DirectoryEntry, ino: int, generation: int = 0
+) -> pyfuse3.EntryAttributes:
     """The kernel's form of ``status``, for the inode it knows as ``ino``."""
     attributes = pyfuse3.EntryAttributes()
     attributes.st_ino = ino
@@ -43,35 +47,6 @@ def entry(status: os.stat_result, ino: int, generation: int = 0) -> pyfuse3.Entr
     attributes.st_atime_ns = status.st_atime_ns
     attributes.st_mtime_ns = status.st_mtime_ns
     attributes.st_ctime_ns = status.st_ctime_ns
-    return attributes
-
-
-Looked = tuple[
-    tuple[int, int, bytes],
-    tuple[int, int, int, int, int],
-    tuple[int, int, int],
-    tuple[int, int, int],
-]
-"""A result of :func:`dedupd.native.system.look_up`."""
-
-
-def looked(found: Looked, generation: int) -> pyfuse3.EntryAttributes:
-    """The kernel's form of a result of ``look_up``."""
-    attributes = pyfuse3.EntryAttributes()
-    attributes.st_ino = found[0][0]
-    attributes.generation = generation
-    attributes.entry_timeout = attributes.attr_timeout = TIMEOUT_S
-    (
-        attributes.st_mode,
-        attributes.st_nlink,
-        attributes.st_uid,
-        attributes.st_gid,
-        attributes.st_rdev,
-    ) = found[1]
-    size, attributes.st_blksize, blocks = found[2]
-    attributes.st_size = size
-    attributes.st_blocks = shown_blocks(found[1][0], size, blocks)
-    attributes.st_atime_ns, attributes.st_mtime_ns, attributes.st_ctime_ns = found[3]
     return attributes
 
 

@@ -26,10 +26,8 @@ from dedupd.stub.transition import CAPABILITY
 from fuse_stub.attributes import (
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
-    Looked,
     absent,
     entry,
-    looked,
     visible,
 )
 from fuse_stub.caller_rights import keeps_set_ids
@@ -310,24 +308,24 @@ class NamespaceOperations(pyfuse3.Operations):
         token: ReaddirToken,
         listing: DirectoryListing,
         name: FileNameT,
-        found: Looked,
+        found: native.system.DirectoryEntry,
         next_id: int,
     ) -> bool:
         """Put one entry into a listing; False where it is full."""
-        ino, device, handle = found[0]
+        ino = found.st_ino
         if name in (b".", b".."):
-            return pyfuse3.readdir_reply(token, name, looked(found, 0), next_id)
-        if device != self._inodes.device:
+            return pyfuse3.readdir_reply(token, name, entry(found, ino), next_id)
+        if found.st_dev != self._inodes.device:
             # A mounted file system, or a subvolume: not part of the volume.
             return True
         if self._inodes.by_handle:
-            generation = self._inodes.remember_handle(ino, handle)
+            generation = self._inodes.remember_handle(ino, found.handle)
         else:
             try:
                 generation = self._remember_open(listing.fd, name, ino)
             except FileNotFoundError:
                 return True
-        if pyfuse3.readdir_reply(token, name, looked(found, generation), next_id):
+        if pyfuse3.readdir_reply(token, name, entry(found, ino, generation), next_id):
             return True
         self._inodes.forget([(ino, 1)])
         return False

@@ -106,9 +106,9 @@ mod exported {
     mod system {
         #[pymodule_export]
         use crate::python::system::{
-            fallocate_keep_size, fgetxattr, file_system_type, generation, interrupt_reads,
-            list_names, local_bytes, look_up, name_to_handle, open_by_handle, present_ranges,
-            punch_hole, renameat2, syncfs, unwritten_ranges,
+            DirectoryEntry, fallocate_keep_size, fgetxattr, file_system_type, generation,
+            interrupt_reads, list_names, local_bytes, look_up, name_to_handle, open_by_handle,
+            present_ranges, punch_hole, renameat2, syncfs, unwritten_ranges,
         };
     }
 
