@@ -346,6 +346,10 @@ def _change_stub(
         else:
             scene.disk.sync_file(fd)
             scene.synced(path, content)
+            if rng.randrange(2):
+                # The simulated disk has every extent durable by now; the real one must have, too.
+                os.fsync(fd)
+                assert stub.seal() and stub.is_sealed
     assert bytes(stub.read(0, 1 << 20)) == content
 
 

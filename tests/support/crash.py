@@ -19,6 +19,7 @@ from dedupd.format.container import Kind
 from dedupd.format.stub import Flag
 from dedupd.store.writer import ContainerWriter
 from dedupd.stub.content import open_content, read_stub
+from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.transition import local_ranges
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
@@ -186,7 +187,7 @@ def read_through_store(volume: Volume, path: bytes) -> tuple[bytes, int | None]:
     """A file's content, plain or stub, and its time where that is in the attribute."""
     with opened(open_beneath(volume.data_fd, path, os.O_RDONLY)) as fd:
         size = os.fstat(fd).st_size
-        stub = volume.space.read(fd, repr(path))
+        stub = checked_stub(fd, volume.stub_files, repr(path))
         if stub is None:
             return read_at(fd, size, 0), None
         content = open_content(stub, volume.recipes, volume.read_chunk, repr(path))
