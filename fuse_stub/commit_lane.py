@@ -132,8 +132,8 @@ class CommitLane:
                 results.append(Result(Outcome.CHANGED, _CHANGED))
                 continue
             try:
-                await self._finish(pending)
-                results.append(Result(Outcome.DONE))
+                freed_bytes = await self._finish(pending)
+                results.append(Result(Outcome.DONE, freed_bytes=freed_bytes))
             except (DedupdError, OSError) as error:
                 results.append(_failure(error))
             finally:
@@ -142,7 +142,8 @@ class CommitLane:
             await trio.lowlevel.checkpoint()
         return results
 
-    async def _finish(self, pending: _Pending) -> None:
+    async def _finish(self, pending: _Pending) -> int:
+        """How many bytes of blocks the file has given up."""
         volume, file = self._volume, pending.file
         async with file.lock.alone():
             begun = pending.begun
@@ -153,7 +154,9 @@ class CommitLane:
                 raise FileChanged(_CHANGED)
             pending.begun = None
             try:
-                await trio.to_thread.run_sync(finish_commit, file.fd, begun, volume.stub_files)
+                return await trio.to_thread.run_sync(
+                    finish_commit, file.fd, begun, volume.stub_files
+                )
             finally:
                 # Also where it failed half way: what is punched is the store's from now on.
                 self._look_again(file)

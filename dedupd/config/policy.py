@@ -41,6 +41,15 @@ class IndexChoice(StrEnum):
     """A filter in RAM; filters and signatures in a file, fingerprints in the redirection tables."""
 
 
+class SharedExtents(StrEnum):
+    """Values of the key ``shared_extents``."""
+
+    SKIP = "skip"
+    """Files with blocks that snapshots or copies below have as well are left alone."""
+    TAKE = "take"
+    """They are optimized like others: their blocks come back with the last snapshot."""
+
+
 def extension_of(name: str) -> str:
     """The type of a file: what follows the last dot of its name, in lower case; else empty."""
     stem, dot, extension = name.rpartition(".")
@@ -60,6 +69,7 @@ class Policy:
     compression_min_saving: float = 0.05
     partial_files: bool = True
     partial_local_max: float = 0.5
+    shared_extents: SharedExtents = SharedExtents.SKIP
     compaction_min_dead: float = 0.05
     reserve: Reserve = DEFAULT_RESERVE
     redundancy_threshold: int = 100
@@ -169,6 +179,12 @@ KEYS = {
             fraction,
             float,
             "a file in use whose own blocks make up more of it becomes plain",
+        ),
+        Key(
+            "shared_extents",
+            one_of(SharedExtents),
+            str,
+            "files whose blocks snapshots or reflinks below have as well: skip or take",
         ),
         Key(
             "compaction_min_dead",

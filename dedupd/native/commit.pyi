@@ -53,11 +53,12 @@ class CommitBatch:
 
         Returns 1 where that was done, else 0. Files stay open, and leased, until they are finished.
         """
-    def finish(self) -> bytes:
+    def finish(self) -> tuple[bytes, int]:
         """Punch the files that have begun, have not changed since, and are open nowhere else, and
         settle their attributes.
 
-        Returns 1 for each request of which all is done, else 0. A file that failed from its punch
+        Returns 1 for each request of which all is done, else 0; and how many bytes of blocks these
+        files have given up. A file that failed from its punch
         on has not begun any more: it is not to be taken back, and is settled when it is opened.
         """
     def begun(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
@@ -90,9 +91,10 @@ def punch_and_settle(
     name: bytes,
     value: bytes,
     door: Callable[..., int] | None,
-) -> None:
-    """Punch the first ``length`` bytes, set the times (last access, last modification), set an
-    attribute. Raises OSError.
+) -> int:
+    """Punch the first ``length`` bytes, and what was allocated behind the end of the file, set the
+    times (last access, last modification), set an attribute. Returns how many bytes of blocks the
+    file has given up. Raises OSError.
 
     Durable effect: blocks, times, an extended attribute, by the door.
     """

@@ -63,14 +63,20 @@ class FileList:
         """Add files of ``source`` from ``at`` on, up to the first of more than ``size_max`` bytes:
         at most ``count_max`` files, of at most ``room`` bytes together. Returns how many."""
     def read(
-        self, dir_fd: int, settle_ns: int, out: Buffer, offset: int, threads: int = 1
+        self,
+        dir_fd: int,
+        settle_ns: int,
+        out: Buffer,
+        offset: int,
+        threads: int = 1,
     ) -> list[tuple[bytes, tuple[int, int, int, int], bool]]:
         """Read each as a whole, one after the other, into ``out`` from ``offset`` on, bypassing the
         page cache. They must have no holes.
 
         Each takes as many bytes as it had, read or not. One is read only if its inode, size, mtime
         and ctime are its identity before and after, the last change is more than ``settle_ns`` ago,
-        and nobody has it open for writing. The others are taken out of the list and returned, for
+        nobody has it open for writing, and no block of it belongs to another file, or to a snapshot,
+        as well. The others are taken out of the list and returned, for
         the caller to find out why; their room may hold anything. Raises ValueError where ``out`` is
         short.
         """

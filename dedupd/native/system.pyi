@@ -69,6 +69,13 @@ def local_bytes(fd: int, end: int, sync: bool) -> tuple[int, int]:
 def file_system_type(fd: int) -> int:
     """Magic number of the file system of ``fd``, as ``statfs`` has it."""
 
+def shared_bytes(fd: int, end: int) -> int:
+    """How many bytes below ``end`` lie in blocks that other files or snapshots have as well.
+
+    They come back to nobody where this file gives them up. 0 on a file system that shares no
+    blocks (ext4), or cannot tell. Raises OSError.
+    """
+
 def syncfs(fd: int) -> None:
     """Durable effect: makes the file system of ``fd`` durable as it is."""
 

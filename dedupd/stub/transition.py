@@ -34,9 +34,10 @@ from dedupd.system.extents import drop_unwritten, has_unwritten, written_ranges
 from dedupd.system.files import read_at
 from dedupd.units import align_down, align_up
 
-# Native code passes these three.
+# Native code passes these four.
 define("stub.attribute-set", "the attribute is set, blocks are all present")
 define("stub.punched", "the blocks are punched, the times not yet restored")
+define("stub.trimmed", "the blocks behind the end are freed, the times not yet restored")
 define("stub.times-set", "the times are restored, the attribute still says committing")
 
 TIMES_NS = range(-1 << 63, 1 << 63)
@@ -179,8 +180,9 @@ def begin_commit(
     return Begun(begun, stub, previous)
 
 
-def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
-    """Punch a stub whose attribute, and whose chunks, are durable.
+def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> int:
+    """Punch a stub whose attribute, and whose chunks, are durable; returns how many bytes of blocks
+    it has given up.
 
     Raises FileChanged, with the file as it was, where it was touched since :func:`begin_commit`.
     """
@@ -190,7 +192,7 @@ def finish_commit(fd: int, begun: "Begun", files: StubFiles) -> None:
         raise FileChanged("it changed while it was being committed")
     # The change time is still the one of setting the attribute, so the attribute is what was set.
     settled = replace(begun.stub, flags=begun.stub.flags & Flag.DIRECT)
-    native.commit.punch_and_settle(
+    return native.commit.punch_and_settle(
         fd,
         align_up(status.st_size, files.block_bytes),
         (status.st_atime_ns, begun.stub.mtime_ns),
@@ -249,6 +251,8 @@ def settle(
                     mtime_ns = status.st_mtime_ns
             except Damaged:
                 pass
+            if os.fstat(fd).st_blocks > 0:
+                disk.truncate(fd, status.st_size)  # frees what is allocated behind the end
     settled = stub
     if stub.flags & (Flag.COMMITTING | Flag.RESTORING):
         disk.set_times(fd, status.st_atime_ns, mtime_ns)

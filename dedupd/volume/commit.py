@@ -57,10 +57,15 @@ class Outcome(enum.StrEnum):
 
 
 class Result(NamedTuple):
-    """The outcome of a request, with a reason where it is not DONE."""
+    """The outcome of a request, with a reason where it is not DONE.
+
+    ``freed_bytes``: of blocks that files have given up, this one and others without a word of
+    their own.
+    """
 
     outcome: Outcome
     reason: str = ""
+    freed_bytes: int = 0
 
 
 _DONE = Result(Outcome.DONE)
@@ -192,19 +197,22 @@ class _Batch:
 
     def finish(self) -> None:
         """Punch what has begun, now that it is durable."""
-        done = self._plain.finish()
+        done, freed_bytes = self._plain.finish()
         self.results[: len(done)] = [
             _DONE if is_done else result
             for is_done, result in zip(done, self.results, strict=False)
         ]
+        if 1 in done:
+            at = done.index(1)
+            self.results[at] = _DONE._replace(freed_bytes=freed_bytes)
         for at, (fd, begun) in self._unfinished(_zeros(done)):
             try:
                 if not lease_exclusively(fd):
                     # The sync took longer than a lease keeps others waiting.
                     revert_commit(fd, begun, self._volume.stub_files)
                     raise Busy("it was opened in another process")
-                finish_commit(fd, begun, self._volume.stub_files)
-                self.results[at] = _DONE
+                freed_bytes = finish_commit(fd, begun, self._volume.stub_files)
+                self.results[at] = _DONE._replace(freed_bytes=freed_bytes)
             except (Busy, FileChanged, OSError) as error:
                 self.results[at] = step_failure(error)
 
@@ -328,9 +336,13 @@ def step_failure(error: DedupdError | OSError) -> Result:
     raise error
 
 
-def result_to_json(result: Result) -> dict[str, str]:
-    return {"outcome": result.outcome.value, "reason": result.reason}
+def result_to_json(result: Result) -> dict[str, Any]:
+    return {
+        "outcome": result.outcome.value,
+        "reason": result.reason,
+        "freed_bytes": result.freed_bytes,
+    }
 
 
-def result_from_json(row: dict[str, str]) -> Result:
-    return Result(Outcome(row["outcome"]), row["reason"])
+def result_from_json(row: dict[str, Any]) -> Result:
+    return Result(Outcome(row["outcome"]), row["reason"], row["freed_bytes"])

@@ -24,6 +24,8 @@ class FileTask:
     resumed: Growth | None = None
     need_bytes: int = 0
     """How much its chunks take at most."""
+    shared_bytes: int = 0
+    """How much of it lies in blocks that snapshots, or copies below, have as well."""
     is_admitted: bool = False
     """Whether there was room for it when it was begun."""
 

@@ -51,6 +51,9 @@ FILES_PER_BATCH_MAX = 1024
 KEPT_PER_SEGMENT_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
 
+SHARED = "shared with snapshots or copies below"
+"""Said of a file whose blocks stay where they are, whatever becomes of it."""
+
 Work = tuple[Candidate, bool] | native.ingest.FileList
 """A candidate, and whether to compress it; or plain files, which say so themselves."""
 
@@ -61,13 +64,15 @@ class ReaderLimits:
 
     ``headroom_bytes`` are left free at the front of every buffer for the unfinished chunk of a
     file that goes on in it, and ``batch_bytes`` come after them. ``ahead`` batches are read before
-    they are asked for, small files by so many ``threads``.
+    they are asked for, small files by so many ``threads``. With ``unshared_only`` files are left
+    whose blocks snapshots, or copies below, have as well.
     """
 
     headroom_bytes: int
     batch_bytes: int = BATCH_BYTES
     ahead: int = 2
     threads: int = 1
+    unshared_only: bool = True
 
 
 class BatchReader(FileReader[Batch | FilesBatch]):
@@ -92,6 +97,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         self._batch_bytes = limits.batch_bytes
         self._threads = limits.threads
         self._resume = resume
+        self._unshared_only = limits.unshared_only
         self._batch: Batch | None = None
         self._fill = 0
         self._small = native.ingest.FileList()
@@ -163,6 +169,10 @@ class BatchReader(FileReader[Batch | FilesBatch]):
                 # Asked after the identity was taken: a write through a mapping whose page is
                 # dirty already leaves no trace in the times, and only now none can be open.
                 task.failure = "in use"
+            else:
+                task.shared_bytes = native.system.shared_bytes(fd, status.st_size)
+                if task.shared_bytes and self._unshared_only:
+                    task.failure = SHARED
             if task.failure:
                 self._add(task, 0, 0, True)
                 return

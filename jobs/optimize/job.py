@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
-from dedupd.config.policy import Policy
+from dedupd.config.policy import Policy, SharedExtents
 from dedupd.errors import Damaged, DedupdError, NoSpace
 from dedupd.store.chunk_index import IndexCounters
 from dedupd.system.file_reader import BATCH_BYTES
+from dedupd.system.files import free_space
 from dedupd.system.page_cache import BufferPool, new_buffer
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
@@ -27,7 +28,7 @@ from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.admission import NO_ROOM, Admission
 from jobs.optimize.buffers import FileTask, Ready
-from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
+from jobs.optimize.file_reader import BATCH_BYTES_MIN, SHARED, BatchReader, ReaderLimits, Work
 from jobs.optimize.group_commit import GroupCommit, GroupResult
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest, Sums
@@ -71,6 +72,13 @@ class OptimizeReport(FileReport):
     sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
     recipe_bytes: int = 0
     cut_bytes: int = 0
+    freed_bytes: int = 0
+    """Of blocks that files have given up. Of those, ``shared_taken_bytes`` at most are still held
+    by snapshots, or by copies below; ``shared_left_bytes`` are in files that were left for it."""
+    shared_left_bytes: int = 0
+    shared_taken_bytes: int = 0
+    free_bytes_before: int = 0
+    free_bytes_after: int = 0
     partitions: int = 0
     index_entries: int = 0
     index: IndexCounters = field(default_factory=IndexCounters)
@@ -97,6 +105,7 @@ class Optimize(Job[OptimizeReport]):
         self._grouped_read = 0
         self._partitioning = Partitioning(volume, self._policy)
         self._room = volume.room()
+        self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
     def run(self) -> OptimizeReport:
         """Optimize everything the policy asks for.
@@ -131,6 +140,7 @@ class Optimize(Job[OptimizeReport]):
         report = self._report
         report.files_skipped = self._skipped.files
         report.bytes_skipped = self._skipped.size_bytes
+        report.free_bytes_after = free_space(self._volume.data_fd).free_bytes
         return super().report()
 
     def _shares(self, index_bytes: int) -> OptimizeShares:
@@ -223,7 +233,12 @@ class Optimize(Job[OptimizeReport]):
         batch_bytes = min(max(BATCH_BYTES_MIN, share), BATCH_BYTES)
         buffers = min(max(BUFFERS_MIN, room // batch_bytes), 6 + 2 * threads)
         pool = BufferPool(new_buffer(headroom + batch_bytes) for _ in range(buffers))
-        limits = ReaderLimits(headroom, batch_bytes, threads=min(threads, 2))
+        limits = ReaderLimits(
+            headroom,
+            batch_bytes,
+            threads=min(threads, 2),
+            unshared_only=self._policy.shared_extents is SharedExtents.SKIP,
+        )
         self._checkpoints.load()
         ingest = Ingest(
             self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
@@ -350,6 +365,7 @@ class Optimize(Job[OptimizeReport]):
                 if task.failure or task.builder is None:
                     self._leave_task(task)
                     continue
+                self._report.shared_taken_bytes += task.shared_bytes
                 candidate = task.candidate
                 try:
                     recipe = task.builder.finish()
@@ -372,6 +388,7 @@ class Optimize(Job[OptimizeReport]):
         self._report.files_optimized += len(requests)
         self._report.files_spliced += len(requests.others)
         self._report.logical_bytes += requests.size_bytes
+        self._report.freed_bytes += sum(result.freed_bytes for result in group.results)
         for at, result in enumerate(group.results):
             if result.outcome is not Outcome.DONE:
                 self._leave_request(requests[at], result)
@@ -388,6 +405,8 @@ class Optimize(Job[OptimizeReport]):
         reason = task.failure or "was empty when it was read"
         if reason == NO_ROOM:
             return  # that was said when it was to begin
+        if reason == SHARED:
+            self._report.shared_left_bytes += task.shared_bytes
         if reason.startswith("cannot"):
             self._leave(task.candidate.path, "cannot be read", failure=reason)
         else:

@@ -327,6 +327,7 @@ def clone(source: Path, target: Path) -> None:
 def test_blocks_reserved_for_copies_of_shared_ones_are_holes(loop_fs: MakeFileSystem) -> None:
     """A clone that is written to, and becomes a stub while XFS has blocks in store for more."""
     lab = new_lab(loop_fs("xfs") / "volume", "4k")
+    lab.set_policy('min_age = "0s"\nmin_size = 1\nshared_extents = "take"\n')
     model = bytearray(noise(EXTENT, 2))
     clone(lab.put("original", model), lab.data / "f")
     with open(lab.data / "f", "r+b") as file:

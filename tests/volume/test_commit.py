@@ -140,7 +140,7 @@ def test_a_time_of_last_access_that_64_bits_have_no_room_for_stays(lab: Lab) -> 
 
 def test_a_recipe_of_many_chunks_makes_no_direct_stub(lab: Lab) -> None:
     request = put(lab, "file")._replace(recipe=REF._replace(direct=False))
-    assert commit(lab, request) == [Result(Outcome.DONE)]
+    assert outcomes(commit(lab, request)) == [Outcome.DONE]
     stub = lab.stub("file")
     assert stub is not None and not stub.flags
 

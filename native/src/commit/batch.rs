@@ -8,6 +8,8 @@ use std::ffi::CString;
 use std::io::Result;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::commit::steps::{exchange_attribute, punch_and_settle};
 use crate::format::ids::{DIGEST_BYTES, RecordId};
@@ -62,21 +64,26 @@ pub fn begin_all(volume: &Volume, files: &mut [Commit], threads: usize) {
     });
 }
 
-/// Finishes what has begun of `files`, on up to `threads` threads; says which of them are done.
-pub fn finish_all(volume: &Volume, files: &mut [Commit], threads: usize) -> Vec<bool> {
+/// Finishes what has begun of `files`, on up to `threads` threads; says which of them are done, and
+/// how many bytes of blocks they have given up together.
+pub fn finish_all(volume: &Volume, files: &mut [Commit], threads: usize) -> (Vec<bool>, i64) {
+    let freed_bytes = AtomicI64::new(0);
     let threads = volume.effects.threads(threads);
     let mut all = vec![false; files.len()];
     let groups = files.chunks_mut(GROUP).zip(all.chunks_mut(GROUP));
     scoped::for_each(groups, threads, |(group, done)| {
         for ((request, begun), done) in group.iter_mut().zip(done) {
             let end = begun.as_ref().map(|open| finish(volume, request, open));
-            *done = end == Some(End::Done);
+            if let Some(End::Done(freed)) = end {
+                *done = true;
+                freed_bytes.fetch_add(freed, Relaxed);
+            }
             if end != Some(End::Left) {
                 *begun = None;
             }
         }
     });
-    all
+    (all, freed_bytes.into_inner())
 }
 
 /// None where the file is left for the caller.
@@ -104,7 +111,8 @@ fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
 /// How the second call ends for a file.
 #[derive(PartialEq)]
 enum End {
-    Done,
+    /// It has given up so many bytes of blocks.
+    Done(i64),
     /// As `begin` made it: the caller may take it back.
     Left,
     /// Its blocks may be gone. It is a stub from here on, which is settled when it is opened; taken
@@ -120,13 +128,13 @@ fn finish(volume: &Volume, request: &Request, begun: &Begun) -> End {
     }
     match status_of(fd) {
         Ok(status) if Identity::of(&status) == begun.identity => {
-            punch(volume, request, begun, &status).map_or(End::HalfWay, |()| End::Done)
+            punch(volume, request, begun, &status).map_or(End::HalfWay, End::Done)
         }
         _ => End::Left,
     }
 }
 
-fn punch(volume: &Volume, request: &Request, begun: &Begun, status: &libc::stat64) -> Result<()> {
+fn punch(volume: &Volume, request: &Request, begun: &Begun, status: &libc::stat64) -> Result<i64> {
     let fd = begun.file.as_raw_fd();
     let length =
         (status.st_size + volume.block_bytes - 1) / volume.block_bytes * volume.block_bytes;

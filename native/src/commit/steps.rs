@@ -2,8 +2,10 @@
 //! is in `dedupd/stub/transition.py`; what they have on the disk, they have through `Effects`.
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io::Result;
-use std::os::fd::RawFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, RawFd};
 
 use crate::system::calls;
 use crate::system::effects::Effects;
@@ -12,7 +14,11 @@ use crate::system::files::{CAPABILITY, Identity, status_of};
 /// Fail points: `dedupd/stub/transition.py` says what they mean.
 const ATTRIBUTE_SET: &str = "stub.attribute-set";
 const PUNCHED: &str = "stub.punched";
+const TRIMMED: &str = "stub.trimmed";
 const TIMES_SET: &str = "stub.times-set";
+
+/// What `st_blocks` counts in.
+const BLOCK_COUNTED: i64 = 512;
 
 /// Sets an attribute on a file that is `expected` and has the attribute `previous`; returns what
 /// the file is then, or None where it is not, or has not, or a time that has no room in one, or a
@@ -39,7 +45,8 @@ pub fn exchange_attribute(
     Ok(Some(after))
 }
 
-/// Punches the first `length` bytes, then sets the times, then an attribute.
+/// Punches the first `length` bytes and what was allocated behind the end of the file, then sets the
+/// times, then an attribute. Returns how many bytes of blocks the file has given up.
 pub fn punch_and_settle(
     effects: &dyn Effects,
     fd: RawFd,
@@ -48,10 +55,21 @@ pub fn punch_and_settle(
     mtime_ns: i64,
     name: &CStr,
     value: &[u8],
-) -> Result<()> {
+) -> Result<i64> {
+    let before = status_of(fd)?;
     effects.punch(fd, 0, length)?;
     effects.reach(PUNCHED)?;
+    let mut after = status_of(fd)?;
+    if after.st_blocks > 0 {
+        // ext4 punches nothing behind the end. To cut a file to its own length gives that up.
+        // SAFETY: the descriptor is open, and stays its owner's.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+        effects.truncate(&file, after.st_size as u64)?;
+        effects.reach(TRIMMED)?;
+        after = status_of(fd)?;
+    }
     effects.set_times(fd, atime_ns, mtime_ns)?;
     effects.reach(TIMES_SET)?;
-    effects.set_attribute(fd, name, value)
+    effects.set_attribute(fd, name, value)?;
+    Ok((before.st_blocks - after.st_blocks).max(0) * BLOCK_COUNTED)
 }

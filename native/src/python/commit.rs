@@ -128,11 +128,12 @@ impl CommitBatch {
         Ok(PyBytes::new(py, &begun))
     }
 
-    fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let done = py.detach(|| batch::finish_all(&self.volume, &mut self.files(), self.threads));
+    fn finish<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, i64)> {
+        let (done, freed) =
+            py.detach(|| batch::finish_all(&self.volume, &mut self.files(), self.threads));
         self.door.check()?;
         let done: Vec<u8> = done.into_iter().map(u8::from).collect();
-        Ok(PyBytes::new(py, &done))
+        Ok((PyBytes::new(py, &done), freed))
     }
 
     fn begun(&self, py: Python<'_>, at: usize) -> PyResult<Option<(i32, Fields)>> {
@@ -176,7 +177,7 @@ pub fn punch_and_settle(
     name: &[u8],
     value: &[u8],
     door: Option<Py<PyAny>>,
-) -> PyResult<()> {
+) -> PyResult<i64> {
     let (name, door) = (c_string("name", name)?, Door::new(door));
     let ((atime_ns, mtime_ns), effects) = (times, &*door.effects);
     let done =

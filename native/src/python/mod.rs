@@ -108,7 +108,7 @@ mod exported {
         use crate::python::system::{
             DirectoryEntry, fallocate_keep_size, fgetxattr, file_system_type, generation,
             interrupt_reads, list_names, local_bytes, look_up, name_to_handle, open_by_handle,
-            present_ranges, punch_hole, renameat2, syncfs, unwritten_ranges,
+            present_ranges, punch_hole, renameat2, shared_bytes, syncfs, unwritten_ranges,
         };
     }
 

@@ -41,6 +41,11 @@ pub fn file_system_type(py: Python<'_>, fd: i32) -> PyResult<i64> {
 }
 
 #[pyfunction]
+pub fn shared_bytes(py: Python<'_>, fd: i32, end: i64) -> PyResult<i64> {
+    call(py, || extents::shared_bytes(fd, end))
+}
+
+#[pyfunction]
 pub fn syncfs(py: Python<'_>, fd: i32) -> PyResult<()> {
     call(py, || effects::syncfs(fd))
 }

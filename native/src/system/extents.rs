@@ -8,12 +8,19 @@ use std::os::fd::RawFd;
 pub type Range = (i64, i64);
 
 const XFS_MAGIC: i64 = 0x5846_5342;
+const BTRFS_MAGIC: i64 = 0x9123_683E;
+const BCACHEFS_MAGIC: i64 = 0xCA45_1A4E;
+const OCFS2_MAGIC: i64 = 0x7461_636F;
+
+/// File systems on which two files, or a file and a snapshot, can have a block in common.
+const SHARING: [i64; 4] = [XFS_MAGIC, BTRFS_MAGIC, BCACHEFS_MAGIC, OCFS2_MAGIC];
 const FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FIEMAP_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 1;
 const EXTENT_UNKNOWN: u32 = 2;
 const EXTENT_DELAYED: u32 = 4;
 const EXTENT_UNWRITTEN: u32 = 0x800;
+const EXTENT_SHARED: u32 = 0x2000;
 const EXTENTS_PER_CALL: usize = 64;
 
 /// The kernel's `struct fiemap_extent`.
@@ -87,6 +94,27 @@ pub fn local_bytes(fd: RawFd, end: i64, sync: bool) -> Result<(i64, i64)> {
     match written {
         Err(error) if cannot_tell(&error) => Ok((0, 0)),
         found => Ok((found?.into_iter().map(|(start, stop)| below(start, stop)).sum(), pending)),
+    }
+}
+
+/// How many bytes below `end` lie in blocks that other files, or snapshots, have as well: they stay
+/// where they are whatever becomes of this file.
+pub fn shared_bytes(fd: RawFd, end: i64) -> Result<i64> {
+    Ok(shared(fd, end)?.iter().map(|&(start, last)| last.min(end) - start).sum())
+}
+
+/// Whether there are any. Where that cannot be told, there are none.
+pub fn has_shared(fd: RawFd, end: i64) -> bool {
+    shared(fd, end).is_ok_and(|found| !found.is_empty())
+}
+
+fn shared(fd: RawFd, end: i64) -> Result<Vec<Range>> {
+    if !SHARING.contains(&file_system_type(fd)?) {
+        return Ok(Vec::new());
+    }
+    match extents(fd, 0, end, 0, |extent| extent.flags & EXTENT_SHARED != 0) {
+        Err(error) if cannot_tell(&error) => Ok(Vec::new()),
+        found => found,
     }
 }
 
