@@ -27,6 +27,7 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.files.open_files import OpenFile, OpenFiles
+from fuse_stub.files.slow_calls import SlowCalls
 
 log = logging.getLogger("dedupd.mount")
 
@@ -55,8 +56,11 @@ class CommitLane:
     file it takes the file's lock alone (docs/mount-locks.md).
     """
 
-    def __init__(self, volume: Volume, transitions: Transitions, files: OpenFiles) -> None:
+    def __init__(
+        self, volume: Volume, transitions: Transitions, files: OpenFiles, slow_calls: SlowCalls
+    ) -> None:
         self._volume = volume
+        self._slow_calls = slow_calls
         self._transitions = transitions
         self._files = files
         self._pending: dict[int, _Pending] = {}
@@ -175,7 +179,7 @@ class CommitLane:
             async with self.uncommitted(pending.file):
                 pass
 
-    async def truncate(self, file: OpenFile, size: int) -> None:
+    async def truncate(self, file: OpenFile, size: int, uid: int) -> None:
         """Set the length of a file that is open for writing.
 
         A commit may have begun since the file was touched, while this waited. It is taken back
@@ -183,7 +187,8 @@ class CommitLane:
         """
         file.changes += 1
         async with self.uncommitted(file):
-            self._files.truncate(file, size)
+            cut = self._files.truncation(file, size)
+            cut.note(await self._slow_calls.run(uid, cut.make) if cut.is_slow else cut.make())
 
     @asynccontextmanager
     async def uncommitted(self, file: OpenFile) -> AsyncIterator[None]:

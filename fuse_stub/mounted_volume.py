@@ -4,14 +4,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import trio
-
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.chunk_cache import ChunkCache
+from fuse_stub.files.descriptors import Descriptors
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_files import OpenFiles
+from fuse_stub.files.slow_calls import SlowCalls
+from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.stub_reader import StubReader
 from fuse_stub.fill_lane import FillLane
 from fuse_stub.gc_names import MarkingSessions
@@ -42,23 +43,27 @@ class MountedVolume:
         self.volume = volume
         self.mountpoint = mountpoint
         self.is_read_only = transitions.is_read_only
-        self.inodes = Inodes(volume.data_fd)
+        self.slow_calls = SlowCalls()
+        self.descriptors = Descriptors()
+        self._closes = SlowCloses()
+        self.inodes = Inodes(volume.data_fd, self._closes)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
-        self.stub_reader = StubReader(volume.chunk_records, self.cache, threads)
-        self.files = OpenFiles(volume, transitions, self.inodes, self.cache)
-        self.commit_lane = CommitLane(volume, transitions, self.files)
+        self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
+        self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
+        self.commit_lane = CommitLane(volume, transitions, self.files, self.slow_calls)
         self.fill_lane = FillLane(volume, transitions, self.files, self.commit_lane)
         self._writes_wait_until_s = 0.0
         self.marking_sessions = MarkingSessions(volume, self.inodes, self.files, self.commit_lane)
 
-    async def in_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Run a function that may block in a thread, so that the event loop goes on."""
-        return await trio.to_thread.run_sync(function, *args)
+    async def in_thread(self, uid: int, function: Callable[..., T], *args: object) -> T:
+        """Run a function that may block in one of a user's threads, so that the event loop goes
+        on."""
+        return await self.slow_calls.run(uid, function, *args)
 
-    async def write(self, function: Callable[..., int], *arguments: object) -> int:
+    async def write(self, uid: int, function: Callable[..., int], *arguments: object) -> int:
         """Write to the page cache: at once, or in a thread while writes have to wait."""
         if time.monotonic() < self._writes_wait_until_s:
-            return await self.in_thread(self._timed_write, function, *arguments)
+            return await self.in_thread(uid, self._timed_write, function, *arguments)
         return self._timed_write(function, *arguments)
 
     def _timed_write(self, function: Callable[..., int], *arguments: object) -> int:
@@ -75,3 +80,4 @@ class MountedVolume:
         self.cache.close()
         self.files.close()
         self.inodes.close()
+        self._closes.end()

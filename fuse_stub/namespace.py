@@ -57,6 +57,7 @@ class NamespaceOperations(pyfuse3.Operations):
         self._marking_sessions = mount.marking_sessions
         self._reserved = mount.volume.space.name
         self._is_root = os.geteuid() == 0
+        self._descriptors = mount.descriptors
         self._listings: dict[int, DirectoryListing] = {}
         self._held_listings = HeldListings()
         self._next_listing = 1
@@ -278,7 +279,12 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @answers
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        fd = os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptors.take(ctx.uid)
+        try:
+            fd = os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._descriptors.give_back(ctx.uid)
+            raise
         listing = DirectoryListing(fd, ctx.uid, self._held_listings)
         handle = self._next_listing
         self._next_listing += 1
@@ -341,11 +347,14 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @answers
     async def releasedir(self, fh: FileHandleT) -> None:
-        self._listings.pop(fh).close()
+        listing = self._listings.pop(fh)
+        self._descriptors.give_back(listing.uid)
+        listing.close()
 
     @answers
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        await self._mount.in_thread(os.fsync, self._listings[fh].fd)
+        listing = self._listings[fh]
+        await self._mount.in_thread(listing.uid, os.fsync, listing.fd)
 
     # --- extended attributes ------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pyfuse3 import (
     EntryAttributes,
@@ -46,6 +48,20 @@ class StubOperations(NamespaceOperations):
 
     @answers
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        with self._descriptor(ctx.uid):
+            return await self._open(inode, flags, ctx)
+
+    @contextmanager
+    def _descriptor(self, uid: int) -> Iterator[None]:
+        """Take one for a user, unless the block fails. Raises OSError."""
+        self._descriptors.take(uid)
+        try:
+            yield
+        except BaseException:
+            self._descriptors.give_back(uid)
+            raise
+
+    async def _open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         write = flags & os.O_ACCMODE != os.O_RDONLY
         trunc = bool(flags & os.O_TRUNC)
         if write or trunc:
@@ -65,11 +81,22 @@ class StubOperations(NamespaceOperations):
         self._next_handle += 1
         # Looking up the caller's capabilities takes a while: only where they matter now.
         keeps = keeps_set_ids(ctx) if file.privileged and write else ctx.uid == 0
-        self._handles[number] = Handle(file, write, keeps)
+        self._handles[number] = Handle(file, write, keeps, ctx.uid)
         return FileInfo(fh=number, keep_cache=True)
 
     @answers
     async def create(
+        self,
+        parent_inode: InodeT,
+        name: FileNameT,
+        mode: ModeT,
+        flags: FlagT,
+        ctx: RequestContext,
+    ) -> tuple[FileInfo, EntryAttributes]:
+        with self._descriptor(ctx.uid):
+            return self._create(parent_inode, name, mode, flags, ctx)
+
+    def _create(
         self,
         parent_inode: InodeT,
         name: FileNameT,
@@ -106,6 +133,7 @@ class StubOperations(NamespaceOperations):
         handle = self._handles.pop(fh)
         if handle.writes:
             handle.file.writers -= 1
+        self._descriptors.give_back(handle.uid)
         self._stub_reader.forget(handle)
         self._files.release(handle.file, write=handle.writes)
 
@@ -117,7 +145,7 @@ class StubOperations(NamespaceOperations):
         fd = os.dup(file.fd)
         try:
             with file.noting_losses():
-                await self._mount.in_thread(os.fdatasync if datasync else os.fsync, fd)
+                await self._mount.in_thread(handle.uid, os.fdatasync if datasync else os.fsync, fd)
         finally:
             os.close(fd)
             told, handle.losses = handle.losses, file.losses
@@ -146,7 +174,7 @@ class StubOperations(NamespaceOperations):
                         return self._buffer[:have]
                 except BlockingIOError:
                     pass
-            return await self._mount.in_thread(os.pread, file.fd, size, off)
+            return await self._mount.in_thread(handle.uid, os.pread, file.fd, size, off)
         finally:
             file.lock.unshare()
 
@@ -165,20 +193,21 @@ class StubOperations(NamespaceOperations):
                     continue
             try:
                 if file.stub is None:
-                    return await self._mount.write(os.pwrite, file.fd, buf, off)
+                    return await self._mount.write(handle.uid, os.pwrite, file.fd, buf, off)
             finally:
                 file.lock.unshare()
         async with file.lock.alone():
-            return await self._write_stub(file, off, buf)
+            return await self._write_stub(handle, off, buf)
 
-    async def _write_stub(self, file: OpenFile, off: int, buf: bytes) -> int:
+    async def _write_stub(self, handle: Handle, off: int, buf: bytes) -> int:
+        file = handle.file
         stub = file.stub
         if stub is None:
             # It was made plain, or emptied, while this write waited for the lock.
             return os.pwrite(file.fd, buf, off)
         if stub.needs_chunks(off, off + len(buf)):
-            return await self._mount.in_thread(stub.write, off, buf)
-        return await self._mount.write(stub.write, off, buf)
+            return await self._mount.in_thread(handle.uid, stub.write, off, buf)
+        return await self._mount.write(handle.uid, stub.write, off, buf)
 
     def _drop_privileges(self, file: OpenFile) -> None:
         """A write clears set-user-id, and set-group-id where the group may execute."""
@@ -197,7 +226,7 @@ class StubOperations(NamespaceOperations):
     async def _truncate(self, file: OpenFile, size: int, ctx: RequestContext) -> None:
         if file.privileged and not keeps_set_ids(ctx):
             self._drop_privileges(file)
-        await self._commit_lane.truncate(file, size)
+        await self._commit_lane.truncate(file, size, ctx.uid)
 
     @answers
     async def setattr(

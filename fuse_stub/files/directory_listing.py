@@ -150,12 +150,12 @@ class DirectoryListing:
     of a listing, and goes on from the last offset.
     """
 
-    __slots__ = ("_held", "_listings", "_place", "_uid", "fd")
+    __slots__ = ("_held", "_listings", "_place", "fd", "uid")
 
     def __init__(self, fd: int, uid: int, listings: HeldListings) -> None:
         """``fd`` (taken over) is a directory open for reading, by the user ``uid``."""
         self.fd = fd
-        self._uid = uid
+        self.uid = uid
         self._listings = listings
         self._held: _Held | None = None
         self._place = 0
@@ -179,7 +179,7 @@ class DirectoryListing:
 
     def _from_the_first(self) -> Iterator[Part]:
         self._let_go()
-        found = self._listings.hold(self.fd, self._uid)
+        found = self._listings.hold(self.fd, self.uid)
         if isinstance(found, _Held):
             self._held = found
             found = found.names

@@ -18,6 +18,7 @@ import pyfuse3
 
 from dedupd import native
 from fuse_stub.files.file_handles import generation_of, open_number
+from fuse_stub.files.slow_closes import SlowCloses
 
 DESCRIPTORS_MAX = 4096
 """Cached ``O_PATH`` descriptors: a few times what a busy directory listing touches at once."""
@@ -46,8 +47,9 @@ class Inodes:
     ``by_handle``: inodes can be opened by their handles, so that none has to stay open.
     """
 
-    def __init__(self, root_fd: int) -> None:
+    def __init__(self, root_fd: int, closes: SlowCloses) -> None:
         self.root_fd = root_fd
+        self._closes = closes
         status = os.fstat(root_fd)
         self.device = status.st_dev
         self._root_ino = status.st_ino
@@ -55,7 +57,7 @@ class Inodes:
         self._recent: OrderedDict[int, _Node] = OrderedDict()
         self.by_handle = _can_open_by_handle(root_fd)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._descriptors_max = min(DESCRIPTORS_MAX, max(1, limit // DESCRIPTORS_SHARE))
+        self._descriptors_max = descriptors_cached_max(limit)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -181,9 +183,15 @@ class Inodes:
 
     def _drop_fd(self, ino: int, node: _Node) -> None:
         if node.fd >= 0:
-            os.close(node.fd)
+            # The kernel may have had no name for a pinned one, and this be its end.
+            (self._closes.close if node.pinned else os.close)(node.fd)
             node.fd = -1
             self._recent.pop(ino, None)
+
+
+def descriptors_cached_max(limit: int) -> int:
+    """The most that are cached, of ``limit`` that the process may have."""
+    return min(DESCRIPTORS_MAX, max(1, limit // DESCRIPTORS_SHARE))
 
 
 def _can_open_by_handle(root_fd: int) -> bool:

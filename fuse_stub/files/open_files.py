@@ -22,6 +22,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.shared_lock import SharedLock
+from fuse_stub.files.slow_closes import SlowCloses, is_slow_to_free
 from fuse_stub.files.unsealed_stubs import UnsealedStubs
 
 log = logging.getLogger("dedupd.mount")
@@ -96,12 +97,14 @@ class Handle:
         "next",
         "run",
         "touched",
+        "uid",
         "waits",
         "writes",
     )
 
-    def __init__(self, file: OpenFile, writes: bool, keeps_privileges: bool) -> None:
+    def __init__(self, file: OpenFile, writes: bool, keeps_privileges: bool, uid: int) -> None:
         self.file = file
+        self.uid = uid  # of the user who opened it, whose share of threads its calls take
         self.writes = writes
         self.keeps_privileges = keeps_privileges
         self.losses = file.losses  # of the file, those that were reported to this user
@@ -136,9 +139,15 @@ class OpenFiles:
     """All open files of a mount."""
 
     def __init__(
-        self, volume: Volume, transitions: Transitions, inodes: Inodes, cache: ChunkCache
+        self,
+        volume: Volume,
+        transitions: Transitions,
+        inodes: Inodes,
+        cache: ChunkCache,
+        closes: SlowCloses,
     ) -> None:
         self._volume = volume
+        self._closes = closes
         self._transitions = transitions
         self._inodes = inodes
         self._cache = cache
@@ -208,7 +217,7 @@ class OpenFiles:
         if file.users == 0:
             del self._files[file.ino]
             self._note_unsealed(file)
-            os.close(file.fd)
+            self._closes.close(file.fd)
         elif file.writable and not file.write_users and file.lock.try_alone():
             # Jobs leave files alone that any process, this one too, has open for writing. Where
             # the file cannot be opened again (no descriptors), it stays so until it is closed.
@@ -341,15 +350,38 @@ class OpenFiles:
             else:
                 return
 
-    def truncate(self, file: OpenFile, size: int) -> None:
-        """Set the length of a file that is open for writing, and whose lock the caller has alone.
+    def truncation(self, file: OpenFile, size: int) -> "Truncation":
+        """What sets the length of a file that is open for writing, and whose lock the caller has
+        alone; no commit of it may be under way.
 
-        No commit of it may be under way: see :meth:`fuse_stub.commit_lane.CommitLane.truncate`.
+        See :meth:`fuse_stub.commit_lane.CommitLane.truncate`.
         """
-        if file.stub is None:
-            os.ftruncate(file.fd, size)
-        elif file.stub.truncate(size):
-            file.stub = None
+        status = os.fstat(file.fd)
+        freed_bytes = min(status.st_size - size, status.st_blocks * 512)
+        # A stub that grows may need a chunk, from the disk.
+        is_slow = is_slow_to_free(freed_bytes) or (file.stub is not None and size > status.st_size)
+        return Truncation(file, size, is_slow)
+
+
+class Truncation:
+    """A change of a file's length. ``is_slow``: it may keep the calling thread waiting."""
+
+    def __init__(self, file: OpenFile, size: int, is_slow: bool) -> None:
+        self._file = file
+        self._size = size
+        self.is_slow = is_slow
+
+    def make(self) -> bool:
+        """Make it, in whatever thread; whether the file is plain from now on. Raises OSError."""
+        if self._file.stub is None:
+            os.ftruncate(self._file.fd, self._size)
+            return True
+        return self._file.stub.truncate(self._size)
+
+    def note(self, is_plain: bool) -> None:
+        """In the thread of the event loop: keep what :meth:`make` has answered."""
+        if is_plain:
+            self._file.stub = None
 
 
 def _open_for(path: bytes, write: bool) -> int:

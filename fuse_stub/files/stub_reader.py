@@ -18,14 +18,13 @@ where anything is out of the ordinary.
 
 import os
 
-import trio
-
 from dedupd.store.reader import RecordReader
 from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.open_files import Handle
 from fuse_stub.files.read_ahead import REQUEST_BYTES_MIN, SequentialReads
+from fuse_stub.files.slow_calls import SlowCalls
 
 WAITS_MIN = 3
 """Loading ahead begins when a sequential reader waits for the third time: the kernel sends two
@@ -38,8 +37,11 @@ AHEAD_BYTES = 2 * MIB
 class StubReader:
     """Reads stubs for all handles of a mount. Used by the thread of the event loop."""
 
-    def __init__(self, records: RecordReader, cache: ChunkCache, threads: int) -> None:
+    def __init__(
+        self, records: RecordReader, cache: ChunkCache, slow_calls: SlowCalls, threads: int
+    ) -> None:
         self._cache = cache
+        self._slow_calls = slow_calls
         self._sequential = SequentialReads(records, cache, threads)
 
     async def read(self, handle: Handle, start: int, length: int) -> bytes | bytearray | memoryview:
@@ -62,7 +64,7 @@ class StubReader:
                 data = self._from_memory(stub, start, length)
         if data is None:
             handle.waits += 1
-            data = await trio.to_thread.run_sync(self._from_disk, stub, start, length)
+            data = await self._slow_calls.run(handle.uid, self._from_disk, stub, start, length)
         self._load_ahead(handle)
         return data
 

@@ -1,4 +1,4 @@
-"""The handshake of kernel and libfuse when a session begins, with two promises added.
+"""The handshake of kernel and libfuse when a session begins, with two promises and a limit added.
 
 Before every write the kernel makes sure that the file has no privileges that a write takes away
 (set-user-id, set-group-id, ``security.capability``), and asks the file system for the last of them:
@@ -10,7 +10,11 @@ The kernel also applies the umask to the mode of new files, though the umask has
 directory has a default ACL. It leaves that to file systems that ask for it (``FUSE_DONT_MASK``),
 which get the umask with the request.
 
-pyfuse3 supports neither, so both are put into libfuse's answer here.
+The kernel sends only so many requests at a time for which no program waits, or of which a program
+has several (reading ahead, reads and writes with ``O_DIRECT``): 12, if it is not told otherwise.
+All users share them: a dozen readers of one slow file would keep all others from reading.
+
+pyfuse3 supports none of this, so it is put into libfuse's answer here.
 """
 
 import os
@@ -24,12 +28,21 @@ _INIT = 26
 _MESSAGE_BYTES_MAX = 1 << 20
 """The kernel requires room for 8 KiB; its request and the answer have about 100 bytes."""
 
+BACKGROUND_MAX = 128
+"""Requests of that kind. Fewer than the tasks that serve requests, so that some are left for those
+that a program waits for."""
+CONGESTED_FROM = 96
+"""With so many the kernel ceases to read ahead; three quarters, as by its default."""
+
 _OPCODE = struct.Struct("<4xI")
 _OFFERED = struct.Struct("<52xI")
 """Flags of ``fuse_init_in``, after a header of 40 bytes and three numbers."""
 _ACCEPTED = struct.Struct("<4xi20xI")
 """Error of the header of 16 bytes, and the flags of ``fuse_init_out``, after three numbers."""
 _ACCEPTED_AT = 28
+_BACKGROUND = struct.Struct("<HH")
+_BACKGROUND_AT = 32
+"""``max_background`` and ``congestion_threshold``, after the flags."""
 
 
 class Handshake:
@@ -68,12 +81,14 @@ def offered(request: bytes) -> int:
 
 
 def promising(answer: bytes, promises: int) -> bytes:
-    """libfuse's answer with ``promises``; one that is an error stays as it is."""
-    if len(answer) < _ACCEPTED.size:
+    """libfuse's answer with ``promises``, and with room for as many requests as are served at a
+    time; one that is an error stays as it is."""
+    if len(answer) < _BACKGROUND_AT + _BACKGROUND.size:
         return answer
     error, flags = _ACCEPTED.unpack_from(answer)
     if error:
         return answer
     changed = bytearray(answer)
     struct.pack_into("<I", changed, _ACCEPTED_AT, flags | promises)
+    _BACKGROUND.pack_into(changed, _BACKGROUND_AT, BACKGROUND_MAX, CONGESTED_FROM)
     return bytes(changed)

@@ -24,8 +24,10 @@ REQUESTS_PER_TURN = 16
 LINGER_S = 30e-6
 """How long to wait for the next request of a program that has just got its answer."""
 
-TASKS = 64
-"""Requests that can be in threads at a time, each held by a task."""
+TASKS = 192
+"""Requests that can wait for threads or locks at a time, each held by a task: those that the kernel
+sends in the background (handshake.py), and as many more as a few busy users have. Each task has a
+buffer of 1 MiB, of which a request that is not a write touches one page."""
 
 
 _UNMOUNTED = (errno.ENODEV, errno.ENOENT, errno.ECONNABORTED)
@@ -36,7 +38,7 @@ class Pump:
     """Replaces pyfuse3's own waiting. There is one FUSE session in a process.
 
     All fields belong to the thread of the event loop and change between two awaits. One of the
-    64 tasks watches the descriptor, the others are parked or serve requests.
+    tasks watches the descriptor, the others are parked or serve requests.
     """
 
     def __init__(self) -> None:
@@ -107,7 +109,7 @@ class Pump:
         """Wait until no other task watches the descriptor.
 
         The task that was parked last is the next one: each task has a buffer of 1 MiB, and a few
-        that are in the processor's caches serve faster than 64 in turn.
+        that are in the processor's caches serve faster than all in turn.
         """
         if not self._is_watched:
             self._is_watched = True

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fuse_stub.kernel.handshake import DONT_MASK, HANDLE_KILLPRIV_V2, offered, promising
+from fuse_stub.kernel.handshake import (
+    BACKGROUND_MAX,
+    CONGESTED_FROM,
+    DONT_MASK,
+    HANDLE_KILLPRIV_V2,
+    offered,
+    promising,
+)
+from fuse_stub.kernel.request_pump import TASKS
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
 
 INIT, LOOKUP = 26, 1
@@ -22,10 +30,11 @@ def request(flags: int, opcode: int = INIT) -> bytes:
     return header + struct.pack("<IIII", 7, 45, 1 << 17, flags) + bytes(48)
 
 
-def answer(flags: int, error: int = 0) -> bytes:
+def answer(flags: int, error: int = 0, background: tuple[int, int] = (12, 9)) -> bytes:
     """An answer as libfuse writes it (``fuse_out_header``, ``fuse_init_out``)."""
     header = struct.pack("<IiQ", 80, error, 7)
-    return header + struct.pack("<IIII", 7, 38, 1 << 17, flags) + bytes(48)
+    numbers = struct.pack("<IIIIHH", 7, 38, 1 << 17, flags, *background)
+    return header + numbers + bytes(range(44))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +55,9 @@ def test_kernels_say_what_can_be_promised(message: bytes, promises: int) -> None
 @pytest.mark.parametrize("promises", [0, HANDLE_KILLPRIV_V2, HANDLE_KILLPRIV_V2 | DONT_MASK])
 def test_the_answer_has_the_promises_and_is_else_the_same(promises: int) -> None:
     before = answer(ASYNC_READ | BIG_WRITES)
-    assert promising(before, promises) == answer(ASYNC_READ | BIG_WRITES | promises)
+    assert promising(before, promises) == answer(
+        ASYNC_READ | BIG_WRITES | promises, background=(BACKGROUND_MAX, CONGESTED_FROM)
+    )
 
 
 @pytest.mark.parametrize("refusal", [answer(0, -errno.EPROTO), answer(0)[:16]])
@@ -61,6 +72,19 @@ def test_an_answer_that_refuses_stays_as_it_is(refusal: bytes) -> None:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
     with mounted_lab(tmp_path_factory.mktemp("handshake")) as lab:
         yield lab
+
+
+@pytest.mark.root
+def test_the_kernel_sends_more_in_the_background_than_one_user_fills(lab: MountedLab) -> None:
+    """And fewer than are served at a time, which it says in the file system for control."""
+    assert CONGESTED_FROM < BACKGROUND_MAX < TASKS
+    control = Path("/sys/fs/fuse/connections")
+    subprocess.run(["mount", "-t", "fusectl", "none", control], capture_output=True, check=False)
+    connection = control / str(os.minor(os.stat(lab.view).st_dev))
+    if not connection.exists():
+        pytest.skip("there is no fusectl")
+    assert int((connection / "max_background").read_text()) == BACKGROUND_MAX
+    assert int((connection / "congestion_threshold").read_text()) == CONGESTED_FROM
 
 
 @pytest.mark.root

@@ -104,7 +104,7 @@ def test_a_cut_that_waits_while_a_commit_begins_is_a_cut(
             file.lock.unshare()
         await one.commit_lane.finish([ino])
         again = await one.files.acquire(ino, write=True)
-        await one.commit_lane.truncate(again, SIZE)
+        await one.commit_lane.truncate(again, SIZE, Root.uid)
 
     with served(lab) as one:
         trio.run(run, one)
