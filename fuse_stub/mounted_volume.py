@@ -9,6 +9,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.descriptors import Descriptors
+from fuse_stub.files.file_handles import Generations, load_secret
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
@@ -46,7 +47,7 @@ class MountedVolume:
         self.slow_calls = SlowCalls()
         self.descriptors = Descriptors()
         self._closes = SlowCloses()
-        self.inodes = Inodes(volume.data_fd, self._closes)
+        self.inodes = Inodes(volume.data_fd, Generations(load_secret(volume)), self._closes)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)

@@ -4,14 +4,26 @@ NFS clients use a handle of an inode's number and generation, also long after th
 forgotten the inode, or with a new mount process. The kernel then asks for "." in that inode and
 compares the generation of the answer. The file system below opens inodes by a handle of its own,
 which can be made from the number: ext4 and btrfs take generation 0 for any, XFS reports it.
+
+So a client could make handles by itself, of inodes outside of the tree, too, if it knew their
+generations, which btrfs counts up. Hence the kernel is told others: a code of number and generation
+that only a process with the volume's secret can make.
 """
 
 import errno
 import fcntl
+import hashlib
+import logging
 import os
+import stat
 import struct
 
 from dedupd import native
+from dedupd.errors import NoSpace
+from dedupd.system.files import opened
+from dedupd.volume.volume import Volume
+
+log = logging.getLogger("dedupd.mount")
 
 _INO32_GEN = 0x01
 _XFS_INO64_GEN = 0x81
@@ -24,13 +36,62 @@ _BULK_GENERATION = struct.Struct("<I")
 _BULK_GENERATION_AT = 64
 
 
-def generation_of(handle: bytes | None) -> int:
-    """The inode's generation: on ext4, XFS and btrfs the last four bytes of its handle."""
-    return 0 if handle is None else int.from_bytes(handle[-4:], "little")
+SECRET_FILE = b"handles.key"
+SECRET_BYTES = 32
+
+
+def load_secret(volume: Volume) -> bytes:
+    """The secret of a volume, which is made where there is none.
+
+    Where it cannot be kept (a file system that is full, or takes no changes), it is one for this
+    mount: clients have to open their files again after the next one.
+    """
+    try:
+        with opened(os.open(SECRET_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=volume.base_fd)) as fd:
+            secret = os.read(fd, SECRET_BYTES + 1)
+        if len(secret) == SECRET_BYTES:
+            return secret
+    except FileNotFoundError:
+        pass
+    secret = os.urandom(SECRET_BYTES)
+    try:
+        volume.disk.replace_file(volume.base_fd, SECRET_FILE, secret)
+    except (OSError, NoSpace) as error:
+        log.warning("%s: file handles are good for this mount only: %s", volume.root, error)
+    return secret
+
+
+class Generations:
+    """The generations that the kernel is told: 32 bits, as many as it hands on to NFS clients."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def of(self, handle: bytes | None) -> int:
+        """That of the inode with a handle of the file system below, which has number and generation
+        in it; 0 where there is none."""
+        if handle is None:
+            return 0
+        code = hashlib.blake2s(handle, key=self._secret, digest_size=4)
+        return int.from_bytes(code.digest(), "little")
+
+
+def require_below(root_fd: int, fd: int) -> None:
+    """Refuse an inode (``fd``) whose path is not below that of ``root_fd``. Raises OSError.
+
+    The kernel knows the path of each directory, and of each other file that it was asked for by
+    name lately. A file without a known path passes: then the generation alone tells.
+    """
+    path = os.readlink(b"/proc/self/fd/%d" % fd)
+    if path == b"/" and not stat.S_ISDIR(os.fstat(fd).st_mode):
+        return
+    root = os.readlink(b"/proc/self/fd/%d" % root_fd)
+    if path != root and not path.startswith(root + b"/"):
+        raise _stale()
 
 
 def open_number(root_fd: int, ino: int, flags: int) -> int:
-    """Open the inode ``ino`` of the file system of ``root_fd``. Raises OSError (ESTALE)."""
+    """Open the inode ``ino`` of the tree below ``root_fd``. Raises OSError (ESTALE)."""
     own = native.system.name_to_handle(root_fd)
     kind = int.from_bytes(own[:4], "little")
     if kind == _BTRFS:
@@ -43,10 +104,14 @@ def open_number(root_fd: int, ino: int, flags: int) -> int:
     else:
         raise _stale()
     fd = native.system.open_by_handle(root_fd, own[:4] + body, flags)
-    status = os.fstat(fd)
-    if status.st_ino != ino or status.st_nlink == 0:
+    try:
+        status = os.fstat(fd)
+        if status.st_ino != ino or status.st_nlink == 0:
+            raise _stale()
+        require_below(root_fd, fd)
+    except OSError:
         os.close(fd)
-        raise _stale()
+        raise
     return fd
 
 

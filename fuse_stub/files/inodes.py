@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import pyfuse3
 
 from dedupd import native
-from fuse_stub.files.file_handles import generation_of, open_number
+from fuse_stub.files.file_handles import Generations, open_number
 from fuse_stub.files.slow_closes import SlowCloses
 
 DESCRIPTORS_MAX = 4096
@@ -47,8 +47,9 @@ class Inodes:
     ``by_handle``: inodes can be opened by their handles, so that none has to stay open.
     """
 
-    def __init__(self, root_fd: int, closes: SlowCloses) -> None:
+    def __init__(self, root_fd: int, generations: Generations, closes: SlowCloses) -> None:
         self.root_fd = root_fd
+        self._generations = generations
         self._closes = closes
         status = os.fstat(root_fd)
         self.device = status.st_dev
@@ -111,7 +112,8 @@ class Inodes:
     def remember(self, fd: int, status: os.stat_result) -> int:
         """Count one more lookup of the inode that ``fd`` (``O_PATH``, taken over) is open on.
 
-        Returns its generation, which tells it from an earlier inode of the same number.
+        Returns the generation to tell the kernel, which tells it from an earlier inode of the same
+        number.
         """
         ino = status.st_ino
         handle = native.system.name_to_handle(fd) if self.by_handle else None
@@ -133,7 +135,7 @@ class Inodes:
             if not node.pinned:
                 self._recent.move_to_end(ino)
         node.lookups += 1
-        return generation_of(handle)
+        return self._generations.of(handle)
 
     def remember_handle(self, ino: int, handle: bytes) -> int:
         """As :meth:`remember`, of an inode that opens again by ``handle``; see ``by_handle``."""
@@ -144,7 +146,7 @@ class Inodes:
             self._drop_fd(ino, node)
             node.handle, node.pinned = handle, False
         node.lookups += 1
-        return generation_of(handle)
+        return self._generations.of(handle)
 
     def keep_open(self, ino: int, fd: int) -> None:
         """The last name of an inode goes: hold ``fd`` (taken over) until it is forgotten."""
