@@ -1,5 +1,6 @@
 """The base of all commands: exit statuses, JSON, the run of a job."""
 
+import errno
 import functools
 import json
 import os
@@ -10,7 +11,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 
-from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError
+from dedupd.errors import EXIT_FINDINGS, EXIT_USAGE, DedupdError, ReadOnlyVolume
 from dedupd.system.paths import explain, show_text
 from jobs.frame.channel import Channel
 from jobs.frame.run import JobRun
@@ -60,10 +61,14 @@ def message_of(error: DedupdError | OSError) -> str:
         where = os.fsdecode(error.filename or "the volume")
         remedy = "run this as the user that enabled the volume, usually root"
         return f"{where}: permission denied; {remedy}"
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return f"{explain(error)}; see why (`dmesg`), then `mount -o remount,rw`"
     return explain(error) if isinstance(error, OSError) else str(error)
 
 
 def status_of(error: DedupdError | OSError) -> int:
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return ReadOnlyVolume.exit_status
     if isinstance(error, PermissionError):
         return EXIT_USAGE
     return error.exit_status if isinstance(error, DedupdError) else EXIT_FINDINGS

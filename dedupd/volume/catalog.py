@@ -159,14 +159,27 @@ def _open(directory: str) -> lmdb.Environment:
         with opened(fd):
             _write_in_place(fd)
     _check_readable(path)
-    environment = lmdb.open(directory, map_size=MAP_BYTES, lock=False, mode=0o600)
+    reads_only = _takes_no_changes(path)
+    environment = lmdb.open(
+        directory, map_size=MAP_BYTES, lock=False, mode=0o600, readonly=reads_only
+    )
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if os.path.getsize(path) < needed:
         # Pages that are missing at its end would kill the process that touches them.
         environment.close()
         raise lmdb.CorruptedError("cut short")
-    _spare(path, needed)
+    if not reads_only:
+        _spare(path, needed)
     return environment
+
+
+def _takes_no_changes(path: str) -> bool:
+    """Whether the file system is read-only; what the catalogue has can be read there."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno == errno.EROFS
+    return False
 
 
 def _write_in_place(fd: int) -> None:

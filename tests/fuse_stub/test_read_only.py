@@ -64,6 +64,11 @@ def expect_reading_alone(lab: MountedLab, contents: dict[str, bytes]) -> None:
         refused = run_cli(*command, lab.root)
         assert refused.returncode == BUSY, refused
         assert "the file system is read-only" in refused.stderr
+    set_policy = run_cli("policy", lab.root, "min_age", "3d")
+    assert set_policy.returncode == BUSY and "Read-only file system" in set_policy.stderr
+    history = run_cli("status", "--here", lab.root)
+    assert history.returncode == 0
+    assert "last run is not known" not in history.stdout + history.stderr
     mounted = run_cli("mount", lab.root, lab.view)
     assert mounted.returncode == 0, mounted
     assert "read-only: its file system takes no changes" in mounted.stdout
