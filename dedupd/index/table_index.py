@@ -74,11 +74,14 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
             self._saved.remove()
         elif not self.was_restored or figures.added * _SAVED_NEWS > figures.entries:
             self._write(self._saved)
+        else:
+            # What a crash has left of an earlier save.
+            _temporary(self._saved).remove()
 
     def _write(self, saved: SavedFile) -> None:
         """Write the file, which need not be durable: a damaged one is noticed, and not used."""
         self._native.begin_snapshot()
-        new = saved._replace(name=saved.name + NEW)
+        new = _temporary(saved)
         new.remove()
         try:
             with opened(saved.disk.create(saved.dir_fd, new.name)) as fd:
@@ -103,3 +106,8 @@ def _entries_in(directory: ContainerDirectory) -> int:
     """How many entries the containers' tables have, as far as their sizes tell."""
     total = sum(entries_in(directory.fd, number) for number in directory.numbers())
     return min(total, 0xFFFF_FFFF)
+
+
+def _temporary(saved: SavedFile) -> SavedFile:
+    """The file that is about to be renamed over ``saved``."""
+    return saved._replace(name=saved.name + NEW)

@@ -15,19 +15,9 @@ import pytest
 
 from dedupd import native
 from dedupd.index.bloom_index import BloomIndex
-from tests.crash.test_power_loss import Forgetful
+from tests.support.crash_states import ANY, FILE_SYSTEMS, Choice, CrashStates
 from tests.support.indexes import Indexed, indexed
-from tests.support.simulated_disk import (
-    EVERYTHING,
-    NOTHING,
-    Choice,
-    CrashStates,
-    Inode,
-    RecordingDisk,
-    Write,
-    materialise,
-    scan,
-)
+from tests.support.simulated_disk import Forgetful, Inode, RecordingDisk, Write, materialise, scan
 
 CHUNKS = 12_000
 """So many that every partition of a small index has a full page."""
@@ -40,15 +30,16 @@ STATES = 40
 
 def choices(rng: random.Random) -> Iterator[Choice]:
     """Mostly such as keep nearly all blocks: one lost list is enough for the file to be refused."""
-    yield NOTHING
-    yield EVERYTHING
+    yield Choice(ANY, 0.0, 0.0)
+    yield Choice(ANY, 1.0, 1.0)
     while True:
         yield Choice(
-            one_journal=rng.random() < 0.4,
+            rng.choice(FILE_SYSTEMS),
             metadata_share=rng.choice([0.5, 1.0]),
             block_share=rng.choice([0.5, 0.98, 0.99, 0.995]),
             unwritten_share=rng.choice([0.0, 1.0]),
             torn=rng.random() < 0.5,
+            length_first=rng.random() < 0.5,
         )
 
 

@@ -1,12 +1,11 @@
-"""A disk that remembers what it was told, and makes the states that a power cut could leave.
+"""A disk that remembers what it was told.
 
-:class:`RecordingDisk` does everything for real and keeps a log. :class:`CrashStates` takes the tree
-as it was before, a prefix of the log, and builds trees that may be found after the power fails
-there. What may be lost, kept, reordered and torn is in docs/crash-safety.md ("The model").
+:class:`RecordingDisk` does everything for real and keeps a log of what happened to which inode.
+``crash_states.py`` makes the states of it that a power cut could leave; :func:`materialise` builds
+one of them as a real directory.
 """
 
 import os
-import random
 import stat
 import threading
 from collections.abc import Iterator, Sequence
@@ -350,6 +349,15 @@ class RecordingDisk(Disk):
             self.log.append(Entry(directory, link))
 
 
+class Forgetful(RecordingDisk):
+    """Forgets some kinds of steps: bugs that exploring must find."""
+
+    def __init__(self, forgotten: Sequence[str]) -> None:
+        super().__init__()
+        for name in forgotten:
+            setattr(self, name, lambda *_: None)
+
+
 COMPOSED = {"replace_file"}
 """Methods that are made of others."""
 
@@ -359,224 +367,7 @@ def _write_event(fd: int, data: Sequence[Buffer], offset: int, written: int) -> 
     return Write(offset, joined, os.fstat(fd).st_mtime_ns)
 
 
-class Choice(NamedTuple):
-    """How much of what was not synced a power cut keeps.
-
-    ``one_journal``: metadata of all inodes is kept in the order of the log, up to one place.
-    Otherwise every inode and every directory has a place of its own. ``block_share`` is the
-    likelihood that a block which may or may not have been written was; ``unwritten_share`` that one
-    which was not was allocated at least. ``torn`` blocks are written by halves.
-    """
-
-    one_journal: bool
-    metadata_share: float
-    block_share: float
-    unwritten_share: float = 0.0
-    torn: bool = False
-
-
-NOTHING = Choice(False, 0.0, 0.0)
-EVERYTHING = Choice(True, 1.0, 1.0)
-
-
-class CrashStates:
-    """The states that a power cut can leave after a prefix of a log."""
-
-    def __init__(self, before: dict[int, Inode], log: Sequence[Entry]) -> None:
-        self._before = before
-        self._log = log
-
-    def state(self, length: int, choice: Choice, rng: random.Random) -> dict[int, Inode]:
-        """One state after the first ``length`` entries of the log."""
-        log = self._log[:length]
-        cuts = _Cuts(log, choice, rng)
-        by_inode: dict[int, list[tuple[int, Event]]] = {}
-        namespace: list[tuple[int, Entry]] = []
-        for at, entry in enumerate(log):
-            if isinstance(entry.event, Link | Unlink | Rename):
-                namespace.append((at, entry))
-            elif entry.inode != SYNC_FS:
-                by_inode.setdefault(entry.inode, []).append((at, entry.event))
-        state = dict(self._before)
-        for _, entry in namespace:
-            if isinstance(entry.event, Link):
-                state[entry.event.inode] = Inode(entry.event.mode, 0, 0, 0)
-        for number in by_inode:
-            inode = state[number] = state[number].copy()
-            events = by_inode.get(number, [])
-            _replay(inode, events, cuts.metadata(number), cuts.data(number), choice, rng)
-        for at, entry in namespace:
-            _apply_name(state, self._before, at, entry, cuts)
-        return state
-
-
-class _Cuts:
-    """For every inode, up to where the log is on disk: as far as syncs force it, and some more."""
-
-    def __init__(self, log: Sequence[Entry], choice: Choice, rng: random.Random) -> None:
-        self._choice = choice
-        self._rng = rng
-        self._end = len(log)
-        self._whole = 0
-        self._metadata: dict[int, int] = {}
-        self._data: dict[int, int] = {}
-        self._names: dict[int, int] = {}
-        self._chosen: dict[int, int] = {}
-        for at, entry in enumerate(log):
-            if isinstance(entry.event, SyncAll):
-                if entry.inode == SYNC_FS:
-                    self._whole = at
-                self._metadata[entry.inode] = self._data[entry.inode] = at
-                self._names[entry.inode] = at
-            elif isinstance(entry.event, SyncData):
-                self._data[entry.inode] = at
-        self._renames = [
-            (at, entry.event) for at, entry in enumerate(log) if isinstance(entry.event, Rename)
-        ]
-        self._force_renames()
-        journal = max([0, *self._metadata.values(), *self._names.values()])
-        self._journal = self._pick(journal)
-        self._directories = {
-            number: self._journal if choice.one_journal else self._pick(self.names_forced(number))
-            for number in {n for _, r in self._renames for n in (r.source, r.target)}
-        }
-        self._hold_renames_together()
-
-    def _pick(self, least: int) -> int:
-        """A place from ``least`` to the end of the log."""
-        share = self._choice.metadata_share
-        if share in (0.0, 1.0):
-            return self._end if share else least
-        return self._rng.randint(least, self._end)
-
-    def names_forced(self, directory: int) -> int:
-        return max(self._whole, self._names.get(directory, 0))
-
-    def _force_renames(self) -> None:
-        """A rename is on disk in both directories, or in neither."""
-        changed = True
-        while changed:
-            changed = False
-            for at, rename in self._renames:
-                one, other = rename.source, rename.target
-                if max(self.names_forced(one), self.names_forced(other)) > at:
-                    for directory in (one, other):
-                        if self.names_forced(directory) <= at:
-                            self._names[directory] = at + 1
-                            changed = True
-
-    def _hold_renames_together(self) -> None:
-        changed = True
-        while changed:
-            changed = False
-            for at, rename in self._renames:
-                least = min(self._directories[rename.source], self._directories[rename.target])
-                for directory in (rename.source, rename.target):
-                    if self._directories[directory] > at >= least:
-                        self._directories[directory] = at
-                        changed = True
-
-    def names(self, directory: int) -> int:
-        """Names of a directory that changed before this place of the log are on disk."""
-        if directory not in self._directories:
-            self._directories[directory] = (
-                self._journal
-                if self._choice.one_journal
-                else self._pick(self.names_forced(directory))
-            )
-        return self._directories[directory]
-
-    def metadata(self, inode: int) -> int:
-        """Metadata of an inode that changed before this place is on disk."""
-        if self._choice.one_journal:
-            return self._journal
-        return self._pick(max(self._whole, self._metadata.get(inode, 0)))
-
-    def data(self, inode: int) -> int:
-        """Bytes of an inode that were written before this place are on disk."""
-        return max(self._whole, self._data.get(inode, 0))
-
-
-def _apply_name(
-    state: dict[int, Inode], before: dict[int, Inode], at: int, entry: Entry, cuts: _Cuts
-) -> None:
-    event = entry.event
-    if isinstance(event, Rename):
-        if at < cuts.names(event.source):
-            _entries(state, before, event.source).pop(event.old, None)
-            if event.other is not None:
-                _entries(state, before, event.source)[event.old] = event.other
-            _entries(state, before, event.target)[event.new] = event.inode
-    elif at < cuts.names(entry.inode):
-        if isinstance(event, Link):
-            _entries(state, before, entry.inode)[event.name] = event.inode
-        elif isinstance(event, Unlink):
-            _entries(state, before, entry.inode).pop(event.name, None)
-
-
-def _entries(state: dict[int, Inode], before: dict[int, Inode], number: int) -> dict[bytes, int]:
-    if state[number] is before.get(number):
-        state[number] = state[number].copy()
-    return state[number].entries
-
-
-def _replay(
-    inode: Inode,
-    events: Sequence[tuple[int, Event]],
-    metadata_cut: int,
-    data_cut: int,
-    choice: Choice,
-    rng: random.Random,
-) -> None:
-    """Bring an inode from its durable state to one that the events may have left on disk.
-
-    A block that is written where one is allocated goes to the same place, whatever becomes of the
-    metadata. A block that needs an allocation appears whole or not at all, and only after all
-    earlier metadata of its inode.
-    """
-    metadata_cut = max(metadata_cut, _forced_by_allocation(inode, events, data_cut))
-    live = inode.copy()
-    """As programs saw it: what is written back of a block is all that the cache holds of it."""
-    moved: set[int] = set()
-    """Blocks that a punch or truncation freed which is not on disk: what is written to them since
-    lies elsewhere."""
-    behind = False
-    for at, event in events:
-        if isinstance(event, SyncData | SyncAll):
-            continue
-        _change(live, event)
-        if isinstance(event, Write):
-            if at < metadata_cut:
-                inode.mtime_ns = event.mtime_ns
-            in_order = at < metadata_cut or not behind
-            _write_back(inode, live, event, at < data_cut, in_order, moved, choice, rng)
-        elif at < metadata_cut:
-            _change(inode, event)
-        else:
-            behind = True
-            moved |= _freed(inode, event)
-
-
-def _forced_by_allocation(before: Inode, events: Sequence[tuple[int, Event]], data_cut: int) -> int:
-    """Up to where fdatasync has to write metadata: it must be able to find the bytes again."""
-    inode = before.copy()
-    forced = 0
-    for at, event in events:
-        if at >= data_cut:
-            break
-        if isinstance(event, Write):
-            first, last = event.offset // BLOCK_BYTES, _last_block(event)
-            grows = event.offset + len(event.data) > inode.size
-            if grows or any(block not in inode.blocks for block in range(first, last + 1)):
-                forced = at + 1
-        elif isinstance(event, Truncate):
-            forced = at + 1
-        if not isinstance(event, SyncData | SyncAll):
-            _change(inode, event)
-    return forced
-
-
-def _last_block(event: Write) -> int:
+def last_block(event: Write) -> int:
     return (event.offset + len(event.data) - 1) // BLOCK_BYTES
 
 
@@ -589,44 +380,7 @@ def _merged(old: bytes, event: Write, block: int) -> bytes:
     return old[: start - base] + new + old[stop - base :]
 
 
-def _write_back(
-    inode: Inode,
-    live: Inode,
-    event: Write,
-    certain: bool,
-    in_order: bool,
-    moved: set[int],
-    choice: Choice,
-    rng: random.Random,
-) -> None:
-    """Decide for every block of a write whether it reached the disk, and put it there."""
-    end = event.offset + len(event.data)
-    for block in range(event.offset // BLOCK_BYTES, _last_block(event) + 1):
-        is_place = block in inode.blocks and block not in moved
-        if not is_place and (moved or not in_order):
-            continue
-        if not certain and rng.random() >= choice.block_share:
-            if not is_place and rng.random() < choice.unwritten_share:
-                inode.unwritten.add(block)
-            continue
-        new = live.blocks[block]
-        if is_place and choice.torn and not certain:
-            new = _torn(inode.blocks[block], new, rng)
-        inode.blocks[block] = new
-        inode.unwritten.discard(block)
-        if in_order:
-            inode.size = max(inode.size, min(end, (block + 1) * BLOCK_BYTES))
-
-
-def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
-    """Some sectors of the new block, the rest of the old one."""
-    return b"".join(
-        (new if rng.random() < 0.5 else old)[at : at + SECTOR_BYTES]
-        for at in range(0, BLOCK_BYTES, SECTOR_BYTES)
-    )
-
-
-def _freed(inode: Inode, event: Event) -> set[int]:
+def freed(inode: Inode, event: Event) -> set[int]:
     if isinstance(event, Punch):
         first = -(-event.offset // BLOCK_BYTES)
         return set(range(first, (event.offset + event.length) // BLOCK_BYTES))
@@ -636,18 +390,18 @@ def _freed(inode: Inode, event: Event) -> set[int]:
     return set()
 
 
-def _change(inode: Inode, event: Event) -> None:
+def change(inode: Inode, event: Event) -> None:
     """Apply an event in full."""
     match event:
         case Write(offset, data, mtime_ns):
-            for block in range(offset // BLOCK_BYTES, _last_block(event) + 1):
+            for block in range(offset // BLOCK_BYTES, last_block(event) + 1):
                 old = inode.blocks.get(block, bytes(BLOCK_BYTES))
                 inode.blocks[block] = _merged(old, event, block)
                 inode.unwritten.discard(block)
             inode.size = max(inode.size, offset + len(data))
             inode.mtime_ns = mtime_ns
         case Punch(offset, length, mtime_ns):
-            for block in _freed(inode, event):
+            for block in freed(inode, event):
                 inode.blocks.pop(block, None)
                 inode.unwritten.discard(block)
             for block in {offset // BLOCK_BYTES, (offset + length) // BLOCK_BYTES}:
@@ -657,7 +411,7 @@ def _change(inode: Inode, event: Event) -> None:
                         inode.blocks[block] = _merged(inode.blocks[block], zeros, block)
             inode.mtime_ns = mtime_ns
         case Truncate(length, mtime_ns):
-            for block in _freed(inode, event):
+            for block in freed(inode, event):
                 inode.blocks.pop(block, None)
                 inode.unwritten.discard(block)
             last, rest = divmod(length, BLOCK_BYTES)

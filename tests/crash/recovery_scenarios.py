@@ -1,0 +1,415 @@
+"""More volumes to crash: in the middle of a recovery, of a repair, of a full disk, of an index."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dedupd import failpoint, native
+from dedupd.errors import DedupdError, NoSpace, UnsuitableFileSystem
+from dedupd.format.container import Kind
+from dedupd.index.bloom_index import BloomIndex
+from dedupd.index.table_index import TableIndex
+from dedupd.store.writer import ContainerWriter
+from dedupd.system.files import opened
+from dedupd.units import align_down
+from dedupd.volume.volume import Volume
+from tests.crash.scenarios import (
+    KIB,
+    Scenario,
+    Scene,
+    compact,
+    disable_to_the_end,
+    disabling,
+    enable_small,
+    enable_to_the_end,
+    enabling,
+    make_small_tree,
+    open_user_file,
+    optimize_more,
+    optimize_to_the_end,
+    optimized_volume,
+    overwritten,
+    plain_directory,
+    plain_volume,
+    reconcile_and_compact,
+    reconcile_to_the_end,
+    settle,
+    sparse,
+    unoptimize,
+    unoptimize_to_the_end,
+    upkeep_to_the_end,
+    volume_cut_off,
+    volume_in_partitions,
+    volume_with_more,
+    volume_with_orphans,
+)
+from tests.support import crash
+from tests.support.lab import RAW_SOCKETS, Lab
+from tests.support.simulated_disk import BLOCK_BYTES, RecordingDisk, RemoveAttribute
+from tests.support.upkeep import chunks_of, damage_record, scrub
+
+CONTAINER_BYTES = 12 * KIB
+
+
+# --- small parts of large things --------------------------------------------------------------
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """Containers of some KiB, appended to by many small batches."""
+    small = partial(ContainerWriter, container_bytes_max=CONTAINER_BYTES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dedupd.volume.container_numbers.ContainerWriter", small)
+        for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
+            patch.setattr(f"jobs.optimize.job.{name}", 64 * KIB)
+        yield
+
+
+@contextmanager
+def saved_indexes() -> Iterator[None]:
+    """Indexes that are saved however small they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for index in (TableIndex, BloomIndex):
+            patch.setitem(index.__init__.__kwdefaults__ or {}, "saved_entries_min", 1)
+        yield
+
+
+def with_parts(around: Callable[[], object], function: Callable[..., None]) -> Callable[..., None]:
+    """``function``, carried out with small parts or saved indexes."""
+
+    def run(*arguments: object) -> None:
+        with around():  # type: ignore[attr-defined]
+            function(*arguments)
+
+    return run
+
+
+def set_policy(root: Path, *lines: str) -> None:
+    with open(root / ".dedupd/policy.toml", "a") as policy:
+        policy.write("".join(f"{line}\n" for line in lines))
+
+
+# --- how each begins --------------------------------------------------------------------------
+
+
+def volume_with_index(kind: str) -> Callable[[Path, int], None]:
+    def make(root: Path, seed: int) -> None:
+        plain_volume(root, seed)
+        set_policy(root, f'index = "{kind}"')
+
+    return make
+
+
+def volume_with_saved_index(kind: str) -> Callable[[Path, int], None]:
+    def make(root: Path, seed: int) -> None:
+        volume_with_index(kind)(root, seed)
+        with saved_indexes():
+            crash.optimize_volume(root)
+        make_small_tree(root / ".dedupd/data/more", seed + 100)
+
+    return make
+
+
+def compaction_cut_off(fail_point: str) -> Callable[[Path, int], None]:
+    def make(root: Path, seed: int) -> None:
+        volume_with_orphans(root, seed)
+        killed = crash.run_cli("run", "compact", root, fail_at=fail_point)
+        assert crash.was_killed(killed), killed.stderr
+
+    return make
+
+
+def volume_with_torn_tail(root: Path, seed: int) -> None:
+    volume_cut_off("writer.appended")(root, seed)
+    tails = [Lab(root).container(kind) for kind in (Kind.CHUNKS, Kind.RECIPES)]
+    os.truncate(tails[0], tails[0].stat().st_size - 100)
+
+
+def volume_with_begun_container(root: Path, seed: int) -> None:
+    plain_volume(root, seed)
+    killed = crash.run_cli("run", "optimize", root, fail_at="writer.container-created")
+    assert crash.was_killed(killed), killed.stderr
+    for path in (root / ".dedupd/store").rglob("*.dat"):
+        os.truncate(path, 60)
+
+
+def volume_with_allocated_blocks(root: Path, seed: int) -> None:
+    """A punch that was cut off, and blocks that a crash has left allocated and unwritten."""
+    volume_cut_off("stub.punched")(root, seed)
+    for path in sorted((root / ".dedupd/data/more").glob("*")):
+        if path.is_file() and path.stat().st_blocks == 0:
+            with opened(os.open(path, os.O_RDWR)) as fd:
+                native.system.fallocate_keep_size(fd, 0, 8 * KIB)
+                native.system.syncfs(fd)
+            return
+    raise AssertionError("no file was punched")
+
+
+def volume_with_programs(root: Path, seed: int) -> None:
+    """Stubs with capabilities, which a change of their blocks would take away."""
+    optimized_volume(root, seed)
+    for name in ("base", "text"):
+        os.setxattr(root / ".dedupd/data" / name, "security.capability", RAW_SOCKETS)
+
+
+def volume_with_dead_containers(root: Path, seed: int) -> None:
+    """Several containers, some without a record that is needed."""
+    plain_volume(root, seed)
+    with small_parts():
+        crash.optimize_volume(root)
+        make_small_tree(root / ".dedupd/data/more", seed + 100)
+        crash.optimize_volume(root)
+    for name in ("base", "edited", "dir/copy"):
+        (root / ".dedupd/data" / name).unlink()
+    native.system.syncfs(directory := os.open(root, os.O_RDONLY))
+    os.close(directory)
+    crash.collect_garbage(root)
+
+
+def damaged_volume(how: str) -> Callable[[Path, int], None]:
+    """Everything is kept twice, and one of the two is damaged."""
+
+    def make(root: Path, seed: int) -> None:
+        plain_volume(root, seed)
+        set_policy(root, "redundancy_threshold = 1")
+        crash.optimize_volume(root)
+        assert scrub(root).copies_written
+        lab = Lab(root)
+        if how == "record":
+            damage_record(lab, Kind.CHUNKS, chunks_of(lab, "base")[0][0])
+        elif how == "table":
+            os.truncate(lab.table(Kind.CHUNKS), 1000)
+        # All recipes are kept twice; of the chunks those that several files need.
+        container = lab.container(Kind.RECIPES)
+        if how == "header":
+            with open(container, "r+b") as file:
+                file.write(bytes(100))
+        elif how == "missing":
+            container.unlink()
+        elif how == "cut":
+            os.truncate(container, container.stat().st_size // 2)
+
+    return make
+
+
+def directory_with_attributes(root: Path, seed: int) -> None:
+    plain_directory(root, seed)
+    os.setxattr(root, "user.note", b"kept")
+    os.chmod(root, 0o2775)
+
+
+def volume_with_attributes(root: Path, seed: int) -> None:
+    directory_with_attributes(root, seed)
+    enable_small(root)
+    os.removexattr(root / ".dedupd/data", "user.note")
+    os.setxattr(root / ".dedupd/data", "user.other", b"of the tree")
+    os.setxattr(root, "user.note", b"of the directory beneath")
+
+
+def half_enabled(root: Path, seed: int) -> None:
+    plain_directory(root, seed)
+    killed = crash.run_cli("enable", root, fail_at="enable.moved:2")
+    assert crash.was_killed(killed), killed.stderr
+
+
+def volume_without_merge_directory(root: Path, seed: int) -> None:
+    volume_in_partitions(root, seed)
+    with suppress(FileNotFoundError):
+        (root / ".dedupd/store/merge").rmdir()
+
+
+# --- what is done -----------------------------------------------------------------------------
+
+
+@contextmanager
+def disk_full_at(scene: Scene, name: str, call: int, unit: int = BLOCK_BYTES) -> Iterator[None]:
+    """The ``call``-th write by a method of the disk gets half of what it needs, up to a multiple of
+    ``unit``: inside a file a block is there with all that was given, or not at all."""
+    calls = 0
+    method = getattr(scene.disk, name)
+
+    def limited(fd: int, data: object, offset: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls != call:
+            return int(method(fd, data, offset) or 0)
+        parts = [data] if isinstance(data, memoryview) else data
+        whole = b"".join(bytes(part) for part in parts)  # type: ignore[attr-defined]
+        part = whole[: align_down(offset + len(whole) // 2, unit) - offset]
+        if name == "write_some":
+            return int(method(fd, [part], offset))
+        if part:
+            RecordingDisk.write_at(scene.disk, fd, [part], offset)
+        raise NoSpace("no space left to write")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scene.disk, name, limited, raising=False)
+        yield
+    assert calls >= call, f"{name} was called {calls} times"
+
+
+def optimize_on_a_full_disk(scene: Scene) -> None:
+    with disk_full_at(scene, "write_out", 2), suppress(DedupdError):
+        crash.optimize_volume(scene.root, scene.disk)
+
+
+def touch_during_a_commit(scene: Scene) -> None:
+    """A user changes a file beside its attribute, and others before the punch of their batch: the
+    attributes are taken back."""
+    touched: list[str] = []
+
+    def hook(point: str) -> None:
+        if point == "commit.durable" and len(touched) == 1:
+            for name in ("base", "text"):
+                (scene.root / ".dedupd/data" / name).chmod(0o640)
+                touched.append(name)
+
+    def set_attribute(fd: int, name: bytes, value: bytes) -> None:
+        if "edited" not in touched:
+            touched.append("edited")
+            scene.disk.set_times(fd, 0, crash.MTIME_NS + 1)
+        RecordingDisk.set_attribute(scene.disk, fd, name, value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoint, "hook", hook)
+        patch.setattr(scene.disk, "set_attribute", set_attribute)
+        crash.optimize_volume(scene.root, scene.disk)
+    assert len(touched) == 3
+    taken_back = [e for e in scene.disk.log if isinstance(e.event, RemoveAttribute)]
+    assert len(taken_back) >= len(touched)
+
+
+def compact_on_a_full_disk(scene: Scene) -> None:
+    with disk_full_at(scene, "write_out", 1), suppress(DedupdError):
+        crash.compact_volume(scene.root, scene.disk)
+
+
+def enabling_what_does_not_suit(scene: Scene) -> None:
+    def fails(*_: object) -> None:
+        raise UnsuitableFileSystem("this file system has no holes")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UnsuitableFileSystem):
+        patch.setattr("dedupd.volume.enable.probe", fails)
+        enabling(scene)
+
+
+def unoptimize_on_a_full_disk(scene: Scene) -> None:
+    with disk_full_at(scene, "write_at", 3), suppress(DedupdError):
+        crash.unoptimize_volume(scene.root, scene.disk)
+
+
+def write_to_a_stub_on_a_full_disk(scene: Scene) -> None:
+    """The first write gets half of its space; the rest of what it allocated goes back."""
+    with Volume.open(str(scene.root), scene.disk) as volume, open_user_file(scene, "base") as fd:
+        stub = sparse(scene, volume, "base", fd)
+        content = bytes(stub.read(0, 1 << 20))
+        # The second one makes the file longer.
+        for at, unit in ((4000, BLOCK_BYTES), (20 * KIB, 100)):
+            wanted = overwritten(content, at, b"of a user " * 1500)
+            scene.begin_write("base", wanted)
+            with disk_full_at(scene, "write_some", 1, unit), suppress(NoSpace):
+                stub.write(at, wanted[at : at + 15_000])
+            content = bytes(stub.read(0, 1 << 20))
+            scene.begin_write("base", content)
+            scene.disk.sync_data(fd)
+            scene.synced("base", content)
+
+
+def cut_stubs_to_nothing(scene: Scene) -> None:
+    """Stubs that become plain by being cut, and what is written to them then."""
+    with Volume.open(str(scene.root), scene.disk) as volume:
+        for path, sync in (("base", scene.disk.sync_data), ("text", None)):
+            with open_user_file(scene, path) as fd:
+                stub = sparse(scene, volume, path, fd)
+                scene.begin_write(path, b"")
+                assert stub.truncate(0)
+                scene.begin_write(path, b"written anew " * 700)
+                scene.disk.write_at(fd, [b"written anew " * 700], 0)
+                if sync is not None:
+                    sync(fd)
+                    scene.synced(path, b"written anew " * 700)
+
+
+def scrubbing(scene: Scene) -> None:
+    scrub(scene.root, disk=scene.disk)
+
+
+def save_to_the_end(root: Path) -> None:
+    """A job with something to do, which opens the index and saves it again."""
+    fresh = root / ".dedupd/data/fresh"
+    fresh.write_bytes(b"to be looked up " * 1000)
+    crash.optimize_volume(root)
+    fresh.unlink()
+    optimize_to_the_end(root)
+
+
+def scrub_to_the_end(root: Path) -> None:
+    scrub(root)
+    crash.optimize_volume(root)
+    report = crash.verify_volume(root)
+    assert report.findings == []
+    assert crash.half_done(root) == []
+
+
+RECOVERY_SCENARIOS = {
+    "cut a torn tail": Scenario(volume_with_torn_tail, settle, optimize_to_the_end),
+    "discard a begun container": Scenario(volume_with_begun_container, settle, optimize_to_the_end),
+    "finish a compaction": Scenario(
+        compaction_cut_off("compact.data-switched"), compact, upkeep_to_the_end
+    ),
+    "undo a compaction": Scenario(
+        compaction_cut_off("compact.written"), compact, upkeep_to_the_end
+    ),
+    "settle allocated blocks": Scenario(volume_with_allocated_blocks, settle, optimize_to_the_end),
+    "optimize in many small batches": Scenario(
+        plain_volume, with_parts(small_parts, optimize_more), optimize_to_the_end
+    ),
+    "remove containers": Scenario(volume_with_dead_containers, compact, upkeep_to_the_end),
+    "save a table": Scenario(
+        volume_with_saved_index("table"),
+        with_parts(saved_indexes, optimize_more),
+        with_parts(saved_indexes, save_to_the_end),
+    ),
+    "save chains": Scenario(
+        volume_with_saved_index("bloom"),
+        with_parts(saved_indexes, optimize_more),
+        with_parts(saved_indexes, save_to_the_end),
+    ),
+    "touch during a commit": Scenario(plain_volume, touch_during_a_commit, optimize_to_the_end),
+    "save the first chains": Scenario(
+        volume_with_index("bloom"),
+        with_parts(saved_indexes, optimize_more),
+        with_parts(saved_indexes, save_to_the_end),
+    ),
+    "compact on a full disk": Scenario(
+        volume_with_orphans, compact_on_a_full_disk, upkeep_to_the_end
+    ),
+    "enable what does not suit": Scenario(
+        plain_directory, enabling_what_does_not_suit, enable_to_the_end
+    ),
+    "optimize on a full disk": Scenario(
+        volume_with_more, with_parts(small_parts, optimize_on_a_full_disk), optimize_to_the_end
+    ),
+    "unoptimize on a full disk": Scenario(
+        optimized_volume, unoptimize_on_a_full_disk, unoptimize_to_the_end
+    ),
+    "write to a stub on a full disk": Scenario(
+        optimized_volume, write_to_a_stub_on_a_full_disk, optimize_to_the_end
+    ),
+    "cut stubs to nothing": Scenario(optimized_volume, cut_stubs_to_nothing, optimize_to_the_end),
+    "unoptimize programs": Scenario(volume_with_programs, unoptimize, unoptimize_to_the_end),
+    **{
+        f"scrub, {how}": Scenario(damaged_volume(how), scrubbing, scrub_to_the_end)
+        for how in ("record", "header", "missing", "cut", "table")
+    },
+    "enable with attributes": Scenario(directory_with_attributes, enabling, enable_to_the_end),
+    "disable with attributes": Scenario(volume_with_attributes, disabling, disable_to_the_end),
+    "disable what is half enabled": Scenario(half_enabled, disabling, disable_to_the_end),
+    "reconcile for the first time": Scenario(
+        volume_without_merge_directory, reconcile_and_compact, reconcile_to_the_end
+    ),
+}

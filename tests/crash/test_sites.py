@@ -1,0 +1,77 @@
+"""Every place of the product that has a durable effect is met by a simulated power cut.
+
+A list of effects that is kept by hand would be out of date. So the places are read from the
+product's sources, and those that the scenarios come by are noted while they run.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.exploring import SCENARIOS, file_system_for_states, record
+from tests.crash.sites import EFFECTS, Met, WatchfulDisk, product_sites, sites_of, unmet
+from tests.support.simulated_disk import COMPOSED, RecordingDisk
+from tests.support.sources import ROOT, parse
+
+pytestmark = pytest.mark.root
+
+BY_THE_MOUNT = "in the mount process, which tests/crash/test_mount.py kills before each step"
+
+ELSEWHERE = {
+    "dedupd.cli.policy.command replace_file": "one call, the steps of which are met elsewhere",
+    "dedupd.volume.commit._commit_by_mount sync_file_system": BY_THE_MOUNT,
+    "dedupd.volume.volume.note_mount set_times": BY_THE_MOUNT,
+    "fuse_stub.commit_lane._take_back sync_file": BY_THE_MOUNT,
+    "fuse_stub.files.open_files._read_attribute remove_attribute": BY_THE_MOUNT,
+    "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
+    "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",
+    "fuse_stub.namespace.rename exchange": "what a user asks for, one system call",
+    "fuse_stub.process.serve sync_file_system": BY_THE_MOUNT,
+}
+"""Places that no scenario comes by, each for a reason."""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[set[Met], set[str]]]:
+    """What all scenarios meet: places, and effects that come from native code."""
+    met: set[Met] = set()
+    native: set[str] = set()
+    with file_system_for_states(tmp_path_factory.mktemp("sites")) as fast:
+        for scenario in SCENARIOS.values():
+            disk = WatchfulDisk()
+            record(fast / "root", scenario, make_disk=lambda disk=disk: disk)  # type: ignore[misc]
+            met |= disk.met
+            native |= disk.native
+    yield met, native
+
+
+def test_every_effect_of_the_product_is_met(watched: tuple[set[Met], set[str]]) -> None:
+    sites = product_sites()
+    missed = unmet(sites, watched[0])
+    print(f"\n{len(sites) - len(missed)} of {len(sites)} places with effects are met")
+    assert [str(site) for site in missed if site.name not in ELSEWHERE] == []
+    assert ELSEWHERE.keys() - {site.name for site in missed} == set(), "met, after all"
+
+
+def test_every_effect_of_native_code_is_met(watched: tuple[set[Met], set[str]]) -> None:
+    source = Path(ROOT / "native/src/system/effects.rs").read_text()
+    trait = source.partition("pub trait Effects")[2].partition("\n}")[0]
+    effects = set(re.findall(r"^    fn (\w+)", trait, re.MULTILINE)) - {"threads"}
+    assert len(effects) > 5
+    assert watched[1] == effects
+
+
+def test_the_recording_disk_knows_every_effect() -> None:
+    assert vars(RecordingDisk).keys() >= EFFECTS - COMPOSED
+
+
+def test_a_place_with_an_effect_is_found() -> None:
+    source = "class A:\n  def f(self):\n    self._disk.punch(1,\n      2, 3)\n    g(disk.door)"
+    found = list(sites_of(parse("jobs.sample", source)))
+    assert [(s.function, s.effect, s.first_line, s.last_line) for s in found] == [
+        ("f", "punch", 3, 4),
+        ("f", "door", 5, 5),
+    ]
+    assert unmet(found, {Met("jobs.sample", 4, "punch"), Met("jobs.other", 5, "door")}) == found[1:]
