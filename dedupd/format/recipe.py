@@ -128,6 +128,8 @@ def decode_node(payload: bytes, where: str) -> Node:
         raise DamagedRecipe(f"{where}: not a recipe of format {FORMAT}")
     if len(payload) != HEADER_BYTES + count * ENTRY_BYTES:
         raise DamagedRecipe(f"{where}: the recipe states {count} entries, and holds another number")
+    if not 0 < count <= FANOUT_MAX:
+        raise DamagedRecipe(f"{where}: a node of {count} entries, which no recipe has")
     words = memoryview(payload)[HEADER_BYTES:].cast("Q")
     ids, lengths = words[0::2].tolist(), words[1::2].tolist()
     checks: Sequence[int] = bytes(count)

@@ -92,7 +92,7 @@ class SavedMarks:
         self._position = fmt.HEADER_BYTES
 
     def sections(self) -> Iterator[ChunkSection | RecipeSection]:
-        """All of them, once: those of chunks, then those of recipes."""
+        """All of them, once: those of chunks, then those of recipes. Raises DamagedTable."""
         for _ in range(self.header.chunk_containers):
             number, count, _ = self._head()
             yield ChunkSection(number, count, self._read(fmt.bitmap_bytes(count)))
@@ -106,6 +106,9 @@ class SavedMarks:
         return fmt.decode_section(self._read(fmt.SECTION_BYTES))
 
     def _read(self, size: int) -> bytes:
+        """Raises DamagedTable where there are fewer bytes."""
+        if self._position + size > fmt.HEADER_BYTES + self.header.body_bytes:
+            raise DamagedTable(f"{NAME.decode()}: a section of the saved marks is cut short")
         data = read_readable(self._fd, size, self._position)
         self._position += size
         return data

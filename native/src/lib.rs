@@ -5,6 +5,9 @@
 
 #![deny(clippy::undocumented_unsafe_blocks)]
 
+#[cfg(test)]
+extern crate self as native;
+
 pub mod format;
 
 pub mod system;
@@ -27,3 +30,7 @@ pub mod tree;
 
 #[cfg(feature = "python")]
 mod python;
+
+/// What fuzzing has found, replayed: the targets are those of `native/fuzz`.
+#[cfg(test)]
+mod fuzzing;

@@ -55,14 +55,17 @@ class WholeFileWriter:
         os.close(self._fd)
 
 
-def body_checksum(fd: int, header_bytes: int, body_bytes: int) -> int:
-    """The xxh3 of the body of a file, after its header, as far as it goes."""
+def body_checksum(fd: int, header_bytes: int, body_bytes: int) -> int | None:
+    """The xxh3 of the body of a file, after its header. None where the file has another length: a
+    header may state any."""
     digest, offset = xxhash.xxh3_64(), header_bytes
     end = offset + body_bytes
+    if os.fstat(fd).st_size != end:
+        return None
     while offset < end:
         data = read_readable(fd, min(end - offset, _READ_BYTES), offset)
         if not data:
-            break
+            return None
         digest.update(data)
         offset += len(data)
     return digest.intdigest()

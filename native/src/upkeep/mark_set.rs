@@ -202,8 +202,8 @@ impl Reader {
     }
 
     fn bytes(&mut self, offset: u64, length: usize) -> Option<&[u8]> {
-        let is_there =
-            offset >= self.base && offset + length as u64 <= self.base + self.buffer.len() as u64;
+        let end = offset.checked_add(length as u64)?;
+        let is_there = offset >= self.base && end <= self.base + self.buffer.len() as u64;
         if !is_there {
             let size = file_size(self.data)?;
             let wanted = WINDOW_BYTES.min(self.end.saturating_sub(offset)).max(length as u64);

@@ -26,6 +26,14 @@ use crate::system::effects::Effects;
 /// Partitions of a small index: 64 KiB of write buffers.
 const PARTITIONS_MIN: usize = 16;
 
+/// Partitions of the largest index: record numbers have 32 bits.
+const PARTITIONS_MAX: usize = partitions_for(u32::MAX as usize);
+
+/// Partitions of an index for so many entries.
+const fn partitions_for(capacity: usize) -> usize {
+    capacity * ROOM.0 / ROOM.1 / (CHAIN_PAGES * PAGE_ROWS) + 1
+}
+
 /// Entries that the first chains have room for, as a fraction of the expected ones: numerator,
 /// denominator.
 const ROOM: (usize, usize) = (3, 2);
@@ -57,8 +65,8 @@ pub struct Bloom {
 impl Bloom {
     /// `file` is empty, or `restore` is called next.
     pub fn new(file: File, effects: Arc<dyn Effects>, capacity: usize) -> Bloom {
-        let partitions = capacity * ROOM.0 / ROOM.1 / (CHAIN_PAGES * PAGE_ROWS) + 1;
-        Bloom::with_partitions(file, effects, capacity, partitions.max(PARTITIONS_MIN))
+        let partitions = partitions_for(capacity).max(PARTITIONS_MIN);
+        Bloom::with_partitions(file, effects, capacity, partitions)
     }
 
     fn with_partitions(

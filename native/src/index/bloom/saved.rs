@@ -8,7 +8,7 @@ use super::super::chunks::{ChunkIndex, Stamp};
 use super::super::lists::{decode_blocks, decode_stamps, encode_blocks, encode_stamps};
 use super::super::numbers::Numbers;
 use super::units::{CHAIN_PAGES, UNIT_BYTES};
-use super::{Bloom, first_unit, offset};
+use super::{Bloom, PAGE_ROWS, PARTITIONS_MAX, first_unit, offset};
 use crate::format::ids::ContainerNumber;
 use crate::format::saved_index::{
     CHECKSUM_BYTES, Header, Owner, SAVED_CHAINS, block, buffered, chain, checked, header, seal,
@@ -85,8 +85,23 @@ impl Lists {
         let chain_is_right =
             |&(partition, pages): &(u32, u32)| is_right(partition) && pages as usize <= CHAIN_PAGES;
         (lists.chains.iter().all(chain_is_right)
-            && lists.buffered.iter().all(|row| is_right(row[0])))
-        .then_some(lists)
+            && lists.buffered.iter().all(|row| is_right(row[0]))
+            && lists.fill_buffers(counts.parts)
+            && lists.entries() == counts.entries)
+            .then_some(lists)
+    }
+
+    /// Whether each write buffer has room for its entries, and for one more.
+    fn fill_buffers(&self, partitions: usize) -> bool {
+        let mut filled = vec![0; partitions];
+        self.buffered.iter().for_each(|row| filled[row[0] as usize] += 1);
+        filled.into_iter().all(|count| count < PAGE_ROWS)
+    }
+
+    /// Those on pages, each of which is full, and those in write buffers.
+    fn entries(&self) -> u64 {
+        let pages: u64 = self.chains.iter().map(|&(_, pages)| u64::from(pages)).sum();
+        pages * PAGE_ROWS as u64 + self.buffered.len() as u64
     }
 }
 
@@ -130,7 +145,8 @@ impl ChunkIndex<Bloom> {
         let counts = Header::of(&header, &SAVED_CHAINS, owner)?;
         let start = offset(first_unit(counts.runs));
         let is_whole = file.metadata().ok()?.len() == start + list_bytes(&counts) as u64;
-        if !is_whole || counts.group_bits != 0 || counts.parts == 0 {
+        let has_partitions = (1..=PARTITIONS_MAX).contains(&counts.parts);
+        if !is_whole || counts.group_bits != 0 || !has_partitions {
             return None;
         }
         let mut data = vec![0; list_bytes(&counts)];

@@ -1,0 +1,328 @@
+//! What must hold of every input: nothing panics, nothing takes more memory than the input warrants,
+//! all that is accepted is encoded to the same bytes again, and a flipped bit is refused where a
+//! checksum covers it.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::FromRawFd;
+use std::sync::Arc;
+
+use native::codec::encode;
+use native::fingerprint::Algorithm;
+use native::format::ids::{Checksum, ContainerNumber, RecordId};
+use native::format::recipe::Leaf;
+use native::format::record_header::{CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
+use native::format::saved_index::{Header, Owner, SAVED_CHAINS, SAVED_TABLE, checked, seal};
+use native::format::stub::stub_head;
+use native::format::table_entry::{ENTRY_BYTES, TableEntry, entries, set_state};
+use native::index::bloom::Bloom;
+use native::index::chunks::ChunkIndex;
+use native::index::log::Log;
+use native::index::snapshot;
+use native::store::record_check;
+use native::system::effects::SystemCalls;
+use native::upkeep::mark_set::Marks;
+
+pub type Target = fn(&[u8]);
+
+const SEED: u64 = 0x5EED;
+
+/// An input may state lengths of gigabytes; a decoder may believe those that it has checked.
+const RAW_BYTES_MAX: usize = 1 << 20;
+
+pub const TARGETS: [(&str, Target); 9] = [
+    ("codec", codec),
+    ("container", container),
+    ("marks", marks),
+    ("recipe", recipe),
+    ("record", record),
+    ("saved_chains", saved_chains),
+    ("saved_table", saved_table),
+    ("stub", stub),
+    ("table", table),
+];
+
+pub fn named(name: &str) -> Option<Target> {
+    TARGETS.iter().find(|(one, _)| *one == name).map(|(_, target)| *target)
+}
+
+/// The input in parts: numbers first, the rest is for whatever wants bytes.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut out = [0; N];
+        let (taken, rest) = self.0.split_at(self.0.len().min(N));
+        out[..taken.len()].copy_from_slice(taken);
+        self.0 = rest;
+        out
+    }
+
+    fn u8(&mut self) -> u8 {
+        self.bytes::<1>()[0]
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes())
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+}
+
+fn header(input: &mut Input<'_>) -> RecordHeader {
+    RecordHeader {
+        ordinal: input.u32(),
+        kind: RecordKind(input.u8() % 5),
+        codec: input.u8() % 3,
+        raw_length: input.u32(),
+        stored_length: input.u32(),
+        hint: input.u32(),
+        fingerprint: input.bytes(),
+        target: input.u64(),
+        checksum: Checksum(input.u64()),
+    }
+}
+
+fn record(data: &[u8]) {
+    if let Some(bytes) = data.first_chunk::<RECORD_HEADER_BYTES>()
+        && let Some(found) = RecordHeader::sound(bytes, SEED)
+    {
+        let mut again = [0; RECORD_HEADER_BYTES];
+        found.write(&mut again, SEED);
+        assert_eq!(&again[..10], &bytes[..10]);
+        assert_eq!(&again[12..72], &bytes[12..72]);
+    }
+    let mut input = Input(data);
+    let made = header(&mut input);
+    let mut bytes = [0; RECORD_HEADER_BYTES];
+    made.write(&mut bytes, SEED);
+    let found = RecordHeader::sound(&bytes, SEED).expect("its own header is refused");
+    let entry = found.table_entry(input.u64());
+    assert_eq!(
+        TableEntry::sound(&entry.to_bytes(SEED), SEED).map(|e| e.offset),
+        Some(entry.offset)
+    );
+    assert!(found.next_ordinal() > found.ordinal || found.ordinal == u32::MAX);
+    let _ = found.agrees_with(&entry, found.ordinal);
+    assert!(RecordHeader::sound(&bytes, SEED + 1).is_none(), "of another container");
+    let bit = usize::from(input.u8()) * 256 + usize::from(input.u8());
+    bytes[bit / 8 % RECORD_HEADER_BYTES] ^= 1 << (bit % 8);
+    assert!(RecordHeader::sound(&bytes, SEED).is_none(), "a flipped bit is accepted");
+}
+
+fn check(data: &[u8]) -> record_check::Checked {
+    let place =
+        record_check::Place { seed: SEED, offset: 128, algorithm: Algorithm::Blake3, threads: 1 };
+    let found = record_check::check(data, &place);
+    assert!(found.consumed <= data.len());
+    assert_eq!(found.entries.len(), found.ordinals.len() * ENTRY_BYTES);
+    assert_eq!(found.statuses.len(), found.ordinals.len());
+    assert_eq!(found.next_ordinals.len(), found.ordinals.len());
+    found
+}
+
+fn container(data: &[u8]) {
+    check(data);
+    // A row of records with valid headers, and payloads of all kinds.
+    let mut input = Input(data);
+    let mut records = Vec::new();
+    while !input.0.is_empty() && records.len() < RAW_BYTES_MAX {
+        let mut made = header(&mut input);
+        let length = usize::from(input.u8()).min(input.0.len());
+        let (payload, rest) = input.0.split_at(length);
+        input.0 = rest;
+        if input.u8() % 4 != 0 {
+            made.stored_length = length as u32;
+            made.checksum = Checksum(xxhash(payload));
+        }
+        if input.u8() % 2 == 0 {
+            made.raw_length = length as u32;
+            made.fingerprint = Algorithm::Blake3.digest(payload);
+        }
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        made.write(&mut bytes, SEED);
+        records.extend(bytes);
+        records.extend(payload);
+        records.resize(records.len().next_multiple_of(8), 0);
+    }
+    let found = check(&records);
+    for (entry, status) in entries(&found.entries).zip(&found.statuses) {
+        let entry = TableEntry::sound(entry, SEED).expect("its own entry is refused");
+        if *status == record_check::Status::Intact as u8 && entry.state.has_bytes() {
+            assert!(entry.codec <= CODEC_ZSTD);
+        }
+    }
+}
+
+fn xxhash(data: &[u8]) -> u64 {
+    // `seal` has the same checksum, and it is public.
+    let sealed = seal(data.to_vec());
+    u64::from_le_bytes(*sealed.last_chunk().expect("eight bytes"))
+}
+
+fn table(data: &[u8]) {
+    for bytes in entries(data) {
+        let entry = TableEntry::unchecked(bytes);
+        let mut again = entry.to_bytes(SEED);
+        assert_eq!(again[..62], bytes[..62]);
+        let found = TableEntry::sound(&again, SEED).expect("its own entry is refused");
+        assert_eq!(found.to_bytes(SEED), again);
+        let mut changed = again;
+        set_state(&mut changed, native::format::table_entry::State(bytes[0]), SEED);
+        assert!(TableEntry::sound(&changed, SEED).is_some());
+        // Sixteen bits of check find each single flipped bit in most of an entry, and nearly each
+        // one anywhere: an entry is only a guide.
+        again[62] ^= 1;
+        assert!(TableEntry::sound(&again, SEED).is_none());
+    }
+}
+
+fn recipe(data: &[u8]) {
+    let Some(leaf) = Leaf::of(data) else { return };
+    let rows = leaf.rows();
+    assert_eq!(rows.len() * 16 + 40, data.len());
+    for row in rows {
+        assert!(row.id.is_hole() || row.length <= u64::from(u32::MAX));
+    }
+}
+
+fn stub(data: &[u8]) {
+    let Some(found) = stub_head(data, SEED) else { return };
+    assert_eq!(found.to_bytes(SEED), data, "accepted, and encoded to other bytes");
+    for bit in 0..data.len() * 8 {
+        let mut flipped = data.to_vec();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        assert!(stub_head(&flipped, SEED).is_none(), "a flipped bit is accepted");
+    }
+}
+
+fn codec(data: &[u8]) {
+    let mut input = Input(data);
+    let (codec, stated) = (input.u8() % 2, input.u32() as usize % RAW_BYTES_MAX);
+    let stored = input.rest();
+    for length in [stated, stored.len()] {
+        if encode::check(stored, codec, length, Checksum(xxhash(stored))).is_ok() {
+            let mut out = vec![0; length];
+            let _ = encode::decode(stored, codec, &mut out);
+        }
+    }
+}
+
+fn marks(data: &[u8]) {
+    let mut input = Input(data);
+    let (count, number) = (usize::from(input.u8()) * 3, ContainerNumber(1));
+    let mut marks = Marks::default();
+    marks.add_container(number, count);
+    let bits = input.rest();
+    let is_taken = marks.merge(number, bits);
+    let beyond = (count..bits.len() * 8).any(|at| bits[at / 8] >> (at % 8) & 1 == 1);
+    assert_eq!(is_taken, !beyond);
+    if is_taken {
+        let ones: u32 = bits.iter().map(|byte| byte.count_ones()).sum();
+        assert_eq!(marks.count(), u64::from(ones));
+    }
+    for ordinal in 0..count as u32 + 9 {
+        let id = RecordId::new(number, ordinal);
+        assert!(marks.knows(id) || !marks.set(id, true));
+    }
+}
+
+// --- saved indexes ----------------------------------------------------------------------------
+
+fn owner() -> Owner {
+    Owner { volume_id: [7; 16], kind: 1 }
+}
+
+/// A file in memory.
+fn file_of(data: &[u8]) -> File {
+    // SAFETY: the name is NUL-terminated; the descriptor that comes back is nobody else's.
+    let mut file = unsafe { File::from_raw_fd(libc::memfd_create(c"fuzz".as_ptr(), 0)) };
+    file.write_all(data).expect("no memory for a file");
+    file
+}
+
+/// A header with counts of the input, small ones mostly, so that the lists may be long enough.
+fn saved_header(input: &mut Input<'_>) -> Header {
+    let mut count =
+        || if input.u8() % 8 == 0 { input.u32() as usize } else { usize::from(input.u8() % 5) };
+    let (parts, containers, blocks, runs, left_over) =
+        (count(), count(), count(), count(), count());
+    let entries = count() as u64;
+    Header {
+        group_bits: u32::from(input.u8() % 20),
+        parts,
+        entries,
+        containers,
+        blocks,
+        runs,
+        left_over,
+    }
+}
+
+fn saved_table(data: &[u8]) {
+    let _ = snapshot::read(&file_of(data), &owner());
+    let mut input = Input(data);
+    let head = saved_header(&mut input);
+    let mut file = head.to_bytes(&SAVED_TABLE, &owner()).to_vec();
+    let lists = ((head.containers as u64) * 24)
+        .saturating_add((head.blocks as u64) * 8)
+        .saturating_add((head.parts as u64) * 4)
+        .saturating_add((head.left_over as u64) * 16);
+    let plane = 48u64 << head.group_bits;
+    if lists < 1 << 12 && plane.saturating_mul(head.runs as u64) < 1 << 16 {
+        file.extend(seal(filled(&mut input, lists)));
+        for _ in 0..head.runs {
+            file.extend(seal(filled(&mut input, plane)));
+        }
+    } else {
+        file.extend(seal(input.rest().to_vec()));
+    }
+    if let Some((table, numbers, _)) = snapshot::read(&file_of(&file), &owner()) {
+        let mut found = Vec::new();
+        for hash in [0, 1, u64::MAX, head.entries] {
+            table.candidates(hash, &mut found);
+        }
+        found.into_iter().for_each(|number| {
+            let _ = numbers.id(number);
+        });
+    }
+}
+
+fn filled(input: &mut Input<'_>, length: u64) -> Vec<u8> {
+    (0..length).map(|_| input.u8()).collect()
+}
+
+fn saved_chains(data: &[u8]) {
+    restore_chains(data);
+    let mut input = Input(data);
+    let mut head = saved_header(&mut input);
+    head.group_bits = 0;
+    head.runs %= 2;
+    let mut file = head.to_bytes(&SAVED_CHAINS, &owner()).to_vec();
+    file.resize((4096 + (head.runs as u64) * 160 * 4096) as usize, 0);
+    let lists = ((head.containers as u64) * 24)
+        .saturating_add((head.blocks as u64) * 8)
+        .saturating_add((head.runs as u64) * 8)
+        .saturating_add((head.left_over as u64) * 12);
+    let list = if lists < 1 << 12 { filled(&mut input, lists) } else { input.rest().to_vec() };
+    let list = seal(list);
+    assert!(checked(&list).is_some());
+    file.extend(list);
+    restore_chains(&file);
+}
+
+fn restore_chains(data: &[u8]) {
+    let log = Log::new(-1, [7; 16], 10, 10);
+    let bloom = Bloom::new(file_of(data), Arc::new(SystemCalls), 1000);
+    let mut index = ChunkIndex::new(log, bloom);
+    if index.restore(&owner(), 1000).expect("a file in memory") {
+        // There are no tables beneath: an answer is a number that leads nowhere, or an error.
+        let _ = index.lookup(&[&[0; 32], &[0xFF; 32]]);
+    }
+}
