@@ -65,6 +65,11 @@ class NoSpace(DedupdError):
     """The file system is too full to go on; nothing was changed by the step that failed."""
 
 
+class OverQuota(NoSpace):
+    """A quota is used up, that of the owner of a file, of its group or of its project: there may be
+    space for other files."""
+
+
 class FileChanged(DedupdError):
     """A file is no longer what it was when it was read; it was left alone."""
 

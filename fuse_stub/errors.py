@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pyfuse3 import FUSEError
 
-from dedupd.errors import Damaged, NoSpace
+from dedupd.errors import Damaged, NoSpace, OverQuota
 
 log = logging.getLogger("dedupd.mount")
 
@@ -44,6 +44,8 @@ def answers(
             raise FUSEError(error.errno or errno.EIO) from None
         except FUSEError:
             raise
+        except OverQuota:
+            raise FUSEError(errno.EDQUOT) from None
         except NoSpace:
             raise FUSEError(errno.ENOSPC) from None
         except Damaged as error:

@@ -21,7 +21,12 @@ from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.system.files import opened
 from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
 from dedupd.system.paths import explain
-from dedupd.system.processes import child_environment, cores
+from dedupd.system.processes import (
+    CAP_SYS_RESOURCE,
+    child_environment,
+    cores,
+    give_up_capability,
+)
 from dedupd.units import MIB
 from dedupd.volume.commit import settle_noted
 from dedupd.volume.probe import require_suitable
@@ -73,6 +78,8 @@ def serve(
     already, UnsuitableFileSystem, OSError.
     """
     _allow_descriptors()
+    # Quotas count for the users whose files these are, not for root.
+    give_up_capability(CAP_SYS_RESOURCE)
     _keep_memory()
     os.umask(0)
     # Its own mount will cover the volume: then this descriptor is the only way to it.

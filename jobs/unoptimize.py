@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dedupd import native
-from dedupd.errors import Damaged, DedupdError, NoSpace, ServiceUnreachable
+from dedupd.errors import Damaged, DedupdError, NoSpace, OverQuota, ServiceUnreachable
 from dedupd.system.paths import show_path
 from dedupd.units import align_down, align_up, format_size
 from dedupd.volume.restore import missing_data, restore_file
@@ -68,6 +68,10 @@ class Unoptimize(Job[UnoptimizeReport]):
                 continue
             try:
                 restore_file(volume, found.path, run.safe_point)
+            except OverQuota as error:
+                # One user's, or one directory's: the others have their way out all the same.
+                run.findings.add(_named(show_path(found.path), str(error)))
+                continue
             except (Cancelled, NoSpace, ServiceUnreachable):
                 raise
             except (DedupdError, OSError) as error:

@@ -14,6 +14,7 @@ from dedupd.system.paths import show_text
 from dedupd.system.processes import give_way
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
+from jobs.tree.candidates import SHARED_BELOW
 from jobs.tree.volume_figures import volume_figures
 
 
@@ -74,6 +75,16 @@ def _show(row: dict[str, Any]) -> None:
     table.add_row("logical size", format_size(row["logical_bytes"]))
     table.add_row("occupied", format_size(row["occupied_bytes"]))
     table.add_row("saved", f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%})")
+    if row["lost_bytes"]:
+        table.add_row("lost", f"{format_size(row['lost_bytes'])}: run gc, then compact")
+    if row["held_bytes_max"]:
+        held = format_size(row["held_bytes_max"])
+        table.add_row("of it held", f"up to {held}, by snapshots or copies below")
+    if row["shared_left"]["files"]:
+        left = format_size(row["shared_left"]["bytes"])
+        table.add_row(
+            "left", f"{counted(row['shared_left']['files'], 'file')}, {left}: {SHARED_BELOW}"
+        )
     table.add_row("store", format_size(sum(row["store_bytes"].values())))
     table.add_row("of it second copies", format_size(row["redundancy_bytes"]))
     garbage = row["garbage"]

@@ -34,7 +34,8 @@ class Savings:
 
     @property
     def saved_bytes(self) -> int:
-        return self.logical_bytes - self.occupied_bytes
+        """0 where files and store take more than the files' length."""
+        return max(0, self.logical_bytes - self.occupied_bytes)
 
     @property
     def saved_fraction(self) -> float:

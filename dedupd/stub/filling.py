@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from dedupd import native
 from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import Damaged, NoSpace
+from dedupd.errors import Damaged, NoSpace, OverQuota
 from dedupd.failpoint import define, reach
 from dedupd.format.stub import Flag
 from dedupd.stub.content import StoreContent
@@ -165,12 +165,23 @@ class Filling:
                 start, view = start + count, view[count:]
                 self.filled_bytes += count
                 self._unsynced_bytes += count
+        except OverQuota as error:
+            raise self._over_quota() from error
         except NoSpace as error:
             raise NoSpace(_NO_SPACE) from error
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno == errno.EDQUOT:
+                raise self._over_quota() from error
+            if error.errno != errno.ENOSPC:
                 raise
             raise NoSpace(_NO_SPACE) from error
+
+    def _over_quota(self) -> OverQuota:
+        status = os.fstat(self._stub.fd)
+        return OverQuota(
+            f"a quota is used up, that of user {status.st_uid}, of group {status.st_gid} or of a"
+            " project or subvolume; raise it to make the file plain. It stays a stub"
+        )
 
     def _missing_beyond_wanted(self, end: int) -> list[tuple[int, int]]:
         """What is missing below ``end``, and was not when the piece was planned."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dedupd import native
-from dedupd.errors import NoSpace
+from dedupd.errors import NoSpace, OverQuota
 from dedupd.failpoint import is_armed, reach
 from dedupd.system.page_cache import DONT_CACHE, kernel_writes_uncached
 
@@ -26,7 +26,9 @@ def _no_space() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno == errno.EDQUOT:
+            raise OverQuota(f"a quota is used up: {os.strerror(error.errno)}") from error
+        if error.errno == errno.ENOSPC:
             raise NoSpace(f"no space left to write: {os.strerror(error.errno)}") from error
         raise
 
@@ -65,6 +67,8 @@ class Disk:
             return 0
         try:
             getattr(self, name)(*arguments)
+        except OverQuota:
+            return errno.EDQUOT
         except NoSpace:
             return errno.ENOSPC
         except OSError as error:

@@ -1,6 +1,8 @@
 """Processes of this program: their priority, their cores, and how to start another one."""
 
+import ctypes
 import os
+import struct
 import sys
 from enum import StrEnum
 
@@ -30,6 +32,32 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
         process.ionice(*_IO_CLASSES[io_priority])
     except (OSError, psutil.Error):
         pass  # a kernel without I/O classes
+
+
+CAP_SYS_RESOURCE = 24
+"""Lets a process write beyond quotas, among others."""
+
+_CAPABILITY_VERSION = 0x2008_0522
+_CAPABILITY_SETS = struct.Struct("=6I")
+"""Effective, permitted and inheritable ones; the lower 32 of each, then the others."""
+
+
+def give_up_capability(number: int) -> None:
+    """Do without a capability from here on, in this thread and in those that it starts.
+
+    Raises OSError.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    head = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    sets = ctypes.create_string_buffer(_CAPABILITY_SETS.size)
+    if libc.capget(head, sets):
+        raise OSError(ctypes.get_errno(), "capget failed")
+    values = list(_CAPABILITY_SETS.unpack(sets))
+    half, bit = divmod(number, 32)
+    for at in range(3 * half, 3 * half + 3):
+        values[at] &= ~(1 << bit)
+    if libc.capset(head, _CAPABILITY_SETS.pack(*values)):
+        raise OSError(ctypes.get_errno(), "capset failed")
 
 
 def cores() -> int:

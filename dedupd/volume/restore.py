@@ -121,7 +121,7 @@ def _asked(
 ) -> dict[str, Any]:
     reply = client.call_patiently(operation, safe_point, **arguments)
     if "error" in reply:
-        known = reply.get("kind") in ("NoSpace", "Busy")
+        known = reply.get("kind") in ("NoSpace", "OverQuota", "Busy")
         raise error_named(reply["kind"], reply["error"]) if known else Damaged(reply["error"])
     return reply
 

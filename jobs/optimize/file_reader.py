@@ -35,7 +35,7 @@ from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, KeptChunk, Segment
 from jobs.optimize.partial_plan import Keep, plan
-from jobs.tree.candidates import Candidate
+from jobs.tree.candidates import SHARED_BELOW, Candidate
 
 BATCH_BYTES_MIN = 2 * MIB
 """In a job that has little memory; more than any file that is read together with others."""
@@ -50,9 +50,6 @@ FILES_PER_BATCH_MAX = 1024
 
 KEPT_PER_SEGMENT_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
-
-SHARED = "shared with snapshots or copies below"
-"""Said of a file whose blocks stay where they are, whatever becomes of it."""
 
 Work = tuple[Candidate, bool] | native.ingest.FileList
 """A candidate, and whether to compress it; or plain files, which say so themselves."""
@@ -172,7 +169,7 @@ class BatchReader(FileReader[Batch | FilesBatch]):
             else:
                 task.shared_bytes = native.system.shared_bytes(fd, status.st_size)
                 if task.shared_bytes and self._unshared_only:
-                    task.failure = SHARED
+                    task.failure = SHARED_BELOW
             if task.failure:
                 self._add(task, 0, 0, True)
                 return

@@ -28,13 +28,13 @@ from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.admission import NO_ROOM, Admission
 from jobs.optimize.buffers import FileTask, Ready
-from jobs.optimize.file_reader import BATCH_BYTES_MIN, SHARED, BatchReader, ReaderLimits, Work
+from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
 from jobs.optimize.group_commit import GroupCommit, GroupResult
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest, Sums
 from jobs.optimize.store_session import StoreSession
 from jobs.tree.candidate_cache import CandidateCache
-from jobs.tree.candidates import Candidate, Skipped, candidates, found_candidates
+from jobs.tree.candidates import SHARED_BELOW, Candidate, Skipped, candidates, found_candidates
 
 GROUP_BYTES = 256 * MIB
 """New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
@@ -405,7 +405,7 @@ class Optimize(Job[OptimizeReport]):
         reason = task.failure or "was empty when it was read"
         if reason == NO_ROOM:
             return  # that was said when it was to begin
-        if reason == SHARED:
+        if reason == SHARED_BELOW:
             self._report.shared_left_bytes += task.shared_bytes
         if reason.startswith("cannot"):
             self._leave(task.candidate.path, "cannot be read", failure=reason)

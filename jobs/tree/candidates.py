@@ -33,6 +33,8 @@ EXCLUDED = "excluded"
 LONG = "too long"
 LINKED = "linked from elsewhere"
 """A name outside of the volume shows the blocks alone: those of a stub are gone."""
+SHARED_BELOW = "shared with snapshots or copies below"
+"""The blocks of a file stay for the others, whatever becomes of it."""
 CAPABLE = "has capabilities"
 """The kernel takes them from a file whose blocks are punched."""
 

@@ -10,11 +10,19 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.system import mount_table
 from dedupd.volume.volume import Volume
+from jobs.tree.candidates import SHARED_BELOW
 from jobs.tree.walk import walk
+
+_RUNS = 200
+"""How many of the last runs are asked what they have left, and taken."""
 
 
 def volume_figures(volume: Volume) -> dict[str, Any]:
-    """The figures of one volume, as it is now; ``messages`` say what of it cannot be had."""
+    """The figures of one volume, as it is now; ``messages`` say what of it cannot be had.
+
+    ``held_bytes_max``: of what files have given up, as much may be held by snapshots, or by copies
+    below. ``shared_left``: files, and bytes, that the last optimize run left for that.
+    """
     stubs = plain = stub_bytes = plain_bytes = allocated = 0
     errors: list[str] = []
     for found in walk(volume, errors=errors):
@@ -31,9 +39,9 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
     try:
-        last = volume.hints.runs(1)
+        runs = volume.hints.runs(_RUNS)
     except CatalogUnusable as error:
-        last = []
+        runs = []
         errors.append(f"the last run is not known: {error}")
     return {
         "path": volume.root,
@@ -47,13 +55,22 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "store_bytes": store,
         "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
         "garbage": asdict(_garbage(volume)),
-        "saved_bytes": logical - occupied,
-        "saved_fraction": (logical - occupied) / logical if logical else 0.0,
+        "saved_bytes": max(0, logical - occupied),
+        "saved_fraction": max(0.0, (logical - occupied) / logical) if logical else 0.0,
+        "lost_bytes": max(0, occupied - logical),
+        "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
+        "shared_left": _shared_left(runs),
         "free_bytes": space.f_bavail * space.f_frsize,
-        "last_run": last[0] if last else None,
+        "last_run": runs[0] if runs else None,
         "chunking": asdict(volume.parameters.chunking),
         "messages": errors,
     }
+
+
+def _shared_left(runs: list[dict[str, Any]]) -> dict[str, int]:
+    last: dict[str, Any] = next((run for run in runs if run["job"] == "optimize"), {})
+    files = last.get("files_left", {}).get(SHARED_BELOW, 0)
+    return {"files": files, "bytes": last.get("shared_left_bytes", 0)}
 
 
 def _garbage(volume: Volume) -> Garbage:

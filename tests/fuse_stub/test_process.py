@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import stat
@@ -18,6 +19,7 @@ from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError
 from dedupd.system import control_socket, mount_table
 from dedupd.system.control_socket import ControlClient, runtime_dir
 from dedupd.system.files import opened
+from dedupd.system.processes import CAP_SYS_RESOURCE
 from dedupd.volume.restore import restore_file
 from dedupd.volume.volume import Volume
 from fuse_stub import process
@@ -386,3 +388,14 @@ def test_a_mount_without_a_descriptor_left_stays(tmp_path: Path) -> None:
             with client:
                 assert client.call("status")["files_open"] == 1
         assert is_serving(lab)
+
+
+def test_no_thread_of_the_mount_may_write_beyond_the_quotas_of_users(lab: MountedLab) -> None:
+    stub = lab.make_stub("stub", noise(300_000, 1))
+    assert len(stub.read_bytes()) == 300_000
+    threads = list(Path(f"/proc/{lab.pid}/task").iterdir())
+    held = re.findall(
+        "^Cap(?:Eff|Prm):\t(.*)$", "".join((t / "status").read_text() for t in threads), re.M
+    )
+    assert len(held) == 2 * len(threads) > 2
+    assert not any(int(one, 16) & 1 << CAP_SYS_RESOURCE for one in held)

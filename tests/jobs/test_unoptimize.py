@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 from itertools import count
 from pathlib import Path
 
@@ -200,3 +201,33 @@ def test_disable_leaves_nothing_of_copies_repairs_and_notes(tmp_path: Path) -> N
     scrub(lab.root)
     assert run_cli("disable", "--unoptimize", lab.root).returncode == 0
     assert {path.name: path.read_bytes() for path in lab.root.iterdir()} == contents
+
+
+@pytest.mark.root
+def test_a_quota_that_is_used_up_is_the_finding_of_its_file_and_the_others_go_on(
+    loop_fs: MakeFileSystem,
+) -> None:
+    """A qgroup of btrfs holds for root as well, as quotas of XFS do."""
+    point = loop_fs("btrfs", "400M")
+
+    def btrfs(*command: str) -> None:
+        subprocess.run(["btrfs", *command], check=True, capture_output=True)
+
+    btrfs("subvolume", "create", str(point / "share"))
+    lab = new_lab(point / "share" / "volume")
+    contents = {"a small": noise(MIB, 1), "large": noise(40 * MIB, 2), "small": noise(MIB, 3)}
+    for name, content in contents.items():
+        lab.put(name, content)
+    lab.optimize()
+    write_out(lab.root)
+    btrfs("quota", "enable", str(point))
+    btrfs("quota", "rescan", "-w", str(point))
+    btrfs("qgroup", "limit", "60M", str(point / "share"))
+    report = lab.unoptimize()
+    assert report.files_restored == 2
+    assert report.errors == 1
+    assert "large: a quota is used up, that of user 0, of group 0 or" in report.messages[0]
+    assert [lab.stub(name) is None for name in contents] == [True, False, True]
+    btrfs("qgroup", "limit", "none", str(point / "share"))
+    assert lab.unoptimize().files_restored == 1
+    assert {name: (lab.data / name).read_bytes() for name in contents} == contents

@@ -68,6 +68,16 @@ def _show(report: OptimizeReport) -> None:
         f"{format_size(sums['new_raw_bytes'])} in {counted(sums['new_chunks'], 'chunk')}",
     )
     table.add_row("stored", f"{format_size(sums['stored_bytes'] + report.recipe_bytes)}")
+    freed = format_size(report.freed_bytes)
+    if report.shared_taken_bytes:
+        freed += f", up to {format_size(report.shared_taken_bytes)} of it held by others below"
+    table.add_row("blocks given up", freed)
+    before, after = format_size(report.free_bytes_before), format_size(report.free_bytes_after)
+    table.add_row("free", f"{before} before, {after} after")
+    if report.cut_bytes:
+        table.add_row("stored in vain, cut off", format_size(report.cut_bytes))
+    if report.shared_left_bytes:
+        table.add_row("left for sharing blocks", format_size(report.shared_left_bytes))
     index = report.index
     table.add_row(
         "index",

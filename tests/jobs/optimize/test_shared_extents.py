@@ -9,7 +9,7 @@ import pytest
 from dedupd import native
 from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
-from jobs.optimize.file_reader import SHARED
+from jobs.tree.candidates import SHARED_BELOW as SHARED
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS, Lab, new_lab, noise, stop_at
 
