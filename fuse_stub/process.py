@@ -17,7 +17,7 @@ import trio
 
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
 from dedupd.system import mount_table
-from dedupd.system.control_socket import ControlClient, socket_path
+from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
 from dedupd.system.files import opened
 from dedupd.system.log_queue import Datagrams, LogQueue, syslog_line
 from dedupd.system.paths import explain
@@ -351,7 +351,7 @@ def _exits(pid_fd: int, wait_ms: int) -> bool:
 
 def _process_of(volume: str) -> int | None:
     try:
-        with ControlClient(socket_path(volume)) as client:
+        with ControlClient(socket_path(volume), QUESTION_TIMEOUT_S) as client:
             return os.pidfd_open(client.call("status")["pid"])
     except (ServiceUnreachable, ProcessLookupError):
         return None

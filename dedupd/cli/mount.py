@@ -8,7 +8,7 @@ from dedupd.cli.common import PATH, answer, exits, json_option
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
-from dedupd.system.control_socket import ControlClient, socket_path
+from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
 from dedupd.units import parse_size
 from dedupd.volume.probe import accept
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
@@ -58,7 +58,7 @@ def command(
         raise UsageError(f"{point}: no such directory to mount at")
     mounted = mount_table.find(point)
     if mounted is not None and not takes_over and mountpoint is None and mounted.point == point:
-        with ControlClient(socket_path(mounted.volume)) as server:
+        with ControlClient(socket_path(mounted.volume), QUESTION_TIMEOUT_S) as server:
             _tell(path, point, server.call("status")["pid"], as_json)
         return
     if mounted is not None and not takes_over:

@@ -23,6 +23,7 @@ from dedupd.config.config_values import (
 )
 from dedupd.errors import ConfigurationError, UsageError
 from dedupd.system.control_socket import runtime_dir
+from dedupd.system.mount_table import is_uuid
 from dedupd.units import MIB, brief, exact_size
 
 CONFIG_PATH = "/etc/dedupd/dedupd.toml"
@@ -50,6 +51,9 @@ class VolumeConfig:
     path: str
     mountpoint: str
     cache_bytes: int = 64 * MIB
+    uuid: str = ""
+    """That of the volume that has to be there; empty where any may be. A path below a user's
+    directory can come to lead to another volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,13 @@ def _listen(value: Any) -> Listen | None:
     return Listen(host.strip("[]"), number)
 
 
+def _uuid(value: Any) -> str:
+    text = _text(value)
+    if not is_uuid(text):
+        raise UsageError("write the uuid that is in the volume's volume.json")
+    return text
+
+
 def _cache(value: Any) -> int:
     cache_bytes = size(value)
     if cache_bytes < CACHE_BYTES_MIN:
@@ -161,7 +172,12 @@ SERVICE_KEYS: Mapping[str, Parse] = {
 }
 """Each is the attribute of its name of :class:`ServiceConfig`."""
 
-VOLUME_KEYS: Mapping[str, Parse] = {"path": _absolute, "mountpoint": _absolute, "cache": _cache}
+VOLUME_KEYS: Mapping[str, Parse] = {
+    "path": _absolute,
+    "mountpoint": _absolute,
+    "cache": _cache,
+    "uuid": _uuid,
+}
 """Each is the attribute of its name of :class:`VolumeConfig`; ``cache`` is ``cache_bytes``."""
 
 
@@ -236,10 +252,14 @@ def parse_volume(row: Mapping[str, Any], where: str) -> VolumeConfig:
 
 def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ...]:
     """The volumes. Raises ConfigurationError where two are in each other's way."""
-    for number, one in enumerate(volumes):
-        for other in volumes[:number]:
-            if one == other:
-                continue
+    kept: list[VolumeConfig] = []
+    for one in volumes:
+        same = next((at for at, other in enumerate(kept) if _are_same(one, other)), None)
+        if same is not None:
+            # `enable` has registered a volume that the administrator names as well.
+            kept[same] = replace(one, uuid=one.uuid or kept[same].uuid)
+            continue
+        for other in kept:
             if one.path == other.path:
                 raise ConfigurationError(
                     f"{where}: path = {brief(one.path)}: named twice; remove one"
@@ -249,4 +269,11 @@ def _distinct(volumes: list[VolumeConfig], where: str) -> tuple[VolumeConfig, ..
                     f"{where}: mountpoint = {brief(one.mountpoint)}: of two volumes,"
                     f" {brief(other.path)} and {brief(one.path)}; give one another mountpoint"
                 )
-    return tuple(dict.fromkeys(volumes))
+        kept.append(one)
+    return tuple(kept)
+
+
+def _are_same(one: VolumeConfig, other: VolumeConfig) -> bool:
+    """Whether two say the same of a volume, as far as both say anything."""
+    is_any = not (one.uuid and other.uuid)
+    return one == (replace(other, uuid=one.uuid) if is_any else other)

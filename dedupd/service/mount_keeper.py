@@ -14,7 +14,7 @@ from dedupd.errors import Busy, DedupdError, UsageError
 from dedupd.service.config import VolumeConfig
 from dedupd.service.systemd.journal import Event, report
 from dedupd.system import mount_table
-from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
+from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, fetch_base, socket_path
 from fuse_stub.mounts.mount_points import covered, is_dead
 from fuse_stub.process import mount_again_in_background, open_volume, unmount
 
@@ -139,6 +139,7 @@ class MountKeeper:
             return self._adopt(mounted)
         if self._base_fd is None:
             with open_volume(path) as volume:
+                self._require_expected(volume.parameters.uuid)
                 self.uuid = volume.parameters.uuid
                 self._base_fd = os.dup(volume.base_fd)
         around = mount_table.find(point)
@@ -153,15 +154,24 @@ class MountKeeper:
 
     def _adopt(self, mounted: mount_table.Mount) -> int:
         """Take over a mount that runs already: the service was restarted."""
-        with ControlClient(socket_path(mounted.volume)) as client:
+        with ControlClient(socket_path(mounted.volume), QUESTION_TIMEOUT_S) as client:
             status = client.call("status")
         if os.path.realpath(status["root"]) != os.path.realpath(self.config.path):
             raise Busy(f"{mounted.point}: the volume {status['root']} is mounted here")
+        self._require_expected(mounted.volume)
         if self._base_fd is None:
             self._base_fd = fetch_base(mounted.volume)
         self.uuid = mounted.volume
         pid: int = status["pid"]
         return pid
+
+    def _require_expected(self, uuid: str) -> None:
+        """Raises Busy where the path leads to another volume than was configured."""
+        if self.config.uuid and uuid != self.config.uuid:
+            raise Busy(
+                f"{self.config.path}: leads to the volume {uuid}, and the configuration names"
+                f" {self.config.uuid}; put the path right, or the uuid in the configuration"
+            )
 
     async def _end_of(self, pid: int) -> None:
         """Wait until a process has ended, or the service stops."""

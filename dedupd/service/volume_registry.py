@@ -26,7 +26,7 @@ def register(path: str, uuid: str) -> bool:
     directory = volumes_directory(config_path())
     if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
         return False
-    text = volume_text(VolumeConfig(path, path))
+    text = volume_text(VolumeConfig(path, path, uuid=uuid))
     with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         # A file that a power cut left empty would keep the service from starting, with all volumes.
         Disk().replace_file(fd, f"{uuid}.toml".encode(), text.encode(), mode=0o644)
@@ -61,4 +61,6 @@ def volume_text(volume: VolumeConfig) -> str:
         document["mountpoint"] = volume.mountpoint
     if volume.cache_bytes != VolumeConfig("", "").cache_bytes:
         document["cache"] = exact_size(volume.cache_bytes)
+    if volume.uuid:
+        document["uuid"] = volume.uuid
     return tomlkit.dumps(document)

@@ -4,6 +4,7 @@ One JSON object per line each way; paths travel with ``surrogateescape``. The so
 has mode 0700: a process that can open the socket may do everything. See docs/control.md.
 """
 
+import errno
 import json
 import os
 import socket
@@ -21,6 +22,13 @@ POLL_S = 0.5
 
 FDS_MAX = 64
 """Most descriptors of one reply."""
+
+QUESTION_TIMEOUT_S = 30.0
+"""As ``TIMEOUT_S``, of a question for which no disk is needed."""
+
+ANSWER_BYTES_MAX = 16 << 20
+"""An answer that is longer is none of a mount process; results of 512 commits take a few hundred
+KiB."""
 
 
 def runtime_dir() -> str:
@@ -51,11 +59,20 @@ def connected(path: str, timeout_s: float) -> socket.socket:
         wait = struct.pack("ll", int(timeout_s), 0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         connection.connect(path)
+        _refuse_stranger(connection)
         connection.settimeout(timeout_s)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _refuse_stranger(connection: socket.socket) -> None:
+    """Raises PermissionError where the process that listens is neither root's nor this user's."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", raw)
+    if uid & 0xFFFF_FFFF not in (0, os.geteuid()):
+        raise PermissionError(errno.EACCES, f"user {uid} listens there")
 
 
 class ControlClient:
@@ -74,7 +91,7 @@ class ControlClient:
             raise ServiceUnreachable(
                 f"{path}: the process that serves the mount does not answer ({error.strerror})"
             ) from error
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def close(self) -> None:
         self._socket.close()
@@ -123,7 +140,11 @@ class ControlClient:
         try:
             self._socket.sendall(json.dumps({"op": operation, **arguments}).encode() + b"\n")
             self._socket.settimeout(self._timeout_s if safe_point is None else POLL_S)
-            while b"\n" not in self._buffer:
+            searched = 0
+            while (end := self._buffer.find(b"\n", searched)) < 0:
+                searched = len(self._buffer)
+                if searched > ANSWER_BYTES_MAX:
+                    raise ServiceUnreachable(f"{self._path}: its answer is too long")
                 try:
                     data, new, _, _ = socket.recv_fds(self._socket, 1 << 20, FDS_MAX)
                 except TimeoutError:
@@ -140,14 +161,14 @@ class ControlClient:
                 f"{self._path}: the process that serves the mount has ended, or does not answer"
                 f" ({error.strerror or error})"
             ) from error
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
+        reply: dict[str, Any] = json.loads(self._buffer[:end])
+        del self._buffer[: end + 1]
         return reply, fds
 
 
 def fetch_base(volume: str) -> int:
     """A descriptor of the ``.dedupd`` directory below a mount. Raises ServiceUnreachable."""
-    with ControlClient(socket_path(volume)) as client:
+    with ControlClient(socket_path(volume), QUESTION_TIMEOUT_S) as client:
         _, fd = client.call_for_fd("volume")
     os.set_inheritable(fd, False)
     return fd

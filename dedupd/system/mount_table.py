@@ -1,6 +1,7 @@
 """The mounts of volumes, from ``/proc/self/mountinfo``."""
 
 import os
+import uuid
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,13 +71,31 @@ def inside(directory: str) -> list[str]:
     return [row.point for row in all_mounts() if row.point.startswith(directory + "/")]
 
 
+def _volume_of(row: Row) -> Mount | None:
+    """The volume that a mount shows; None where it is no mount of a volume, or of a stranger.
+
+    Users choose type and source of their own FUSE mounts, but not ``user_id``, which is theirs. So
+    those of root and of this user count, with a uuid as volumes have it: a socket has its name.
+    """
+    if row.kind != FS_TYPE or not row.source.startswith(SOURCE_PREFIX):
+        return None
+    volume = row.source.removeprefix(SOURCE_PREFIX)
+    if not is_uuid(volume) or not row.options & {"user_id=0", f"user_id={os.geteuid()}"}:
+        return None
+    return Mount(volume, row.point)
+
+
+def is_uuid(text: str) -> bool:
+    """Whether a text is a uuid in its usual form, to the letter."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
 def volumes() -> list[Mount]:
-    """Every mounted volume."""
-    return [
-        Mount(row.source.removeprefix(SOURCE_PREFIX), row.point)
-        for row in all_mounts()
-        if row.kind == FS_TYPE and row.source.startswith(SOURCE_PREFIX)
-    ]
+    """Every mounted volume, but those that other users than root serve."""
+    return [mount for row in all_mounts() if (mount := _volume_of(row)) is not None]
 
 
 def points_of(volume: str) -> list[str]:
@@ -87,9 +106,7 @@ def points_of(volume: str) -> list[str]:
 def find(path: str) -> Mount | None:
     """The mounted volume that ``path`` (absolute, no links) lies in."""
     row = _around(path)
-    if row is None or row.kind != FS_TYPE:
-        return None
-    return Mount(row.source.removeprefix(SOURCE_PREFIX), row.point)
+    return None if row is None else _volume_of(row)
 
 
 def place_of(path: str) -> tuple[str, str]:

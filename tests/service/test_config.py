@@ -98,7 +98,15 @@ def test_an_error_names_file_key_value_and_remedy(text: str, reason: str) -> Non
 paths = st.from_regex(r"/[a-z]{1,8}(/[a-z ]{0,4}[a-z]){0,3}", fullmatch=True)
 
 
-@given(st.builds(VolumeConfig, paths, paths, st.integers(1, 4096).map(lambda m: m * MIB)))
+@given(
+    st.builds(
+        VolumeConfig,
+        paths,
+        paths,
+        st.integers(1, 4096).map(lambda m: m * MIB),
+        st.just("") | st.uuids().map(str),
+    )
+)
 def test_a_volume_that_is_written_is_read_back(volume: VolumeConfig) -> None:
     assert parse_volume(tomlkit.parse(volume_text(volume)).unwrap(), WHERE) == volume
 
@@ -112,14 +120,15 @@ def test_what_enable_registers_is_on_disk_before_it_has_its_name(
     (tmp_path / "volumes.d").mkdir()
     monkeypatch.setenv("DEDUPD_CONFIG", str(config))
     synced = []
-    for name in ("sync_file", "sync_dir"):
+    for step in ("sync_file", "sync_dir"):
         monkeypatch.setattr(
-            Disk, name, lambda _, fd: synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+            Disk, step, lambda _, fd: synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
         )
-    assert register("/srv/share", "uuid")
-    assert synced == ["uuid.toml.new", "volumes.d"]
+    name = "00000000-0000-4000-8000-00000000002a"
+    assert register("/srv/share", name)
+    assert synced == [f"{name}.toml.new", "volumes.d"]
     assert [volume.path for volume in load_config(str(config)).volumes] == ["/srv/share"]
-    (tmp_path / "volumes.d/uuid.toml").write_text("")
+    (tmp_path / "volumes.d" / f"{name}.toml").write_text("")
     with pytest.raises(ConfigurationError, match="a volume has no path"):
         load_config(str(config))
 
