@@ -219,7 +219,7 @@ def test_a_collection_takes_no_inode_for_damaged_that_is_forgotten(
             await operations.forget([(inode, 1) for inode in inodes])
 
         monkeypatch.setattr(trio.lowlevel, "checkpoint", forget_all)
-        assert (await operations.own.marking_sessions.begin()).damaged == []
+        assert (await operations.own.marking_sessions.begin()).take().damaged == []
         assert operations.own.inodes.pinned() == []
 
     trio.run(scenario)
