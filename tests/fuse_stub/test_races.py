@@ -43,7 +43,7 @@ def written_stub(lab: Lab) -> tuple[bytes, CommitRequest]:
     content[20 * BLOCK : 21 * BLOCK] = noise(BLOCK, 2)
     lab.put("same", bytes(content))
     lab.optimize()
-    with open(lab.data / "f", "r+b") as file:
+    with open(lab.let_write("f"), "r+b") as file:
         file.seek(20 * BLOCK)
         file.write(content[20 * BLOCK : 21 * BLOCK])
     stub = lab.stub("same")

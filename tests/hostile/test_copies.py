@@ -98,10 +98,11 @@ def adopt(root: Path, *, trust_holes: bool = False) -> AdoptReport:
         return Adopt(volume, JobRun("adopt"), trust_holes=trust_holes).run()
 
 
-def run(*command: str | Path, cwd: Path | None = None, **environment: str) -> None:
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, check=False
-    )
+def run(
+    *command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> None:
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, check=False)
     assert done.returncode == 0, (command, done.stderr)
 
 
@@ -136,9 +137,9 @@ def borg(*options: str) -> Copy:
             "BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes",
         }
         target.mkdir()
-        run("borg", "init", "-e", "none", repository, **environment)
-        run("borg", "create", f"{repository}::one", ".", cwd=source, **environment)
-        run("borg", "extract", *options, f"{repository}::one", cwd=target, **environment)
+        run("borg", "init", "-e", "none", repository, environment=environment)
+        run("borg", "create", f"{repository}::one", ".", cwd=source, environment=environment)
+        run("borg", "extract", *options, f"{repository}::one", cwd=target, environment=environment)
         shutil.rmtree(repository)
         shutil.rmtree(keys)
 
@@ -153,9 +154,9 @@ def restic(*options: str) -> Copy:
             "RESTIC_REPOSITORY": str(repository),
             "RESTIC_CACHE_DIR": str(target.with_suffix(".cache")),
         }
-        run("restic", "init", **environment)
-        run("restic", "backup", ".", cwd=source, **environment)
-        run("restic", "restore", "latest", *options, "--target", target, **environment)
+        run("restic", "init", environment=environment)
+        run("restic", "backup", ".", cwd=source, environment=environment)
+        run("restic", "restore", "latest", *options, "--target", target, environment=environment)
         shutil.rmtree(repository)
 
     return copy

@@ -27,7 +27,8 @@ CONTENT = noise(400 * KIB + 5)
 class LookingDisk(Disk):
     """Looks at the file before each change of its blocks."""
 
-    look: Callable[[int], None] | None = None
+    def __init__(self) -> None:
+        self.look: Callable[[int], None] | None = None
 
     def write_some(self, fd: int, data: Any, offset: int) -> int:
         self._look(fd)

@@ -68,7 +68,7 @@ class Users:
             path.touch()
             os.truncate(path, 100)
             stub = StubAttribute(make_id(1, self.made), bytes(16), 100, 0, Flag.DIRECT)
-            os.setxattr(path, self.space.name, encode_stub(stub, self.space.volume_id))
+            os.setxattr(path, self.space.name, encode_stub(stub, self.space.volume_id, 0))
 
     def _name(self, kind: str) -> str:
         self.made += 1

@@ -307,7 +307,7 @@ def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
     )
     fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, forged, seed)
     path.write_bytes(data)
-    with open(lab.data / "file", "r+b") as file:
+    with open(lab.let_write("file"), "r+b") as file:
         file.seek(500 * KIB)
         file.write(noise(4 * KIB, 5))
     before = lab.stub("file")
