@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd.format.ids import make_id
-from dedupd.format.stub import Flag, StubAttribute, encode_stub
+from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.mark_set import Marks, Needs
 from fuse_stub import gc_names
 from fuse_stub.gc_names import MarkLog
@@ -68,7 +68,8 @@ class Users:
             path.touch()
             os.truncate(path, 100)
             stub = StubAttribute(make_id(1, self.made), bytes(16), 100, 0, Flag.DIRECT)
-            os.setxattr(path, self.space.name, encode_stub(stub, self.space.volume_id, 0))
+            with opened(os.open(path, os.O_RDWR)) as fd:
+                os.setxattr(fd, self.space.name, self.space.encode(stub, fd))
 
     def _name(self, kind: str) -> str:
         self.made += 1
