@@ -75,7 +75,7 @@ def _show(row: dict[str, Any]) -> None:
     table.add_row("logical size", format_size(row["logical_bytes"]))
     table.add_row("occupied", format_size(row["occupied_bytes"]))
     table.add_row("saved", f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%})")
-    if row["lost_bytes"]:
+    if row["lost_bytes"] and any(row["store_bytes"].values()):
         table.add_row("lost", f"{format_size(row['lost_bytes'])}: run gc, then compact")
     if row["held_bytes_max"]:
         held = format_size(row["held_bytes_max"])

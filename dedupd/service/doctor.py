@@ -25,6 +25,7 @@ from dedupd.system.files import opened
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import show_path
 from dedupd.units import GIB, counted, format_size
+from dedupd.volume.hints import HintKey
 from dedupd.volume.place import (
     described,
     protected_entries,
@@ -35,6 +36,8 @@ from dedupd.volume.place import (
 from dedupd.volume.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
+from jobs.tree.candidates import SHARED_BELOW
+from jobs.tree.volume_figures import RUNS, shared_left
 
 FREE_BYTES_MIN = 1 * GIB
 """A job writes up to a container ahead of what it frees."""
@@ -157,6 +160,7 @@ def check_path(path: str) -> list[Check]:
             "volume": _volume,
             "policy": _policy,
             "directory below it": _covered,
+            "blocks that others have": _shared,
             "other file systems in it": _within,
             "backups": _backups,
         }
@@ -287,6 +291,20 @@ def _place(root: str) -> Result:
     except UsageError as error:
         return _bad(str(error), "choose the directory of a share")
     return _fine("no part of the system")
+
+
+def _shared(root: str) -> Result:
+    try:
+        with Volume.open(root) as volume:
+            left = shared_left(volume.hints.latest(HintKey.RUNS, RUNS))
+    except (DedupdError, OSError) as error:
+        return _warning(f"not known: {error}", "see the checks before")
+    if not left["files"]:
+        return _fine("the last optimize run met no file that shares blocks below")
+    return _warning(
+        f"{counted(left['files'], 'file')}, {format_size(left['bytes'])}: {SHARED_BELOW}",
+        "they are left plain; delete snapshots, or see `shared_extents` in docs/policy.md",
+    )
 
 
 def _covered(root: str) -> Result:

@@ -13,7 +13,7 @@ from dedupd.volume.volume import Volume
 from jobs.tree.candidates import SHARED_BELOW
 from jobs.tree.walk import walk
 
-_RUNS = 200
+RUNS = 200
 """How many of the last runs are asked what they have left, and taken."""
 
 
@@ -39,7 +39,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
     try:
-        runs = volume.hints.runs(_RUNS)
+        runs = volume.hints.runs(RUNS)
     except CatalogUnusable as error:
         runs = []
         errors.append(f"the last run is not known: {error}")
@@ -59,7 +59,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "saved_fraction": max(0.0, (logical - occupied) / logical) if logical else 0.0,
         "lost_bytes": max(0, occupied - logical),
         "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
-        "shared_left": _shared_left(runs),
+        "shared_left": shared_left(runs),
         "free_bytes": space.f_bavail * space.f_frsize,
         "last_run": runs[0] if runs else None,
         "chunking": asdict(volume.parameters.chunking),
@@ -67,7 +67,9 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     }
 
 
-def _shared_left(runs: list[dict[str, Any]]) -> dict[str, int]:
+def shared_left(runs: list[dict[str, Any]]) -> dict[str, int]:
+    """How many files, and bytes, the last optimize run of these has left because snapshots, or
+    copies below, have their blocks as well."""
     last: dict[str, Any] = next((run for run in runs if run["job"] == "optimize"), {})
     files = last.get("files_left", {}).get(SHARED_BELOW, 0)
     return {"files": files, "bytes": last.get("shared_left_bytes", 0)}

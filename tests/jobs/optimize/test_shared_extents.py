@@ -1,5 +1,6 @@
 """Blocks that come back to nobody if a file becomes a stub, and blocks that nobody knew of."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
 from jobs.tree.candidates import SHARED_BELOW as SHARED
 from tests.conftest import MakeFileSystem
-from tests.support.lab import OLD_NS, Lab, new_lab, noise, stop_at
+from tests.support.lab import OLD_NS, Lab, new_lab, noise, run_cli, stop_at
 
 pytestmark = pytest.mark.root
 
@@ -69,6 +70,11 @@ def test_a_file_that_a_snapshot_has_is_left_unless_the_policy_takes_it(
     report = lab.optimize()
     assert (report.files_optimized, report.files_left) == (0, {SHARED: 2})
     assert report.sums["stored_bytes"] == 0
+    run_cli("run", "optimize", lab.root)
+    status = json.loads(run_cli("status", lab.root, "--here", "--json").stdout)
+    assert status["shared_left"] == {"files": 2, "bytes": 9 * MIB + 200 * KIB}
+    assert status["saved_bytes"] == 0
+    assert f"2 files, 9.20 MiB: {SHARED}" in run_cli("doctor", lab.root, "--json").stdout
 
     lab.set_policy(TAKES_ALL + 'shared_extents = "take"\n')
     report = lab.optimize()
