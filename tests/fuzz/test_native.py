@@ -25,8 +25,6 @@ COVERAGE = (
 """What cargo-fuzz has the compiler do; none of it needs a nightly one."""
 
 TARGETS = re.findall(r'^    \("(\w+)", \w+\),$', (CRATE / "src/targets.rs").read_text(), re.M)
-    r'^    \("(\w+)", \w+\),$', (CRATE / "src/targets.rs").read_text(), re.MULTILINE
-)
 LIMITS = ("-rss_limit_mb=2048", "-malloc_limit_mb=512", "-timeout=20", "-max_len=16384")
 
 

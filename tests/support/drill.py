@@ -27,6 +27,9 @@ CONTAINER_BYTES = 24 << 10
 """Small enough for several containers, so that a lost one is not the whole store."""
 
 LOCAL_BYTES = 16 << 10
+MOVED = ("swapped", "torn")
+"""Damages that put bytes where others belong: blocks that changed places, or half of a write."""
+
 POLICY = 'min_age = "0s"\nmin_size = "1"\nredundancy_threshold = 2\nexclude = ["*.plain"]\n'
 
 
@@ -82,7 +85,7 @@ class Drill:
             lab.put(name, content)
         lab.optimize()
         lab.put("twin.plain", twin)
-        with open(lab.data / "local", "r+b") as file:
+        with open(lab.let_write("local"), "r+b") as file:
             file.write(files["local"][:LOCAL_BYTES])
         assert scrub(root).copies_written
         return lab
@@ -157,7 +160,7 @@ class Drill:
 
     def _damage_one(self, name: str, rng: random.Random) -> str:
         path, data = self.lab.base / name, bytearray(self.model.files[name])
-        how = rng.choice(["bits", "bits", "bits", "zeros", "zeros", "cut", "missing"])
+        how = rng.choice(["bits", "bits", "bits", "zeros", "zeros", "cut", "missing", *MOVED])
         if how == "missing":
             path.unlink()
             return f"{name} is missing"
@@ -172,11 +175,45 @@ class Drill:
             data[at:end] = bytes(end - at)
             path.write_bytes(data)
             return f"{name} is zeroed from {at} to {end}"
+        if how in MOVED:
+            length = rng.choice([64, 512, 4096])
+            one, other = (rng.randrange(len(data)) // length * length for _ in range(2))
+            length = min(length, len(data) - max(one, other))
+            first, second = data[one : one + length], data[other : other + length]
+            data[one : one + length] = second
+            if how == "swapped":
+                data[other : other + length] = first
+            path.write_bytes(data)
+            return f"{name} is {how}: {length} bytes at {one}, of those at {other}"
         flips = sorted(rng.sample(range(len(data)), min(len(data), rng.choice([1, 1, 1, 2, 5]))))
         for flip in flips:
             data[flip] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         return f"{name} has flipped bits at {flips}"
+
+    def damage_attribute(self, rng: random.Random) -> tuple[str, str, bytes]:
+        """Damage the attribute of a stub; returns the file, the attribute and its value before."""
+        name = rng.choice(sorted(self.model.spans))
+        with self.lab.opened() as volume:
+            attribute = volume.space.name.decode()
+        value = bytearray(os.getxattr(self.lab.data / name, attribute))
+        before = bytes(value)
+        how = rng.choice(["bits", "zeros", "cut", "longer", "swapped"])
+        at = rng.randrange(len(value))
+        if how == "bits":
+            value[at] ^= 1 << rng.randrange(8)
+        elif how == "zeros":
+            value[at:] = bytes(len(value) - at)
+        elif how == "cut":
+            del value[at:]
+        elif how == "longer":
+            value += rng.randbytes(at + 1)
+        else:
+            value = value[at:] + value[:at]
+        if bytes(value) == before:
+            value[0] ^= 1
+        os.setxattr(self.lab.data / name, attribute, bytes(value))
+        return name, attribute, before
 
     # --- what it must cost --------------------------------------------------------------------
 
