@@ -212,7 +212,7 @@ def volume_with_attributes(root: Path, seed: int) -> None:
 
 def half_enabled(root: Path, seed: int) -> None:
     plain_directory(root, seed)
-    killed = crash.run_cli("enable", root, fail_at="enable.moved:2")
+    killed = crash.run_cli("enable", "--force", root, fail_at="enable.moved:2")
     assert crash.was_killed(killed), killed.stderr
 
 
@@ -297,8 +297,15 @@ def enabling_what_does_not_suit(scene: Scene) -> None:
         enabling(scene)
 
 
+def unoptimize_in_small_pieces(scene: Scene) -> None:
+    """Each piece of a file is written out before the next one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dedupd.stub.filling.SYNC_BYTES", 1)
+        crash.unoptimize_volume(scene.root, scene.disk)
+
+
 def unoptimize_on_a_full_disk(scene: Scene) -> None:
-    with disk_full_at(scene, "write_at", 3), suppress(DedupdError):
+    with disk_full_at(scene, "write_some", 2), suppress(DedupdError):
         crash.unoptimize_volume(scene.root, scene.disk)
 
 
@@ -393,6 +400,9 @@ RECOVERY_SCENARIOS = {
     ),
     "optimize on a full disk": Scenario(
         volume_with_more, with_parts(small_parts, optimize_on_a_full_disk), optimize_to_the_end
+    ),
+    "unoptimize in small pieces": Scenario(
+        optimized_volume, unoptimize_in_small_pieces, unoptimize_to_the_end
     ),
     "unoptimize on a full disk": Scenario(
         optimized_volume, unoptimize_on_a_full_disk, unoptimize_to_the_end

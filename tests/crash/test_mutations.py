@@ -73,7 +73,7 @@ class LosesLast(RecordingDisk):
 FORGOTTEN = [
     ("optimize", ["sync_data"]),
     ("optimize", ["set_attribute"]),
-    ("unoptimize", ["sync_file"]),
+    ("unoptimize", ["sync_data", "sync_file"]),
     ("enable", ["sync_dir"]),
     ("remove, collect and compact", ["sync_file_system"]),
     ("compact", ["sync_file"]),
@@ -83,7 +83,7 @@ LOST = [
     ("optimize", "write_at"),
     ("optimize", "write_out"),
     ("optimize", "create"),
-    ("unoptimize", "write_at"),
+    ("unoptimize", "write_some"),
     ("write to stubs", "write_some"),
     ("write to stubs", "truncate"),
     ("enable", "make_dir"),
@@ -96,9 +96,7 @@ EXCHANGED = [
     ("optimize", "set_attribute", "punch"),
     ("optimize", "sync_data", "sync_file_system"),
     ("compact", "sync_file", "rename"),
-    ("unoptimize", "sync_file", "remove_attribute"),
-    ("unoptimize", "write_at", "remove_attribute"),
-    ("remove containers", "rename", "unlink"),
+    ("unoptimize", "write_some", "remove_attribute"),
 ]
 
 HARMLESS = {
@@ -108,6 +106,7 @@ HARMLESS = {
     "set_mode": "mode of the directory, likewise",
     "allocate": "a place for what is written next, which is not read",
     "exchange": "a user's own rename",
+    "unlink": "a file that nothing names any more, which the next job removes",
 }
 
 

@@ -15,12 +15,22 @@ from tests.crash.sites import EFFECTS, Met, WatchfulDisk, product_sites, sites_o
 from tests.support.simulated_disk import COMPOSED, RecordingDisk
 from tests.support.sources import ROOT, parse
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
 BY_THE_MOUNT = "in the mount process, which tests/crash/test_mount.py kills before each step"
 
+ONE_CALL = "one call, the steps of which are met elsewhere"
+NOT_YET = "the power has not been cut here yet"
+
 ELSEWHERE = {
-    "dedupd.cli.policy.command replace_file": "one call, the steps of which are met elsewhere",
+    "dedupd.cli.policy._saved replace_file": ONE_CALL,
+    "dedupd.store.container.compaction.release punch": NOT_YET,
+    "dedupd.store.container.compaction.release sync_file": NOT_YET,
+    "dedupd.store.container.compaction.remove_remains sync_dir": NOT_YET,
+    "dedupd.store.container.compaction.remove_remains unlink": NOT_YET,
+    "dedupd.store.container.cutting.cut_back truncate": NOT_YET,
+    "dedupd.volume.probe.accept replace_file": ONE_CALL,
+    "jobs.adopt.run sync_file_system": NOT_YET,
     "dedupd.volume.commit._commit_by_mount sync_file_system": BY_THE_MOUNT,
     "dedupd.volume.volume.note_mount set_times": BY_THE_MOUNT,
     "fuse_stub.commit_lane._take_back sync_file": BY_THE_MOUNT,
