@@ -287,6 +287,7 @@ def test_what_btrfs_send_makes_of_a_volume(
     point = loop_fs("btrfs", in_memory=True)
     run("btrfs", "subvolume", "create", point / "live")
     lab = new_lab(point / "live/volume")
+    lab.set_policy('min_age = "0s"\nmin_size = "1"\nshared_extents = "take"\n')
     contents = fill(lab)
     before = snapshot(point / "live", point / "before", "-r")
     lab.optimize()
