@@ -7,8 +7,8 @@ import click
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, Busy
 from dedupd.units import counted
-from dedupd.volume.volume_copy import VolumeCopy
-from jobs.adopt import Adopt, AdoptReport
+from jobs.adopt.job import Adopt, AdoptReport
+from jobs.adopt.volume_copy import VolumeCopy
 
 
 @click.command("adopt")

@@ -123,3 +123,9 @@ def explain(error: OSError) -> str:
     """An error of the system for a message: file and reason."""
     where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     return f"{where}{error.strerror or error}"
+
+
+def parents(path: str) -> list[str]:
+    """A relative path and the directories above it, the uppermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]

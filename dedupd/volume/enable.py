@@ -15,11 +15,11 @@ from dedupd.config.policy_file import policy_text
 from dedupd.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
 from dedupd.format.volume_parameters import Parameters, new_parameters
+from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened, read_at
 from dedupd.system.paths import explain, named, show_path
-from dedupd.volume.instance import instance_of, record_instance
 from dedupd.volume.place import LEFT_IN_PLACE, refuse_content, refuse_occupants, refuse_place
 from dedupd.volume.probe import (
     ACCEPTED_FILE,

@@ -20,15 +20,15 @@ from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
 from dedupd.store.second_copies import CopyReader
 from dedupd.stub.content import ReadChunk, StoreContent, chunk_reader, open_content
+from dedupd.stub.instance import instance_of, refuse_copy
 from dedupd.stub.transition import AttributeSpace, StubFiles
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
 from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened, read_at
-from dedupd.system.paths import named, open_beneath, resolved
+from dedupd.system.paths import named, open_beneath, parents, resolved
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
-from dedupd.volume.instance import instance_of, refuse_copy
 from dedupd.volume.repair_notes import RepairNotes
 from dedupd.volume.room import Room
 from dedupd.volume.transition_log import Transitions
@@ -215,7 +215,7 @@ class Volume:
         try:
             return os.open(os.path.join(self.base, directory), flags)
         except FileNotFoundError:
-            for name in _parents(directory):
+            for name in parents(directory):
                 try:
                     self.disk.make_dir(self.base_fd, name.encode())
                 except FileExistsError:
@@ -443,12 +443,6 @@ def _base_behind(mount: mount_table.Mount) -> int:
         else:
             remedy = f"`dedupd umount {mount.point}` clears the mount away"
         raise ServiceUnreachable(f"{mount.point}: {error}; {remedy}") from error
-
-
-def _parents(path: str) -> list[str]:
-    """A relative path and the directories above it, the uppermost first."""
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
 
 def block_bytes_of(fd: int) -> int:

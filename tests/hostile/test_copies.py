@@ -21,9 +21,9 @@ from dedupd.stub.transition import local_ranges
 from dedupd.system.files import opened, read_at
 from dedupd.units import KIB
 from dedupd.volume.volume import Volume
-from dedupd.volume.volume_copy import VolumeCopy
 from fuse_stub import process
-from jobs.adopt import Adopt, AdoptReport
+from jobs.adopt.job import Adopt, AdoptReport
+from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.run import JobRun
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, fill, new_lab, noise, run_cli, stop_at, write_out

@@ -75,6 +75,7 @@ FLOORS = (
     "jobs.gc",
     "jobs.reconcile",
     "jobs.compact",
+    "jobs.adopt",
     "jobs.optimize",
     "jobs",  # the way out, and rebuild
     "fuse_stub.kernel",

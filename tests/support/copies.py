@@ -7,9 +7,9 @@ from dedupd.errors import Damaged, DamagedStub
 from dedupd.format.instance import Instance
 from dedupd.format.stub import decode_stub, encode_stub
 from dedupd.format.volume_parameters import Parameters
+from dedupd.stub.instance import instance_of
 from dedupd.stub.transition import AttributeSpace
 from dedupd.system.files import opened
-from dedupd.volume.instance import instance_of
 
 
 def belong_here(root: Path) -> None:

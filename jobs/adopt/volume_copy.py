@@ -4,8 +4,8 @@ from functools import cached_property
 
 from dedupd.errors import Damaged
 from dedupd.format.instance import Instance
+from dedupd.stub.instance import recorded_instance
 from dedupd.stub.transition import AttributeSpace
-from dedupd.volume.instance import recorded_instance
 from dedupd.volume.volume import Volume
 
 

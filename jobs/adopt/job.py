@@ -17,13 +17,13 @@ from dedupd.failpoint import define, reach
 from dedupd.format.container import FILE_HEADER_BYTES, Kind
 from dedupd.format.stub import Flag, StubAttribute, binding_in, decode_stub
 from dedupd.store.container.container import data_name
+from dedupd.stub.instance import record_instance
 from dedupd.stub.local_blocks import refuse_tampered
 from dedupd.stub.transition import StubFiles
 from dedupd.system.files import opened
 from dedupd.system.paths import explain, open_beneath, show_path
 from dedupd.units import align_up, counted
-from dedupd.volume.instance import record_instance
-from dedupd.volume.volume_copy import VolumeCopy
+from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.tree.walk import walk

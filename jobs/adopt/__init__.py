@@ -1,0 +1,1 @@
+"""Taking over a copy of a volume."""
