@@ -1,10 +1,8 @@
 """Records that a writer has appended and that nothing refers to yet: they can be taken back."""
 
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 
-from dedupd.errors import NoSpace
 from dedupd.store.container.cutting import cut_back, remove_empty
 from dedupd.store.container.directory import ContainerDirectory
 
@@ -63,9 +61,9 @@ class UnkeptRecords:
                 if number < behind.number:
                     continue
                 end = max(start, behind) if number == behind.number else start
-                with suppress(NoSpace):
-                    self.cut_bytes += cut_back(directory, number, end.end, end.records)
-                    ends[number] = end
+                cut_bytes, at, records = cut_back(directory, number, end.end, end.records)
+                self.cut_bytes += cut_bytes
+                ends[number] = Position(number, records, at)
         return ends
 
     def remove_emptied(self, directory: ContainerDirectory) -> None:

@@ -1,11 +1,13 @@
 """Records that were appended in vain are taken back, and nothing else is."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedupd.errors import NoSpace
 from dedupd.store.unkept_records import Position
 from tests.support.lab import noise, stop_at
 from tests.support.stores import LazyDisk, Records
@@ -84,6 +86,41 @@ def test_a_death_while_records_are_taken_back_costs_none_that_was_kept(
     store.expect_all()
     store.reopen()
     store.expect_all()
+    store.writer.close()
+
+
+class NoMark(LazyDisk):
+    """Has no space to write the header of a table, once it is ``full``."""
+
+    full = False
+
+    def write_at(self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int) -> int:
+        if self.full and offset == 0:
+            raise NoSpace("no space left to write")
+        return super().write_at(fd, data, offset)
+
+
+def test_where_no_mark_can_be_written_what_was_synced_stays_and_the_rest_goes(
+    tmp_path: Path,
+) -> None:
+    """A file system that takes new blocks for each write (btrfs) has none for the mark."""
+    disk = NoMark()
+    store = Records(tmp_path / "s", disk=disk)
+    store.append(noise(3000))
+    store.writer.sync()
+    store.writer.keep()
+    store.append(noise(3000, 1))
+    store.writer.sync()
+    forget(store, store.append(noise(3000, 2)))
+    disk.full = True
+    store.writer.cut_back()
+    disk.full = False
+    assert store.writer.cut_bytes >= 3000
+    store.writer.sync()  # of what is there, and no more
+    store.expect_all()
+    store.reopen()
+    store.expect_all()
+    assert sum(len(one.entries) for one in store.recovered) == 2
     store.writer.close()
 
 

@@ -8,6 +8,7 @@ takes new blocks (btrfs), the bytes that no sync has made durable go first, and 
 import os
 from dataclasses import replace
 
+from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
@@ -23,12 +24,15 @@ _CUT = define("cut.cut", "records are cut from a container, their entries are in
 _REMOVED = define("cut.removed", "the table of an emptied container is gone")
 
 
-def cut_back(directory: ContainerDirectory, number: int, end: int, count: int) -> int:
-    """Cut a container back to its first ``count`` records, ``end`` bytes; returns the bytes cut.
+def cut_back(
+    directory: ContainerDirectory, number: int, end: int, count: int
+) -> tuple[int, int, int]:
+    """Cut a container back to its first ``count`` records, ``end`` bytes; returns the bytes cut,
+    and where it ends now: records that were synced stay where there is no space to write the mark.
 
     Nothing may refer to the others, on disk or in memory: their ids are given out again. A crash at
     any point leaves a container that holds them all, some of them or none, for recovery to put in
-    order. Needs the job lock. Raises Damaged, OSError; NoSpace where not all could be cut.
+    order. Needs the job lock. Raises Damaged, OSError.
     """
     disk, name = directory.disk, table_name(number)
     table_end = tbl.HEADER_BYTES + count * tbl.ENTRY_BYTES
@@ -48,9 +52,12 @@ def cut_back(directory: ContainerDirectory, number: int, end: int, count: int) -
                 synced_count=count,
                 reconciled=min(mark.reconciled, count),
             )
-            disk.write_at(table_fd, [tbl.encode_header(lowered)], 0)
-            # A container that is shorter than its mark counts as damaged.
-            disk.sync_data(table_fd)
+            try:
+                disk.write_at(table_fd, [tbl.encode_header(lowered)], 0)
+                # A container that is shorter than its mark counts as damaged.
+                disk.sync_data(table_fd)
+            except NoSpace:
+                return size - mark.synced_bytes, mark.synced_bytes, mark.synced_count
             reach(_LOWERED)
             disk.truncate(data_fd, end)
         reach(_CUT)
@@ -58,7 +65,7 @@ def cut_back(directory: ContainerDirectory, number: int, end: int, count: int) -
             disk.truncate(table_fd, table_end)
         disk.sync_file(data_fd)
         disk.sync_file(table_fd)
-    return max(0, size - end)
+    return max(0, size - end), end, count
 
 
 def remove_empty(directory: ContainerDirectory, number: int) -> None:
