@@ -26,7 +26,7 @@ from tests.support.upkeep import damage_with_second_sources, scrub
 pytestmark = pytest.mark.root
 
 
-ELSEWHERE = {"cut", "compact.collected", "compact.released", "stub.trimmed", "adopt"}
+ELSEWHERE = {"cut", "compact.released", "compact.table-removed", "stub.trimmed", "adopt"}
 """Passed only where there is no space, where a file has blocks behind its end, or in copies of a
 volume, which cannot be read before they are adopted: ``tests/store/test_unkept_records.py``,
 ``tests/jobs/compact/test_compact.py``, ``tests/jobs/optimize/test_shared_extents.py`` and

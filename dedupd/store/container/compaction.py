@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dedupd import native
-from dedupd.errors import DamagedChunk
+from dedupd.errors import DamagedChunk, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
@@ -33,6 +33,7 @@ _DATA_SWITCHED = define("compact.data-switched", "the new container has its name
 _SWITCHED = define("compact.switched", "the new container and its table have their names")
 _COLLECTED = define("compact.collected", "a dead container's table says that all is collected")
 _RELEASED = define("compact.released", "a dead container has no blocks, but its table")
+_DATA_REMOVED = define("compact.data-removed", "a dead container is gone, its table is not")
 _TABLE_REMOVED = define("compact.table-removed", "a dead container has no table any more")
 _REMOVED = define("compact.removed", "a dead container and its table are gone")
 
@@ -91,23 +92,29 @@ def remove(directory: ContainerDirectory, state: Recovered) -> None:
     """Remove a container in which nothing is needed; that takes no space. It must not be the one of
     the highest number, which would be given out again.
 
-    The table goes first: found alone, it would tell of a loss. A crash between the two leaves
-    records that no table calls garbage, until the next gc.
+    Its table says first of every record that it was collected, and so does not tell of a loss where
+    it is found alone. Where a file system has no block for that (btrfs), the table goes first: a
+    crash leaves records then that no table calls garbage, until the next gc.
     """
     disk, number = directory.disk, state.header.container
-    disk.unlink(directory.fd, table_name(number))
+    names = data_name(number), table_name(number)
+    try:
+        _collect(directory, state)
+        point = _DATA_REMOVED
+    except NoSpace:
+        names, point = names[::-1], _TABLE_REMOVED
+    disk.unlink(directory.fd, names[0])
     disk.sync_dir(directory.fd)
-    reach(_TABLE_REMOVED)
-    disk.unlink(directory.fd, data_name(number))
+    reach(point)
+    disk.unlink(directory.fd, names[1])
     disk.sync_dir(directory.fd)
     reach(_REMOVED)
 
 
-def release(directory: ContainerDirectory, state: Recovered) -> Recovered:
-    """Give the blocks of a container back in which nothing is needed, without any new ones: room
-    for its compaction. Returns it as it is then. Raises DamagedTable, NoSpace.
+def _collect(directory: ContainerDirectory, state: Recovered) -> list[tbl.TableEntry]:
+    """Have the table of a dead container say that all of it is collected; returns the entries.
 
-    After the first step no job offers its records for duplicates.
+    From here on no job offers its records for duplicates. Raises DamagedTable, NoSpace.
     """
     entries = [
         entry._replace(state=tbl.State.TOMBSTONE, target=0) if entry.state in _DEAD else entry
@@ -115,6 +122,14 @@ def release(directory: ContainerDirectory, state: Recovered) -> Recovered:
     ]
     set_entries(directory, state.header, dict(enumerate(entries)))
     reach(_COLLECTED)
+    return entries
+
+
+def release(directory: ContainerDirectory, state: Recovered) -> Recovered:
+    """Give the blocks of a container back in which nothing is needed, without any new ones: room
+    for its compaction. Returns it as it is then. Raises DamagedTable, NoSpace.
+    """
+    entries = _collect(directory, state)
     disk, start = directory.disk, fmt.FILE_HEADER_BYTES
     with opened(disk.open_write(directory.fd, data_name(state.header.container))) as fd:
         disk.punch(fd, start, state.end - start)
