@@ -340,7 +340,7 @@ def test_a_newer_volume_is_2(lab: Lab) -> None:
     path.write_text(path.read_text().replace('"format": 3', '"format": 4'))
     result = say("status", lab.root)
     assert result.returncode == USAGE
-    assert "volume format 3" in result.stderr
+    assert "volume format 4" in result.stderr
 
 
 @pytest.mark.root

@@ -63,7 +63,7 @@ def test_a_volume_of_a_newer_format(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     assert found(lab.root, "volume").verdict is Verdict.WARNING, "it is not mounted"
     file = lab.base / "volume.json"
-    file.write_text(file.read_text().replace('"format": 2', '"format": 99'))
+    file.write_text(file.read_text().replace('"format": 3', '"format": 99'))
     assert found(lab.root, "volume").verdict is Verdict.BAD
 
 
