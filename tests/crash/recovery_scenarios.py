@@ -17,6 +17,7 @@ from dedupd.store.writer import ContainerWriter
 from dedupd.system.files import opened
 from dedupd.units import align_down
 from dedupd.volume.volume import Volume
+from fuse_stub.files.file_handles import SECRET_BYTES, SECRET_FILE, load_secret
 from tests.crash.scenarios import (
     KIB,
     Scenario,
@@ -341,6 +342,12 @@ def cut_stubs_to_nothing(scene: Scene) -> None:
                     scene.synced(path, b"written anew " * 700)
 
 
+def make_a_secret(scene: Scene) -> None:
+    """What the first mount of a volume does before it hands file handles out."""
+    with Volume.open(str(scene.root), scene.disk) as volume:
+        load_secret(volume)
+
+
 def scrubbing(scene: Scene) -> None:
     scrub(scene.root, disk=scene.disk)
 
@@ -351,6 +358,20 @@ def save_to_the_end(root: Path) -> None:
     fresh.write_bytes(b"to be looked up " * 1000)
     crash.optimize_volume(root)
     fresh.unlink()
+    optimize_to_the_end(root)
+
+
+def mount_to_the_end(root: Path) -> None:
+    """The secret is there whole or not at all; the next mount makes it, and the one after keeps
+    it."""
+    path = root / ".dedupd" / os.fsdecode(SECRET_FILE)
+    found = path.read_bytes() if path.exists() else None
+    assert found is None or len(found) == SECRET_BYTES
+    for _ in range(2):
+        with Volume.open(str(root)) as volume:
+            secret = load_secret(volume)
+        assert found in (None, secret) and path.read_bytes() == secret
+        found = secret
     optimize_to_the_end(root)
 
 
@@ -416,6 +437,7 @@ RECOVERY_SCENARIOS = {
         f"scrub, {how}": Scenario(damaged_volume(how), scrubbing, scrub_to_the_end)
         for how in ("record", "header", "missing", "cut", "table")
     },
+    "make a secret for file handles": Scenario(optimized_volume, make_a_secret, mount_to_the_end),
     "enable with attributes": Scenario(directory_with_attributes, enabling, enable_to_the_end),
     "disable with attributes": Scenario(volume_with_attributes, disabling, disable_to_the_end),
     "disable what is half enabled": Scenario(half_enabled, disabling, disable_to_the_end),

@@ -30,7 +30,7 @@ ELSEWHERE = {
     "dedupd.store.container.compaction.remove_remains unlink": NOT_YET,
     "dedupd.store.container.cutting.cut_back truncate": NOT_YET,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,
-    "jobs.adopt.run sync_file_system": NOT_YET,
+    "jobs.adopt.job.run sync_file_system": NOT_YET,
     "dedupd.volume.commit._commit_by_mount sync_file_system": BY_THE_MOUNT,
     "dedupd.volume.volume.note_mount set_times": BY_THE_MOUNT,
     "fuse_stub.commit_lane._take_back sync_file": BY_THE_MOUNT,

@@ -228,21 +228,32 @@ TREE_STORED_BYTES_MAX = 2 << 20
 
 
 def optimize_with_garbage(root: Path) -> None:
-    """Optimize, and remove files again: a container is all garbage, another one partly."""
+    """Optimize, and remove files again: of three containers the first and the last are all garbage,
+    the one between them partly.
+
+    The first is removed, the last one rewritten, for the sake of its number, and then the other.
+    """
     data = root / ".dedupd/data"
     (data / "junk").mkdir()
-    for name, part in (("first", "junk"), ("second", "")):
+    for name, part in (("first", "junk"), ("second", ""), ("third", "junk")):
+        if name != "first":
+            _fill_containers(root)
         for seed in range(5):
             content = random.Random(f"{name}{seed}").randbytes(200 * KIB)
             (data / "junk" / f"{name}{seed}").write_bytes(content)
         with Volume.open(str(root)) as volume, volume.job_lock():
             Optimize(volume, JobRun("optimize"), part.encode()).run()
-            for kind in Kind if part else ():
-                writer = ContainerWriter(volume.containers(kind), container_bytes_max=1)
-                writer.recover(lambda _: None)
-                writer.reserve(1, 1)  # the containers so far are full: this begins new ones
-                writer.close()
     shutil.rmtree(data / "junk")
+
+
+def _fill_containers(root: Path) -> None:
+    """The containers so far count as full: new ones begin."""
+    with Volume.open(str(root)) as volume, volume.job_lock():
+        for kind in Kind:
+            writer = ContainerWriter(volume.containers(kind), container_bytes_max=1)
+            writer.recover(lambda _: None)
+            writer.reserve(1, 1)
+            writer.close()
 
 
 def collect_garbage(root: Path, disk: Disk | None = None) -> GcReport:
