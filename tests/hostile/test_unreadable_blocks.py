@@ -5,7 +5,9 @@ sector does.
 """
 
 import errno
+import fcntl
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,9 @@ from tests.support.lab import Lab, flip_bit, new_lab, noise, write_out
 from tests.support.service import eventually
 from tests.support.upkeep import chunks_of, entry, scrub
 
+_GET_FLAGS, _NO_CHECKSUMS = 0x8008_6601, 0x0080_0000
+"""``FS_IOC_GETFLAGS``, and the flag of a file that btrfs writes in place, without checksums."""
+
 CONTENTS = {"first": noise(400_000, 3), "second": noise(300_000, 4), "small": noise(9_000, 9)}
 
 
@@ -41,8 +46,16 @@ def filled(point: Path) -> Lab:
     return lab
 
 
+def keeps_checksums(path: Path) -> bool:
+    """Whether btrfs does for this file."""
+    with open(path, "rb") as file:
+        raw = fcntl.ioctl(file, _GET_FLAGS, bytes(struct.calcsize("@l")))
+    return not struct.unpack("@l", raw)[0] & _NO_CHECKSUMS
+
+
 def make_unreadable(point: Path, path: Path, at: int) -> None:
     """Flip a bit of a file below its file system, wherever that has, or had, these bytes."""
+    assert keeps_checksums(path), f"{path}: damage in it would be read as content"
     write_out(point)
     image = point.parent / "image"
     content, disk = path.read_bytes()[at : at + 64], image.read_bytes()
@@ -217,14 +230,21 @@ def test_a_block_of_a_merge_log_costs_the_log(loop_fs: MakeFileSystem) -> None:
 
 @pytest.mark.root
 def test_a_block_of_the_catalogue_costs_the_history(loop_fs: MakeFileSystem) -> None:
-    """LMDB maps its file into memory: a page that is not there kills whoever touches it."""
+    """LMDB maps its file into memory: a page that is not there kills whatever touches it.
+
+    The catalogue has btrfs write it in place, without checksums. A copy of it, as a backup gives
+    it back, has them.
+    """
     point = loop_fs("btrfs", "256M")
     directory = point / "catalog"
     with Catalog(str(directory)) as catalog:
         for number in range(200):
             catalog.put(f"run/{number:020d}", "x" * 1000)
     path = directory / "data.mdb"
-    at = path.read_bytes().index(b"x" * 500) & -files.BLOCK_BYTES
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    at = content.index(b"x" * 500) & -files.BLOCK_BYTES
     make_unreadable(point, path, at)
     script = (
         "import sys; from dedupd.volume.catalog import Catalog; Catalog(sys.argv[1]).put('a', 1)"
@@ -232,6 +252,7 @@ def test_a_block_of_the_catalogue_costs_the_history(loop_fs: MakeFileSystem) -> 
     subprocess.run([sys.executable, "-c", script, directory], check=True)
     with Catalog(str(directory)) as catalog:
         assert catalog.get("a") == 1
+        assert catalog.latest("run/", 1) == []
 
 
 def test_blocks_that_cannot_be_read_are_zeros(

@@ -1,7 +1,9 @@
 """A full scrub looks at the disk, and leaves the page cache to users."""
 
+import fcntl
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,26 @@ from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, cached_pages, flip_bit, lab_in, new_lab, noise, write_out
 from tests.support.upkeep import chunks_of, entry, scrub
 
+_BLOCK_OF, _BLOCK_BYTES_OF = 1, 2
+"""The calls ``FIBMAP`` and ``FIGETBSZ`` of ``ioctl``."""
+_NUMBER = struct.Struct("@i")
+
 
 def place_on_disk(image: Path, lab: Lab, chunk: int) -> int:
-    """Where in the image of its file system the payload of a chunk lies."""
+    """Where in the image of its file system the payload of a chunk lies.
+
+    The file system is asked: the same bytes may lie in blocks that the file itself had before.
+    """
     at = entry(lab, Kind.CHUNKS, chunk).offset + fmt.RECORD_HEADER_BYTES
-    payload = lab.container(Kind.CHUNKS).read_bytes()[at : at + 64]
-    return image.read_bytes().index(payload)
+    with open(lab.container(Kind.CHUNKS), "rb") as file:
+        (block_bytes,) = _NUMBER.unpack(fcntl.ioctl(file, _BLOCK_BYTES_OF, bytes(_NUMBER.size)))
+        number, within = divmod(at, block_bytes)
+        (block,) = _NUMBER.unpack(fcntl.ioctl(file, _BLOCK_OF, _NUMBER.pack(number)))
+        payload = os.pread(file.fileno(), min(64, block_bytes - within), at)
+    place: int = block * block_bytes + within
+    with open(image, "rb") as disk:
+        assert block and os.pread(disk.fileno(), len(payload), place) == payload
+    return place
 
 
 @pytest.mark.root
@@ -26,6 +42,7 @@ def test_damage_on_disk_is_found_whatever_is_in_the_page_cache(loop_fs: MakeFile
     point = loop_fs("ext4", "64M")
     lab = new_lab(point / "volume")
     lab.put("file", noise(400_000, 3))
+    write_out(point)
     lab.optimize()
     write_out(point)
     chunk = chunks_of(lab, "file")[1][0]
