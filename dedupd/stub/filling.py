@@ -11,7 +11,7 @@ What waits for the store or for the disk for long is done without that.
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from dedupd import native
@@ -271,6 +271,17 @@ class Filling:
         """Leave the file as it is: a stub, with the blocks that it has by now. Nothing follows."""
         self._stub.watch = None
 
+    def seal(self) -> None:
+        """Have the stub that was taken back count the blocks of its own again; nothing follows.
+
+        Takes the file alone. A stub that cannot be sealed is as right as before.
+        """
+        self.stop()
+        with suppress(OSError):
+            if not self._stub.seal():
+                self.write_out()  # what could not be told from a user's stays
+                self._stub.seal()
+
     def _require_watch(self) -> None:
         """What users write unseen would be taken for what was filled."""
         assert self._stub.watch == self._note_write, "this filling has ended"
@@ -359,6 +370,7 @@ def make_plain(filling: Filling, safe_point: Callable[[], None]) -> None:
     except BaseException:
         while filling.take_back():
             pass
+        filling.seal()
         raise
     filling.finish()
 

@@ -3,6 +3,8 @@
 import os
 import random
 import subprocess
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from dedupd.errors import NoSpace
 from dedupd.format.container import Kind
 from dedupd.stub.filling import PIECE_BYTES
+from dedupd.stub.stub_file import SparseStub
+from dedupd.system.files import opened
 from dedupd.units import KIB, MIB
 from dedupd.volume.restore import restore_file
 from jobs.frame.run import Cancelled, JobRun
@@ -141,6 +145,39 @@ def test_a_restore_that_is_stopped_leaves_the_stub_as_it_was(tmp_path: Path) -> 
         assert lab.stub("file") == before
         assert (lab.data / "file").stat().st_blocks == 0
         assert lab.read("file") == content
+
+
+@pytest.mark.parametrize("own_bytes", [256 * KIB, 192 * KIB])
+def test_a_stub_with_blocks_of_its_own_counts_them_once_a_restore_was_stopped(
+    tmp_path: Path, own_bytes: int
+) -> None:
+    """So a change of its holes below the mount is noticed still. Pieces of 128 KiB are compared."""
+    with lab_in(tmp_path) as lab:
+        content = noise(11 * MIB)
+        lab.put("file", content)
+        lab.optimize()
+        own = noise(own_bytes, 1)
+        with lab.opened() as volume, opened(os.open(lab.data / "file", os.O_RDWR)) as fd:
+            attribute = volume.space.read(fd, "file")
+            assert attribute is not None
+            load = partial(volume.content, where="file")
+            stub = SparseStub(fd, attribute, volume.stub_files, load)
+            assert stub.write(5 * MIB, own) == len(own)
+            os.fsync(fd)
+            assert stub.seal()
+        before = lab.stub("file")
+        assert before is not None and before.local_bytes == own_bytes
+        run, checks = JobRun("unoptimize"), count(1)
+
+        def check() -> None:
+            if next(checks) == 2:
+                run.cancel()
+            run.safe_point()
+
+        with lab.opened() as volume, pytest.raises(Cancelled):
+            restore_file(volume, b"file", check)
+        assert lab.stub("file") == replace(before, local_bytes=256 * KIB)
+        assert lab.read("file") == content[: 5 * MIB] + own + content[5 * MIB + len(own) :]
 
 
 def test_a_damaged_file_stays_a_stub_and_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -119,9 +119,9 @@ class Lab:
         with self.opened() as volume, volume.job_lock():
             return Unoptimize(volume, JobRun("unoptimize"), below).run()
 
-    def collect(self, *, full: bool = False) -> GcReport:
+    def collect(self, *, full: bool = False, all_garbage: bool = False) -> GcReport:
         with self.opened() as volume, volume.job_lock():
-            return Gc(volume, JobRun("gc"), full=full).run()
+            return Gc(volume, JobRun("gc"), full=full, all_garbage=all_garbage).run()
 
     def compact(self) -> CompactReport:
         with self.opened() as volume, volume.job_lock():
