@@ -2,9 +2,9 @@
 
 import errno
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -42,15 +42,8 @@ def test_each_user_leaves_as_many_as_the_user_has() -> None:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MountedLab]:
     """A mount whose process has few descriptors."""
 
-    def limited(path: str, mountpoint: str, *, cache_bytes: int) -> int:
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, before[1]))
-        monkeypatch.setattr("fuse_stub.process._allow_descriptors", lambda: None)
-        try:
-            return mount_in_fork(path, mountpoint, cache_bytes=cache_bytes)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
+    limited = partial(mount_in_fork, descriptors_max=LIMIT)
+    monkeypatch.setattr("fuse_stub.process._allow_descriptors", lambda: None)
     monkeypatch.setattr("fuse_stub.process.mount_in_background", limited)
     with mounted_lab(tmp_path) as lab:
         yield lab

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,13 +28,23 @@ PIECE = 64 * KIB
 CONTENT = noise(40 * PIECE + 123)
 
 
-def mount_in_fork(path: str, mountpoint: str, *, cache_bytes: int) -> int:
-    """As ``process.mount_in_background``, by a process that has what a test has patched."""
+def mount_in_fork(
+    path: str, mountpoint: str, *, cache_bytes: int, descriptors_max: int | None = None
+) -> int:
+    """As ``process.mount_in_background``, by a process that has what a test has patched.
+
+    Where ``descriptors_max`` is given, it has none of the descriptors of other tests.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(reader)
+            if descriptors_max is not None:
+                _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+                os.closerange(3, writer)
+                os.closerange(writer + 1, hard_limit)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, hard_limit))
             with process.open_volume(path) as volume:
                 root, base_fd = volume.root, os.dup(volume.base_fd)
             process.serve_for_parent(root, base_fd, mountpoint, cache_bytes, writer)
