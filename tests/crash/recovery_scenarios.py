@@ -270,7 +270,7 @@ def touch_during_a_commit(scene: Scene) -> None:
                 touched.append(name)
 
     def set_attribute(fd: int, name: bytes, value: bytes) -> None:
-        if "edited" not in touched:
+        if not touched and os.readlink(f"/proc/self/fd/{fd}").endswith("/edited"):
             touched.append("edited")
             scene.disk.set_times(fd, 0, crash.MTIME_NS + 1)
         RecordingDisk.set_attribute(scene.disk, fd, name, value)
