@@ -164,8 +164,13 @@ def assert_allowed(
         assert min(lengths) <= len(content) <= max(lengths), f"{where}: {path}: length"
         for at in range(0, len(content), SECTOR_BYTES):
             sector = content[at : at + SECTOR_BYTES]
-            # A version that ends before is followed by zeros where another one made it longer.
-            choices = {v[at : at + len(sector)].ljust(len(sector), b"\0") for v in versions}
+            # A version that ends before, or that was cut off since, is followed by zeros where
+            # another one made it longer.
+            choices = {
+                version[at : min(at + len(sector), len(cut))].ljust(len(sector), b"\0")
+                for number, version in enumerate(versions)
+                for cut in versions[number:]
+            }
             assert sector in choices, f"{where}: {path}: bytes at {at} are of no version"
 
 
