@@ -81,13 +81,13 @@ lock: setup ## choose versions anew, within the bounds of pyproject.toml
 
 bench: ## take a data set in, beside the peers: table and plot in build/bench [DIR=where SIZE=6G RUNS=3]
 	@scripts/setup.sh benchmark
-	[ -e "$(DIR)" ] || $(BIN)/python -m benchmarks.dataset --size $(SIZE) "$(DIR)"
+	[ -e "$(DIR)" ] || $(BIN)/python -m analysis.dataset --size $(SIZE) "$(DIR)"
 	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.ingest --runs $(RUNS) --output build/bench "$(DIR)"
 	$(BIN)/python -m benchmarks.plot build/bench/ingest.json build/bench/ingest.svg
 
 bench-dataset: ## build the data set of the benchmarks: DIR=where [SIZE=6G]
 	@scripts/setup.sh benchmark
-	$(BIN)/python -m benchmarks.dataset --size $(SIZE) $(DIR)
+	$(BIN)/python -m analysis.dataset --size $(SIZE) $(DIR)
 
 clean: ## remove what tests and builds leave
 	rm -rf build dist debian/.debhelper debian/dedupd debian/files debian/debhelper-build-stamp

@@ -118,7 +118,7 @@ def compare(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare ingest with other programs.")
-    parser.add_argument("dataset", type=Path, help="made by benchmarks.dataset")
+    parser.add_argument("dataset", type=Path, help="made by analysis.dataset")
     parser.add_argument("--work", type=Path, help="scratch directory (default: beside the data)")
     parser.add_argument("--runs", type=int, default=1, help="the table shows medians (default 1)")
     parser.add_argument("--cold", action="store_true", help="with an empty page cache")

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.dataset import TEXT_SUFFIXES, programs
+from analysis.dataset import TEXT_SUFFIXES, programs
 from benchmarks.measure import STOLEN_MAX, processor_ticks, stolen_since
 from benchmarks.mount import Bench
 from dedupd import native

@@ -8,7 +8,7 @@ after it.
     python -m benchmarks.partitions [--runs 3] [--ends] DATASET WORK
 
 On a virtual machine whose host gives its processors to others now and then, only runs count in
-which it did not. DATASET is made by ``benchmarks.dataset``; WORK must not exist, on the file system
+which it did not. DATASET is made by ``analysis.dataset``; WORK must not exist, on the file system
 to measure.
 """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale [--gigabytes N,…] [--files N,…] [--json FILE] DIRECTORY
 
-Below DIRECTORY, for each step: a data set (``benchmarks.dataset``) of that many gigabytes, or that
+Below DIRECTORY, for each step: a data set (``analysis.dataset``) of that many gigabytes, or that
 many files of 2 to 6 KiB, three in four of them distinct, is made, taken in by a new volume, then
 looked at again when nothing has changed. CPU seconds count all threads; they say what the wall
 clock would on a machine that has other things to do.

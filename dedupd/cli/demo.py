@@ -8,13 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
 
+from analysis.dataset import build
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
-from dedupd.cli.demo_files import build
 from dedupd.cli.terminal import show
 from dedupd.errors import EXIT_DAMAGED, NoSpace, UsageError
 from dedupd.system.disk import Disk
@@ -101,7 +102,12 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
 
     say(f"1. Copying real files of this machine into {originals}")
     with job_run("copy") as run:
-        build(originals, size_bytes, lambda done: run.update(done=done, total=size_bytes))
+        build(
+            Path(originals),
+            size_bytes,
+            lambda done: run.update(done=done, total=size_bytes),
+            enough_bytes=4 * size_bytes,
+        )
     shutil.copytree(originals, volume_path, symlinks=True)
     os.sync()  # so that the figures are those of the job, not of writing the copies
     say(f"2. Making {volume_path} a volume, and optimizing it")

@@ -1,6 +1,7 @@
-"""The data set of the benchmarks: what a file server holds, made of real files of this machine.
+"""The data set of the demonstration and the benchmarks: what a file server holds, made of real
+files of this machine.
 
-    python -m benchmarks.dataset [--size 6G] DIRECTORY
+    python -m analysis.dataset [--size 6G] DIRECTORY
 
 Four parts, in shares that follow the data sets of the literature:
 
@@ -21,11 +22,12 @@ import shutil
 import stat
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
+from dedupd.errors import UsageError
 from dedupd.units import MIB, format_size, parse_size
 
 SHARES = {"software": 0.36, "images": 0.30, "documents": 0.20, "media": 0.14}
@@ -72,23 +74,79 @@ class SourceFile:
         return Path(self.program.name) / self.path.relative_to(self.program)
 
 
-def programs(without: Path) -> list[list[SourceFile]]:
-    """The files of every program found, in an order that only depends on their names."""
+class Tree:
+    """A tree of files that grows; tells ``on_progress`` its bytes so far."""
+
+    def __init__(self, root: Path, on_progress: Callable[[int], None]) -> None:
+        self.root = root
+        self.size_bytes = 0
+        self._on_progress = on_progress
+
+    def write(self, name: Path | str, data: bytes) -> int:
+        """A file below the root; its length, in bytes."""
+        self._path(name).write_bytes(data)
+        return self._added(len(data))
+
+    def fill(self, name: str, pieces: Iterator[bytes], size_bytes: int) -> None:
+        """A file of exactly ``size_bytes``; ends in a hole where the pieces don't fill it."""
+        with open(self._path(name), "xb") as file:
+            file.writelines(pieces)
+            file.truncate(size_bytes)
+        self._added(size_bytes)
+
+    def copy(self, file: SourceFile, name: Path | str) -> int:
+        """A copy of a file of the machine, with its mode; its length, in bytes."""
+        path = self._path(name)
+        shutil.copyfile(file.path, path)
+        shutil.copymode(file.path, path)
+        return self._added(file.size_bytes)
+
+    def copy_within(self, old: str, new: str) -> Path:
+        """A copy of a file of the tree."""
+        path = self._path(new)
+        shutil.copyfile(self.root / old, path)
+        self._added(path.stat().st_size)
+        return path
+
+    def _path(self, name: Path | str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _added(self, size_bytes: int) -> int:
+        self.size_bytes += size_bytes
+        self._on_progress(self.size_bytes)
+        return size_bytes
+
+
+def programs(without: Path, enough_bytes: int | None = None) -> list[list[SourceFile]]:
+    """The files of every program found, in an order that only depends on their names.
+
+    Looks no further once it has found ``enough_bytes``.
+    """
     roots = {
         found.resolve()
         for pattern in SOURCES
         for found in _expand(pattern)
         if found.is_dir() and not found.is_symlink()
     }
-    kept = [
+    kept = (
         root
         for root in sorted(roots)
         if root != without
         and without not in root.parents
         and root not in without.parents
         and not any(parent in roots for parent in root.parents)
-    ]
-    return [files for root in kept if (files := list(_files(root)))]
+    )
+    found: list[list[SourceFile]] = []
+    total = 0
+    for root in kept:
+        if enough_bytes is not None and total >= enough_bytes:
+            break
+        if files := list(_files(root)):
+            found.append(files)
+            total += sum(file.size_bytes for file in files)
+    return found
 
 
 def _expand(pattern: str) -> Iterator[Path]:
@@ -145,90 +203,79 @@ def edited(rng: random.Random, data: bytes, edits: int) -> bytes:
     return bytes(result)
 
 
-def write(path: Path, data: bytes) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return len(data)
-
-
-def copy(file: SourceFile, to: Path) -> int:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file.path, to)
-    shutil.copymode(file.path, to)
-    return file.size_bytes
-
-
 # --- the parts --------------------------------------------------------------------------------
 
 
-def software(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+def software(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
     """Half of it once, then deployed copies and later versions of parts of that."""
     first = upto(files, size_bytes // 2)
-    total = sum(copy(file, root / "release-1" / file.name) for file in first)
+    total = sum(tree.copy(file, Path("software/release-1", file.name)) for file in first)
     number = 2
     while total < size_bytes:
         start = rng.randrange(len(first))
         part = upto(first[start:] + first[:start], min(size_bytes - total, size_bytes // 6))
         deployed = number % 2 == 0
         for file in part:
-            path = root / f"{'deployed' if deployed else 'release'}-{number}" / file.name
-            total += copy(file, path)
-            if not deployed and file.size_bytes and rng.random() < 0.12:
-                os.chmod(path, 0o644)
-                write(path, edited(rng, file.path.read_bytes(), rng.randint(1, 4)))
+            name = Path(f"software/{'deployed' if deployed else 'release'}-{number}", file.name)
+            if deployed or not file.size_bytes or rng.random() >= 0.12:
+                total += tree.copy(file, name)
+            else:
+                tree.write(name, edited(rng, file.path.read_bytes(), rng.randint(1, 4)))
+                total += file.size_bytes
         number += 1
 
 
-def images(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+def images(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
     """Images of a third each: one, another that overlaps it by half, a snapshot of the first."""
     each = size_bytes // 3
     half = upto(files, each // 3)
     rest = upto(files[len(half) :], each // 3)
     more = upto(files[len(half) + len(rest) :], each // 3)
-    _image(root / "one.img", half + rest, each, rng)
-    _image(root / "two.img", rest + more, each, rng)
-    shutil.copyfile(root / "one.img", root / "one.snapshot.img")
-    with open(root / "one.snapshot.img", "r+b") as image:
+    tree.fill("images/one.img", _image(half + rest, each, rng), each)
+    tree.fill("images/two.img", _image(rest + more, each, rng), each)
+    with open(tree.copy_within("images/one.img", "images/one.snapshot.img"), "r+b") as image:
         for _ in range(each // BLOCK_BYTES // 100):
             image.seek(rng.randrange(each // BLOCK_BYTES) * BLOCK_BYTES)
             image.write(rng.randbytes(BLOCK_BYTES // 2).hex().encode())
 
 
-def _image(path: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
-    """Files in an order of their own at block borders; zeros between some, a hole at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _image(files: list[SourceFile], size_bytes: int, rng: random.Random) -> Iterator[bytes]:
+    """Files in an order of their own at block borders; zeros between some."""
     order = [files[at : at + 200] for at in range(0, len(files), 200)]
     rng.shuffle(order)
-    with open(path, "xb") as image:
-        for run in order:
-            for file in run:
-                image.write(file.path.read_bytes())
-                image.write(bytes(-image.tell() % BLOCK_BYTES))
-            if rng.random() < 0.2:
-                image.write(bytes(rng.randrange(1, 8) * MIB))
-            if image.tell() >= size_bytes:
-                break
-        image.truncate(size_bytes)
+    written_bytes = 0
+    for run in order:
+        for file in run:
+            data = file.path.read_bytes()
+            data += bytes(-len(data) % BLOCK_BYTES)
+            yield data
+            written_bytes += len(data)
+        if rng.random() < 0.2:
+            zeros = bytes(rng.randrange(1, 8) * MIB)
+            yield zeros
+            written_bytes += len(zeros)
+        if written_bytes >= size_bytes:
+            return
 
 
-def documents(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+def documents(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
     """Documents put together from texts, each saved a few times; mailed and zipped copies."""
     texts = [f for f in files if f.path.suffix in TEXT_SUFFIXES and 200 < f.size_bytes < MIB]
     if not texts:
-        raise SystemExit("dataset: found no texts on this machine")
+        raise UsageError("no texts on this machine to make documents of")
     total = number = 0
     while total < size_bytes:
         wanted = min(int(rng.lognormvariate(12.5, 1.2)), 24 * MIB)
         data = b""
         while len(data) < wanted:
             data += rng.choice(texts).path.read_bytes()
-        folder = root / f"user-{number % 23:02}"
+        folder = f"documents/user-{number % 23:02}"
         for save in range(rng.randint(1, 5)):
-            total += write(folder / f"document {number} v{save}.txt", data)
+            total += tree.write(f"{folder}/document {number} v{save}.txt", data)
             if rng.random() < 0.25:
-                total += write(root / "mail" / f"{number}-{save}.txt", data)
+                total += tree.write(f"documents/mail/{number}-{save}.txt", data)
             if rng.random() < 0.25:
-                total += write(folder / f"document {number} v{save}.zip", _zipped(data))
+                total += tree.write(f"{folder}/document {number} v{save}.zip", _zipped(data))
             data = edited(rng, data, rng.randint(1, 12))
         number += 1
 
@@ -244,32 +291,47 @@ def _zipped(data: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def media(root: Path, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
+def media(tree: Tree, files: list[SourceFile], size_bytes: int, rng: random.Random) -> None:
     """Pictures and films as far as a store can tell; one in eight was copied."""
     total = number = 0
     while total < size_bytes:
         data = rng.randbytes(min(int(rng.lognormvariate(14.6, 0.9)), 64 * MIB))
-        total += write(root / f"2020-{number % 12 + 1:02}" / f"IMG_{number:05}.jpg", data)
+        total += tree.write(f"media/2020-{number % 12 + 1:02}/IMG_{number:05}.jpg", data)
         if rng.random() < 0.125:
-            total += write(root / "album" / f"IMG_{number:05}.jpg", data)
+            total += tree.write(f"media/album/IMG_{number:05}.jpg", data)
         number += 1
 
 
-def build(root: Path, size_bytes: int, seed: int = 1) -> None:
-    """Fill ``root``, which must not exist yet or be empty, to about ``size_bytes``."""
+def build(
+    root: Path,
+    size_bytes: int,
+    on_progress: Callable[[int], None] = lambda _done: None,
+    *,
+    seed: int = 1,
+    enough_bytes: int | None = None,
+) -> None:
+    """Fill ``root``, which must not exist yet or be empty, to about ``size_bytes``.
+
+    Of the machine's programs the first ``enough_bytes`` are chosen from, or all. ``on_progress``
+    hears the bytes so far.
+
+    Raises:
+        UsageError: the directory is not empty, or the machine has too little to copy.
+    """
     root.mkdir(parents=True, exist_ok=True)
     root = root.resolve()
     if any(root.iterdir()):
-        raise SystemExit(f"dataset: {root} is not empty")
-    found = programs(root)
+        raise UsageError(f"{root} is not empty")
+    found = programs(root, enough_bytes)
     if sum(file.size_bytes for files in found for file in files) < size_bytes // 20:
-        raise SystemExit("dataset: too few programs on this machine to make data of")
+        raise UsageError("too few programs on this machine to make data of; give a smaller --size")
+    tree = Tree(root, on_progress)
     for part, name in ((software, "software"), (images, "images")):
         files = mixed(found, random.Random(f"{seed}/{name}/files"))
-        part(root / name, files, int(SHARES[name] * size_bytes), random.Random(f"{seed}/{name}"))
+        part(tree, files, int(SHARES[name] * size_bytes), random.Random(f"{seed}/{name}"))
     files = mixed(found, random.Random(f"{seed}/documents/files"))
     for part, name in ((documents, "documents"), (media, "media")):
-        part(root / name, files, int(SHARES[name] * size_bytes), random.Random(f"{seed}/{name}"))
+        part(tree, files, int(SHARES[name] * size_bytes), random.Random(f"{seed}/{name}"))
     settle_times(root)
 
 
@@ -295,12 +357,15 @@ def describe(root: Path) -> list[tuple[str, int, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the data set of the benchmarks.")
+    parser = argparse.ArgumentParser(description="Build a data set of real files.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--size", type=parse_size, default=6 << 30, help="about (default 6G)")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    build(arguments.directory, arguments.size, arguments.seed)
+    try:
+        build(arguments.directory, arguments.size, seed=arguments.seed)
+    except UsageError as error:
+        raise SystemExit(f"dataset: {error}") from None
     rows = describe(arguments.directory)
     for name, files, size in (*rows, ("all", sum(r[1] for r in rows), sum(r[2] for r in rows))):
         print(f"{name:10} {files:8} files {format_size(size):>12}", file=sys.stderr)
