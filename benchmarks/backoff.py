@@ -47,14 +47,7 @@ def prepare(base: Path) -> None:
     for number in range(STUBS):
         (root / f"stubs/{number}").write_bytes(rng.randbytes(STUB_BYTES))
     values = {"min_age": "0s"}
-    enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values=values,
-        force=True,
-        disk=Disk(),
-    )
+    enable(str(root), policy_values=values, force=True, disk=Disk())
     with Volume.open(str(root)) as volume, volume.job_lock():
         Optimize(volume, JobRun("optimize")).run()
     for number in range(PILE):

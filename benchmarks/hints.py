@@ -175,14 +175,7 @@ def whole_run(tree: Path, work: Path) -> dict[str, float]:
     try:
         shutil.copytree(tree, root / "first", symlinks=True)
         values = {"min_age": "0s", "min_size": "32k"}
-        enable(
-            str(root),
-            chunk_size="64k",
-            fingerprint="blake3",
-            policy_values=values,
-            force=True,
-            disk=Disk(),
-        )
+        enable(str(root), policy_values=values, force=True, disk=Disk())
         optimize(root)
         shutil.copytree(tree, root / ".dedupd/data/again", symlinks=True)
         began = time.process_time()

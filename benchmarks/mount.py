@@ -125,14 +125,7 @@ class Bench:
         self.data = self.volume / ".dedupd" / "data"
         for name in ("volume", "view", "peer"):
             (directory / name).mkdir()
-        enable(
-            str(self.volume),
-            chunk_size="64k",
-            fingerprint="blake3",
-            policy_values={"min_age": "0s"},
-            force=True,
-            disk=Disk(),
-        )
+        enable(str(self.volume), policy_values={"min_age": "0s"}, force=True, disk=Disk())
         self.below = Below(self.data)
         self.own = OwnMount(self.volume, directory / "view")
         self.peer = Peer(peer, self.data, directory / "peer") if peer else None

@@ -89,14 +89,7 @@ class Machine:
     def _volume(self, name: str) -> Path:
         root = self.base / name
         root.mkdir()
-        enable(
-            str(root),
-            chunk_size="64k",
-            fingerprint="blake3",
-            policy_values={},
-            force=True,
-            disk=Disk(),
-        )
+        enable(str(root), policy_values={}, force=True, disk=Disk())
         (root / ".dedupd/policy.toml").write_text(POLICY)
         (self.base / "volumes.d" / f"{name}.toml").write_text(f'path = "{root}"\n')
         return root

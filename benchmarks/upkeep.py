@@ -81,14 +81,7 @@ def _build(dataset: Path, root: Path) -> None:
     else:
         shutil.copyfile(dataset, root / "data")
     values = {"min_age": "0s", "min_size": "1"}
-    enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values=values,
-        force=True,
-        disk=Disk(),
-    )
+    enable(str(root), policy_values=values, force=True, disk=Disk())
     with Volume.open(str(root)) as volume, volume.job_lock():
         Optimize(volume, JobRun("optimize")).run()
     scrub(root, Depth.QUICK)  # writes the second copies that are missing

@@ -111,14 +111,7 @@ def _demonstrate(place: str, size_bytes: int, quiet: bool) -> dict[str, Any]:
     shutil.copytree(originals, volume_path, symlinks=True)
     os.sync()  # so that the figures are those of the job, not of writing the copies
     say(f"2. Making {volume_path} a volume, and optimizing it")
-    enable(
-        volume_path,
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values=_POLICY,
-        force=True,
-        disk=Disk(),
-    )
+    enable(volume_path, policy_values=_POLICY, force=True, disk=Disk())
     with Volume.open(volume_path) as volume:
         report = _optimize(volume)
         status = volume_figures(volume)

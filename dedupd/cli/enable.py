@@ -29,14 +29,14 @@ from fuse_stub.process import mount_in_background
 @click.option(
     "--chunk-size",
     type=click.Choice(list(PRESETS)),
-    default="64k",
+    default=next(iter(PRESETS)),
     show_default=True,
     help="Average size of a chunk; can not be changed later.",
 )
 @click.option(
     "--fingerprint",
     type=click.Choice(FINGERPRINTS),
-    default="blake3",
+    default=FINGERPRINTS[0],
     show_default=True,
     help="Cryptographic hash that names a chunk; can not be changed later.",
 )

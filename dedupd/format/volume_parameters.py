@@ -20,6 +20,7 @@ PATTERN = 0xCB6B
 and the regression, so that runs of zeros match nowhere and are cut at S_max."""
 
 FINGERPRINTS = ("blake3", "sha256")
+"""The first is the default."""
 
 ATTRIBUTES = ("trusted.dedupd", "user.dedupd")
 """Where stubs can keep their attribute: closed to users, or on a volume of a user's own."""
@@ -49,7 +50,7 @@ def _preset(bits: int) -> Chunking:
 
 
 PRESETS = {f"{1 << (bits - 10)}k": _preset(bits) for bits in (16, 15, 14, 13, 12)}
-"""``64k`` is the default; the smaller ones are for the study."""
+"""The first is the default; the smaller ones are for the study."""
 
 
 @dataclass(frozen=True, slots=True)

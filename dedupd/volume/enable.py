@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dedupd.config.policy_file import policy_text
 from dedupd.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
-from dedupd.format.volume_parameters import Parameters, new_parameters
+from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS, Parameters, new_parameters
 from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
@@ -60,10 +60,10 @@ _EMPTIED = define("disable.emptied", "all entries have moved back, .dedupd is st
 def enable(
     path: str,
     *,
-    chunk_size: str,
-    fingerprint: str,
     policy_values: dict[str, str],
     disk: Disk,
+    chunk_size: str = next(iter(PRESETS)),
+    fingerprint: str = FINGERPRINTS[0],
     force: bool = False,
 ) -> Parameters:
     """Make the directory ``path`` a volume; goes on where an interrupted call stopped.

@@ -331,14 +331,7 @@ def own(root: Path) -> Path:
 
 
 def enable_own(root: Path) -> None:
-    parameters = enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values={"min_age": "0s"},
-        force=True,
-        disk=Disk(),
-    )
+    parameters = enable(str(root), policy_values={"min_age": "0s"}, force=True, disk=Disk())
     assert parameters.attribute == "user.dedupd"
 
 

@@ -208,14 +208,7 @@ def make_volume(root: Path, seed: int = 1) -> dict[str, Seen]:
 
 def enable_volume(root: Path, disk: Disk | None = None) -> None:
     """Enable with a policy that takes every file at once."""
-    enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values={"min_age": "0s"},
-        force=True,
-        disk=disk or Disk(),
-    )
+    enable(str(root), policy_values={"min_age": "0s"}, force=True, disk=disk or Disk())
 
 
 def optimize_volume(root: Path, disk: Disk | None = None) -> OptimizeReport:

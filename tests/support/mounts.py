@@ -154,14 +154,7 @@ def mounted_lab(
     view.mkdir()
     lab = MountedLab(root, view, nursery)
     values = {"min_age": "0s", "min_size": "1", **(policy or {})}
-    enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values=values,
-        force=True,
-        disk=lab.disk,
-    )
+    enable(str(root), policy_values=values, force=True, disk=lab.disk)
     lab.mount()
     try:
         yield lab

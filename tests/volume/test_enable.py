@@ -34,14 +34,7 @@ def make(root: Path) -> Path:
 
 
 def enable_plainly(root: Path, disk: Disk | None = None) -> Parameters:
-    return enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values={},
-        force=True,
-        disk=disk or Disk(),
-    )
+    return enable(str(root), policy_values={}, force=True, disk=disk or Disk())
 
 
 def look(directory: Path) -> dict[str, tuple[int, int, bytes]]:

@@ -36,14 +36,7 @@ def share(directory: Path) -> Path:
 
 
 def make_volume(root: Path, disk: Disk | None = None) -> None:
-    enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values={},
-        disk=disk or Disk(),
-        force=True,
-    )
+    enable(str(root), policy_values={}, disk=disk or Disk(), force=True)
 
 
 def look(root: Path) -> tuple[list[str], int, int, int]:

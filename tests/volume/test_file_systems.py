@@ -25,14 +25,7 @@ def make_volume(point: Path, *, force: bool = False) -> Lab:
     root = point / "share"
     root.mkdir(exist_ok=True)
     values = {"min_age": "0s", "min_size": "1"}
-    enable(
-        str(root),
-        chunk_size="64k",
-        fingerprint="blake3",
-        policy_values=values,
-        disk=Disk(),
-        force=force,
-    )
+    enable(str(root), policy_values=values, disk=Disk(), force=force)
     return Lab(root)
 
 
