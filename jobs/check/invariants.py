@@ -32,7 +32,8 @@ INVARIANTS = {
         "every container is there, and begins with a valid header of this volume"
     ),
     Invariant.CONTAINER_RECORDS: (
-        "records follow one another without gaps, with consecutive ordinals"
+        "every record is in the container, and each of its bytes belongs to a record that is there,"
+        " or to one that is known to be lost"
     ),
     Invariant.RECORD_PAYLOAD: "every payload matches its checksum and decodes to its raw length",
     Invariant.RECORD_FINGERPRINT: "every payload's raw bytes have the fingerprint in the header",

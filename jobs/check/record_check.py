@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from dedupd import native
+from dedupd.byte_ranges import missing_ranges
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import UncheckedEntries
@@ -75,13 +76,22 @@ class RecordCheck:
     """Takes the windows of a container in order, and gives the problems in them.
 
     ``entries`` are the table's. ``expected`` is the ordinal that the first record must have. A
-    record beyond the table is compared with nothing.
+    record beyond the table is compared with nothing. ``is_in_order`` says whether all that was
+    taken so far followed one another, so that the check can go on from here another time.
+
+    Where a record lies, the table says. So a record in another place than that is judged last: if
+    there is none in the place that the table names, the table is wrong; if there is, a write went
+    astray, and the bytes are nobody's.
     """
 
     def __init__(self, entries: UncheckedEntries, expected: int = 0) -> None:
         self.entries = entries
         self.seed = entries.seed
         self.gaps: list[Gap] = []
+        self.is_in_order = True
+        self._displaced: list[tuple[Row, int]] = []
+        self._damaged: set[int] = set()
+        self._hit: list[tuple[int, int]] = []
         self._seen = bytearray(len(entries))
         self._seen[:expected] = b"\1" * min(expected, len(entries))
         self.expected = expected
@@ -101,37 +111,97 @@ class RecordCheck:
         """The problems in the next window, or gap."""
         if isinstance(item, Gap):
             self.gaps.append(item)
+            self.is_in_order = False
             return
         found = item.records
         self.records += len(found.kinds)
         self.raw_bytes += found.raw_bytes
         for row in rows(found, self.seed):
-            yield from self._compare(row)
+            yield from self._follow(row)
+            for ordinal in row.ordinals:
+                yield from self._compare(row, ordinal)
 
-    def _compare(self, row: Row) -> Iterator[Problem]:
+    def take_one(self, ordinal: int, found: native.store.CheckedRecords) -> Iterator[Problem]:
+        """The problems of one record, which was read from the place that the table names."""
+        for row in rows(found, self.seed):
+            if ordinal in row.ordinals:
+                self._hit.append(self._place(ordinal))
+                yield from self._compare(row, ordinal)
+
+    def _follow(self, row: Row) -> Iterator[Problem]:
+        """The problem of a record that does not follow the one before it, where no table tells its
+        place."""
         first = row.ordinals[0]
         if first != self.expected and not self._are_excused(range(self.expected, first)):
-            yield Problem(
-                Invariant.CONTAINER_RECORDS,
-                f"ordinal {first} at {row.entry.offset}; expected {self.expected}",
-            )
-        self.expected = row.ordinals.stop
-        for ordinal in row.ordinals:
-            if ordinal < len(self._seen):
-                self._seen[ordinal] = 1
-            said = self._said(ordinal)
-            if ordinal < len(self.entries) and (said is None or not agrees(said, row)):
+            self.is_in_order = False
+            if self._said(first) is None:
                 yield Problem(
-                    Invariant.TABLE_AGREES,
-                    f"entry {ordinal} is not what the record says",
-                    ordinal,
-                    row.entry,
+                    Invariant.CONTAINER_RECORDS,
+                    f"ordinal {first} at {row.entry.offset}; expected {self.expected}",
                 )
-            if said is not None and said.state in _WITHOUT_BYTES:
-                if said.state == tbl.State.QUARANTINED and row.status == INTACT:
+        self.expected = row.ordinals.stop
+
+    def _compare(self, row: Row, ordinal: int) -> Iterator[Problem]:
+        said = self._said(ordinal)
+        if said is not None and said.offset != row.entry.offset:
+            self._displaced.append((row, ordinal))
+            self.is_in_order = False
+            return
+        if ordinal < len(self._seen):
+            self._seen[ordinal] = 1
+        if row.status != INTACT:
+            self._damaged.add(ordinal)
+        yield from self._judge(row, ordinal)
+
+    def _judge(self, row: Row, ordinal: int) -> Iterator[Problem]:
+        said = self._said(ordinal)
+        if ordinal < len(self.entries) and (said is None or not agrees(said, row)):
+            yield Problem(
+                Invariant.TABLE_AGREES,
+                f"entry {ordinal} is not what the record says",
+                ordinal,
+                row.entry,
+            )
+        if said is not None and said.state in _WITHOUT_BYTES:
+            if said.state == tbl.State.QUARANTINED and row.status == INTACT:
+                self.quarantined_intact.append(ordinal)
+            return
+        yield from _damage(row, ordinal)
+
+    def _judge_displaced(self) -> Iterator[Problem]:
+        """The problems of records that lie elsewhere than the table says."""
+        for row, ordinal in self._displaced:
+            is_hit = ordinal in self._damaged
+            if row.status != INTACT:
+                # Its length may be a lie: only its header is sure to lie here.
+                self._add_gap(row, fmt.RECORD_HEADER_BYTES)
+            elif self._is_gone(ordinal) or (self._seen[ordinal] and not is_hit):
+                self._add_gap(row, fmt.record_size(row.entry.stored_length))
+            else:
+                if is_hit:
+                    self._damaged.discard(ordinal)
                     self.quarantined_intact.append(ordinal)
-                continue
-            yield from _damage(row, ordinal)
+                self._seen[ordinal] = 1
+                yield from self._judge(row, ordinal)
+
+    def _is_gone(self, ordinal: int) -> bool:
+        """Whether nothing asks for the bytes of a record any more."""
+        said = self._said(ordinal)
+        return said is not None and said.state in (tbl.State.MERGED, tbl.State.TOMBSTONE)
+
+    def _add_gap(self, row: Row, size: int) -> None:
+        gap = Gap(row.entry.offset, row.entry.offset + size)
+        if gap not in self.gaps[-1:]:
+            self.gaps.append(gap)
+
+    def unmet(self) -> Iterator[tuple[int, tbl.TableEntry]]:
+        """Records that should have bytes and were not come by so far, with their entries."""
+        at = self._seen.find(0)
+        while at >= 0:
+            entry = self.entries[at]
+            if entry is not None and entry.state not in _WITHOUT_BYTES:
+                yield at, entry
+            at = self._seen.find(0, at + 1)
 
     def _are_excused(self, ordinals: range) -> bool:
         """Whether the table knows that these records are gone."""
@@ -143,23 +213,35 @@ class RecordCheck:
 
     def finish(self) -> Iterator[Problem]:
         """The problems of the container as a whole, once all of it was taken."""
+        yield from self._judge_displaced()
         excused = 0
+        self._hit += [self._place(ordinal) for _, ordinal in self._displaced]
         unseen = [at for at, seen in enumerate(self._seen) if not seen] if 0 in self._seen else []
         for ordinal in unseen:
             entry = self.entries[ordinal]
             if entry is not None and entry.state in _WITHOUT_BYTES:
                 excused += 1
                 continue
+            self._hit.append(self._place(ordinal))
             yield Problem(
                 Invariant.TABLE_AGREES if entry is None else Invariant.CONTAINER_RECORDS,
                 f"record {ordinal} is not there",
                 ordinal,
             )
         if not excused:
+            known = sorted(self._hit)
             for gap in self.gaps:
-                yield Problem(
-                    Invariant.CONTAINER_RECORDS, f"bytes {gap.offset} to {gap.end} hold no record"
-                )
+                for start, end in missing_ranges(known, gap.offset, gap.end):
+                    yield Problem(
+                        Invariant.CONTAINER_RECORDS, f"bytes {start} to {end} hold no record"
+                    )
+
+    def _place(self, ordinal: int) -> tuple[int, int]:
+        """The bytes of a container that a record takes by its entry; none where it has no entry."""
+        entry = self._said(ordinal)
+        if entry is None:
+            return 0, 0
+        return entry.offset, entry.offset + fmt.record_size(entry.stored_length)
 
 
 def check_all(
@@ -185,6 +267,12 @@ def check_all(
                 yield offset, item, list(check.take(item))
                 if isinstance(item, RecordWindow):
                     break  # the next records may be intact
+    # A stray header may say that it is longer than the bytes that went astray with it.
+    for ordinal, entry in check.unmet():
+        size = fmt.record_size(entry.stored_length)
+        if fmt.FILE_HEADER_BYTES <= entry.offset <= end - size:
+            found = reader.read_one(fd, check.seed, entry.offset, size)
+            yield end, None, list(check.take_one(ordinal, found))
 
 
 def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:

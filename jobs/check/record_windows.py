@@ -175,9 +175,12 @@ class WindowReader:
     def _single(self, fd: int, seed: int, found: "_Next") -> RecordWindow:
         assert found.record is not None
         size = fmt.record_size(found.record.stored_length)
-        return RecordWindow(
-            found.offset, self._check(read_readable(fd, size, found.offset), seed, found.offset)
-        )
+        return RecordWindow(found.offset, self.read_one(fd, seed, found.offset, size))
+
+    def read_one(self, fd: int, seed: int, offset: int, size: int) -> native.store.CheckedRecords:
+        """The record at a place, of ``size`` bytes with its header, if there is one. Raises
+        OSError."""
+        return self._check(read_readable(fd, size, offset), seed, offset)
 
     @staticmethod
     def _next_record(fd: int, seed: int, start: int, end: int) -> "_Next":

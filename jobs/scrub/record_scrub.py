@@ -150,7 +150,7 @@ class RecordScrub:
         said = CheckedTable(entries)
         for offset, _, problems in check_all(self._windows, fd, check, start, end, portion):
             self._settle(directory, header, said, problems)
-            if not check.gaps:
+            if check.is_in_order:
                 self.progress.note(directory.kind, header, offset, check.expected)
         problems = list(check.finish())
         self._settle(directory, header, said, problems)

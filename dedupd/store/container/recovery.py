@@ -284,6 +284,8 @@ def _entries_below(
         entry = entry_of(item)
         if not payload_is_intact(fd, item):
             entry = entry._replace(state=tbl.State.QUARANTINED)
+            if entries[ordinals.start] != LOST:
+                continue  # a write that went astray: the record itself lies before it
         entries[ordinals.start : ordinals.stop] = [entry] * len(ordinals)
     return entries
 
