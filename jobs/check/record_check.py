@@ -9,7 +9,7 @@ from dedupd.byte_ranges import missing_ranges
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.table_columns import UncheckedEntries
-from dedupd.store.container.container import Gap
+from dedupd.store.container.container import Gap, scan_inside
 from dedupd.units import MIB
 from jobs.check.invariants import Invariant
 from jobs.check.record_windows import Passed, RecordPosition, RecordWindow, WindowReader
@@ -81,7 +81,8 @@ class RecordCheck:
 
     Where a record lies, the table says. So a record in another place than that is judged last: if
     there is none in the place that the table names, the table is wrong; if there is, a write went
-    astray, and the bytes are nobody's.
+    astray, and the bytes are nobody's. ``damaged`` are the ranges of records that are not intact:
+    what went astray may lie in the midst of another record, or claim to be longer than it is.
     """
 
     def __init__(self, entries: UncheckedEntries, expected: int = 0) -> None:
@@ -90,6 +91,7 @@ class RecordCheck:
         self.gaps: list[Gap] = []
         self.is_in_order = True
         self._displaced: list[tuple[Row, int]] = []
+        self.damaged: dict[int, int] = {}
         self._damaged: set[int] = set()
         self._hit: list[tuple[int, int]] = []
         self._seen = bytearray(len(entries))
@@ -121,10 +123,10 @@ class RecordCheck:
             for ordinal in row.ordinals:
                 yield from self._compare(row, ordinal)
 
-    def take_one(self, ordinal: int, found: native.store.CheckedRecords) -> Iterator[Problem]:
-        """The problems of one record, which was read from the place that the table names."""
+    def take_inside(self, found: native.store.CheckedRecords) -> Iterator[Problem]:
+        """The problems of a record that begins within the bytes of a damaged one."""
         for row in rows(found, self.seed):
-            if ordinal in row.ordinals:
+            for ordinal in row.ordinals:
                 self._hit.append(self._place(ordinal))
                 yield from self._compare(row, ordinal)
 
@@ -142,8 +144,11 @@ class RecordCheck:
         self.expected = row.ordinals.stop
 
     def _compare(self, row: Row, ordinal: int) -> Iterator[Problem]:
-        said = self._said(ordinal)
-        if said is not None and said.offset != row.entry.offset:
+        said, at = self._said(ordinal), row.entry.offset
+        if row.status != INTACT:
+            self.damaged[at] = at + fmt.record_size(row.entry.stored_length)
+            self.is_in_order = False
+        if said is not None and said.offset != at:
             self._displaced.append((row, ordinal))
             self.is_in_order = False
             return
@@ -193,15 +198,6 @@ class RecordCheck:
         gap = Gap(row.entry.offset, row.entry.offset + size)
         if gap not in self.gaps[-1:]:
             self.gaps.append(gap)
-
-    def unmet(self) -> Iterator[tuple[int, tbl.TableEntry]]:
-        """Records that should have bytes and were not come by so far, with their entries."""
-        at = self._seen.find(0)
-        while at >= 0:
-            entry = self.entries[at]
-            if entry is not None and entry.state not in _WITHOUT_BYTES:
-                yield at, entry
-            at = self._seen.find(0, at + 1)
 
     def _are_excused(self, ordinals: range) -> bool:
         """Whether the table knows that these records are gone."""
@@ -267,12 +263,24 @@ def check_all(
                 yield offset, item, list(check.take(item))
                 if isinstance(item, RecordWindow):
                     break  # the next records may be intact
-    # A stray header may say that it is longer than the bytes that went astray with it.
-    for ordinal, entry in check.unmet():
-        size = fmt.record_size(entry.stored_length)
-        if fmt.FILE_HEADER_BYTES <= entry.offset <= end - size:
-            found = reader.read_one(fd, check.seed, entry.offset, size)
-            yield end, None, list(check.take_one(ordinal, found))
+    for found in _inside(reader, fd, check, end):
+        yield end, None, list(check.take_inside(found))
+
+
+def _inside(
+    reader: WindowReader, fd: int, check: RecordCheck, end: int
+) -> Iterator[native.store.CheckedRecords]:
+    """The records that begin within the bytes of damaged ones, these included."""
+    searched: set[int] = set()
+    read: set[int] = set()
+    while damaged := [place for place in check.damaged.items() if place[0] not in searched]:
+        for start, stop in damaged:
+            searched.add(start)
+            for found in scan_inside(fd, check.seed, start, stop, end):
+                if found.offset not in read:
+                    read.add(found.offset)
+                    size = fmt.record_size(found.record.stored_length)
+                    yield reader.read_one(fd, check.seed, found.offset, size)
 
 
 def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:

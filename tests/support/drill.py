@@ -222,12 +222,29 @@ class Drill:
         return path.read_bytes() if path.exists() else b""
 
     def is_hit(self, kind: Kind, record_id: int, *, header_only: bool = False) -> bool:
-        """Whether a record is not what it was, padding aside."""
+        """Whether a record is not what it was, padding aside. A header whose record does not end
+        within the file tells nothing."""
         entry = self.model.entries[kind, record_id]
         name = f"{STORE_DIRS[kind]}/{container_of(record_id):08d}.dat"
         length = 0 if header_only else entry.stored_length
+        if entry.offset + fmt.record_size(entry.stored_length) > len(self.now(name)):
+            return True
         place = slice(entry.offset, entry.offset + fmt.RECORD_HEADER_BYTES + length)
         return self.now(name)[place] != self.model.files[name][place]
+
+    def is_gone(self, kind: Kind, record_id: int) -> bool:
+        """Whether a record is whole nowhere in its container: a write that went astray may have put
+        it elsewhere, where its header tells it."""
+        if not self.is_hit(kind, record_id):
+            return False
+        entry = self.model.entries[kind, record_id]
+        name = f"{STORE_DIRS[kind]}/{container_of(record_id):08d}.dat"
+        end = entry.offset + fmt.RECORD_HEADER_BYTES + entry.stored_length
+        record, data = self.model.files[name][entry.offset : end], self.now(name)
+        at = data.find(record, fmt.FILE_HEADER_BYTES)
+        while at >= 0 and at % fmt.ALIGN_BYTES:
+            at = data.find(record, at + 1)
+        return at < 0
 
     def is_entry_hit(self, kind: Kind, record_id: int) -> bool:
         """Whether the table does not tell any more what a record was."""
@@ -243,12 +260,12 @@ class Drill:
         of = COPIES_OF[kind]
         for (other, copy_id), entry in self.model.entries.items():
             if other is of and entry.target == record_id and entry.state == tbl.State.LIVE:
-                return not self.is_hit(of, copy_id)
+                return not self.is_gone(of, copy_id)
         return False
 
     def is_lost(self, kind: Kind, record_id: int) -> bool:
         """Whether nothing holds the bytes of a record any more."""
-        if not self.is_hit(kind, record_id) or self.has_copy(kind, record_id):
+        if not self.is_gone(kind, record_id) or self.has_copy(kind, record_id):
             return False
         if kind is not Kind.CHUNKS:
             return True

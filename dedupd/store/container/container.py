@@ -94,6 +94,17 @@ def scan(fd: int, seed: int, start: int, end: int) -> Iterator[ScannedRecord | G
         yield Gap(gap_start, end)
 
 
+def scan_inside(fd: int, seed: int, start: int, stop: int, end: int) -> Iterator[ScannedRecord]:
+    """Records that begin within the payload of the record from ``start`` to ``stop``, which is
+    damaged: a write that went astray may have put them there, or its header in front of them.
+    ``end`` is that of the container."""
+    for item in scan(fd, seed, start + fmt.RECORD_HEADER_BYTES, end):
+        if item.offset >= stop:
+            return
+        if isinstance(item, ScannedRecord):
+            yield item
+
+
 def _next_magic(window: bytes, start: int) -> int:
     """Offset of the next aligned record magic in ``window``, or where a next window must begin."""
     last = max(start, len(window) - fmt.RECORD_HEADER_BYTES + 1)

@@ -20,6 +20,7 @@ from dedupd.store.container.container import (
     data_name,
     payload_is_intact,
     scan,
+    scan_inside,
     table_name,
 )
 from dedupd.store.container.directory import ContainerDirectory
@@ -276,18 +277,38 @@ def _entries_below(
     bytes by becoming a duplicate of it.
     """
     entries = [LOST] * count_min
-    for item in scan(fd, fmt.seed_of(header), fmt.FILE_HEADER_BYTES, end):
-        if isinstance(item, Gap) or item.record.ordinal > _ordinal_max(header, item.offset):
+    for item, is_intact in _scan_all(fd, fmt.seed_of(header), end):
+        if item.record.ordinal > _ordinal_max(header, item.offset):
             continue
         ordinals = item.ordinals()
         entries += [LOST] * (ordinals.stop - len(entries))
         entry = entry_of(item)
-        if not payload_is_intact(fd, item):
+        if entries[ordinals.start] != LOST and not is_intact:
+            continue  # a write that went astray: the record itself lies before it
+        if not is_intact:
             entry = entry._replace(state=tbl.State.QUARANTINED)
-            if entries[ordinals.start] != LOST:
-                continue  # a write that went astray: the record itself lies before it
         entries[ordinals.start : ordinals.stop] = [entry] * len(ordinals)
     return entries
+
+
+def _scan_all(fd: int, seed: int, end: int) -> Iterator[tuple[ScannedRecord, bool]]:
+    """All records below ``end``, those within damaged ones included, and whether each is intact."""
+    damaged: list[ScannedRecord] = []
+    for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, end):
+        if isinstance(item, ScannedRecord):
+            is_intact = payload_is_intact(fd, item)
+            damaged += [] if is_intact else [item]
+            yield item, is_intact
+    met: set[int] = set()
+    while damaged:
+        outer = damaged.pop()
+        stop = outer.offset + fmt.record_size(outer.record.stored_length)
+        for item in scan_inside(fd, seed, outer.offset, stop, end):
+            if item.offset not in met:
+                met.add(item.offset)
+                is_intact = payload_is_intact(fd, item)
+                damaged += [] if is_intact else [item]
+                yield item, is_intact
 
 
 def _ordinal_max(header: fmt.FileHeader, offset: int) -> int:
