@@ -45,6 +45,9 @@ lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff format --check .
 	$(CARGO_PATH) cargo fmt --manifest-path native/Cargo.toml --check
 	$(CARGO_PATH) cargo clippy --manifest-path native/Cargo.toml --locked --all-targets --quiet -- -D warnings
+	@# The fuzzer is built by slow tests only: what would keep it from being built is said here.
+	$(CARGO_PATH) cargo fmt --manifest-path native/fuzz/Cargo.toml --check
+	$(CARGO_PATH) cargo fetch --manifest-path native/fuzz/Cargo.toml --locked --quiet
 
 types: setup-develop ## mypy, strict
 	$(BIN)/mypy
