@@ -15,6 +15,7 @@ reported to the kernel (commits and restores), so it could keep them for ever.""
 _TRUSTED = b"trusted."
 POSIX_ACL_DEFAULT = b"system.posix_acl_default"
 POSIX_ACL_ACCESS = b"system.posix_acl_access"
+SELINUX_LABEL = b"security.selinux"
 
 
 def shown_blocks(mode: int, size: int, blocks: int) -> int:

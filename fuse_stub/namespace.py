@@ -26,6 +26,7 @@ from dedupd.stub.transition import CAPABILITY
 from fuse_stub.attributes import (
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
+    SELINUX_LABEL,
     absent,
     entry,
     visible,
@@ -57,6 +58,7 @@ class NamespaceOperations(pyfuse3.Operations):
         self._marking_sessions = mount.marking_sessions
         self._reserved = mount.volume.space.name
         self._is_root = os.geteuid() == 0
+        self._has_labels = os.path.isdir("/sys/fs/selinux")
         self._descriptors = mount.descriptors
         self._listings: dict[int, DirectoryListing] = {}
         self._held_listings = HeldListings()
@@ -362,7 +364,13 @@ class NamespaceOperations(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         if name == self._reserved:
             raise FUSEError(pyfuse3.ENOATTR)
-        return os.getxattr(self._inodes.path(inode), name)
+        try:
+            return os.getxattr(self._inodes.path(inode), name)
+        except OSError as error:
+            if name == SELINUX_LABEL and error.errno == pyfuse3.ENOATTR and not self._has_labels:
+                # ls and the like ask for it, for each file again. This answer makes them stop.
+                raise FUSEError(errno.EOPNOTSUPP) from None
+            raise
 
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[XAttrNameT]:

@@ -1,4 +1,4 @@
-"""The handshake of kernel and libfuse when a session begins, with two promises and a limit added.
+"""The handshake of kernel and libfuse when a session begins, with other promises and a limit.
 
 Before every write the kernel makes sure that the file has no privileges that a write takes away
 (set-user-id, set-group-id, ``security.capability``), and asks the file system for the last of them:
@@ -9,6 +9,13 @@ to take them away by themselves (``FUSE_HANDLE_KILLPRIV_V2``, Linux 5.12), as
 The kernel also applies the umask to the mode of new files, though the umask has no say where the
 directory has a default ACL. It leaves that to file systems that ask for it (``FUSE_DONT_MASK``),
 which get the umask with the request.
+
+libfuse promises by itself that times tell when a file's content has changed
+(``FUSE_AUTO_INVAL_DATA``). Then the kernel asks for the attributes after each write, finds a new
+time, and drops all pages of the file, also those just written. Here every change comes through the
+kernel, so its pages are right, and the mount says that it would tell of any other change
+(``FUSE_EXPLICIT_INVAL_DATA``, Linux 5.1). For the same reason the kernel may keep the targets of
+symbolic links (``FUSE_CACHE_SYMLINKS``, Linux 4.20).
 
 The kernel sends only so many requests at a time for which no program waits, or of which a program
 has several (reading ahead, reads and writes with ``O_DIRECT``): 12, if it is not told otherwise.
@@ -22,7 +29,13 @@ import socket
 import struct
 
 DONT_MASK = 1 << 6
+AUTO_INVAL_DATA = 1 << 12
+CACHE_SYMLINKS = 1 << 23
+EXPLICIT_INVAL_DATA = 1 << 25
 HANDLE_KILLPRIV_V2 = 1 << 28
+
+PROMISES = DONT_MASK | CACHE_SYMLINKS | EXPLICIT_INVAL_DATA | HANDLE_KILLPRIV_V2
+"""What pyfuse3 does not promise, and the mount does."""
 
 _INIT = 26
 _MESSAGE_BYTES_MAX = 1 << 20
@@ -72,12 +85,12 @@ class Handshake:
 
 
 def offered(request: bytes) -> int:
-    """Which of the two promises the kernel knows, by the first ``request`` of a session."""
+    """Which of :data:`PROMISES` the kernel knows, by the first ``request`` of a session."""
     (opcode,) = _OPCODE.unpack_from(request)
     if opcode != _INIT or len(request) < _OFFERED.size:
         return 0
     (flags,) = _OFFERED.unpack_from(request)
-    return int(flags) & (DONT_MASK | HANDLE_KILLPRIV_V2)
+    return int(flags) & PROMISES
 
 
 def promising(answer: bytes, promises: int) -> bytes:
@@ -89,6 +102,7 @@ def promising(answer: bytes, promises: int) -> bytes:
     if error:
         return answer
     changed = bytearray(answer)
-    struct.pack_into("<I", changed, _ACCEPTED_AT, flags | promises)
+    kept = flags & ~AUTO_INVAL_DATA if promises & EXPLICIT_INVAL_DATA else flags
+    struct.pack_into("<I", changed, _ACCEPTED_AT, kept | promises)
     _BACKGROUND.pack_into(changed, _BACKGROUND_AT, BACKGROUND_MAX, CONGESTED_FROM)
     return bytes(changed)

@@ -4,15 +4,18 @@ import errno
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fuse_stub.kernel.handshake import (
+    AUTO_INVAL_DATA,
     BACKGROUND_MAX,
+    CACHE_SYMLINKS,
     CONGESTED_FROM,
     DONT_MASK,
+    EXPLICIT_INVAL_DATA,
     HANDLE_KILLPRIV_V2,
     offered,
     promising,
@@ -43,6 +46,8 @@ def answer(flags: int, error: int = 0, background: tuple[int, int] = (12, 9)) ->
         (request(ASYNC_READ | HANDLE_KILLPRIV_V2 | DONT_MASK), HANDLE_KILLPRIV_V2 | DONT_MASK),
         (request(ASYNC_READ | HANDLE_KILLPRIV_V2), HANDLE_KILLPRIV_V2),
         (request(ASYNC_READ | DONT_MASK), DONT_MASK),
+        (request(CACHE_SYMLINKS | EXPLICIT_INVAL_DATA), CACHE_SYMLINKS | EXPLICIT_INVAL_DATA),
+        (request(AUTO_INVAL_DATA), 0),
         (request(ASYNC_READ), 0),
         (request(HANDLE_KILLPRIV_V2, LOOKUP), 0),
         (request(HANDLE_KILLPRIV_V2)[:52], 0),
@@ -57,6 +62,17 @@ def test_the_answer_has_the_promises_and_is_else_the_same(promises: int) -> None
     before = answer(ASYNC_READ | BIG_WRITES)
     assert promising(before, promises) == answer(
         ASYNC_READ | BIG_WRITES | promises, background=(BACKGROUND_MAX, CONGESTED_FROM)
+    )
+
+
+def test_times_tell_of_no_new_content_where_the_kernel_can_be_told_of_it() -> None:
+    before = answer(ASYNC_READ | AUTO_INVAL_DATA)
+    background = (BACKGROUND_MAX, CONGESTED_FROM)
+    assert promising(before, EXPLICIT_INVAL_DATA) == answer(
+        ASYNC_READ | EXPLICIT_INVAL_DATA, background=background
+    )
+    assert promising(before, DONT_MASK) == answer(
+        ASYNC_READ | AUTO_INVAL_DATA | DONT_MASK, background=background
     )
 
 
@@ -95,6 +111,45 @@ def test_many_writes_cost_little_more_than_a_request_each(lab: MountedLab) -> No
         for _ in range(200):
             file.write(b"more")
         assert 200 <= int(str(lab.status()["requests"])) - before < 220
+
+
+def requests_of(lab: MountedLab, action: Callable[[], object]) -> int:
+    before = int(str(lab.status()["requests"]))
+    action()
+    return int(str(lab.status()["requests"])) - before
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_stub", [False, True])
+def test_the_kernel_keeps_what_was_written_and_read(lab: MountedLab, is_stub: bool) -> None:
+    """Over writes, new attributes and openings: 4 MiB are at least 4 requests."""
+    content = os.urandom(4 << 20)
+    name = f"kept-{is_stub}"
+    path = lab.make_stub(name, content) if is_stub else lab.view / name
+    if not is_stub:
+        path.write_bytes(content)
+    path.read_bytes()
+    with open(path, "r+b") as file:
+        file.write(b"new" * 2000)
+    path.stat()
+    os.chmod(path, 0o600)
+    os.utime(path, ns=(1, 1))
+    changed = b"new" * 2000 + content[6000:]
+    assert requests_of(lab, lambda: path.read_bytes() == changed or pytest.fail("other")) < 4
+    os.truncate(path, 5000)
+    os.truncate(path, 9000)
+    assert path.read_bytes() == changed[:5000] + bytes(4000)
+
+
+@pytest.mark.root
+def test_the_kernel_keeps_where_a_symbolic_link_leads(lab: MountedLab) -> None:
+    link = lab.view / "link"
+    link.symlink_to("there")
+    assert os.readlink(link) == "there"
+    assert requests_of(lab, lambda: [os.readlink(link) for _ in range(50)]) < 10
+    link.unlink()
+    link.symlink_to("elsewhere")
+    assert os.readlink(link) == "elsewhere"
 
 
 @pytest.mark.root

@@ -362,6 +362,17 @@ def test_setfacl_and_getfacl_work(here: Path) -> None:
     assert GROUP  # the tag that setfacl has used
 
 
+@pytest.mark.root
+def test_labels_are_not_asked_for_again_where_there_are_none(lab: MountedLab) -> None:
+    if os.path.isdir("/sys/fs/selinux"):
+        pytest.skip("this machine has SELinux")
+    path = lab.view / "labelled"
+    path.touch()
+    assert code(os.getxattr, path, "security.selinux") == errno.EOPNOTSUPP
+    os.setxattr(path, "security.selinux", b"label")
+    assert os.getxattr(path, "security.selinux") == b"label"
+
+
 def test_extended_attributes_are_kept(here: Path) -> None:
     path = here / "f"
     path.write_text("x")
