@@ -25,7 +25,8 @@ from analysis.figures import (
     WholeFileRow,
 )
 from analysis.partitions import assign_groups, assign_partitions
-from dedupd.config.policy import PROFILES, Policy, apply_values
+from dedupd.config.policy import Policy, apply_values
+from dedupd.config.profiles import PROFILES
 from dedupd.format.container import ALIGN_BYTES, RECORD_HEADER_BYTES
 from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
 from dedupd.format.recipe import HEADER_BYTES as RECIPE_HEADER_BYTES
@@ -250,6 +251,7 @@ class _Queries:
         for name, values in PROFILES.items():
             self._step(f"profile {name}")
             policy = apply_values(Policy(), values, name)
+            self._database.set(exclude_types=list(policy.exclude_types))
             now = self._profile(policy.min_size_bytes, policy.min_age_s)
             later = self._profile(policy.min_size_bytes, 0) if policy.min_age_s else now
             profiles[name] = Forecast(now, later)

@@ -1,5 +1,5 @@
 -- What a store would take if a profile were enabled now: only files that are large and old enough
--- (min_size_bytes, min_age_s). With the headers and paddings of records (header_bytes, align_bytes),
+-- (min_size_bytes, min_age_s), and of no type that is left alone (exclude_types). With the headers and paddings of records (header_bytes, align_bytes),
 -- and entry_bytes for each chunk in its container's table. Recipes: a record for each distinct file
 -- of more than one chunk.
 WITH eligible AS (
@@ -8,6 +8,7 @@ WITH eligible AS (
     FROM files
     WHERE length_bytes + hole_bytes >= getvariable('min_size_bytes')
       AND changed_s <= getvariable('collected_s') - getvariable('min_age_s')
+      AND NOT list_contains(getvariable('exclude_types')::VARCHAR[], type)
 ), per_chunk AS (
     SELECT any_value(c.length_bytes) AS length,
            any_value(stored(c.length_bytes, c.compressed_bytes)) AS payload,

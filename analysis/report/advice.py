@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from analysis.collection.chunkings import DEFAULT, SIZES
 from analysis.figures import CONFIDENCE_95, SavingsRow
 from analysis.study import Forecast, Study
-from dedupd.config.policy import PROFILES, Policy
+from dedupd.config.policy import Policy
+from dedupd.config.profiles import PROFILES
 from dedupd.format.container import RECORD_HEADER_BYTES
 from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
 from dedupd.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES

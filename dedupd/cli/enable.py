@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option, message_of
-from dedupd.config.policy import PROFILES, Policy, apply_values
+from dedupd.config.policy import Policy, apply_values
+from dedupd.config.profiles import PROFILES
 from dedupd.errors import DedupdError, ServiceUnreachable
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
 from dedupd.service.client import ServiceClient

@@ -1,44 +1,67 @@
 """``dedupd expand``: make files plain."""
 
+import os
+import stat
 import sys
 from typing import Any
 
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
+from dedupd.cli.policy import saved
+from dedupd.config.policy_file import keep_plain
+from dedupd.config.rules import pattern_of
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
-from dedupd.system.paths import named, show_text
+from dedupd.system.files import opened
+from dedupd.system.paths import named, open_beneath, show_text
 from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.volume import Volume
 
 
 @click.command("expand")
 @click.argument("files", nargs=-1, required=True, type=PATH)
+@click.option("--once", is_flag=True, help="Write no rule: a later run may take them again.")
 @json_option
 @exits
-def command(files: tuple[str, ...], as_json: bool) -> None:
-    """Make FILES plain again now. To keep them so, exclude them in the policy."""
+def command(files: tuple[str, ...], once: bool, as_json: bool) -> None:
+    """Make FILES plain again now, and keep them so, by a rule in the policy."""
     rows: list[dict[str, Any]] = []
     for path in files:
         try:
-            rows.append({"path": path, "restored": _restored(path), "error": ""})
+            restored, ruled = _restored(path, once)
+            rows.append({"path": path, "restored": restored, "ruled": ruled, "error": ""})
         except (DedupdError, OSError) as error:
             if len(files) == 1 and isinstance(error, UsageError):
                 raise
-            rows.append({"path": path, "restored": False, "error": message_of(error)})
+            message = message_of(error)
+            rows.append({"path": path, "restored": False, "ruled": False, "error": message})
     if as_json:
         print_json(rows)
     else:
         for row in rows:
             state = "plain again" if row["restored"] else "already plain"
+            state += "; a rule in the policy keeps it so" if row["ruled"] else ""
             click.echo(show_text(row["error"] or f"{row['path']}: {state}"))
     sys.exit(EXIT_FINDINGS if any(row["error"] for row in rows) else EXIT_DONE)
 
 
-def _restored(path: str) -> bool:
+def _restored(path: str, once: bool) -> tuple[bool, bool]:
+    """Whether the file was a stub, and whether a rule was written that keeps it plain."""
     volume, below = Volume.locate_existing(path)
     with volume, named(path):
         if not below:
             raise UsageError(f"{path}: is the volume itself; use `dedupd run unoptimize`")
+        needs_rule = not once and _is_regular(volume, below)
+        needs_rule = needs_rule and not volume.policy().excludes(below)
         require_room(volume, below, lambda: None)
-        return restore_file(volume, below).was_stub
+        was_stub = restore_file(volume, below).was_stub
+        if needs_rule:
+            saved(volume, lambda text: keep_plain(text, [pattern_of(below)], volume.policy_where))
+            # A run that began before the rule may have taken the file again.
+            restore_file(volume, below)
+        return was_stub, needs_rule
+
+
+def _is_regular(volume: Volume, below: bytes) -> bool:
+    with opened(open_beneath(volume.data_fd, below, os.O_PATH)) as fd:
+        return stat.S_ISREG(os.fstat(fd).st_mode)

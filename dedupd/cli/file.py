@@ -6,10 +6,11 @@ from typing import Any
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
-from dedupd.errors import EXIT_DONE, DedupdError
+from dedupd.errors import EXIT_DONE, DedupdError, PolicyError
 from dedupd.system.paths import show_text
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
+from jobs.tree.explanation import Explanation, explain_file
 from jobs.tree.file_figures import file_figures, sharing
 
 
@@ -46,13 +47,24 @@ def _described(path: str, with_sharing: bool) -> dict[str, Any]:
         row = file_figures(volume, below, path)
         if with_sharing and row["state"] != "plain":
             row["shared"] = sharing(volume, below)
+        if row["state"] != "stub" and (told := _explanation(volume, below)) is not None:
+            row["policy"] = told.to_json()
+            row["outcome"] = told.outcome
     return row
+
+
+def _explanation(volume: Volume, below: bytes) -> Explanation | None:
+    """What comes of a file by the policy; None where that cannot be read."""
+    try:
+        return explain_file(volume, volume.policy(), below)
+    except PolicyError:
+        return None
 
 
 def _line(row: dict[str, Any]) -> str:
     text = f"{row['path']}: {row['state']}, {format_size(row['length_bytes'])}"
     if row["state"] == "plain":
-        return text
+        return text + (f"; {row['outcome']}" if "outcome" in row else "")
     text += (
         f", {counted(row['chunks'], 'chunk')} that occupy {format_size(row['chunk_stored_bytes'])}"
     )

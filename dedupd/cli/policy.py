@@ -8,10 +8,10 @@ import click
 import tomlkit
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
-from dedupd.config.policy import KEYS, Policy, apply_values, parse_policy
+from dedupd.config.policy import KEYS, RULES, Policy, apply_values, parse_policy
 from dedupd.config.policy_file import reset_in_text, set_in_text, wrong_keys
 from dedupd.errors import PolicyError, UsageError
-from dedupd.system.paths import named, refuse_part
+from dedupd.system.paths import named, refuse_part, show_text
 from dedupd.volume.volume import POLICY_FILE, Volume
 
 COUNTS = "jobs that begin from now on go by it"
@@ -23,29 +23,39 @@ COUNTS = "jobs that begin from now on go by it"
 @click.argument("value", required=False)
 @click.option("--reset", "reset", metavar="KEY", help="Give KEY its default again.")
 @click.option("--edit", is_flag=True, help="Open the file in an editor; it is saved once valid.")
+@click.option("--why", type=PATH, metavar="FILE", help="Say which rule decides on FILE, and how.")
 @json_option
 @exits
 def command(
-    path: str, key: str | None, value: str | None, reset: str | None, edit: bool, as_json: bool
+    path: str,
+    key: str | None,
+    value: str | None,
+    reset: str | None,
+    edit: bool,
+    why: str | None,
+    as_json: bool,
 ) -> None:
     """Show the policy of the volume PATH, one KEY of it, or set KEY to VALUE.
 
-    A policy is that of a whole volume; its key `exclude` leaves parts out. A key that is wrong, and
-    a file that cannot be read at all, can be put right in each of the three ways.
+    A policy is that of a whole volume; its key `exclude` leaves parts out, and its tables
+    `[[rule]]`, for --edit, have other values for parts. A key that is wrong, and a file that cannot
+    be read at all, can be put right in each of the three ways.
     """
-    if (key is not None) + (reset is not None) + edit > 1:
-        raise UsageError("give one of KEY, --reset and --edit")
+    if (key is not None) + (reset is not None) + edit + (why is not None) > 1:
+        raise UsageError("give one of KEY, --reset, --edit and --why")
     if key is not None and key not in KEYS:
         raise UsageError(f"unknown policy key {key!r}; the keys are {', '.join(KEYS)}")
     with Volume.open(path) as volume:
         refuse_part(path, (volume.root,), "change the policy of")
         where = volume.policy_where
-        if edit:
+        if why is not None:
+            _explain(volume, why, as_json)
+        elif edit:
             _tell(volume, _edited(volume), as_json)
         elif reset is not None:
-            _tell(volume, _saved(volume, lambda text: reset_in_text(text, reset, where)), as_json)
+            _tell(volume, saved(volume, lambda text: reset_in_text(text, reset, where)), as_json)
         elif key is not None and value is not None:
-            change = _saved(volume, lambda text: set_in_text(text, key, value, where))
+            change = saved(volume, lambda text: set_in_text(text, key, value, where))
             _tell(volume, change, as_json, always=key)
         else:
             _show(volume.policy(), key, as_json)
@@ -58,7 +68,23 @@ class _Change(NamedTuple):
     after: str
 
 
-def _saved(volume: Volume, change: Callable[[str], str]) -> _Change:
+def _explain(volume: Volume, path: str, as_json: bool) -> None:
+    """What the policy says of a file, by which rule, and what comes of it."""
+    from jobs.tree.explanation import explain_file
+
+    other, below = Volume.locate_existing(path)
+    with other, named(path):
+        if other.parameters.uuid != volume.parameters.uuid:
+            raise UsageError(f"{path}: lies in another volume, {other.root}")
+        found = explain_file(other, other.policy(), below)
+    if found is None:
+        raise UsageError(f"{path}: not a regular file; name one, and what decides on it is told")
+    text = "\n".join(show_text(line) for line in found.lines())
+    answer(as_json, {**found.to_json(), "path": path}, text)
+
+
+def saved(volume: Volume, change: Callable[[str], str]) -> _Change:
+    """Change the policy's file. Raises PolicyError, OSError."""
     before = volume.policy_text()
     after = change(before)
     with named(volume.policy_where):
@@ -85,7 +111,7 @@ def _edited(volume: Volume) -> _Change:
         raise UsageError(
             f"{volume.policy_where}: changed meanwhile by somebody else; look at it, and try again"
         )
-    return _saved(volume, lambda _: text)
+    return saved(volume, lambda _: text)
 
 
 def _values(text: str, where: str) -> dict[str, Any]:
@@ -101,7 +127,8 @@ def _values(text: str, where: str) -> dict[str, Any]:
 
 
 def _shown(policy: Policy) -> dict[str, Any]:
-    return {name: key.show(getattr(policy, key.attribute)) for name, key in KEYS.items()}
+    shown = {name: key.show(getattr(policy, key.attribute)) for name, key in KEYS.items()}
+    return {**shown, RULES: [rule.to_table() for rule in policy.rules]}
 
 
 def _tell(volume: Volume, change: _Change, as_json: bool, always: str | None = None) -> None:
@@ -140,4 +167,14 @@ def _show(policy: Policy, key: str | None, as_json: bool) -> None:
         print_json(shown)
         return
     for name, value in shown.items():
+        if name == RULES:
+            _show_rules(value)
+            continue
         click.echo(f"{name} = {_written(value)}" + ("" if key else f"   # {KEYS[name].help}"))
+
+
+def _show_rules(rules: list[dict[str, Any]]) -> None:
+    for number, rule in enumerate(rules, 1):
+        click.echo(f"\n[[{RULES}]]   # rule {number}")
+        for name, value in rule.items():
+            click.echo(f"{name} = {_written(value)}")

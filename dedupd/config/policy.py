@@ -1,6 +1,5 @@
 """What to optimize and how: ``policy.toml``, edited by people, validated on load."""
 
-import fnmatch
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -18,8 +17,10 @@ from dedupd.config.config_values import (
     whole,
     yes_or_no,
 )
+from dedupd.config.profiles import plain
 from dedupd.config.reserve import DEFAULT as DEFAULT_RESERVE
 from dedupd.config.reserve import Reserve, parse_reserve, show_reserve
+from dedupd.config.rules import Rule, decided, extension_of, parse_rules
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import IoPriority
@@ -41,6 +42,14 @@ class IndexChoice(StrEnum):
     """A filter in RAM; filters and signatures in a file, fingerprints in the redirection tables."""
 
 
+class Marker(StrEnum):
+    """Values of the key ``markers``: files that keep their directory plain."""
+
+    CACHEDIR_TAG = "CACHEDIR.TAG"
+    """Of caches, by bford.info/cachedir: it counts where it begins with the signature."""
+    NODEDUP = ".nodedup"
+
+
 class SharedExtents(StrEnum):
     """Values of the key ``shared_extents``."""
 
@@ -50,20 +59,17 @@ class SharedExtents(StrEnum):
     """They are optimized like others: their blocks come back with the last snapshot."""
 
 
-def extension_of(name: str) -> str:
-    """The type of a file: what follows the last dot of its name, in lower case; else empty."""
-    stem, dot, extension = name.rpartition(".")
-    return extension.lower() if dot and stem else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Every key of the policy, in the units that the program uses."""
 
     min_age_s: float = 3 * 86400.0
     min_size_bytes: int = 32 << 10
+    include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
+    ignore_case: bool = False
+    markers: tuple[Marker, ...] = (Marker.CACHEDIR_TAG, Marker.NODEDUP)
     no_compress_types: tuple[str, ...] = ()
     compression_level: int = 3
     compression_min_saving: float = 0.05
@@ -87,41 +93,34 @@ class Policy:
     schedule_compact: Schedule = _WEEKLY
     schedule_scrub: Schedule = _WEEKLY_LATER
     schedule_full_scrub: Schedule = _MONTHLY
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the same holds for all paths, but for compression by type."""
+        return not (self.include or self.exclude or self.exclude_types or self.rules)
+
+    @property
+    def loosest(self) -> tuple[float, int]:
+        """The lowest age and the lowest size that this policy asks of any path."""
+        ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
+        sizes = [rule.min_size_bytes for rule in self.rules if rule.min_size_bytes is not None]
+        return min([self.min_age_s, *ages]), min([self.min_size_bytes, *sizes])
 
     def excludes(self, path: bytes) -> bool:
-        """Whether a path, relative to the volume, is excluded by type or pattern.
-
-        A pattern with a slash is matched against the whole path, and excludes what lies below;
-        one without is matched against each name on the path.
-        """
-        if not self.exclude and not self.exclude_types:
-            return False
-        text = path.decode("utf-8", "surrogateescape")
-        name = text.rpartition("/")[2]
-        if self.exclude_types and extension_of(name) in self.exclude_types:
-            return True
-        return any(_matches(pattern, text) for pattern in self.exclude)
+        """Whether a path, relative to the volume, is left alone, whatever its age and size."""
+        return not self.is_uniform and bool(decided(self, path).excluded)
 
     def compresses(self, path: bytes) -> bool:
         """Whether chunks of this file may be compressed."""
-        if not self.no_compress_types:
-            return True
+        if self.rules:
+            return decided(self, path).compresses
         name = path.rpartition(b"/")[2].decode("utf-8", "surrogateescape")
         return self.compresses_type(extension_of(name))
 
     def compresses_type(self, file_type: str) -> bool:
-        """Whether chunks of files of this type may be compressed."""
+        """Whether chunks of files of this type may be compressed, where no rule says otherwise."""
         return file_type not in self.no_compress_types
-
-
-def _matches(pattern: str, path: str) -> bool:
-    if "/" not in pattern:
-        return any(fnmatch.fnmatchcase(part, pattern) for part in path.split("/"))
-    pattern = pattern.strip("/")
-    parts = path.split("/")
-    return any(
-        fnmatch.fnmatchcase("/".join(parts[:depth]), pattern) for depth in range(1, len(parts) + 1)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,11 @@ def _schedule(value: Any) -> Schedule:
 
 
 def _types(value: Any) -> tuple[str, ...]:
-    return tuple(item.lower().lstrip(".") for item in strings(value))
+    return tuple(item.lower().lstrip(".") for item in strings(plain(value)))
+
+
+def _markers(value: Any) -> tuple[Marker, ...]:
+    return tuple(one_of(Marker)(name) for name in strings(value))
 
 
 KEYS = {
@@ -161,8 +164,11 @@ KEYS = {
             unit="s",
         ),
         Key("min_size", size, exact_size, "smaller files are left alone", unit="bytes"),
+        Key("include", strings, list, "where not empty, only these paths and patterns are taken"),
         Key("exclude", strings, list, "paths and patterns that are left alone"),
         Key("exclude_types", _types, list, "file types that are left alone"),
+        Key("ignore_case", yes_or_no, bool, "whether patterns take upper and lower case alike"),
+        Key("markers", _markers, list, "files that keep their directory plain"),
         Key("no_compress_types", _types, list, "types that are never compressed"),
         Key("compression_level", whole(0, 19), int, "zstd level; 0 stores everything raw"),
         Key(
@@ -252,13 +258,10 @@ KEYS = {
     )
 }
 
-PARSERS = {name: key.parse for name, key in KEYS.items()}
+RULES = "rule"
+"""The name of the tables that :class:`Rule` is written as; not a key by itself."""
 
-PROFILES: dict[str, dict[str, Any]] = {
-    "general": {},
-    "vm": {"min_age": "0s", "min_size": "32k"},
-    "backup": {"min_age": "0s", "min_size": "32k"},
-}
+PARSERS = {**{name: key.parse for name, key in KEYS.items()}, RULES: parse_rules}
 
 
 def parse_policy(text: str, where: str) -> Policy:
@@ -271,8 +274,8 @@ def apply_values(policy: Policy, values: dict[str, Any], where: str) -> Policy:
     changes: dict[str, Any] = {}
     for name, value in values.items():
         meant = parsed(PARSERS, name, value, where, PolicyError)
-        changes[KEYS[name].attribute] = meant
+        changes["rules" if name == RULES else KEYS[name].attribute] = meant
     return replace(policy, **changes)
 
 
-assert {key.attribute for key in KEYS.values()} == {f.name for f in fields(Policy)}
+assert {key.attribute for key in KEYS.values()} | {"rules"} == {f.name for f in fields(Policy)}

@@ -1,12 +1,14 @@
 """Writing ``policy.toml``: comments and other keys stay as they are."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from dedupd.config.config_values import parsed, read_table
-from dedupd.config.policy import KEYS, PARSERS, Policy, parse_policy
+from dedupd.config.policy import KEYS, PARSERS, RULES, Policy, parse_policy
+from dedupd.config.profiles import Types
 from dedupd.errors import PolicyError
 from dedupd.units import brief
 
@@ -20,11 +22,27 @@ def policy_text(values: dict[str, Any]) -> str:
         document.add(tomlkit.nl())
         document.add(tomlkit.comment(f"{key.help}"))
         if key.name in values:
-            document[key.name] = values[key.name]
+            document[key.name] = _with_reasons(values[key.name])
         else:
             shown = tomlkit.item(key.show(getattr(default, key.attribute))).as_string()
             document.add(tomlkit.comment(f"{key.name} = {shown}"))
+    document.add(tomlkit.nl())
+    document.add(tomlkit.comment("For parts of the tree; see docs/policy.md:"))
+    document.add(tomlkit.comment(f"[[{RULES}]]"))
+    document.add(tomlkit.comment('    path = ["projects/*/render"]'))
+    document.add(tomlkit.comment('    min_age = "0s"'))
     return tomlkit.dumps(document)
+
+
+def _with_reasons(value: Any) -> Any:
+    """A value as it is written: lists of types a line each, with the reason behind it."""
+    if not isinstance(value, list) or not all(isinstance(one, Types) for one in value):
+        return value
+    array = tomlkit.array()
+    for group in value:
+        array.add_line(*group.types, comment=group.reason)
+    array.add_line(indent="")
+    return array
 
 
 def wrong_keys(text: str, where: str) -> list[str]:
@@ -66,9 +84,30 @@ def reset_in_text(text: str, name: str, where: str) -> str:
     document = _document(text, where)
     if name in document:
         del document[name]
-    elif name not in KEYS:
+    elif name not in PARSERS:
         raise PolicyError(f"{where}: unknown key {brief(name)}; the keys are {', '.join(KEYS)}")
     return tomlkit.dumps(document)
+
+
+def keep_plain(text: str, patterns: Sequence[str], where: str) -> str:
+    """The file's text with a last rule that leaves ``patterns`` alone. Raises PolicyError."""
+    document = _document(text, where)
+    rules = document.get(RULES)
+    if rules is None:
+        rules = tomlkit.aot()
+        document[RULES] = rules
+    if len(rules) and set(rules[-1]) == {"path", "exclude"} and rules[-1]["exclude"] is True:
+        last = rules[-1]
+        before = last["path"] if isinstance(last["path"], list) else [str(last["path"])]
+        last["path"] = [*before, *(one for one in patterns if one not in before)]
+    else:
+        rule = tomlkit.table()
+        rule["path"] = list(patterns)
+        rule["exclude"] = True
+        rules.append(rule)
+    changed = tomlkit.dumps(document)
+    parse_policy(changed, where)
+    return changed
 
 
 def _document(text: str, where: str) -> tomlkit.TOMLDocument:

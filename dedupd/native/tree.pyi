@@ -113,6 +113,8 @@ class DirectoryCandidates(Directory):
     """Files that are passed over, and their bytes."""
     plain: Final[list[PackedFiles]]
     """Plain files for the job."""
+    markers: Final[list[bytes]]
+    """Names of files of this directory that may keep it plain: ``CACHEDIR.TAG``, ``.nodedup``."""
 
 def find_candidates(
     root: int,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dedupd.config.policy import extension_of
+from dedupd.config.rules import extension_of
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 

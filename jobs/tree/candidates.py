@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from dedupd import native
 from dedupd.config.policy import Policy
+from dedupd.config.rules import Decision, decided
 from dedupd.errors import DamagedStub
 from dedupd.format.stub import StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import DirectoryCandidates, Unreadable
@@ -19,6 +20,7 @@ from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.frame.run import checked
 from jobs.tree.linked_files import LinkedFiles
+from jobs.tree.marked_directories import MarkedDirectories
 from jobs.tree.walk import (
     SafePoint,
     TreeFile,
@@ -158,15 +160,26 @@ class _Search:
         self._safe_point = safe_point
         self._threads = policy.cores or cores()
         self._linked = LinkedFiles(volume.data_fd, safe_point)
-        age_ns = int(policy.min_age_s * 1e9)
-        self._rules = native.tree.Rules(
-            seed=attribute_seed(volume.space.volume_id),
-            size_min=policy.min_size_bytes,
-            newest_ns=time.time_ns() - age_ns if age_ns > 0 else _EVER_NS,
-            chunk_bytes=volume.parameters.chunking.average_bytes,
-        )
+        self._marked = MarkedDirectories(volume, policy.markers)
+        self._now_ns = time.time_ns()
+        self._rules_of: dict[tuple[float, int], native.tree.Rules] = {}
+        self._loosest = self._rules(*policy.loosest)
+
+    def _rules(self, age_s: float, size_bytes: int) -> "native.tree.Rules":
+        """What is asked of a file for which these two hold."""
+        found = self._rules_of.get((age_s, size_bytes))
+        if found is None:
+            age_ns = int(age_s * 1e9)
+            found = self._rules_of[age_s, size_bytes] = native.tree.Rules(
+                seed=attribute_seed(self._volume.space.volume_id),
+                size_min=size_bytes,
+                newest_ns=self._now_ns - age_ns if age_ns > 0 else _EVER_NS,
+                chunk_bytes=self._volume.parameters.chunking.average_bytes,
+            )
+        return found
 
     def below(self, path: bytes) -> Iterator[PlainFiles | Candidate]:
+        self._marked.begin(path)
         for directory, prefix, here in each_directory(self._find, self._safe_point, path):
             if isinstance(here, DirectoryCandidates):
                 yield from self._found_in(directory, prefix, here)
@@ -180,7 +193,7 @@ class _Search:
     def _find(self, directories: Sequence[bytes]) -> list[DirectoryCandidates | Unreadable]:
         volume, threads = self._volume, self._threads
         return native.tree.find_candidates(
-            volume.data_fd, directories, volume.space.name, threads, self._safe_point, self._rules
+            volume.data_fd, directories, volume.space.name, threads, self._safe_point, self._loosest
         )
 
     def _found_in(
@@ -188,7 +201,11 @@ class _Search:
     ) -> Iterator[PlainFiles | Candidate]:
         for reason, (count, size_bytes) in here.passed.items():
             self._skipped.add(_REASONS[reason], size_bytes, count)
+        is_marked = self._marked.meet(directory, here.markers)
         for files in here.plain:
+            if is_marked:
+                self._skipped.add(EXCLUDED, files.size_bytes, files.count)
+                continue
             yield from self._plain(
                 PlainFiles(prefix, files.packed, files.count, files.size_bytes, files.chunks)
             )
@@ -211,14 +228,24 @@ class _Search:
             return False  # it is gone
 
     def _plain(self, files: PlainFiles) -> Iterator[PlainFiles | Candidate]:
-        if not (self._policy.exclude or self._policy.exclude_types):
+        if self._policy.is_uniform:
             yield files
             return
         for candidate in checked(files.candidates(), self._safe_point):
-            if self._policy.excludes(candidate.path):
-                self._skipped.add(EXCLUDED, candidate.work_bytes)
+            if reason := self._reason(candidate.path, candidate.identity):
+                self._skipped.add(reason, candidate.work_bytes)
             else:
                 yield candidate
+
+    def _reason(self, path: bytes, identity: FileIdentity) -> str:
+        """Why a plain file is no candidate, as far as the policy goes, or nothing."""
+        decision = decided(self._policy, path)
+        if (reason := self._asked(decision).reason(identity)) is not None:
+            return _REASONS[reason]
+        return EXCLUDED if decision.excluded or self._marked.has(path) else ""
+
+    def _asked(self, decision: Decision) -> "native.tree.Rules":
+        return self._rules(decision.min_age_s, decision.min_size_bytes)
 
     def _judged(self, file: TreeFile) -> Iterator[Candidate]:
         """A file that native code has left, if it is a candidate."""
@@ -226,7 +253,7 @@ class _Search:
         if size > LENGTH_BYTES_MAX:
             reason, work_bytes = LONG, 0
         elif file.attribute is None:
-            reason, work_bytes = self._plain_reason(file), size
+            reason, work_bytes = self._reason(file.path, file.identity), size
         else:
             reason, work_bytes = self._stub_reason(file, file.attribute), file.allocated_bytes
         if not reason and _has_capabilities(self._volume, file.path):
@@ -235,12 +262,6 @@ class _Search:
             self._skipped.add(reason, size)
         else:
             yield Candidate(file.path, file.identity, file.attribute, work_bytes)
-
-    def _plain_reason(self, file: TreeFile) -> str:
-        """Why a plain file is no candidate, or nothing."""
-        if (reason := self._rules.reason(file.identity)) is not None:
-            return _REASONS[reason]
-        return EXCLUDED if self._policy.excludes(file.path) else ""
 
     def _stub_reason(self, file: TreeFile, attribute: bytes) -> str:
         """Why a stub is no candidate, or nothing; notes a stub that needs a repair of its state."""
@@ -259,11 +280,14 @@ class _Search:
             return OPTIMIZED
         if file.allocated_bytes == 0 and stub.covered >= size:
             return OPTIMIZED
-        is_young = self._rules.is_young(file.identity)
+        decision = decided(policy, file.path)
+        is_young = self._asked(decision).is_young(file.identity)
         if is_young and file.allocated_bytes > policy.partial_local_max * size:
             self._skipped.mostly_local.append(file.path)
             return "mostly its own blocks again"
-        if is_young or not policy.partial_files or policy.excludes(file.path):
+        if is_young or not policy.partial_files:
+            return "written to since"
+        if decision.excluded or self._marked.has(file.path):
             return "written to since"
         return ""
 

@@ -102,7 +102,7 @@ def test_a_volume_from_the_first_command_to_the_last(tmp_path: Path) -> None:
     (row,) = reported("file", "--sharing", root / "file 1")
     assert row["shared"] == {"files": 2, "shared_bytes": 50 * KIB}
     assert reported("expand", root / "file 1") == [
-        {"path": str(root / "file 1"), "restored": True, "error": ""}
+        {"path": str(root / "file 1"), "restored": True, "ruled": True, "error": ""}
     ]
     assert reported("run", "verify", root)["outcome"] == "clean"
     assert [run["job"] for run in reported("jobs", root)["history"]] == ["verify", "optimize"]

@@ -9,8 +9,9 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dedupd.config.policy import KEYS, PROFILES, Policy, apply_values, parse_policy
+from dedupd.config.policy import KEYS, Policy, apply_values, parse_policy
 from dedupd.config.policy_file import policy_text, set_in_text
+from dedupd.config.profiles import PROFILES
 from dedupd.config.reserve import Reserve
 from dedupd.config.schedule import Every, Off
 from dedupd.errors import PolicyError
@@ -83,6 +84,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("min_size", -1, "write a size"),
     ("min_size", True, "write a size"),
     ("min_size", 10**40, "write a size"),
+    ("include", 5, "write a list of texts"),
+    ("ignore_case", "maybe", "write true or false"),
+    ("markers", ["nodedup"], 'write "CACHEDIR.TAG" or ".nodedup"'),
     ("exclude", 5, "write a list of texts"),
     ("exclude", [""], "write a list of texts"),
     ("exclude", '["*.tmp", 3]', "write a list of texts"),

@@ -65,6 +65,8 @@ pub struct DirectoryCandidates {
     /// Files and bytes, by reason.
     passed: Py<PyDict>,
     plain: Py<PyList>,
+    /// Names of files that may keep the directory plain.
+    markers: Py<PyList>,
 }
 
 #[pyclass(frozen, get_all, module = "dedupd.native.tree")]
@@ -109,7 +111,15 @@ pub fn find_candidates<'py>(
             };
             plain.append(Py::new(py, files)?)?;
         }
-        let found = DirectoryCandidates { passed: passed.unbind(), plain: plain.unbind() };
+        let markers = PyList::empty(py);
+        for name in here.markers() {
+            markers.append(PyBytes::new(py, name.to_bytes()))?;
+        }
+        let found = DirectoryCandidates {
+            passed: passed.unbind(),
+            plain: plain.unbind(),
+            markers: markers.unbind(),
+        };
         Ok(Directory::of(py, here.left, None)?.with(found))
     })
 }

@@ -59,6 +59,9 @@ impl Rules {
     }
 }
 
+/// Names of files that may keep their directory plain (`Marker` in `dedupd/config/policy.py`).
+pub const MARKERS: [&CStr; 2] = [c"CACHEDIR.TAG", c".nodedup"];
+
 /// Files that are passed over for one reason.
 #[derive(Clone, Copy, Default)]
 pub struct Passed {
@@ -73,11 +76,18 @@ pub struct Candidates {
     pub left: Vec<Entry>,
     pub plain: Vec<(Identity, CString)>,
     passed: [Passed; Reason::ALL.len()],
+    /// By their places in [`MARKERS`], whether they are there.
+    markers: [bool; MARKERS.len()],
 }
 
 impl Candidates {
     pub fn sort_out(&mut self, entries: &mut Vec<Entry>, rules: &Rules) {
         for entry in entries.drain(..) {
+            if let Entry::File { name, .. } = &entry {
+                for (found, marker) in self.markers.iter_mut().zip(MARKERS) {
+                    *found |= name.as_c_str() == marker;
+                }
+            }
             match entry {
                 Entry::File {
                     name,
@@ -116,6 +126,11 @@ impl Candidates {
             .into_iter()
             .map(|reason| (reason, self.passed[reason as usize]))
             .filter(|(_, passed)| passed.count > 0)
+    }
+
+    /// The names of files that may keep this directory plain.
+    pub fn markers(&self) -> impl Iterator<Item = &'static CStr> {
+        MARKERS.into_iter().zip(self.markers).filter(|&(_, found)| found).map(|(name, _)| name)
     }
 
     /// The plain files in the order of their inodes, which on a disk is near that of their blocks.

@@ -1,0 +1,49 @@
+"""Profiles: values of the policy for kinds of volumes, with the reasons for lists of types."""
+
+from typing import Any, NamedTuple
+
+
+class Types(NamedTuple):
+    """File types that belong together, and why they are on a list."""
+
+    types: tuple[str, ...]
+    reason: str
+
+
+COMPRESSED = [
+    Types(("jpg", "jpeg", "png", "gif", "webp", "heic"), "pictures: compressed by their format"),
+    Types(("mp3", "m4a", "aac", "ogg", "opus", "flac"), "sound: the same"),
+    Types(("mp4", "m4v", "mkv", "mov", "avi", "webm", "wmv"), "films: the same"),
+    Types(("zip", "7z", "rar", "gz", "tgz", "bz2", "xz", "zst"), "archives: compressed already"),
+    Types(("docx", "xlsx", "pptx", "odt", "ods", "odp", "jar"), "archives by another name"),
+]
+"""Types whose chunks hardly shrink: the list saves the test of each."""
+
+DATABASES = [
+    Types(("mdf", "ndf", "ldf", "ibd", "edb", "jrs"), "databases, written to in place all day"),
+    Types(("mdb", "accdb", "sqlite-wal", "sqlite-shm"), "the same: what is stored is soon garbage"),
+]
+"""Types that are rewritten in small pieces."""
+
+STATE_OF_GUESTS = [
+    Types(("vmem", "vswp", "vmss", "vsv"), "memory of guests: rewritten whenever they run"),
+    Types(("lck", "nvram"), "locks and firmware of guests: small, and open all the time"),
+]
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "general": {"exclude_types": DATABASES, "no_compress_types": COMPRESSED},
+    "vm": {"min_age": "0s", "min_size": "32k", "exclude_types": STATE_OF_GUESTS},
+    "backup": {"min_age": "0s", "min_size": "32k"},
+}
+
+
+def values_of(profile: str) -> dict[str, Any]:
+    """The values of a profile, as they are without reasons."""
+    return {name: plain(value) for name, value in PROFILES[profile].items()}
+
+
+def plain(value: Any) -> Any:
+    """A value of a profile without reasons."""
+    if isinstance(value, list) and all(isinstance(one, Types) for one in value):
+        return [name for group in value for name in group.types]
+    return value

@@ -1,0 +1,205 @@
+"""Rules for parts of the tree, and the one decision of what a policy says of a path.
+
+Jobs, ``dedupd file`` and ``dedupd policy --why`` all ask :func:`decided`.
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from dedupd.config.config_values import Parse, duration, parsed, size, strings, yes_or_no
+from dedupd.errors import UsageError
+from dedupd.units import exact_duration, exact_size
+
+RULES_MAX = 1000
+"""Each is compared with each file."""
+
+
+def extension_of(name: str) -> str:
+    """The type of a file: what follows the last dot of its name, in lower case; else empty."""
+    stem, dot, extension = name.rpartition(".")
+    return extension.lower() if dot and stem else ""
+
+
+def matching(patterns: Sequence[str], path: str, ignore_case: bool) -> str | None:
+    """The last pattern that matches a path, relative to the volume, or a directory above it.
+
+    A pattern with a slash is matched against the whole path, one without against each name on it.
+    One that begins with ``!`` takes out again what those before it match; ``\\!`` is the character.
+    """
+    if ignore_case:
+        path = path.casefold()
+    for pattern in reversed(patterns):
+        text = pattern[1:] if pattern.startswith(("!", "\\!")) else pattern
+        if _matches(text, path, ignore_case):
+            return pattern
+    return None
+
+
+def takes(patterns: Sequence[str], path: str, ignore_case: bool) -> bool:
+    """Whether a list of patterns matches a path, in the end."""
+    found = matching(patterns, path, ignore_case)
+    return found is not None and not found.startswith("!")
+
+
+def _matches(pattern: str, path: str, ignore_case: bool) -> bool:
+    if ignore_case:
+        pattern = pattern.casefold()
+    if "/" not in pattern:
+        return any(fnmatch.fnmatchcase(part, pattern) for part in path.split("/"))
+    pattern = pattern.strip("/")
+    parts = path.split("/")
+    return any(
+        fnmatch.fnmatchcase("/".join(parts[:depth]), pattern) for depth in range(1, len(parts) + 1)
+    )
+
+
+def pattern_of(path: bytes) -> str:
+    """A pattern that matches this path, and what lies below it: bytes that are not UTF-8 by ``?``,
+    since no TOML has them."""
+    text = path.decode("utf-8", "surrogateescape")
+    return "/" + "".join(_literal(one) for one in text)
+
+
+def _literal(character: str) -> str:
+    if "\ud800" <= character <= "\udfff":
+        return "?"
+    return f"[{character}]" if character in "*?[" else character
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What holds for a part of the tree; None where that is as elsewhere."""
+
+    path: tuple[str, ...]
+    min_age_s: float | None = None
+    min_size_bytes: int | None = None
+    exclude: bool | None = None
+    compress: bool | None = None
+
+    def to_table(self) -> dict[str, Any]:
+        """As it is written."""
+        found = {
+            "path": list(self.path),
+            "min_age": None if self.min_age_s is None else exact_duration(self.min_age_s),
+            "min_size": None if self.min_size_bytes is None else exact_size(self.min_size_bytes),
+            "exclude": self.exclude,
+            "compress": self.compress,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+_ATTRIBUTES = {"min_age": "min_age_s", "min_size": "min_size_bytes"}
+
+RULE_KEYS: Mapping[str, Parse] = {
+    "path": strings,
+    "min_age": duration,
+    "min_size": size,
+    "exclude": yes_or_no,
+    "compress": yes_or_no,
+}
+
+
+def parse_rules(value: Any) -> tuple[Rule, ...]:
+    """The tables ``[[rule]]`` of a policy. Raises UsageError that names rule and key."""
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise UsageError("write each rule as a table [[rule]]")
+    if len(value) > RULES_MAX:
+        raise UsageError(f"at most {RULES_MAX} rules, which can have many paths each")
+    return tuple(_rule(row, f"rule {number}") for number, row in enumerate(value, 1))
+
+
+def _rule(row: Mapping[str, Any], where: str) -> Rule:
+    values = {
+        _ATTRIBUTES.get(name, name): parsed(RULE_KEYS, name, value, where, UsageError)
+        for name, value in row.items()
+    }
+    if not values.get("path"):
+        raise UsageError(f'{where}: names no part of the tree; write path = "projects/*/render"')
+    if len(values) == 1:
+        keys = ", ".join(name for name in RULE_KEYS if name != "path")
+        raise UsageError(f"{where}: says nothing of its paths; it can set {keys}")
+    return Rule(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy says of a path, and by which key or rule.
+
+    ``excluded`` is what leaves the path alone, empty where nothing does. ``rules`` has the number
+    of the rule that decides, from 1, for each key that a rule decides.
+    """
+
+    min_age_s: float
+    min_size_bytes: int
+    excluded: str
+    compresses: bool
+    rules: Mapping[str, int]
+
+    def source(self, key: str) -> str:
+        """Where the value of a key comes from."""
+        return f"rule {self.rules[key]}" if key in self.rules else "the policy"
+
+
+class Keys(Protocol):
+    """The keys of a policy that a decision needs."""
+
+    @property
+    def min_age_s(self) -> float: ...
+    @property
+    def min_size_bytes(self) -> int: ...
+    @property
+    def include(self) -> tuple[str, ...]: ...
+    @property
+    def exclude(self) -> tuple[str, ...]: ...
+    @property
+    def exclude_types(self) -> tuple[str, ...]: ...
+    @property
+    def no_compress_types(self) -> tuple[str, ...]: ...
+    @property
+    def ignore_case(self) -> bool: ...
+    @property
+    def rules(self) -> tuple[Rule, ...]: ...
+
+
+def decided(policy: Keys, path: bytes) -> Decision:
+    """The word of ``policy`` on a path, relative to the volume.
+
+    A rule overrides the keys of the policy, and a later rule those before it.
+    """
+    text = path.decode("utf-8", "surrogateescape")
+    file_type = extension_of(text.rpartition("/")[2])
+    excluded = _excluded_by_keys(policy, text, file_type)
+    compresses = file_type not in policy.no_compress_types
+    decision = Decision(policy.min_age_s, policy.min_size_bytes, excluded, compresses, {})
+    for number, rule in enumerate(policy.rules, 1):
+        if takes(rule.path, text, policy.ignore_case):
+            decision = _overridden(decision, rule, number)
+    return decision
+
+
+def _excluded_by_keys(policy: Keys, path: str, file_type: str) -> str:
+    if policy.include and not takes(policy.include, path, policy.ignore_case):
+        return "include, which has other paths alone"
+    if file_type in policy.exclude_types:
+        return f'exclude_types, by "{file_type}"'
+    pattern = matching(policy.exclude, path, policy.ignore_case)
+    if pattern is not None and not pattern.startswith("!"):
+        return f'exclude, by "{pattern}"'
+    return ""
+
+
+def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
+    keys = [name for name in RULE_KEYS if name != "path"]
+    said = [name for name in keys if getattr(rule, _ATTRIBUTES.get(name, name)) is not None]
+    changes: dict[str, Any] = {"rules": {**decision.rules, **dict.fromkeys(said, number)}}
+    if rule.min_age_s is not None:
+        changes["min_age_s"] = rule.min_age_s
+    if rule.min_size_bytes is not None:
+        changes["min_size_bytes"] = rule.min_size_bytes
+    if rule.exclude is not None:
+        changes["excluded"] = f"rule {number}" if rule.exclude else ""
+    if rule.compress is not None:
+        changes["compresses"] = rule.compress
+    return replace(decision, **changes)

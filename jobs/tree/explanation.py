@@ -1,0 +1,106 @@
+"""Why a file is optimized by the next run, or is not: the same decisions as the job's, told."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dedupd.config.policy import Policy
+from dedupd.config.rules import Decision, decided
+from dedupd.system.paths import show_path
+from dedupd.units import exact_duration, exact_size, format_duration
+from dedupd.volume.volume import Volume
+from jobs.tree.candidates import Candidate, Skipped, candidates
+from jobs.tree.marked_directories import MarkedDirectories
+from jobs.tree.walk import single_file
+
+YOUNG = "too young"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What comes of a file. ``due_s`` is when a young one is old enough, seconds since 1970."""
+
+    path: bytes
+    taken: bool
+    reason: str
+    decision: Decision
+    marked: str
+    """The file that keeps its directory plain; empty where none does."""
+    due_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": show_path(self.path),
+            "taken": self.taken,
+            "reason": self.reason,
+            "due_s": self.due_s,
+            "excluded_by": self.excluded_by,
+            "keys": {
+                key: {"value": value, "from": self.decision.source(key)}
+                for key, value in self._values()
+            },
+        }
+
+    @property
+    def excluded_by(self) -> str:
+        """The key, the rule or the file that leaves it alone; empty where nothing does."""
+        return self.decision.excluded or self.marked
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        decision = self.decision
+        yield "min_age", exact_duration(decision.min_age_s)
+        yield "min_size", exact_size(decision.min_size_bytes)
+        yield "exclude", bool(self.excluded_by)
+        yield "compress", decision.compresses
+
+    @property
+    def outcome(self) -> str:
+        """One phrase of what comes of it."""
+        if self.taken:
+            return "the next run of optimize takes it"
+        text = self.reason
+        if self.due_s is not None:
+            text += f"; it is old enough in {format_duration(max(0.0, self.due_s - time.time()))}"
+        if self.excluded_by:
+            text += f"; excluded by {self.excluded_by}"
+        return text
+
+    def lines(self) -> Iterator[str]:
+        yield f"{show_path(self.path)}: {self.outcome}"
+        for key, value in self._values():
+            source = self.decision.source(key)
+            if key == "exclude" and key not in self.decision.rules:
+                source = self.excluded_by or "nothing leaves it alone"
+            shown = str(value).lower() if isinstance(value, bool) else f'"{value}"'
+            yield f"  {key} = {shown}   # {source}"
+
+
+def explain_file(volume: Volume, policy: Policy, path: bytes) -> Explanation | None:
+    """What comes of a file by the policy; None where the path is no regular file.
+
+    Raises OSError where it cannot be read.
+    """
+    errors: list[str] = []
+    file = next(single_file(volume, path, errors), None)
+    if file is None and not errors:
+        return None
+    skipped = Skipped()
+    found: list[Candidate] = list(candidates(volume, policy, path, skipped, errors))
+    decision = decided(policy, path)
+    marked = MarkedDirectories(volume, policy.markers)
+    marked.begin(path)
+    above = marked.above(path)
+    due_s = None
+    reason = next(iter(skipped.files), errors[0] if errors else "")
+    if reason == YOUNG and file is not None:
+        changed_ns = max(file.identity.mtime_ns, file.identity.ctime_ns)
+        due_s = changed_ns / 1e9 + decision.min_age_s
+    return Explanation(
+        path,
+        bool(found),
+        "" if found else reason,
+        decision,
+        "" if above is None else f"a marker in {show_path(above) or 'the root of the volume'}",
+        due_s,
+    )
