@@ -27,6 +27,7 @@ COMMANDS = {
     "policy": "Show and set what is optimized, and how.",
     "file": "Show what the store knows about files.",
     "expand": "Make files plain again.",
+    "restore": "Take files out of a copy of a volume, without mounting it.",
     "analyze": "Report what deduplication would save on any directory.",
     "demo": "Try everything on real files, in a temporary volume.",
 }

@@ -177,6 +177,33 @@ class Disk:
     def set_mode(self, fd: int, mode: int) -> None:
         os.fchmod(fd, mode)
 
+    def make_link(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+        """Another name of a file, which must not exist yet."""
+        os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
+
+    def make_symlink(self, target: bytes, dir_fd: int, name: bytes) -> None:
+        os.symlink(target, name, dir_fd=dir_fd)
+
+    def make_node(self, dir_fd: int, name: bytes, mode: int, device: int) -> None:
+        """A device, a pipe or a socket, by the type in ``mode``."""
+        os.mknod(name, mode, device, dir_fd=dir_fd)
+
+    def set_owner_of(self, dir_fd: int, name: bytes, uid: int, gid: int) -> None:
+        """As :meth:`set_owner`, of what a name stands for: also of a symbolic link itself."""
+        os.chown(name, uid, gid, dir_fd=dir_fd, follow_symlinks=False)
+
+    def set_times_of(self, dir_fd: int, name: bytes, atime_ns: int, mtime_ns: int) -> None:
+        """As :meth:`set_times`, of what a name stands for: also of a symbolic link itself."""
+        os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
+
+    def set_mode_of(self, fd: int, mode: int) -> None:
+        """As :meth:`set_mode`, where ``fd`` may be ``O_PATH``."""
+        os.chmod(f"/proc/self/fd/{fd}", mode)
+
+    def set_attribute_of(self, fd: int, name: bytes, value: bytes) -> None:
+        """As :meth:`set_attribute`, where ``fd`` may be ``O_PATH``: also of a symbolic link."""
+        os.setxattr(f"/proc/self/fd/{fd}", name, value)
+
     def replace_file(
         self,
         dir_fd: int,

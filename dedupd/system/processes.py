@@ -37,6 +37,8 @@ def give_way(io_priority: IoPriority = IoPriority.IDLE) -> None:
 CAP_SYS_RESOURCE = 24
 """Lets a process write beyond quotas, among others."""
 
+_CAP_SYS_ADMIN = 21
+
 _CAPABILITY_VERSION = 0x2008_0522
 _CAPABILITY_SETS = struct.Struct("=6I")
 """Effective, permitted and inheritable ones; the lower 32 of each, then the others."""
@@ -58,6 +60,19 @@ def give_up_capability(number: int) -> None:
         values[at] &= ~(1 << bit)
     if libc.capset(head, _CAPABILITY_SETS.pack(*values)):
         raise OSError(ctypes.get_errno(), "capset failed")
+
+
+def sees_trusted_attributes() -> bool:
+    """Whether this process is shown the attributes ``trusted.*``: to others they do not exist.
+
+    It takes a capability in the first user namespace; that of a container is not enough.
+    """
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        if file.read().split() != ["0", "0", str(0xFFFF_FFFF)]:
+            return False
+    with open("/proc/self/status", encoding="ascii") as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 def cores() -> int:

@@ -9,20 +9,16 @@ program knows.
 
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged, DamagedStub
 from dedupd.failpoint import define, reach
-from dedupd.format.container import FILE_HEADER_BYTES, Kind
-from dedupd.format.stub import Flag, StubAttribute, binding_in, decode_stub
-from dedupd.store.container.container import data_name
+from dedupd.format.stub import StubAttribute, decode_stub
 from dedupd.stub.instance import record_instance
-from dedupd.stub.local_blocks import refuse_tampered
-from dedupd.stub.transition import StubFiles
 from dedupd.system.files import opened
 from dedupd.system.paths import explain, open_beneath, show_path
-from dedupd.units import align_up, counted
+from dedupd.units import counted
+from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
@@ -54,20 +50,6 @@ class AdoptReport(FileReport):
     spoilt: int = 0
 
 
-class _Verdict(NamedTuple):
-    """Why a stub is not adopted; nothing where it is. ``is_spoilt``: no option makes it good."""
-
-    reason: str = ""
-    is_spoilt: bool = False
-
-
-_GOOD = _Verdict()
-_NOT_TRUSTED = (
-    "it has been written to since it was deduplicated, and the holes of other stubs in this copy"
-    " are not what they were: --trust-holes does not hold for it"
-)
-
-
 class Adopt(Job[AdoptReport]):
     """Takes a copy over. Needs both locks of it; may be stopped and run again at any point."""
 
@@ -75,7 +57,6 @@ class Adopt(Job[AdoptReport]):
         """``trust_holes``: the program that made the copy kept all holes, and no others."""
         super().__init__(volume, run, AdoptReport(trust_holes=trust_holes))
         self._copy = volume
-        self._before = volume.space_before
         self._unproved: list[tuple[bytes, str]] = []
 
     def run(self) -> AdoptReport:
@@ -117,7 +98,7 @@ class Adopt(Job[AdoptReport]):
         """Raises Damaged where the copy has nothing that is good."""
         volume, report = self._copy, self._report
         name = volume.space.name.decode()
-        if not report.stubs and has_content and _has_chunks(volume):
+        if not report.stubs and has_content and has_chunks(volume):
             raise Damaged(
                 f"{volume.root}: none of its {counted(report.plain_files, 'file')} has the"
                 f" attribute {name}, and the store has chunks: the program that made the copy left"
@@ -135,14 +116,7 @@ class Adopt(Job[AdoptReport]):
         try:
             with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
                 value = native.system.fgetxattr(fd, volume.space.name)
-                stub = decode_stub(value or b"", volume.space.volume_id, where)
-                bound = binding_in(value or b"")
-                is_own = bound == volume.space.binding_of(fd)
-                if is_own or (self._before and bound == self._before.binding_of(fd)):
-                    refuse_tampered(fd, stub, volume.stub_files, where)
-                    verdict = _GOOD
-                else:
-                    verdict = _judged(fd, stub, volume.stub_files)
+                stub, is_own, verdict = prove(volume, fd, value or b"", where)
                 if not verdict.reason and not is_own:
                     self._bind(fd, stub)
         except (DamagedStub, OSError) as error:
@@ -156,7 +130,7 @@ class Adopt(Job[AdoptReport]):
             report.spoilt += 1
             self._run.findings.add(f"{where}: {verdict.reason}")
         elif verdict.reason:
-            self._unproved.append((path, verdict.reason))
+            self._unproved.append((path, f"{verdict.reason}; {TRUSTED_WITH}"))
 
     def _bind(self, fd: int, stub: StubAttribute) -> None:
         self._copy.stub_files.write(fd, stub)
@@ -172,7 +146,7 @@ class Adopt(Job[AdoptReport]):
             where = show_path(path)
             if not is_believed:
                 report.untrusted += 1
-                run.findings.add(f"{where}: {_NOT_TRUSTED if report.trust_holes else reason}")
+                run.findings.add(f"{where}: {NOT_TRUSTED if report.trust_holes else reason}")
                 continue
             try:
                 with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
@@ -183,31 +157,3 @@ class Adopt(Job[AdoptReport]):
                 run.findings.add(
                     f"{where}: {explain(error)}" if isinstance(error, OSError) else str(error)
                 )
-
-
-def _judged(fd: int, stub: StubAttribute, files: StubFiles) -> _Verdict:
-    """Whether a stub that was copied is what it was."""
-    size = os.fstat(fd).st_size
-    found, _ = native.system.local_bytes(fd, align_up(size, files.block_bytes), True)
-    if found < stub.local_bytes:
-        lost = stub.local_bytes - found
-        return _Verdict(f"the copy has holes in place of {lost} bytes of its own blocks", True)
-    is_open = bool(stub.flags & (Flag.WRITTEN | Flag.COMMITTING | Flag.RESTORING))
-    if found > stub.local_bytes and not is_open:
-        return _Verdict(f"the copy has {found - stub.local_bytes} bytes in place of holes", True)
-    if stub.is_clean and size >= stub.covered:
-        return _GOOD
-    if size < stub.covered:
-        return _Verdict("it is shorter than its recipe; --trust-holes takes it as it is")
-    return _Verdict(
-        "it has been written to since it was deduplicated, and only a copy that kept its holes has"
-        " what was written; --trust-holes takes it, where the program is known to keep them"
-    )
-
-
-def _has_chunks(volume: VolumeCopy) -> bool:
-    with volume.containers(Kind.CHUNKS) as directory:
-        return any(
-            os.stat(data_name(number), dir_fd=directory.fd).st_size > FILE_HEADER_BYTES
-            for number in directory.numbers()
-        )

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,6 +25,8 @@ from dedupd.volume.volume import Volume
 from fuse_stub import process
 from jobs.adopt.job import Adopt, AdoptReport
 from jobs.adopt.volume_copy import VolumeCopy
+from jobs.backup.restore import Restore
+from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, fill, new_lab, noise, run_cli, stop_at, write_out
@@ -231,6 +234,7 @@ def check_copy(
     if any("trusted.dedupd" in os.listxattr(root / ".dedupd/data" / name) for name in stubs):
         with VolumeCopy.open(str(root)) as copy:
             assert readable(copy, stubs) == set(), tool
+    check_restores(root, contents, tool, faithful, with_trust)
     if not faithful:
         with pytest.raises(Damaged, match=r"docs/backup.md"):
             adopt(root)
@@ -258,6 +262,34 @@ def check_copy(
         assert (report.spoilt, report.untrusted, report.adopted) == (1, 1, 0), tool
         with lab.opened() as volume:
             assert readable(volume, contents) == faithful | {PLAIN}, tool
+
+
+def check_restores(
+    root: Path,
+    contents: dict[str, bytes],
+    tool: str,
+    faithful: set[str],
+    with_trust: set[str],
+) -> None:
+    """Take files out of a copy that was not adopted: the same ones, and no other bytes."""
+    for trust_holes in (False, True):
+        with BackupSource.found(str(root)) as copy, TemporaryDirectory(dir=root.parent) as out:
+            job = Restore(copy, JobRun("restore"), out, trust_holes=trust_holes)
+            found: set[str] = set()
+            try:
+                report = job.run([b""])
+            except Damaged:
+                pass
+            else:
+                found = set(os.listdir(out))
+                assert report.damaged == len(contents) - len(found), tool
+            for name in found:
+                assert Path(out, name).read_bytes() == contents[name], (tool, name)
+        if trust_holes and not with_trust:
+            assert found <= faithful | {PLAIN}, tool
+        else:
+            more = with_trust if trust_holes else set()
+            assert found - {PLAIN} == faithful | more, tool
 
 
 # --- copies by the file system itself ---------------------------------------------------------

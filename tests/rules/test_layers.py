@@ -77,6 +77,7 @@ FLOORS = (
     "jobs.compact",
     "jobs.adopt",
     "jobs.optimize",
+    "jobs.backup",
     "jobs",  # the way out, and rebuild
     "fuse_stub.kernel",
     "fuse_stub.mounts",

@@ -1,0 +1,93 @@
+"""Whether a stub of a copy is what it was: the proof that adopting and restoring share.
+
+The attribute says how many bytes lie in a stub's own blocks (docs/format.md, "Stub"). A stub that
+has none, and is to have none, is whole: all of it is in the store. If it has blocks of its own, it
+is whole only where the program that made the copy kept the holes between them, which the user of
+the program knows.
+"""
+
+import os
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.format.container import FILE_HEADER_BYTES, Kind
+from dedupd.format.stub import Flag, StubAttribute, binding_in, decode_stub
+from dedupd.store.container.container import data_name
+from dedupd.store.container.files import container_numbers
+from dedupd.stub.local_blocks import refuse_tampered
+from dedupd.stub.transition import StubFiles
+from dedupd.system.files import opened
+from dedupd.units import align_up
+from jobs.adopt.volume_copy import VolumeCopy
+
+TRUSTED_WITH = "--trust-holes takes it, where the program is known to keep them"
+NOT_TRUSTED = (
+    "it has been written to since it was deduplicated, and the holes of other stubs in this copy"
+    " are not what they were: --trust-holes does not hold for it"
+)
+
+
+class Verdict(NamedTuple):
+    """Why a stub is not proved; nothing where it is. ``is_spoilt``: no option makes it good."""
+
+    reason: str = ""
+    is_spoilt: bool = False
+
+
+_GOOD = Verdict()
+
+
+class Proof(NamedTuple):
+    """A stub's attribute, whether it is bound to this inode of this volume, and the verdict."""
+
+    stub: StubAttribute
+    is_own: bool
+    verdict: Verdict
+
+
+def prove(volume: VolumeCopy, fd: int, value: bytes, where: str) -> Proof:
+    """Judge the open file ``fd`` that has the attribute ``value``.
+
+    Raises DamagedStub; TamperedStub, which is one, for a stub of this very inode that has other
+    blocks than it counts.
+    """
+    stub = decode_stub(value, volume.space.volume_id, where)
+    bound, before = binding_in(value), volume.space_before
+    is_own = bound == volume.space.binding_of(fd)
+    if is_own or (before is not None and bound == before.binding_of(fd)):
+        refuse_tampered(fd, stub, volume.stub_files, where)
+        return Proof(stub, is_own, _GOOD)
+    return Proof(stub, False, _judged(fd, stub, volume.stub_files))
+
+
+def _judged(fd: int, stub: StubAttribute, files: StubFiles) -> Verdict:
+    """Whether a stub that was copied is what it was."""
+    size = os.fstat(fd).st_size
+    found, _ = native.system.local_bytes(fd, align_up(size, files.block_bytes), True)
+    if found < stub.local_bytes:
+        lost = stub.local_bytes - found
+        return Verdict(f"the copy has holes in place of {lost} bytes of its own blocks", True)
+    is_open = bool(stub.flags & (Flag.WRITTEN | Flag.COMMITTING | Flag.RESTORING))
+    if found > stub.local_bytes and not is_open:
+        return Verdict(f"the copy has {found - stub.local_bytes} bytes in place of holes", True)
+    if stub.is_clean and native.system.present_ranges(fd, 0, size):
+        # A file system without an extent map counts no blocks, and shows them as data all the same.
+        return Verdict("the copy has data in place of holes", True)
+    if stub.is_clean and size >= stub.covered:
+        return _GOOD
+    if size < stub.covered:
+        return Verdict("it is shorter than its recipe, as only a user's cut makes it")
+    return Verdict(
+        "it has been written to since it was deduplicated, and only a copy that kept its holes has"
+        " what was written"
+    )
+
+
+def has_chunks(volume: VolumeCopy) -> bool:
+    """Whether the store of a copy has anything that a stub could need."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with opened(os.open(volume.directory(Kind.CHUNKS), flags)) as fd:
+        return any(
+            os.stat(data_name(number), dir_fd=fd).st_size > FILE_HEADER_BYTES
+            for number in container_numbers(fd)
+        )

@@ -1,0 +1,1 @@
+"""Volumes saved, moved and looked back into."""

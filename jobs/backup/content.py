@@ -1,0 +1,91 @@
+"""The bytes of a file, piece by piece, from its own blocks and from the store; zeros left out."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from dedupd import native
+from dedupd.byte_ranges import missing_ranges
+from dedupd.errors import DamagedChunk
+from dedupd.format.ids import show_id
+from dedupd.format.recipe import fingerprint_check
+from dedupd.format.stub import StubAttribute
+from dedupd.store.recipe.recipe_reader import Span
+from dedupd.stub.stub_file import SparseStub
+from dedupd.system.extents import has_unwritten
+from dedupd.system.files import data_ranges, read_at
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+
+PIECE_BYTES = 1 * MIB
+"""Read at a time of a file's own blocks."""
+
+_CHUNKS_AT_ONCE = 32
+"""In memory for each file: 4 MiB of the largest ones."""
+
+
+class ContentReader:
+    """Reads files of a volume. ``pool`` decompresses."""
+
+    def __init__(self, volume: Volume, pool: ThreadPoolExecutor) -> None:
+        self._volume = volume
+        self._pool = pool
+
+    def pieces(
+        self, fd: int, stub: StubAttribute | None, where: str
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """(offset, bytes) of all that is not a hole. Those of a chunk have its fingerprint.
+
+        Raises Damaged, OSError.
+        """
+        size = os.fstat(fd).st_size
+        if stub is None:
+            yield from _own(fd, data_ranges(fd, 0, size))
+            return
+        sparse = SparseStub(
+            fd, stub, self._volume.stub_files, lambda one: self._volume.content(one, where)
+        )
+        sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, size)
+        missing = sparse.missing(0, size)
+        yield from _own(fd, _local(fd, missing, size, stub.covered))
+        for start, end in missing:
+            rest = sparse.content.spans(start, end)
+            while spans := list(islice(rest, _CHUNKS_AT_ONCE)):
+                for span, raw in zip(spans, self._pool.map(self._chunk, spans), strict=True):
+                    low, high = max(start, span.offset), min(end, span.offset + span.length)
+                    yield low, memoryview(raw)[low - span.offset : high - span.offset]
+
+    def _chunk(self, span: Span) -> bytes:
+        record, raw = self._volume.chunk_records.read(span.chunk)
+        if (
+            len(raw) != span.length
+            or fingerprint_check(record.fingerprint) != span.fingerprint_check
+            or record.fingerprint
+            != native.hashing.fingerprint(raw, self._volume.parameters.fingerprint)
+        ):
+            raise DamagedChunk(
+                f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
+                span.chunk,
+            )
+        return raw
+
+
+def _local(
+    fd: int, missing: list[tuple[int, int]], size: int, covered: int
+) -> Iterator[tuple[int, int]]:
+    """What a stub has in blocks of its own."""
+    for start, end in missing_ranges(missing, 0, size):
+        if start < covered:
+            yield start, min(end, covered)
+        yield from data_ranges(fd, max(start, covered), end)
+
+
+def _own(fd: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    for start, end in ranges:
+        for at in range(start, end, PIECE_BYTES):
+            length = min(PIECE_BYTES, end - at)
+            data = read_at(fd, length, at)
+            if len(data) != length:
+                raise OSError(5, f"the file was cut at {at + len(data)} while it was read")
+            yield at, data

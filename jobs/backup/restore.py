@@ -1,0 +1,178 @@
+"""The restore job: files and folders out of a copy of a volume, into any directory."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+
+from dedupd.errors import Damaged, DedupdError, NoSpace, UsageError
+from dedupd.system.disk import Disk
+from dedupd.system.files import UNREADABLE, opened
+from dedupd.system.paths import explain, open_beneath, show_path, split_path
+from dedupd.system.processes import cores
+from dedupd.units import counted
+from jobs.backup.content import ContentReader
+from jobs.backup.nodes import PATH_FLAGS, Node, node_of, walk_nodes
+from jobs.backup.source import BackupSource, refuse_spoilt
+from jobs.backup.tree_writer import TreeWriter
+from jobs.frame.report import FileReport
+from jobs.frame.run import JobRun
+
+
+@dataclass(slots=True)
+class RestoreReport(FileReport):
+    """The results of a run. ``damaged`` files were left out; ``already`` were there from an earlier
+    run. ``written_bytes`` leaves out holes."""
+
+    job: str = "restore"
+    trust_holes: bool = False
+    files: int = 0
+    others: int = 0
+    already: int = 0
+    damaged: int = 0
+    length_bytes: int = 0
+    written_bytes: int = 0
+
+
+class Restore:
+    """Takes paths out of a source. May be stopped and run again: it goes on."""
+
+    def __init__(
+        self, source: BackupSource, run: JobRun, target: str, *, trust_holes: bool = False
+    ) -> None:
+        inside = os.path.realpath(target) + "/"
+        if inside.startswith(os.path.realpath(source.base) + "/"):
+            raise UsageError(f"{target}: lies in the copy that is read; choose another directory")
+        self._source = source
+        self._run = run
+        self._target = target
+        self._report = RestoreReport(trust_holes=trust_holes, started_s=run.started_s)
+        self._disk = Disk()
+
+    def run(self, paths: list[bytes]) -> RestoreReport:
+        """Restore each of ``paths``, under its path within the tree.
+
+        A file that is damaged is named and left out. Raises Damaged where the copy as a whole is no
+        good, UsageError, NoSpace, Cancelled.
+        """
+        source, run, report = self._source, self._run, self._report
+        wanted = distinct([b"/".join(split_path(path)) for path in paths])
+        run.update(phase="looking at the copy")
+        self._require(wanted)
+        source.refuse_ruins(run)
+        if report.trust_holes:
+            refuse_spoilt(source, run)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        run.update(phase="restoring", total=0)
+        with (
+            opened(os.open(self._target, flags)) as target_fd,
+            ThreadPoolExecutor(cores(), thread_name_prefix="chunks") as pool,
+            closing(TreeWriter(target_fd, self._disk, run.findings)) as writer,
+        ):
+            reader = ContentReader(source, pool)
+            for path in wanted:
+                self._make_parents(writer, path)
+                self._restore(writer, reader, path)
+                self._finish_parents(writer, path)
+            self._disk.sync_file_system(target_fd)
+        if writer.others_files:
+            run.findings.add(
+                f"{counted(writer.others_files, 'name')} of other owners: made with this user as"
+                " the owner; root alone can give files away"
+            )
+        report.complete(run)
+        return report
+
+    def _require(self, wanted: list[bytes]) -> None:
+        """Raises UsageError, before anything is made, where one of the paths is not there."""
+        for path in wanted:
+            try:
+                os.close(open_beneath(self._source.data_fd, path, os.O_PATH))
+            except OSError as error:
+                raise UsageError(
+                    f"{show_path(path)}: {os.strerror(error.errno or 0).lower()} in the tree of"
+                    f" {self._source.root}; paths begin at the root of the volume"
+                ) from None
+
+    def _restore(self, writer: TreeWriter, reader: ContentReader, path: bytes) -> None:
+        run, report = self._run, self._report
+        hidden = self._source.space.name
+        for met in walk_nodes(self._source.data_fd, path, hidden, self._unreadable):
+            run.safe_point()
+            try:
+                if met.is_left:
+                    if met.path:
+                        writer.finish_directory(met.path, met.node)
+                elif met.node.is_directory:
+                    if met.path:
+                        writer.make_directory(met.path)
+                else:
+                    self._take(writer, reader, met.path, met.node)
+            except NoSpace:
+                raise
+            except (DedupdError, OSError) as error:
+                report.damaged += _is_damage(error)
+                self._tell(met.path, error)
+            run.update(files=report.files, done=report.length_bytes)
+
+    def _take(self, writer: TreeWriter, reader: ContentReader, path: bytes, node: Node) -> None:
+        report = self._report
+        if not node.is_file:
+            if writer.is_there(path, node):
+                report.already += 1
+            elif writer.first_name(node) is not None:
+                writer.make_link(path, node)
+            else:
+                writer.make_other(path, node)
+                report.others += 1
+            return
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        with opened(open_beneath(self._source.data_fd, path, flags)) as fd:
+            stub = self._source.proved(fd, path, report.trust_holes)
+            node = node.settled(stub)
+            if writer.is_there(path, node):
+                report.already += 1
+                return
+            report.files += 1
+            if writer.first_name(node) is not None:
+                writer.make_link(path, node)
+                return
+            pieces = reader.pieces(fd, stub, show_path(path))
+            report.written_bytes += writer.make_file(path, node, self._run.checked(pieces))
+        report.length_bytes += node.size
+
+    def _make_parents(self, writer: TreeWriter, path: bytes) -> None:
+        for parent in _parents(path):
+            writer.make_directory(parent)
+
+    def _finish_parents(self, writer: TreeWriter, path: bytes) -> None:
+        for parent in reversed(_parents(path)):
+            with opened(open_beneath(self._source.data_fd, parent, PATH_FLAGS)) as fd:
+                writer.finish_directory(parent, node_of(fd, self._source.space.name))
+
+    def _unreadable(self, path: bytes, error: OSError) -> None:
+        self._tell(path, error)
+
+    def _tell(self, path: bytes, error: DedupdError | OSError) -> None:
+        text = explain(error) if isinstance(error, OSError) else str(error)
+        where = show_path(path) or "."
+        self._run.findings.add(text if text.startswith(where) else f"{where}: {text}")
+
+
+def _is_damage(error: DedupdError | OSError) -> bool:
+    return isinstance(error, Damaged) or (isinstance(error, OSError) and error.errno in UNREADABLE)
+
+
+def distinct(paths: list[bytes]) -> list[bytes]:
+    """Paths without those that lie in others."""
+    kept: list[bytes] = []
+    for path in sorted(set(paths)):
+        if not any(path.startswith(one + b"/") or not one for one in kept):
+            kept.append(path)
+    return kept
+
+
+def _parents(path: bytes) -> list[bytes]:
+    """The directories above a path, the uppermost first."""
+    parts = path.split(b"/")[:-1]
+    return [b"/".join(parts[: depth + 1]) for depth in range(len(parts))]

@@ -1,0 +1,144 @@
+"""A volume, or a copy of one, that files are taken out of: nothing in it is ever changed."""
+
+import os
+from contextlib import ExitStack
+from functools import cached_property
+
+from dedupd import native
+from dedupd.errors import CopiedStub, Damaged, NotAVolume, UsageError
+from dedupd.format.container import Kind
+from dedupd.format.stub import StubAttribute
+from dedupd.format.volume_parameters import Parameters
+from dedupd.store.reader import RecordReader
+from dedupd.stub.instance import instance_of
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath, show_path
+from dedupd.system.processes import sees_trusted_attributes
+from dedupd.volume.volume import BASE_NAME, VOLUME_FILE, block_bytes_of
+from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
+from jobs.adopt.volume_copy import VolumeCopy
+from jobs.frame.run import JobRun
+from jobs.tree.walk import TreeFile, walk
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class BackupSource(VolumeCopy):
+    """The volume whose ``.dedupd``, under whatever name, is ``base``; any user's that may be read.
+
+    No lock is taken, and damage that is met is noted nowhere.
+    """
+
+    def __init__(self, base: str) -> None:
+        """Raises NotAVolume, Damaged, UnknownFormat, UsageError, OSError."""
+        self.root = self.base = base
+        self.disk = Disk()
+        with ExitStack() as on_failure:
+            self.base_fd = os.open(base, _DIRECTORY)
+            on_failure.callback(os.close, self.base_fd)
+            self.parameters = Parameters.from_json(
+                self._read_file(VOLUME_FILE), os.path.join(base, VOLUME_FILE.decode())
+            )
+            # Not a link: it could lead anywhere, in a directory that another user made.
+            self.data_fd = os.open(b"data", _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.base_fd)
+            on_failure.callback(os.close, self.data_fd)
+            self._require_attributes()
+            self.instance = instance_of(self.data_fd)
+            self.space = self.space_of(self.instance)
+            on_failure.pop_all()
+        self.block_bytes = block_bytes_of(self.data_fd)
+
+    @classmethod
+    def at(cls, root: str, base_fd: int, disk: Disk | None = None) -> "BackupSource":
+        raise NotImplementedError("a source is opened by its path: see `found`")
+
+    @classmethod
+    def found(cls, path: str) -> "BackupSource":
+        """The volume of which ``path`` is the directory, or the ``.dedupd``. Raises as the class
+        does."""
+        path = os.path.abspath(path)
+        for base in (path, os.path.join(path, BASE_NAME)):
+            if os.path.isfile(os.path.join(base, VOLUME_FILE.decode())):
+                return cls(base)
+        reason = "no such directory" if not os.path.isdir(path) else "no volume and no copy of one"
+        raise NotAVolume(
+            f"{path}: {reason} (a directory with {BASE_NAME}/volume.json in it, or a copy of"
+            f" {BASE_NAME} itself); where the volume is mounted, copy files out of the mount"
+        )
+
+    def _require_attributes(self) -> None:
+        """Without them, each stub would look like a plain file of zeros."""
+        name = self.parameters.attribute
+        if name.startswith("trusted.") and not sees_trusted_attributes():
+            raise UsageError(
+                f"{self.root}: the attribute of its stubs, {name}, is shown to root alone, outside"
+                " of containers; run this as root"
+            )
+
+    def _records(self, kind: Kind) -> RecordReader:
+        return RecordReader(
+            self.directory(kind), kind, self.space.volume_id, self.copies(kind), None
+        )
+
+    @cached_property
+    def is_faithful(self) -> bool:
+        """Whether the stubs are those of the volume itself, and not of a copy made file by file."""
+        return self.is_the_volume
+
+    def refuse_ruins(self, run: JobRun) -> None:
+        """Raises Damaged where a copy has no stub at all, though its store has chunks: what was a
+        stub looks like a file of zeros then."""
+        if self.is_faithful or not has_chunks(self):
+            return
+        has_content = False
+        for found in walk(self, b"", [], run.safe_point):
+            if found.is_stub:
+                return
+            has_content |= found.identity.size > 0
+        if has_content:
+            raise Damaged(
+                f"{self.root}: no file of this copy has the attribute {self.parameters.attribute},"
+                " and its store has chunks: the program that made the copy left the attributes"
+                " out, and with them the content of each stub; docs/backup.md says which keep them"
+            )
+
+    def is_spoilt(self, run: JobRun) -> bool:
+        """Whether any stub shows that the copy has not the holes that the volume had: then nothing
+        proves those that were written to."""
+        return any(
+            self._shows_damage(found)
+            for found in walk(self, b"", [], run.safe_point)
+            if found.is_stub
+        )
+
+    def _shows_damage(self, found: TreeFile) -> bool:
+        try:
+            with opened(open_beneath(self.data_fd, found.path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+                value = found.attribute or b""
+                return prove(self, fd, value, "").verdict.is_spoilt
+        except (Damaged, OSError):
+            return True
+
+    def proved(self, fd: int, path: bytes, trusts_holes: bool) -> StubAttribute | None:
+        """The attribute of an open file whose content is to be read; None where it is plain.
+
+        ``trusts_holes``: the user says that the copy has the holes that the volume had. Raises
+        DamagedStub where nothing proves that the content is what it was.
+        """
+        value = native.system.fgetxattr(fd, self.space.name)
+        if value is None:
+            return None
+        where = show_path(path)
+        stub, _, verdict = prove(self, fd, value, where)
+        if verdict.is_spoilt:
+            raise CopiedStub(f"{where}: {verdict.reason}; take it from another backup")
+        if verdict.reason and not trusts_holes:
+            raise CopiedStub(f"{where}: {verdict.reason}; {TRUSTED_WITH}")
+        return stub
+
+
+def refuse_spoilt(source: BackupSource, run: JobRun) -> None:
+    """Raises Damaged where the user's word for the holes of a copy is refuted by a stub in it."""
+    if not source.is_faithful and source.is_spoilt(run):
+        raise Damaged(f"{source.root}: {NOT_TRUSTED}; run this without it for the clean ones")
