@@ -16,7 +16,6 @@ plain files and staying in the foreground; docs/mount.md says which one was take
 import argparse
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -26,12 +25,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from benchmarks.mount_sides import Below, OwnMount, Peer, Side
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
-from fuse_stub.process import mount_in_background, unmount
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize
 
@@ -56,63 +55,6 @@ class Row:
     below: float | None
     mount: float | None
     peer: float | None
-
-
-class Side(Protocol):
-    """A way to the same files."""
-
-    root: Path
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-
-
-class Below:
-    """The file system that carries the volume: there is nothing to start."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
-class OwnMount:
-    """The mount of the volume."""
-
-    def __init__(self, volume: Path, root: Path) -> None:
-        self.root = root
-        self._volume = volume
-
-    def start(self) -> None:
-        mount_in_background(str(self._volume), str(self.root))
-
-    def stop(self) -> None:
-        unmount(str(self.root))
-
-
-class Peer:
-    """Another program's mount of the volume's tree, with plain files only."""
-
-    def __init__(self, program: str, lower: Path, root: Path) -> None:
-        self.root = root
-        self._command = [*shlex.split(program), str(lower), str(root)]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command)
-        while not self.root.is_mount():
-            if self._process.poll() is not None:
-                raise RuntimeError(f"{shlex.join(self._command)} ended")
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        subprocess.run(["umount", self.root], check=True)
-        assert self._process is not None
-        self._process.wait()
 
 
 class Bench:
