@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _TRACING = Path("/sys/kernel/tracing")
-_INSTANCE = _TRACING / "instances/dedupd-requests"
-_EVENT = _INSTANCE / "events/fuse/fuse_request_send"
-_BUFFER_KIB = 64 << 10
-"""For each processor: a million requests between two looks."""
+_BUFFER_KIB = 32 << 10
+"""For each processor: half a million requests between two looks."""
 
 _REQUEST = re.compile(r"\(FUSE_(\w+)\) len")
 
@@ -30,29 +28,34 @@ def request_counter(mountpoint: Path) -> Iterator["RequestCounter"]:
     """
     if not _TRACING.joinpath("events").is_dir():
         subprocess.run(["mount", "-t", "tracefs", "tracefs", str(_TRACING)], check=True)
-    _INSTANCE.mkdir()
+    instance = _TRACING / f"instances/dedupd-{os.getpid()}"
+    event = instance / "events/fuse/fuse_request_send"
+    instance.mkdir()
     try:
-        _INSTANCE.joinpath("buffer_size_kb").write_text(str(_BUFFER_KIB))
+        instance.joinpath("buffer_size_kb").write_text(str(_BUFFER_KIB))
         # The kernel writes a device without a major number as its minor number alone.
-        _EVENT.joinpath("filter").write_text(f"connection == {os.minor(mountpoint.stat().st_dev)}")
-        _EVENT.joinpath("enable").write_text("1")
-        yield RequestCounter()
+        event.joinpath("filter").write_text(f"connection == {os.minor(mountpoint.stat().st_dev)}")
+        event.joinpath("enable").write_text("1")
+        yield RequestCounter(instance)
     finally:
-        _INSTANCE.rmdir()
+        instance.rmdir()
 
 
 class RequestCounter:
     """The requests since the last look."""
+
+    def __init__(self, instance: Path) -> None:
+        self._instance = instance
 
     def take(self) -> Counter[str]:
         """The requests by their kinds, as the kernel's header names them without ``FUSE_``.
 
         Raises LostRequests.
         """
-        for stats in _INSTANCE.glob("per_cpu/cpu*/stats"):
+        for stats in self._instance.glob("per_cpu/cpu*/stats"):
             if not re.search(r"^overrun: 0$", stats.read_text(), re.MULTILINE):
                 raise LostRequests(f"{stats}: the kernel's buffer of {_BUFFER_KIB} KiB ran over")
-        trace = _INSTANCE / "trace"
+        trace = self._instance / "trace"
         with open(trace) as lines:
             found = Counter(match[1] for line in lines if (match := _REQUEST.search(line)))
         trace.write_text("")
