@@ -1,6 +1,7 @@
 """Sizes and durations as people write and read them."""
 
 import re
+from datetime import datetime
 from decimal import Decimal
 
 from dedupd.errors import UsageError
@@ -16,6 +17,7 @@ DURATION_S_MAX = 1000 * 366 * 86400
 
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(?:i?b)?\s*$", re.IGNORECASE)
 _SIZE_FACTOR = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
+_PERCENTAGE = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 _AGE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*(s|sec|m|min|h|d|w)?\s*$", re.IGNORECASE)
 _AGE_FACTOR = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -64,6 +66,30 @@ def parse_duration(text: str) -> float:
     if duration > DURATION_S_MAX:
         raise UsageError(f"{brief(text)} is longer than a thousand years")
     return duration
+
+
+def parse_percentage(text: str) -> float:
+    """The fraction meant by ``5%``. Raises UsageError."""
+    match = _PERCENTAGE.fullmatch(text)
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise UsageError(f'{brief(text)} is not a percentage; write one up to 100, like "5%"')
+    return float(match[1]) / 100
+
+
+def parse_moment(text: str, now_s: float) -> float:
+    """The time (seconds since 1970) meant by ``2d``, so long ago, or by a date with or without a
+    time of the day, by the local clock. Raises UsageError."""
+    try:
+        return now_s - parse_duration(text)
+    except UsageError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f'{brief(text)} is no time; write how long ago, like "2d", or a date, like'
+            ' "2026-01-31" or "2026-01-31 14:00"'
+        ) from None
 
 
 def format_size(size_bytes: float) -> str:

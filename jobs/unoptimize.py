@@ -1,6 +1,6 @@
 """The unoptimize job: stubs become plain files again, one, a subtree or all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dedupd import native
@@ -11,7 +11,7 @@ from dedupd.volume.restore import missing_data, restore_file
 from dedupd.volume.volume import Volume
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import Cancelled, JobRun
-from jobs.tree.walk import walk
+from jobs.tree.walk import TreeFile, walk
 
 
 @dataclass(slots=True)
@@ -51,9 +51,14 @@ class Plan:
 class Unoptimize(Job[UnoptimizeReport]):
     """Makes every stub below a path of the tree plain. Needs the job lock; may be repeated."""
 
-    def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
+    def __init__(
+        self, volume: Volume, run: JobRun, below: bytes = b"", since_s: float | None = None
+    ) -> None:
+        """``since_s``, if given (seconds since 1970): only files whose ctime is not before it,
+        among them all that became stubs since."""
         super().__init__(volume, run, UnoptimizeReport())
         self._below = below
+        self._since_ns = None if since_s is None else int(since_s * 1e9)
 
     def run(self) -> UnoptimizeReport:
         """A stub whose content is damaged stays one, and is reported.
@@ -63,9 +68,7 @@ class Unoptimize(Job[UnoptimizeReport]):
         volume, run, report = self._volume, self._run, self._report
         run.update(phase="restoring", total=self._require_space())
         unreadable: list[str] = []
-        for found in walk(volume, self._below, unreadable, run.safe_point):
-            if not found.is_stub:
-                continue
+        for found in self._stubs(unreadable):
             try:
                 restore_file(volume, found.path, run.safe_point)
             except OverQuota as error:
@@ -85,18 +88,34 @@ class Unoptimize(Job[UnoptimizeReport]):
             run.findings.add(message)
         return self.report()
 
+    def _stubs(self, errors: list[str] | None = None) -> Iterator[TreeFile]:
+        """The stubs that are to be plain."""
+        for found in walk(self._volume, self._below, errors, self._run.safe_point):
+            is_late = self._since_ns is None or found.identity.ctime_ns >= self._since_ns
+            if found.is_stub and is_late:
+                yield found
+
     def plan(self) -> Plan:
         """What there is to be done. Raises Cancelled."""
         volume, run = self._volume, self._run
         run.update(phase="counting")
-        files, need = _count(volume, run, self._below, _missing_bytes)
+        files, need = self._count(_missing_bytes)
         have = volume.room().left_bytes
         if need > have:
             # Chunks may hold blocks of zeros, which stay holes. Telling means to read everything,
             # so it is done only where it may decide.
             run.update(phase="counting exactly")
-            files, need = _count(volume, run, self._below, _missing_blocks)
+            files, need = self._count(_missing_blocks)
         return Plan(files, need, max(0, have))
+
+    def _count(self, missing: Callable[[Volume, JobRun, bytes], int]) -> tuple[int, int]:
+        """How many files are to be plain, and the bytes that they will occupy then."""
+        files = need = 0
+        for found in self._stubs():
+            self._run.safe_point()
+            files += 1
+            need += missing(self._volume, self._run, found.path)
+        return files, need
 
     def _require_space(self) -> int:
         """How many bytes are to be restored. Raises NoSpace, with how many are missing."""
@@ -114,19 +133,6 @@ class Unoptimize(Job[UnoptimizeReport]):
 def _named(where: str, message: str) -> str:
     """A message that begins with the file's name, as some do already."""
     return message if message.startswith(f"{where}: ") else f"{where}: {message}"
-
-
-def _count(
-    volume: Volume, run: JobRun, below: bytes, missing: Callable[[Volume, JobRun, bytes], int]
-) -> tuple[int, int]:
-    """Stubs below a path, and the bytes that they will occupy once they are plain."""
-    files = need = 0
-    for found in walk(volume, below, safe_point=run.safe_point):
-        if found.is_stub:
-            run.safe_point()
-            files += 1
-            need += missing(volume, run, found.path)
-    return files, need
 
 
 def _missing_bytes(volume: Volume, run: JobRun, path: bytes) -> int:

@@ -1,16 +1,20 @@
 """How a job behaves in its process: priority, cores, back-off, and its watcher."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import click
 
 from dedupd.cli.common import job_run
+from dedupd.config.config_values import whole
 from dedupd.config.policy import Policy
-from dedupd.errors import PolicyError
+from dedupd.config.run_limits import RunLimits
+from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import give_way
+from dedupd.units import parse_duration, parse_size
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 
@@ -23,6 +27,65 @@ class Conduct:
     gentle: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one run: those of the policy's keys, and how long and how fast it may go."""
+
+    keys: RunLimits = field(default_factory=RunLimits)
+    length_s: float | None = None
+    bytes_per_s: int | None = None
+
+
+_LIMITS = "dedupd.limits"
+"""Where the command that is running keeps its own."""
+
+OPTIONS: Mapping[str, Callable[..., Any]] = {
+    "for": click.option(
+        "--for", "for_", metavar="TIME", help="Stop after so long, like 2h; run again to go on."
+    ),
+    "min_age": click.option(
+        "--min-age", metavar="TIME", help="Instead of the policy's, like 0s, for all paths."
+    ),
+    "memory": click.option("--memory", metavar="SIZE", help="Instead of the policy's, like 1G."),
+    "cores": click.option("--cores", metavar="N", help="Instead of the policy's; 0 is all."),
+    "rate": click.option(
+        "--rate", metavar="SIZE", help="Bytes to get on by in a second, like 100M, on average."
+    ),
+}
+"""Options of ``dedupd run`` by their names in requests to the service. A command without one of
+them has no use for it."""
+
+
+def take_limits(options: dict[str, Any]) -> None:
+    """Take the limits out of the options of a command, for :func:`working`. Raises UsageError."""
+    said = {name: options.pop("for_" if name == "for" else name, None) for name in OPTIONS}
+    click.get_current_context().meta[_LIMITS] = Limits(
+        RunLimits(
+            _meant("--min-age", said["min_age"], parse_duration),
+            _meant("--memory", said["memory"], parse_size),
+            _meant("--cores", said["cores"], whole(0, 1024)),
+        ),
+        _meant("--for", said["for"], parse_duration),
+        _meant("--rate", said["rate"], parse_size),
+    )
+
+
+def _meant(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def limits() -> Limits:
+    """Those of the command that is running."""
+    context = click.get_current_context(silent=True)
+    found = None if context is None else context.meta.get(_LIMITS)
+    return found if isinstance(found, Limits) else Limits()
+
+
 def conduct() -> Conduct:
     """That of the command that is running."""
     found = click.get_current_context().find_object(Conduct)
@@ -31,16 +94,18 @@ def conduct() -> Conduct:
 
 @contextmanager
 def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
-    """A run within the limits of the volume's policy.
+    """A run within the limits of the volume's policy, and of the command.
 
     It gives way to users where it is to be gentle. One that the service started, but not to be
     gentle, waits only where memory is short; one that was started by hand does not wait at all.
     """
+    asked = limits()
+    volume.limits = asked.keys
     policy = _policy_of(volume)
     give_way(policy.io_priority)
     _keep_to_cores(policy.cores)
     told = conduct()
-    with job_run(job, unit) as run:
+    with job_run(job, unit) as run, run.limited(asked.length_s, asked.bytes_per_s or 0):
         if not told.here and not told.gentle:
             yield run
             return

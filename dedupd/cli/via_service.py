@@ -8,27 +8,31 @@ from typing import Any
 import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
-from dedupd.cli.job_limits import conduct
+from dedupd.cli.job_limits import OPTIONS, conduct, take_limits
 from dedupd.errors import EXIT_FINDINGS
 from dedupd.service.client import ServiceClient, absolute
+from dedupd.service.planned_jobs import JOBS
 from jobs.frame.run import Cancelled, JobRun
 
 WAIT_S = 5
 """How long one request waits for news of a job."""
-
-_OPTIONS = ("full", "all_garbage", "rate", "strategy")
-"""Options of commands that the service knows too."""
 
 
 Decorator = Callable[[Callable[..., None]], Any]
 
 
 def job_command(job: str, *options: Decorator) -> Decorator:
-    """A command that runs a job on the volume PATH, by the service if that serves it."""
+    """A command that runs a job on the volume PATH, by the service if that serves it.
+
+    The limits of a run that the job knows (``JOBS``) are options of it, and not arguments.
+    """
+    known = JOBS.get(job, frozenset())
+    limits = [OPTIONS[name] for name in OPTIONS if name in known]
     decorators: tuple[Decorator, ...] = (
         click.command(job),
         click.argument("path", type=PATH),
         *options,
+        *limits,
         json_option,
         exits,
         _through_service(job),
@@ -50,13 +54,18 @@ def _through_service(job: str) -> Decorator:
         @click.option("--wait", is_flag=True, help="Wait where the service runs the job.")
         @functools.wraps(command)
         def wrapper(path: str, as_json: bool, wait: bool, **options: Any) -> None:
+            chosen = {
+                name: value
+                for name in JOBS.get(job, ())
+                if (value := options.get("for_" if name == "for" else name)) not in (None, False)
+            }
+            take_limits(options)
             client = None
             if not conduct().here and not options.get("dry_run"):
                 client = ServiceClient.serving(path)
             if client is None:
                 command(path=path, as_json=as_json, **options)
                 return
-            chosen = {name: options[name] for name in _OPTIONS if options.get(name)}
             body = {"job": job, "path": absolute(path), "options": chosen}
             if wait:
                 _finish(_run_to_the_end(client, body, as_json), as_json)

@@ -90,8 +90,10 @@ class JobProcess:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended by itself without having done its work."""
-        return self.exit_status is not None and not self.stop_reason and not self.got_through
+        """Whether it ended by itself without having done its work, though its time was not over."""
+        if self.exit_status is None or self.stop_reason or self.got_through:
+            return False
+        return self.report is None or self.report.get("outcome") != "stopped"
 
     @property
     def was_busy(self) -> bool:

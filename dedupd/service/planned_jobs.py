@@ -35,18 +35,20 @@ def schedules(policy: Policy) -> dict[TaskName, Schedule]:
     return {name: getattr(policy, f"schedule_{name}") for name in TASKS}
 
 
+_ANY = frozenset({"for", "cores"})
+
 JOBS: Mapping[str, frozenset[str]] = {
-    "optimize": frozenset(),
-    "reconcile": frozenset({"strategy"}),
-    "gc": frozenset({"full", "all_garbage"}),
-    "compact": frozenset(),
-    "scrub": frozenset({"full", "rate"}),
-    "unoptimize": frozenset(),
-    "rebuild": frozenset(),
+    "optimize": _ANY | {"min_age", "memory", "rate"},
+    "reconcile": _ANY | {"strategy", "memory"},
+    "gc": _ANY | {"full", "all_garbage"},
+    "compact": _ANY | {"rate"},
+    "scrub": _ANY | {"full", "rate", "share", "report_only"},
+    "unoptimize": _ANY | {"rate", "since"},
+    "rebuild": _ANY,
 }
 """Jobs that users may ask for, and their options; ``verify`` needs the volume unmounted."""
 
-_FLAGS = frozenset({"full", "all_garbage"})
+_FLAGS = frozenset({"full", "all_garbage", "report_only"})
 
 TEXT_MAX = 40
 """The longest value of an option; the job itself says whether it makes sense."""
@@ -75,5 +77,5 @@ def job_arguments(job: str, options: Mapping[str, object]) -> tuple[str, ...]:
         else:
             if not isinstance(value, str) or not 0 < len(value) <= TEXT_MAX or not _is_plain(value):
                 raise UsageError(f"options: {name}: write a short text")
-            arguments.append(f"--{name}={value}")
+            arguments.append(f"--{name.replace('_', '-')}={value}")
     return tuple(arguments)

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Self
 
 from dedupd.config.policy import Policy, parse_policy
+from dedupd.config.run_limits import RunLimits
 from dedupd.errors import Busy, NotAVolume, ReadOnlyVolume, ServiceUnreachable, UsageError
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.instance import Instance
@@ -57,11 +58,10 @@ class Volume:
     a descriptor that the mount process hands out.
     """
 
+    limits = RunLimits()  # of this run alone
+
     def __init__(self, root: str, base: str, base_fd: int, disk: Disk) -> None:
-        self.root = root
-        self.base = base
-        self.base_fd = base_fd
-        self.disk = disk
+        self.root, self.base, self.base_fd, self.disk = root, base, base_fd, disk
         with ExitStack() as on_failure:
             on_failure.callback(os.close, base_fd)
             _refuse_strangers(base_fd, os.path.join(root, BASE_NAME))
@@ -188,11 +188,11 @@ class Volume:
         return self._read_file(POLICY_FILE).decode("utf-8", "replace")
 
     def policy(self) -> Policy:
-        """The policy as it is now on disk. Raises PolicyError."""
+        """The policy as it is now on disk, within the limits of this run. Raises PolicyError."""
         try:
-            return parse_policy(self.policy_text(), self.policy_where)
+            return self.limits.applied(parse_policy(self.policy_text(), self.policy_where))
         except FileNotFoundError:
-            return Policy()
+            return self.limits.applied(Policy())
 
     def room(self) -> Room:
         """How much may be written, by the policy as it is now. Raises PolicyError."""

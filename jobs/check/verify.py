@@ -31,6 +31,7 @@ from jobs.check.record_check import (
 )
 from jobs.check.record_windows import RecordWindow, WindowReader
 from jobs.check.references import ReferenceWalk
+from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 
@@ -64,10 +65,15 @@ class VerifyReport(Report):
 
 
 class Verify(Job[VerifyReport]):
-    """One offline check of a volume. Changes nothing. Needs the job lock, and no mount."""
+    """One check of a volume. Changes nothing. Needs the job lock.
 
-    def __init__(self, volume: Volume, run: JobRun) -> None:
+    Beside a mount, users may move files meanwhile: then some are looked at twice, or not at all.
+    """
+
+    def __init__(self, volume: Volume, run: JobRun, bytes_per_s: float = 0) -> None:
+        """``bytes_per_s`` are read at most, 0 for as fast as it goes."""
         super().__init__(volume, run, VerifyReport())
+        self._throttle = Throttle(bytes_per_s, run.wait)
         self._known = {kind: RecordCensus() for kind in fmt.COPIES_OF}
         self._copied: dict[fmt.Kind, dict[int, dict[int, set[bytes]]]] = {
             kind: {} for kind in fmt.COPIES_OF
@@ -77,7 +83,7 @@ class Verify(Job[VerifyReport]):
         """Check everything. Raises Cancelled."""
         report = self._report
         algorithm = self._volume.parameters.fingerprint
-        windows = WindowReader(algorithm, cores(), lambda _: self._run.safe_point())
+        windows = WindowReader(algorithm, cores(), self._throttle.take)
         try:
             for of, kind in fmt.COPIES_OF.items():
                 # The copies first: each is compared when what it repeats comes along.

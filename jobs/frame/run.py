@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dedupd.errors import DedupdError
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
-from jobs.frame.pace import Pace
+from jobs.frame.pace import Pace, Throttle
 
 T = TypeVar("T")
 
@@ -74,6 +74,9 @@ class JobRun:
         self._on_progress = on_progress
         self._reported_s = 0.0
         self._stop = threading.Event()
+        self._why = "stopped"
+        self._throttle: Throttle | None = None
+        self._rated_done = 0
 
     def update(self, **changes: Any) -> None:
         """Change progress fields, and tell the watcher, a few times a second."""
@@ -92,12 +95,47 @@ class JobRun:
     def cancel(self) -> None:
         self._stop.set()
 
+    @contextmanager
+    def limited(self, length_s: float | None, bytes_per_s: float) -> Iterator[None]:
+        """While the block runs: stop at a safe point after so long, None for never; and get on by
+        no more than so many bytes a second on average, 0 for as fast as it goes."""
+        if bytes_per_s > 0:
+            self._throttle = Throttle(bytes_per_s, self._rest)
+        if length_s is None:
+            yield
+            return
+        timer = threading.Timer(length_s, self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _rest(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+    def _end(self) -> None:
+        self._why = "its time is over"
+        self.cancel()
+
+    def _keep_to_rate(self) -> None:
+        """Wait where more was done than the rate allows. A phase begins at 0 again."""
+        if self._throttle is not None:
+            done, before = self.progress.done, self._rated_done
+            self._rated_done = done
+            if done > before:
+                self._throttle.take(done - before)
+
     def safe_point(self) -> None:
         """A safe point: wait here where the job is to give way. Raises Cancelled where it is to
         stop."""
+        self._keep_to_rate()
         self.pace.keep(self._stop)
         if self._stop.is_set():
-            raise Cancelled(f"{self.job}: stopped; what was committed stays, run it again to go on")
+            raise Cancelled(
+                f"{self.job}: {self._why}; what was committed stays, run it again to go on"
+            )
 
     def checked(self, items: Iterable[T]) -> Iterator[T]:
         """Items to be looked at one by one, with a safe point now and then. Raises Cancelled."""

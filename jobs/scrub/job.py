@@ -62,6 +62,8 @@ class ScrubReport(Report):
     outcome: str = "clean"
     depth: str = Depth.QUICK.value
     resumed: bool = False
+    left_bytes: int = 0
+    """Of containers that later runs look at, because this one was for a share alone."""
     containers: int = 0
     records: int = 0
     read_bytes: int = 0
@@ -93,10 +95,13 @@ class Scrub(Job[ScrubReport]):
         run: JobRun,
         depth: Depth = Depth.QUICK,
         bytes_per_s: float | None = None,
+        share: float | None = None,
     ) -> None:
-        """``bytes_per_s`` takes the place of the policy's ``scrub_rate``."""
+        """``bytes_per_s`` takes the place of the policy's ``scrub_rate``. A full run with ``share``
+        looks at that part of the records, and at one container at least; the next goes on there."""
         super().__init__(volume, run, ScrubReport(depth=depth.value))
         self._depth = depth
+        self._share = share
         self._policy = volume.policy()
         rate = self._policy.scrub_rate_bytes_per_s if bytes_per_s is None else bytes_per_s
         self._throttle = Throttle(rate, run.wait)
@@ -123,7 +128,7 @@ class Scrub(Job[ScrubReport]):
             self._name_losses(tree)
             self._numbers.note({kind: last_number(self._directories[kind].fd) for kind in fmt.Kind})
         self._volume.repairs.clear(self._noted)
-        if self._checked is not None:
+        if self._checked is not None and not self._checked.left_bytes:
             self._checked.progress.clear()
         return self.report()
 
@@ -213,7 +218,7 @@ class Scrub(Job[ScrubReport]):
             threads=self._threads,
         )
         try:
-            check.run()
+            check.run(self._share)
             check.look_at(noted)
         finally:
             check.close()
@@ -223,6 +228,7 @@ class Scrub(Job[ScrubReport]):
         report.containers, report.records = check.containers, check.records
         report.read_bytes, report.raw_bytes = check.read_bytes, check.raw_bytes
         report.released, report.resumed = check.released, check.resumed
+        report.left_bytes = check.left_bytes
         for of, kind in fmt.COPIES_OF.items():
             directory = self._directories[kind]
             copies = all_copies(directory.fd, kind, self._volume.space.volume_id)

@@ -48,6 +48,10 @@ class ScrubProgress:
         if time.monotonic() - self._saved_s >= SAVE_EVERY_S:
             self._save([int(kind), number + 1, 0, 0, 0])
 
+    def stop_before(self, kind: fmt.Kind, number: int) -> None:
+        """The run ends here: the next one goes on with this container."""
+        self._save([int(kind), number, 0, 0, 0])
+
     def clear(self) -> None:
         """The run is over: the next one begins at the beginning."""
         if self._is_kept:

@@ -74,25 +74,36 @@ class RecordScrub:
         self.raw_bytes = 0
         self.released = 0
         self.resumed = False
+        self.left_bytes = 0
+        """Of containers that were not looked at, once the share was reached."""
 
     def close(self) -> None:
         self._windows.close()
 
-    def run(self) -> None:
-        """Go through all containers that were not done before an interruption. Raises Cancelled."""
+    def run(self, share: float | None = None) -> None:
+        """Go through all containers that were not done before an interruption, or before the share
+        of them all was reached. Raises Cancelled."""
         sizes = {
             (kind, number): self._size(directory, number)
             for kind, directory in self._directories.items()
             for number in self._known[kind].numbers()
         }
         self._run.update(total=sum(sizes.values()), done=0)
+        limit = None if share is None else share * sum(sizes.values())
+        looked_at = 0
         for (kind, number), size in sizes.items():
             if self.progress.is_done(kind, number):
                 self.resumed = True
                 self._run.update(done=self._run.progress.done + size)
                 continue
+            if limit is not None and looked_at >= limit:
+                if not self.left_bytes:
+                    self.progress.stop_before(kind, number)
+                self.left_bytes += size
+                continue
             self._check(self._directories[kind], number)
             self.progress.done(kind, number)
+            looked_at += size
 
     def look_at(self, notes: Iterable[Note]) -> None:
         """Look at the records that readers could not read, however quick the run is."""

@@ -293,3 +293,36 @@ def process_of(machine: ServiceLab, job: str) -> int:
         return None
 
     return eventually(probe, f"{job} has a process")
+
+
+def test_a_run_of_the_service_keeps_to_the_limits_that_it_was_given(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.set_policy(f'{QUIET_POLICY}\nmin_age = "9d"\n'.replace('min_age = "0s"\n', ""))
+    machine.start()
+    options = ("--min-age", "0s", "--cores", "1", "--memory", "300M", "--for", "1h", "--rate", "1G")
+    assert machine.json("run", "optimize", *options, lab.root, "--wait")["files_optimized"] > 0
+    (job,) = [run for run in machine.client.jobs(9)["history"] if run["job"] == "optimize"]
+    assert job["outcome"] == "done"
+    refused = machine.run("run", "gc", "--min-age", "0s", lab.root)
+    assert refused.returncode == 2
+
+
+def test_a_job_whose_time_is_over_has_not_failed(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimize()
+    machine.start()
+    job = machine.submit("scrub", lab, **SLOW_SCRUB, **{"for": "1s"})
+    assert machine.ended(job)["outcome"] == "stopped"
+    assert machine.client.get("/v1/service")["problems"] == []
+
+
+def test_all_jobs_end_at_once(machine: ServiceLab) -> None:
+    lab = filled(machine)
+    lab.optimize()
+    machine.start()
+    jobs = [machine.submit("scrub", lab, **SLOW_SCRUB), machine.submit("gc", lab)]
+    machine.job_in(lab, "running")
+    assert machine.run("cancel").returncode == 2
+    assert len(machine.json("cancel", "--all")) == 2
+    assert {machine.ended(job)["outcome"] for job in jobs} == {"stopped: cancelled"}
+    assert "no job runs or waits" in machine.run("cancel", "--all").stdout

@@ -5,7 +5,7 @@ from collections import Counter
 import click
 
 from dedupd.cli.common import print_json
-from dedupd.cli.job_limits import working
+from dedupd.cli.job_limits import limits, working
 from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_duration, format_size
@@ -22,6 +22,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
     """Deduplicate the files that the policy takes."""
     volume, below = Volume.locate_existing(path)
     with volume, volume.job_lock():
+        volume.limits = limits().keys
         if dry_run:
             _dry_run(volume, below, as_json)
             return

@@ -2,11 +2,14 @@
 
 import click
 
-from dedupd.cli.job_limits import working
+from dedupd.cli.job_limits import limits, working
 from dedupd.cli.run.report import finish, show_findings, show_messages
+from dedupd.cli.run.verify import show as show_verified
 from dedupd.cli.via_service import job_command
-from dedupd.units import counted, format_size, parse_size
+from dedupd.errors import UsageError
+from dedupd.units import counted, format_size, parse_percentage
 from dedupd.volume.volume import Volume
+from jobs.check.verify import Verify
 from jobs.scrub.job import Depth, Scrub, ScrubReport
 
 
@@ -14,15 +17,27 @@ from jobs.scrub.job import Depth, Scrub, ScrubReport
     "scrub",
     click.option("--full", is_flag=True, help="Read every byte; else headers and metadata only."),
     click.option(
-        "--rate", metavar="SIZE", help="Bytes to read in a second, like 50M; 0 is no limit."
+        "--share",
+        metavar="PERCENT",
+        help="Check every byte of this part of the store, like 5%; the next run goes on there.",
+    ),
+    click.option(
+        "--report-only", is_flag=True, help="Read every byte, say what is wrong, change nothing."
     ),
 )
-def command(path: str, full: bool, rate: str | None, as_json: bool) -> None:
+def command(path: str, full: bool, share: str | None, report_only: bool, as_json: bool) -> None:
     """Find damage and repair it. Users keep working meanwhile."""
-    depth = Depth.FULL if full else Depth.QUICK
-    bytes_per_s = None if rate is None else parse_size(rate)
+    if report_only and (full or share):
+        raise UsageError("--report-only reads all of the store; leave --full and --share out")
+    part = None if share is None else parse_percentage(share)
+    depth = Depth.FULL if full or part is not None else Depth.QUICK
+    rate = limits().bytes_per_s or None
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "scrub") as run:
-        job = Scrub(volume, run, depth, bytes_per_s)
+        if report_only:
+            slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
+            said = Verify(volume, run, slow).recorded()
+            finish(said, as_json, show_verified, findings=said.findings, damage=said.files_hit)
+        job = Scrub(volume, run, depth, rate, share=part)
         report = job.recorded()
     finish(report, as_json, _show, findings=report.findings, damage=report.losses)
 
@@ -33,6 +48,8 @@ def _show(report: ScrubReport) -> None:
         f" {counted(report.records, 'record')},"
         f" {format_size(report.read_bytes)} read, {counted(report.stubs, 'stub')}: {report.outcome}"
     )
+    if report.left_bytes:
+        click.echo(f"  {format_size(report.left_bytes)} are for the next runs to check")
     for source, count in report.repaired.items():
         if count:
             click.echo(f"  {counted(count, 'record')} repaired {source}")

@@ -1,6 +1,7 @@
 """``dedupd run unoptimize``: stubs become plain files again."""
 
 import sys
+import time
 from dataclasses import asdict
 
 import click
@@ -10,7 +11,7 @@ from dedupd.cli.job_limits import working
 from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.errors import EXIT_FINDINGS
-from dedupd.units import counted, format_duration, format_size
+from dedupd.units import counted, format_duration, format_size, parse_moment
 from dedupd.volume.volume import Volume
 from jobs.unoptimize import Plan, Unoptimize, UnoptimizeReport
 
@@ -18,8 +19,13 @@ from jobs.unoptimize import Plan, Unoptimize, UnoptimizeReport
 @job_command(
     "unoptimize",
     click.option("--dry-run", is_flag=True, help="Only say how much space and time it would take."),
+    click.option(
+        "--since",
+        metavar="TIME",
+        help="Only files that were optimized, or changed, since then: 2d ago, or a date.",
+    ),
 )
-def command(path: str, dry_run: bool, as_json: bool) -> None:
+def command(path: str, dry_run: bool, since: str | None, as_json: bool) -> None:
     """Make files plain again, in a volume or below PATH in it. Users keep working meanwhile."""
     volume, below = Volume.locate_existing(path)
     with (
@@ -27,7 +33,8 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
         volume.job_lock(reads_only=dry_run),
         working(volume, "unoptimize") as run,
     ):
-        job = Unoptimize(volume, run, below)
+        since_s = None if since is None else parse_moment(since, time.time())
+        job = Unoptimize(volume, run, below, since_s)
         if dry_run:
             _tell(job.plan(), as_json)
             return

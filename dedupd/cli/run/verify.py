@@ -28,10 +28,11 @@ def command(path: str, as_json: bool) -> None:
             working(volume, "verify", unit="files") as run,
         ):
             report = Verify(volume, run).recorded()
-    finish(report, as_json, _show, findings=report.findings, damage=report.files_hit)
+    finish(report, as_json, show, findings=report.findings, damage=report.files_hit)
 
 
-def _show(report: VerifyReport) -> None:
+def show(report: VerifyReport) -> None:
+    """Print what was checked, and what is wrong."""
     click.echo(
         f"{counted(report.containers, 'container')}, {counted(report.records, 'record')},"
         f" {counted(report.stubs, 'stub')},"
