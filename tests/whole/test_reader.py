@@ -1,0 +1,138 @@
+"""docs/reader.py, which knows nothing but docs/format.md, reads what the program reads."""
+
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dedupd.format import container as fmt
+from dedupd.format.container import Kind
+from dedupd.system.paths import show_path
+from dedupd.units import KIB
+from jobs.backup.restore import Restore
+from jobs.backup.source import BackupSource
+from jobs.frame.run import JobRun
+from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
+from tests.support.lab import REPOSITORY, Lab, flip_bit, new_lab, noise, prose
+from tests.support.trees import fill_with_all, seen
+
+pytestmark = pytest.mark.root
+
+READER = REPOSITORY / "docs/reader.py"
+
+
+def reader(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The reader in a process that cannot import the program."""
+    return subprocess.run(
+        [sys.executable, "-I", READER, *arguments],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def mixed_lab(root: Path) -> Lab:
+    """A volume of every kind of file, with merged, forwarded, collected and copied records."""
+    lab = new_lab(root)
+    lab.set_policy('min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0.01\n')
+    fill_with_all(lab)
+    for name in (WRITTEN, OPEN):
+        lab.put(name, noise(400 * KIB + 77, len(name)))
+    for number in range(12):
+        lab.put(f"many/{number}", prose(90 * KIB, number))
+        lab.put(f"gone/{number}", noise(60 * KIB, 100 + number))
+    lab.optimize()
+    for name in (WRITTEN, OPEN):
+        overwrite(lab, name, bytes(256 * KIB), 64 * KIB, seals=name == WRITTEN)
+    shutil.rmtree(lab.data / "gone")
+    lab.collect(full=True)
+    lab.compact()
+    lab.verify_clean()
+    return lab
+
+
+def restored(lab: Lab, out: Path) -> set[str]:
+    """Takes everything out by the program; returns the files that it names as damaged."""
+    out.mkdir()
+    with BackupSource.found(str(lab.root)) as volume:
+        report = Restore(volume, JobRun("restore"), str(out)).run([b""])
+    assert report.damaged == report.errors
+    return {message.partition(":")[0] for message in report.messages}
+
+
+def test_the_reader_takes_out_what_the_program_does(tmp_path: Path) -> None:
+    lab = mixed_lab(tmp_path / "volume")
+    assert restored(lab, tmp_path / "by-the-program") == set()
+    done = reader(lab.root, "--to", tmp_path / "by-the-reader")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert seen(tmp_path / "by-the-reader") == seen(tmp_path / "by-the-program")
+    assert reader(lab.base, "--check").returncode == 0
+    lines = reader(lab.root).stdout.splitlines()
+    assert len(lines) == sum(len(files) for _, _, files in os.walk(lab.data))
+    assert [line.split()[0] for line in lines if line.endswith(" prose")] == ["stub"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_reader_names_what_bits_hit_and_gets_all_else(tmp_path: Path, seed: int) -> None:
+    lab = mixed_lab(tmp_path / "volume")
+    whole = tmp_path / "whole"
+    assert restored(lab, whole) == set()
+    rng = random.Random(seed)
+    files = sorted((lab.base / "store").rglob("*.d??"))
+    weights = [path.stat().st_size for path in files]
+    for path in rng.choices(files, weights, k=100):
+        flip_bit(path, rng.randrange(path.stat().st_size), rng.randrange(8))
+    out = tmp_path / "out"
+    done = reader(lab.root, "--to", out)
+    lines = [line.partition(": ")[0] for line in done.stderr.splitlines()]
+    named = {os.fsdecode(ast.literal_eval(line)) for line in lines}
+    right, got = seen(whole), seen(out)
+    assert done.returncode == 4
+    assert set(right) - set(got) == named
+    for name, row in got.items():
+        assert row[-1] == right[name][-1], f"{name} has wrong bytes"
+    # Nothing is left out that the program can read.
+    by_program = tmp_path / "by-the-program"
+    assert restored(lab, by_program) == {show_path(os.fsencode(name)) for name in named}
+    assert seen(by_program) == got
+
+
+def test_what_the_reader_does_not_know_it_names(tmp_path: Path) -> None:
+    """A later format is no damage, and is never taken for anything else."""
+    lab = new_lab(tmp_path / "volume")
+    lab.put("file", noise(10 * KIB, 1))
+    lab.optimize()
+    path = lab.container(Kind.CHUNKS)
+    data = bytearray(path.read_bytes())
+    seed = fmt.seed_of(fmt.decode_file_header(bytes(data), ""))
+    record = fmt.unpack_record(bytes(data), fmt.FILE_HEADER_BYTES, seed)
+    assert record is not None
+    later = replace(record, codec=77)
+    fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, later, seed)
+    path.write_bytes(data)
+    done = reader(lab.root, "--check")
+    assert done.returncode == 4
+    assert "codec 77: this reader does not know it" in done.stderr
+
+
+def test_the_reader_takes_no_zeros_for_content(tmp_path: Path) -> None:
+    lab = mixed_lab(tmp_path / "volume")
+    copy = tmp_path / "copy"
+    subprocess.run(["rsync", "-aX", f"{lab.base}/", copy], check=True)
+    done = reader(copy, "--to", tmp_path / "out")
+    assert done.returncode == 4
+    right = seen(lab.data)
+    stubs = {
+        n for n in right if "trusted.dedupd" in os.listxattr(lab.data / n, follow_symlinks=False)
+    }
+    assert stubs and not stubs & set(seen(tmp_path / "out"))
+    subprocess.run(["rsync", "-a", f"{lab.base}/", tmp_path / "bare"], check=True)
+    assert reader(tmp_path / "bare", "--check").returncode == 4
