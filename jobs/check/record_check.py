@@ -156,6 +156,7 @@ class RecordCheck:
             self._seen[ordinal] = 1
         if row.status != INTACT:
             self._damaged.add(ordinal)
+            self._hit.append((at, self.damaged[at]))
         yield from self._judge(row, ordinal)
 
     def _judge(self, row: Row, ordinal: int) -> Iterator[Problem]:

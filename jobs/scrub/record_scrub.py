@@ -244,5 +244,6 @@ def _agreeing(found: tbl.TableEntry, said: tbl.TableEntry | None) -> tbl.TableEn
     """The entry that a record implies, with the state and the target that only the table knows."""
     if said is None:
         return found
-    target = found.target if said.state == tbl.State.LIVE else said.target
+    is_own = said.state in (tbl.State.LIVE, tbl.State.QUARANTINED)
+    target = found.target if is_own else said.target
     return found._replace(state=said.state, target=target)

@@ -13,15 +13,16 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from tests.crash.adopt_scenarios import ADOPT_SCENARIOS
 from tests.crash.recovery_scenarios import RECOVERY_SCENARIOS
 from tests.crash.scenarios import SCENARIOS as SCENARIOS_OF_JOBS
-from tests.crash.scenarios import History, Scenario, Scene, assert_allowed, contents
+from tests.crash.scenarios import History, Scenario, Scene, assert_allowed
+from tests.crash.space_scenarios import SPACE_SCENARIOS
 from tests.support import crash
-from tests.support.copies import belong_here
 from tests.support.crash_states import FILE_SYSTEMS, Choice, CrashStates, FileSystem, choices
 from tests.support.simulated_disk import Entry, Inode, RecordingDisk, materialise, scan, summary
 
-SCENARIOS = SCENARIOS_OF_JOBS | RECOVERY_SCENARIOS
+SCENARIOS = SCENARIOS_OF_JOBS | RECOVERY_SCENARIOS | SPACE_SCENARIOS | ADOPT_SCENARIOS
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def record(
     crash.remove(root)
     scenario.begin(root, seed)
     scene = Scene(root, make_disk(), History(), seed)
-    for name, content in contents(root).items():
+    for name, content in scenario.look(root).items():
         scene.synced(name, content)
     before, top = scan(root), root.stat().st_ino
     scenario.act(scene)
@@ -91,12 +92,12 @@ def explore(
         counts[choice.file_system.name] += 1
         where = f"after {length} of {steps} steps, {choice}"
         materialise(state, recorded.top, crashed)
-        belong_here(crashed)
+        scenario.place(crashed)
         history = recorded.history
         allowed, gone = history.allowed(length), history.may_be_gone(length)
-        assert_allowed(contents(crashed), allowed, gone, where)
+        assert_allowed(scenario.look(crashed), allowed, gone, where)
         scenario.end(crashed)
-        assert_allowed(contents(crashed), allowed, gone, f"{where}, recovered")
+        assert_allowed(scenario.look(crashed), allowed, gone, f"{where}, recovered")
         crash.remove(crashed)
     return counts
 

@@ -1,21 +1,16 @@
-"""More volumes to crash: in the middle of a recovery, of a repair, of a full disk, of an index."""
+"""More volumes to crash: in the middle of a recovery, of a repair, of the saving of an index."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dedupd import failpoint, native
-from dedupd.errors import DedupdError, NoSpace, UnsuitableFileSystem
+from dedupd.errors import UnsuitableFileSystem
 from dedupd.format.container import Kind
-from dedupd.index.bloom_index import BloomIndex
-from dedupd.index.table_index import TableIndex
-from dedupd.store.writer import ContainerWriter
 from dedupd.system.files import opened
-from dedupd.units import align_down
 from dedupd.volume.volume import Volume
 from fuse_stub.files.file_handles import SECRET_BYTES, SECRET_FILE, load_secret
 from tests.crash.scenarios import (
@@ -33,7 +28,6 @@ from tests.crash.scenarios import (
     optimize_more,
     optimize_to_the_end,
     optimized_volume,
-    overwritten,
     plain_directory,
     plain_volume,
     reconcile_and_compact,
@@ -45,48 +39,13 @@ from tests.crash.scenarios import (
     upkeep_to_the_end,
     volume_cut_off,
     volume_in_partitions,
-    volume_with_more,
     volume_with_orphans,
 )
+from tests.crash.small_parts import saved_indexes, small_parts, with_parts
 from tests.support import crash
 from tests.support.lab import RAW_SOCKETS, Lab
-from tests.support.simulated_disk import BLOCK_BYTES, RecordingDisk, RemoveAttribute
+from tests.support.simulated_disk import RecordingDisk, RemoveAttribute
 from tests.support.upkeep import chunks_of, damage_record, scrub
-
-CONTAINER_BYTES = 12 * KIB
-
-
-# --- small parts of large things --------------------------------------------------------------
-
-
-@contextmanager
-def small_parts() -> Iterator[None]:
-    """Containers of some KiB, appended to by many small batches."""
-    small = partial(ContainerWriter, container_bytes_max=CONTAINER_BYTES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dedupd.volume.container_numbers.ContainerWriter", small)
-        for name in ("BATCH_BYTES", "BATCH_BYTES_MIN"):
-            patch.setattr(f"jobs.optimize.job.{name}", 64 * KIB)
-        yield
-
-
-@contextmanager
-def saved_indexes() -> Iterator[None]:
-    """Indexes that are saved however small they are."""
-    with pytest.MonkeyPatch.context() as patch:
-        for index in (TableIndex, BloomIndex):
-            patch.setitem(index.__init__.__kwdefaults__ or {}, "saved_entries_min", 1)
-        yield
-
-
-def with_parts(around: Callable[[], object], function: Callable[..., None]) -> Callable[..., None]:
-    """``function``, carried out with small parts or saved indexes."""
-
-    def run(*arguments: object) -> None:
-        with around():  # type: ignore[attr-defined]
-            function(*arguments)
-
-    return run
 
 
 def set_policy(root: Path, *lines: str) -> None:
@@ -157,20 +116,6 @@ def volume_with_programs(root: Path, seed: int) -> None:
         os.setxattr(root / ".dedupd/data" / name, "security.capability", RAW_SOCKETS)
 
 
-def volume_with_dead_containers(root: Path, seed: int) -> None:
-    """Several containers, some without a record that is needed."""
-    plain_volume(root, seed)
-    with small_parts():
-        crash.optimize_volume(root)
-        make_small_tree(root / ".dedupd/data/more", seed + 100)
-        crash.optimize_volume(root)
-    for name in ("base", "edited", "dir/copy"):
-        (root / ".dedupd/data" / name).unlink()
-    native.system.syncfs(directory := os.open(root, os.O_RDONLY))
-    os.close(directory)
-    crash.collect_garbage(root)
-
-
 def damaged_volume(how: str) -> Callable[[Path, int], None]:
     """Everything is kept twice, and one of the two is damaged."""
 
@@ -226,38 +171,6 @@ def volume_without_merge_directory(root: Path, seed: int) -> None:
 # --- what is done -----------------------------------------------------------------------------
 
 
-@contextmanager
-def disk_full_at(scene: Scene, name: str, call: int, unit: int = BLOCK_BYTES) -> Iterator[None]:
-    """The ``call``-th write by a method of the disk gets half of what it needs, up to a multiple of
-    ``unit``: inside a file a block is there with all that was given, or not at all."""
-    calls = 0
-    method = getattr(scene.disk, name)
-
-    def limited(fd: int, data: object, offset: int) -> int:
-        nonlocal calls
-        calls += 1
-        if calls != call:
-            return int(method(fd, data, offset) or 0)
-        parts = [data] if isinstance(data, memoryview) else data
-        whole = b"".join(bytes(part) for part in parts)  # type: ignore[attr-defined]
-        part = whole[: align_down(offset + len(whole) // 2, unit) - offset]
-        if name == "write_some":
-            return int(method(fd, [part], offset))
-        if part:
-            RecordingDisk.write_at(scene.disk, fd, [part], offset)
-        raise NoSpace("no space left to write")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scene.disk, name, limited, raising=False)
-        yield
-    assert calls >= call, f"{name} was called {calls} times"
-
-
-def optimize_on_a_full_disk(scene: Scene) -> None:
-    with disk_full_at(scene, "write_out", 2), suppress(DedupdError):
-        crash.optimize_volume(scene.root, scene.disk)
-
-
 def touch_during_a_commit(scene: Scene) -> None:
     """A user changes a file beside its attribute, and others before the punch of their batch: the
     attributes are taken back."""
@@ -284,11 +197,6 @@ def touch_during_a_commit(scene: Scene) -> None:
     assert len(taken_back) >= len(touched)
 
 
-def compact_on_a_full_disk(scene: Scene) -> None:
-    with disk_full_at(scene, "write_out", 1), suppress(DedupdError):
-        crash.compact_volume(scene.root, scene.disk)
-
-
 def enabling_what_does_not_suit(scene: Scene) -> None:
     def fails(*_: object) -> None:
         raise UnsuitableFileSystem("this file system has no holes")
@@ -303,28 +211,6 @@ def unoptimize_in_small_pieces(scene: Scene) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dedupd.stub.filling.SYNC_BYTES", 1)
         crash.unoptimize_volume(scene.root, scene.disk)
-
-
-def unoptimize_on_a_full_disk(scene: Scene) -> None:
-    with disk_full_at(scene, "write_some", 2), suppress(DedupdError):
-        crash.unoptimize_volume(scene.root, scene.disk)
-
-
-def write_to_a_stub_on_a_full_disk(scene: Scene) -> None:
-    """The first write gets half of its space; the rest of what it allocated goes back."""
-    with Volume.open(str(scene.root), scene.disk) as volume, open_user_file(scene, "base") as fd:
-        stub = sparse(scene, volume, "base", fd)
-        content = bytes(stub.read(0, 1 << 20))
-        # The second one makes the file longer.
-        for at, unit in ((4000, BLOCK_BYTES), (20 * KIB, 100)):
-            wanted = overwritten(content, at, b"of a user " * 1500)
-            scene.begin_write("base", wanted)
-            with disk_full_at(scene, "write_some", 1, unit), suppress(NoSpace):
-                stub.write(at, wanted[at : at + 15_000])
-            content = bytes(stub.read(0, 1 << 20))
-            scene.begin_write("base", content)
-            scene.disk.sync_data(fd)
-            scene.synced("base", content)
 
 
 def cut_stubs_to_nothing(scene: Scene) -> None:
@@ -396,7 +282,6 @@ RECOVERY_SCENARIOS = {
     "optimize in many small batches": Scenario(
         plain_volume, with_parts(small_parts, optimize_more), optimize_to_the_end
     ),
-    "remove containers": Scenario(volume_with_dead_containers, compact, upkeep_to_the_end),
     "save a table": Scenario(
         volume_with_saved_index("table"),
         with_parts(saved_indexes, optimize_more),
@@ -413,23 +298,11 @@ RECOVERY_SCENARIOS = {
         with_parts(saved_indexes, optimize_more),
         with_parts(saved_indexes, save_to_the_end),
     ),
-    "compact on a full disk": Scenario(
-        volume_with_orphans, compact_on_a_full_disk, upkeep_to_the_end
-    ),
     "enable what does not suit": Scenario(
         plain_directory, enabling_what_does_not_suit, enable_to_the_end
     ),
-    "optimize on a full disk": Scenario(
-        volume_with_more, with_parts(small_parts, optimize_on_a_full_disk), optimize_to_the_end
-    ),
     "unoptimize in small pieces": Scenario(
         optimized_volume, unoptimize_in_small_pieces, unoptimize_to_the_end
-    ),
-    "unoptimize on a full disk": Scenario(
-        optimized_volume, unoptimize_on_a_full_disk, unoptimize_to_the_end
-    ),
-    "write to a stub on a full disk": Scenario(
-        optimized_volume, write_to_a_stub_on_a_full_disk, optimize_to_the_end
     ),
     "cut stubs to nothing": Scenario(optimized_volume, cut_stubs_to_nothing, optimize_to_the_end),
     "unoptimize programs": Scenario(volume_with_programs, unoptimize, unoptimize_to_the_end),

@@ -26,6 +26,7 @@ from jobs.optimize import file_reader
 from jobs.optimize import job as optimize_job
 from jobs.optimize.job import Optimize
 from tests.support import crash
+from tests.support.copies import belong_here
 from tests.support.lab import write_out
 from tests.support.simulated_disk import (
     SECTOR_BYTES,
@@ -533,11 +534,17 @@ def disable_to_the_end(root: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A volume to begin with, what is done to it, and how the next start brings it back."""
+    """A volume to begin with, what is done to it, and how the next start brings it back.
+
+    ``place`` makes a crash state, whose inodes are others, the volume that it was; ``look`` reads
+    what the files hold.
+    """
 
     begin: Callable[[Path, int], None]
     act: Callable[[Scene], None]
     end: Callable[[Path], None]
+    place: Callable[[Path], None] = belong_here
+    look: Callable[[Path], Contents] = contents
 
 
 SCENARIOS = {

@@ -77,6 +77,8 @@ FORGOTTEN = [
     ("enable", ["sync_dir"]),
     ("remove, collect and compact", ["sync_file_system"]),
     ("compact", ["sync_file"]),
+    ("compact without room", ["sync_file"]),
+    ("adopt a copy", ["sync_file_system"]),
 ]
 
 LOST = [

@@ -20,17 +20,10 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 BY_THE_MOUNT = "in the mount process, which tests/crash/test_mount.py kills before each step"
 
 ONE_CALL = "one call, the steps of which are met elsewhere"
-NOT_YET = "the power has not been cut here yet"
 
 ELSEWHERE = {
     "dedupd.cli.policy._saved replace_file": ONE_CALL,
-    "dedupd.store.container.compaction.release punch": NOT_YET,
-    "dedupd.store.container.compaction.release sync_file": NOT_YET,
-    "dedupd.store.container.compaction.remove_remains sync_dir": NOT_YET,
-    "dedupd.store.container.compaction.remove_remains unlink": NOT_YET,
-    "dedupd.store.container.cutting.cut_back truncate": NOT_YET,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,
-    "jobs.adopt.job.run sync_file_system": NOT_YET,
     "dedupd.volume.commit._commit_by_mount sync_file_system": BY_THE_MOUNT,
     "dedupd.volume.volume.note_mount set_times": BY_THE_MOUNT,
     "fuse_stub.commit_lane._take_back sync_file": BY_THE_MOUNT,

@@ -45,6 +45,13 @@ def _parameters(base: Path) -> Parameters | None:
     return None
 
 
+def parameters_of(base: Path) -> Parameters:
+    """Those of a volume that is enabled, or almost."""
+    found = _parameters(base)
+    assert found is not None
+    return found
+
+
 def _rebind(path: Path, space: AttributeSpace) -> None:
     name = space.name.decode()
     if name not in os.listxattr(path):

@@ -20,7 +20,7 @@ from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize
-from tests.crash.recovery_scenarios import saved_indexes
+from tests.crash.small_parts import saved_indexes
 from tests.support import crash
 from tests.support.drill import Drill, remove
 from tests.support.upkeep import reconcile, scrub
