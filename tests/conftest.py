@@ -14,6 +14,7 @@ from typing import Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dedupd.store.container import punching
 from dedupd.system.file_system import file_system_of
 from dedupd.system.files import opened
 from dedupd.system.mount_table import all_mounts
@@ -85,6 +86,12 @@ class MakeFileSystem(Protocol):
 
         ``in_memory``: syncing costs nothing, for tests that sync all the time.
         """
+
+
+@pytest.fixture
+def kept_extents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on btrfs: this process punches nothing, and orphans stay what they are."""
+    monkeypatch.setattr(punching, "gives_back", lambda _: False)
 
 
 @pytest.fixture

@@ -18,10 +18,13 @@ ALIGN_BYTES = 8
 
 CONTAINER_BYTES_MAX = 1 << 30
 
+PUNCHES_MAX = 255
+"""Of one generation: a container that was punched so often waits for its compaction."""
+
 ORDINALS_MAX = 2 * CONTAINER_BYTES_MAX // RECORD_HEADER_BYTES
 """In one container: as many records as fit into it, once before a compaction and once after it."""
 
-_FILE = struct.Struct("<8sHBxIII16sQ")
+_FILE = struct.Struct("<8sHBBIII16sQ")
 _RECORD = struct.Struct("<IIBBHIII32sQQ")
 _U64 = struct.Struct("<Q")
 
@@ -66,7 +69,8 @@ class Codec(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The first 128 bytes of a container."""
+    """The first 128 bytes of a container. ``punches``: how often records of this generation have
+    been punched."""
 
     kind: Kind
     container: int
@@ -74,6 +78,7 @@ class FileHeader:
     partition: int
     volume_id: bytes
     created_ns: int
+    punches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ def encode_file_header(header: FileHeader) -> bytes:
         FILE_MAGIC,
         FORMAT,
         header.kind,
+        header.punches,
         header.container,
         header.generation,
         header.partition,
@@ -132,16 +138,15 @@ def decode_file_header(data: bytes, where: str) -> FileHeader:
     body = data[: FILE_HEADER_BYTES - 8]
     if _U64.unpack_from(data, FILE_HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body):
         raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
-    _, version, kind, container, generation, partition, volume_id, created_ns = _FILE.unpack_from(
-        body
-    )
+    _, version, kind, punches, *fields = _FILE.unpack_from(body)
+    container, generation, partition, volume_id, created_ns = fields
     if version != FORMAT:
         raise UnknownFormat(f"{where}: container format {version}; this program reads {FORMAT}")
     if kind not in _KINDS:
         raise UnknownFormat(
             f"{where}: a container of kind {kind}, which this program does not know"
         )
-    return FileHeader(Kind(kind), container, generation, partition, volume_id, created_ns)
+    return FileHeader(Kind(kind), container, generation, partition, volume_id, created_ns, punches)
 
 
 def record_size(stored_length: int) -> int:

@@ -20,7 +20,7 @@ ENTRY_BYTES = 64
 FINGERPRINT_BYTES = 32
 """With which an entry begins."""
 
-_HEADER = struct.Struct("<8sHBxIII16sQII")
+_HEADER = struct.Struct("<8sHBBIII16sQII")
 _ENTRY = struct.Struct("<32sQQIIIBB")
 _WHOLE = struct.Struct("<32sQQIIIBBH")
 _U64 = struct.Struct("<Q")
@@ -52,6 +52,7 @@ class TableHeader:
     """The first 64 bytes. All records below ``synced_bytes`` of the container are durable.
 
     Those with ordinals below ``reconciled`` are in the reconciled set (docs/partitions.md).
+    ``punches``: of how many punches of the container the table knows.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class TableHeader:
     synced_bytes: int
     synced_count: int
     reconciled: int = 0
+    punches: int = 0
 
 
 class TableEntry(NamedTuple):
@@ -82,6 +84,7 @@ def encode_header(header: TableHeader) -> bytes:
         MAGIC,
         FORMAT,
         header.kind,
+        header.punches,
         header.container,
         header.generation,
         header.partition,
@@ -102,17 +105,26 @@ def decode_header(data: bytes, where: str) -> TableHeader:
         or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
     ):
         raise DamagedTable(f"{where}: the redirection table has no valid header")
-    _, version, kind, container, generation, partition, volume_id, *marks = _HEADER.unpack_from(
-        body
-    )
+    _, version, kind, punches, *fields = _HEADER.unpack_from(body)
+    container, generation, partition, volume_id, end, count, reconciled = fields
     if version != FORMAT or kind not in Kind.__members__.values():
         raise DamagedTable(f"{where}: redirection table of an unknown format {version}")
-    return TableHeader(Kind(kind), container, generation, partition, volume_id, *marks)
+    return TableHeader(
+        Kind(kind), container, generation, partition, volume_id, end, count, reconciled, punches
+    )
 
 
 def belongs(table: TableHeader, container: FileHeader) -> bool:
-    """Whether a table is that of a container, and of its generation."""
-    return (table.kind, table.container, table.generation, table.volume_id) == (
+    """Whether a table is that of a container, of its generation, and knows what was punched.
+
+    An older copy of a table may call records live whose payloads are gone.
+    """
+    return table.punches >= container.punches and (
+        table.kind,
+        table.container,
+        table.generation,
+        table.volume_id,
+    ) == (
         container.kind,
         container.container,
         container.generation,

@@ -147,3 +147,13 @@ def pass_records(
 def headers_agree(fd: int, table: Buffer, *, seed: int) -> bool:
     """Whether every live or orphaned record has the header that its entry implies, at the offset of
     the entry. False also where an entry is not valid."""
+
+def dead_payloads(
+    fd: int, table: Buffer, *, seed: int, block_bytes: int, threads: int
+) -> list[tuple[int, int, int]]:
+    """Payloads of a container that nothing needs and whose blocks are still there: (ordinal, start,
+    end) of the whole blocks inside each, by ordinal.
+
+    Those of orphaned, merged and collected records, by the entries of its ``table``. Left out is a
+    record that is not what its entry says. Raises OSError.
+    """

@@ -10,6 +10,7 @@ from dedupd.format import container as fmt
 from dedupd.format.container import Kind
 from dedupd.store.container.container import data_name
 from dedupd.store.container.files import container_numbers
+from dedupd.store.container.punching import allocated_bytes
 from dedupd.store.container.table_file import load_packed_table
 from dedupd.system.files import opened, read_readable
 
@@ -19,7 +20,7 @@ GAIN_BYTES_MIN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The size of a container, without its table, now and after a compaction.
+    """The size of a container on the disk, without its table, now and after a compaction.
 
     ``is_dead``: nothing in it is needed. ``quarantined``: entries that scrub must deal with first.
     ``orphaned``: records whose bytes are there and that nothing needs.
@@ -98,6 +99,6 @@ def _weight(dir_fd: int, number: int, kind: Kind, volume_id: bytes) -> Weight:
     name = data_name(number)
     with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
         header = fmt.decode_file_header(read_readable(fd, fmt.FILE_HEADER_BYTES, 0), name.decode())
-        size = os.fstat(fd).st_size
+        size = allocated_bytes(os.fstat(fd))
         _, entries = load_packed_table(dir_fd, header)
     return weigh(entries, fmt.seed_of(header), size)

@@ -422,6 +422,7 @@ class ContainerWriter:
             target.header.volume_id,
             target.end,
             target.count,
+            punches=target.header.punches,
         )
 
     @staticmethod

@@ -17,6 +17,9 @@ from jobs.check.record_windows import Passed, RecordPosition, RecordWindow, Wind
 _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.TOMBSTONE))
 """States in which a record may be damaged or gone: it is not read."""
 
+_GONE = frozenset((tbl.State.MERGED, tbl.State.TOMBSTONE))
+"""States in which nothing asks for the bytes of a record any more."""
+
 INTACT, _PAYLOAD = 0, 1
 """Verdicts of the native check of a record (``CheckedRecords.statuses``)."""
 
@@ -168,6 +171,8 @@ class RecordCheck:
                 ordinal,
                 row.entry,
             )
+        if said is not None and is_of_another(said, row.entry):
+            said = None
         if said is not None and said.state in _WITHOUT_BYTES:
             if said.state == tbl.State.QUARANTINED and row.status == INTACT:
                 self.quarantined_intact.append(ordinal)
@@ -181,7 +186,7 @@ class RecordCheck:
             if row.status != INTACT:
                 # Its length may be a lie: only its header is sure to lie here.
                 self._add_gap(row, fmt.RECORD_HEADER_BYTES)
-            elif self._is_gone(ordinal) or (self._seen[ordinal] and not is_hit):
+            elif self._is_gone(row, ordinal) or (self._seen[ordinal] and not is_hit):
                 self._add_gap(row, fmt.record_size(row.entry.stored_length))
             else:
                 if is_hit:
@@ -190,10 +195,10 @@ class RecordCheck:
                 self._seen[ordinal] = 1
                 yield from self._judge(row, ordinal)
 
-    def _is_gone(self, ordinal: int) -> bool:
+    def _is_gone(self, row: Row, ordinal: int) -> bool:
         """Whether nothing asks for the bytes of a record any more."""
         said = self._said(ordinal)
-        return said is not None and said.state in (tbl.State.MERGED, tbl.State.TOMBSTONE)
+        return said is not None and said.state in _GONE and not is_of_another(said, row.entry)
 
     def _add_gap(self, row: Row, size: int) -> None:
         gap = Gap(row.entry.offset, row.entry.offset + size)
@@ -296,11 +301,17 @@ def rows(found: native.store.CheckedRecords, seed: int) -> Iterator[Row]:
         yield Row(range(ordinal, end), found.kinds[at], found.statuses[at], entry)
 
 
+def is_of_another(said: tbl.TableEntry, found: tbl.TableEntry) -> bool:
+    """Whether an entry that calls its record gone is that of another record, which a disk has put
+    there: ``found`` is what the record implies."""
+    return said.state in _GONE and said.fingerprint != found.fingerprint
+
+
 def agrees(said: tbl.TableEntry, row: Row) -> bool:
     """Whether an entry is one that its record may have."""
     is_copy = said.state == tbl.State.LIVE and row.kind == fmt.RecordKind.COPY
-    is_of_another = is_copy and said.target not in (0, row.entry.target)
-    return record_fields(said) == record_fields(row.entry) and not is_of_another
+    is_elsewhere = is_copy and said.target not in (0, row.entry.target)
+    return record_fields(said) == record_fields(row.entry) and not is_elsewhere
 
 
 def record_fields(entry: tbl.TableEntry) -> tuple[bytes, int, int, int, int]:

@@ -17,6 +17,7 @@ from dedupd.store.container.table_file import load_table
 from dedupd.system.files import opened, read_readable
 from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
+from jobs.check.collected import count_collected
 from jobs.check.invariants import OF_FILES, Finding, Invariant
 from jobs.check.losses import losses
 from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
@@ -43,7 +44,8 @@ class VerifyReport(Report):
     ``unsettled`` are stubs in the middle of a transition, and ``unsynced_bytes`` the ends of
     containers that never became durable: an interrupted job leaves them, and the next one clears
     them.
-    ``quarantined`` are records known to be damaged. ``files_hit`` have lost bytes for good.
+    ``quarantined`` are records known to be damaged, but for those that were ``collected``, or lost
+    where nobody needed them: their table was lost since. ``files_hit`` have lost bytes for good.
     """
 
     job: str = "verify"
@@ -57,6 +59,7 @@ class VerifyReport(Report):
     logical_bytes: int = 0
     unreferenced_chunks: int = 0
     quarantined: int = 0
+    collected: int = 0
     unsettled: int = 0
     unsynced_bytes: int = 0
     files_hit: int = 0
@@ -104,7 +107,10 @@ class Verify(Job[VerifyReport]):
 
     def report(self) -> VerifyReport:
         report = self._report
+        collected = (count_collected(self._volume, of, one) for of, one in self._known.items())
+        report.collected = sum(collected)
         report.quarantined = sum(len(known.lost) for known in self._known.values())
+        report.quarantined -= report.collected
         report.unreferenced_chunks = self._known[fmt.Kind.CHUNKS].unreferenced()
         report.by_invariant = dict(Counter(f.invariant for f in report.findings))
         report.files_hit = len({f.where for f in report.findings if f.invariant in OF_FILES})

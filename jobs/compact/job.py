@@ -1,22 +1,23 @@
 """The compact job: containers give the space of their garbage back (docs/upkeep.md)."""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace, ServiceUnreachable
-from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
+from dedupd.format.container import Kind, seed_of
 from dedupd.format.ids import show_id
-from dedupd.store.container.compaction import compact, release, remove, remove_remains
+from dedupd.store.container.compaction import compact, release, remove_remains
 from dedupd.store.container.container import container_name, data_name
 from dedupd.store.container.directory import ContainerDirectory, OpenContainers
-from dedupd.store.container.files import last_number
+from dedupd.store.container.punching import allocated_bytes
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
+from jobs.compact.in_place import InPlace, tell_readers
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
@@ -24,7 +25,10 @@ from jobs.reconcile.forwarded_records import MergedBytes
 
 @dataclass(slots=True)
 class CompactReport(FileReport):
-    """What a run did. Bytes are those of container files."""
+    """What a run did. Bytes are those of the blocks of container files.
+
+    ``punched`` counts records that gave their blocks back inside their container.
+    """
 
     job: str = "compact"
     containers: int = 0
@@ -32,6 +36,7 @@ class CompactReport(FileReport):
     dead_bytes: int = 0
     rewritten: int = 0
     removed: int = 0
+    punched: int = 0
     copied_bytes: int = 0
     freed_bytes: int = 0
     below_threshold: int = 0
@@ -65,6 +70,8 @@ class Compact(Job[CompactReport]):
 
         Where space is short, containers that there is room for go first; each makes more room.
         """
+        if not self._dry_run:
+            self._give_back()
         candidates = [c for kind in Kind for c in self._candidates(kind)]
         total = sum(0 if c.weight.is_dead else c.weight.needed_bytes for c in candidates)
         self._run.update(phase="compacting", done=0, total=total)
@@ -80,11 +87,9 @@ class Compact(Job[CompactReport]):
         return self.report()
 
     def _candidates(self, kind: Kind) -> list[CompactionCandidate]:
-        """Bring every container of a kind into a known state, and weigh it."""
+        """Weigh every container of a kind."""
         found, report = [], self._report
         with self._volume.containers(kind) as directory:
-            if not self._dry_run:
-                remove_remains(directory)
             numbers = directory.numbers()
             self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=len(numbers))
             for done, number in enumerate(numbers):
@@ -92,15 +97,39 @@ class Compact(Job[CompactReport]):
                 state = self._recovered(directory, number)
                 if state is None:
                     continue
-                weight = weigh(state.entries.data, seed_of(state.header), state.end)
+                weight = self._weight(directory, state)
                 report.containers += 1
                 report.stored_bytes += weight.size_bytes
                 report.dead_bytes += max(0, weight.gain_bytes)
-                is_removable = weight.is_dead and number < last_number(directory.fd)
-                if is_removable or self._is_worth_it(kind, number, weight):
+                if self._is_worth_it(kind, number, weight):
                     found.append(CompactionCandidate(kind, number, weight))
                 self._run.update(done=done + 1)
         return found
+
+    def _give_back(self) -> None:
+        """Bring every container into a known state, and take back what needs no copy."""
+        run, report = self._run, self._report
+        for kind in Kind:
+            with self._volume.containers(kind) as directory:
+                remove_remains(directory)
+                numbers = directory.numbers()
+                run.update(phase=f"{kind.name.lower()} tables", done=0, total=len(numbers))
+                for done, number in enumerate(numbers):
+                    run.safe_point()
+                    with suppress(DamagedContainer):  # told when it is weighed
+                        recover_or_discard(directory, number)
+                    run.update(done=done + 1)
+        in_place = InPlace(self._volume, run)
+        in_place.give_back()
+        report.removed += in_place.removed
+        report.punched += in_place.punched
+        report.freed_bytes += in_place.freed_bytes
+
+    @staticmethod
+    def _weight(directory: ContainerDirectory, state: Recovered) -> Weight:
+        """That of a container by the blocks that it has: what was punched is not garbage now."""
+        status = os.stat(data_name(state.header.container), dir_fd=directory.fd)
+        return weigh(state.entries.data, seed_of(state.header), allocated_bytes(status))
 
     def _recovered(self, directory: ContainerDirectory, number: int) -> Recovered | None:
         """None where scrub must look at the container first, or where it was never begun."""
@@ -152,16 +181,11 @@ class Compact(Job[CompactReport]):
             stack.callback(os.close, old_fd)
             try:
                 self._keep_last_bytes(directory, state)
-                if weight.is_dead and number < last_number(directory.fd):
-                    remove(directory, state)
-                    report.removed += 1
-                    size = 0
-                else:
-                    if weight.is_dead and len(state.entries.data) > self._room.left_bytes:
-                        state = release(directory, state)
-                    size = compact(directory, state, lambda done: self._step(before + done))
-                    report.rewritten += 1
-                    report.copied_bytes += size
+                if weight.is_dead and len(state.entries.data) > self._room.left_bytes:
+                    state = release(directory, state)
+                size = compact(directory, state, lambda done: self._step(before + done))
+                report.rewritten += 1
+                report.copied_bytes += size
             except (DamagedChunk, NoSpace) as error:
                 if isinstance(error, DamagedChunk):
                     # Else a quick scrub would not look at it.
@@ -169,7 +193,7 @@ class Compact(Job[CompactReport]):
                 run.findings.add(f"{kind.name.lower()}: {error}")
                 return
             report.freed_bytes += weight.size_bytes - size
-            self._tell_readers(kind, number)
+            tell_readers(volume, kind, number)
 
     def _keep_last_bytes(self, directory: ContainerDirectory, state: Recovered) -> None:
         """Raises DamagedChunk where a merged record has the only bytes left: the record that it
@@ -188,19 +212,3 @@ class Compact(Job[CompactReport]):
     def _step(self, done: int) -> None:
         self._run.update(done=done)
         self._run.safe_point()
-
-    def _tell_readers(self, kind: Kind, number: int) -> None:
-        """Have the mount's process let go of the old files: as long as it holds them, their space
-        is not free. It reads on from the new ones without being told."""
-        volume = self._volume
-        if kind not in COPIES_OF:
-            return  # copies are opened for each read
-        volume.records(kind).drop([number])
-        client = self._volume.mount_client()
-        if client is None:
-            return
-        with client:
-            try:
-                client.call("reopen", kind=int(kind), containers=[number])
-            except ServiceUnreachable:
-                return  # it is being unmounted, and lets go of everything

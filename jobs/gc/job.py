@@ -25,6 +25,7 @@ from dedupd.units import counted
 from dedupd.volume.hints import HintKey
 from dedupd.volume.unfinished_files import Checkpoints
 from dedupd.volume.volume import Volume
+from jobs.compact.in_place import InPlace
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.gc import mark_phases
@@ -42,7 +43,8 @@ NOTHING_NEW = "nothing has changed since the last run"
 
 @dataclass(slots=True)
 class GcReport(FileReport):
-    """The results of a run. Bytes are those of payloads.
+    """The results of a run. Bytes are those of payloads; ``freed_bytes`` those of the blocks that
+    came back, of ``removed`` containers and of ``punched`` records.
 
     ``resumed``: it has built upon the marks of an earlier run; ``recipes`` are those that it read
     itself, and ``recipe_entries`` the rows of these.
@@ -63,6 +65,9 @@ class GcReport(FileReport):
     orphans_before: int = 0
     revived: int = 0
     epoch: int = 0
+    removed: int = 0
+    punched: int = 0
+    freed_bytes: int = 0
 
 
 class Gc(Job[GcReport]):
@@ -99,7 +104,18 @@ class Gc(Job[GcReport]):
         with ExitStack() as files:
             self._tables = recovered_tables(volume, self._run, files)
             self._collect()
+        if not self._dry_run and not self._run.findings.count:
+            self._give_back()
         return self.report()
+
+    def _give_back(self) -> None:
+        """Take back what needs no copy: also what a run before this one had no time for."""
+        in_place, report = InPlace(self._volume, self._run), self._report
+        try:
+            in_place.give_back()
+        finally:
+            report.removed, report.punched = in_place.removed, in_place.punched
+            report.freed_bytes = in_place.freed_bytes
 
     def _collect(self) -> None:
         volume, run, report, tables = self._volume, self._run, self._report, self._tables

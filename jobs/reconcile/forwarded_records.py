@@ -1,5 +1,6 @@
 """Merged records that have the only bytes left: these are no garbage."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from dedupd import native
@@ -68,6 +69,16 @@ class MergedBytes:
             if not self._is_given(entry, end) and self._is_intact(own, entry):
                 return own, end
         return None
+
+    def spare(self, state: Recovered, ordinals: Iterable[int]) -> set[int]:
+        """Those of some merged records of a container whose own bytes are not needed any more. The
+        records that they lead to are read once each. Raises Cancelled."""
+        found: set[int] = set()
+        for target, ordinal in sorted((state.entries[one].target, one) for one in ordinals):
+            self._run.safe_point()
+            if self._is_given(state.entries[ordinal], end_of(target, self._target)):
+                found.add(ordinal)
+        return found
 
     def _target(self, record_id: int) -> int | None:
         entry = self._containers.entry(record_id)

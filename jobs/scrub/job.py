@@ -24,6 +24,7 @@ from dedupd.system.processes import cores
 from dedupd.volume.container_numbers import Numbers
 from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
+from jobs.check.collected import count_collected
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.losses import Loss, losses
 from jobs.check.record_census import RecordCensus
@@ -56,6 +57,7 @@ class ScrubReport(Report):
 
     ``findings`` are what was wrong when it began, ``repaired`` how many lost records got their
     bytes back, ``quarantined`` how many are still lost, and ``losses`` what that costs users.
+    ``collected`` are records that no file needs and whose tombstones were lost with a table.
     """
 
     job: str = "scrub"
@@ -74,6 +76,7 @@ class ScrubReport(Report):
     repaired: dict[str, int] = field(default_factory=dict)
     released: int = 0
     quarantined: int = 0
+    collected: int = 0
     copies_written: int = 0
     copies_written_bytes: int = 0
     copies_dropped: int = 0
@@ -135,7 +138,10 @@ class Scrub(Job[ScrubReport]):
     def report(self) -> ScrubReport:
         report = self._report
         report.by_invariant = dict(self._counts)
-        report.quarantined = sum(len(self._known[kind].lost) for kind in fmt.COPIES_OF)
+        known = {kind: self._known[kind] for kind in fmt.COPIES_OF}
+        collected = (count_collected(self._volume, kind, one) for kind, one in known.items())
+        report.collected = sum(collected)
+        report.quarantined = sum(len(one.lost) for one in known.values()) - report.collected
         report.files_hit = len({loss.path for loss in report.losses})
         report.lost_bytes = sum(loss.end - loss.start for loss in report.losses)
         if report.losses:

@@ -22,7 +22,14 @@ from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
 from jobs.check.invariants import Invariant
 from jobs.check.record_census import RecordCensus
-from jobs.check.record_check import PORTION_BYTES, CheckedTable, Problem, RecordCheck, check_all
+from jobs.check.record_check import (
+    PORTION_BYTES,
+    CheckedTable,
+    Problem,
+    RecordCheck,
+    check_all,
+    is_of_another,
+)
 from jobs.check.record_windows import WindowReader
 from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
@@ -242,7 +249,7 @@ class RecordScrub:
 
 def _agreeing(found: tbl.TableEntry, said: tbl.TableEntry | None) -> tbl.TableEntry:
     """The entry that a record implies, with the state and the target that only the table knows."""
-    if said is None:
+    if said is None or is_of_another(said, found):
         return found
     is_own = said.state in (tbl.State.LIVE, tbl.State.QUARANTINED)
     target = found.target if is_own else said.target

@@ -21,6 +21,7 @@ from dedupd.system.files import opened
 from dedupd.volume.enable import enable
 from dedupd.volume.room import Room
 from dedupd.volume.volume import Volume
+from jobs.compact.in_place import InPlace
 from jobs.frame.run import JobRun
 from jobs.optimize import file_reader
 from jobs.optimize import job as optimize_job
@@ -471,7 +472,31 @@ def volume_with_garbage(root: Path, seed: int) -> None:
 
 def volume_with_orphans(root: Path, seed: int) -> None:
     volume_with_garbage(root, seed)
-    crash.collect_garbage(root)
+    crash.orphan_garbage(root)
+
+
+def volume_with_long_orphans(root: Path, seed: int) -> None:
+    """Orphans of several blocks each, merged records like them, and plain files with the bytes of
+    orphans: a run that finds them must not take them for what they were."""
+    plain_volume(root, seed)
+    rng = random.Random(seed + 70)
+    data = root / ".dedupd/data"
+    files = {f"gone{n}": rng.randbytes(40 * KIB) for n in range(3)}
+    files |= {"one.t1": rng.randbytes(40 * KIB)}
+    files |= {"same.t2": files["one.t1"]}
+    for name, content in files.items():
+        (data / name).write_bytes(content)
+        os.utime(data / name, ns=(crash.MTIME_NS, crash.MTIME_NS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InPlace, "give_back", lambda _: None)
+        crash.optimize_in_partitions(root)
+        crash.reconcile_volume(root)
+        for name in ("gone0", "gone1"):
+            (data / name).unlink()
+        crash.collect_garbage(root)
+    (data / "again").write_bytes(files["gone0"])
+    os.utime(data / "again", ns=(crash.MTIME_NS, crash.MTIME_NS))
+    write_out(root)
 
 
 def volume_that_meets_orphans(root: Path, seed: int) -> None:
@@ -577,6 +602,7 @@ SCENARIOS = {
         stub_and_twin, write_during_commit_of_stubs, optimize_to_the_end
     ),
     "collect garbage": Scenario(volume_with_garbage, collect, upkeep_to_the_end),
+    "punch": Scenario(volume_with_long_orphans, collect, upkeep_to_the_end),
     "compact": Scenario(volume_with_orphans, compact, upkeep_to_the_end),
     "remove, collect and compact": Scenario(
         optimized_volume, remove_collect_compact, upkeep_to_the_end

@@ -50,7 +50,7 @@ def volume_with_dead_containers(root: Path, seed: int) -> None:
     for name in ("base", "edited", "dir/copy"):
         (root / ".dedupd/data" / name).unlink()
     write_out(root)
-    crash.collect_garbage(root)
+    crash.orphan_garbage(root)
 
 
 def volume_with_a_dead_last_container(root: Path, seed: int) -> None:

@@ -58,6 +58,7 @@ SCENARIO = {
     "recovery.switched": "compact again",
     "states": "gc",
     "gc": "gc",
+    "punch": "gc",
     "compact": "compact",
     "disable": "disable",
     "mend": "scrub",
@@ -131,7 +132,7 @@ def prepare(root: Path, command: str) -> None:
         crash.optimize_with_garbage(root)
         os.utime(root / ".dedupd/data", ns=(TOP[3], TOP[3]))
         if command != "gc":
-            crash.collect_garbage(root)
+            crash.orphan_garbage(root)
         if command == "compact again":
             killed = crash.run_cli("run", "compact", root, fail_at="compact.data-switched")
             assert crash.was_killed(killed), killed.stderr

@@ -79,6 +79,7 @@ FORGOTTEN = [
     ("compact", ["sync_file"]),
     ("compact without room", ["sync_file"]),
     ("adopt a copy", ["sync_file_system"]),
+    ("punch", ["sync_data"]),
 ]
 
 LOST = [
@@ -98,6 +99,7 @@ EXCHANGED = [
     ("optimize", "set_attribute", "punch"),
     ("optimize", "sync_data", "sync_file_system"),
     ("compact", "sync_file", "rename"),
+    ("punch", "sync_data", "punch"),
     ("unoptimize", "write_some", "remove_attribute"),
 ]
 

@@ -197,6 +197,7 @@ def test_merged_bytes_make_up_for_a_container_that_is_gone_with_its_table(tmp_pa
     assert [lab.read(one) for one in (name, other)] == [SHARED, SHARED]
 
 
+@pytest.mark.usefixtures("kept_extents")
 def test_an_orphan_makes_up_for_a_lost_record(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         two_partitions(lab)

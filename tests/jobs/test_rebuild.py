@@ -76,6 +76,7 @@ def test_repairs_outlive_the_tables(tmp_path: Path, kind: Kind) -> None:
         assert {name: lab.read(name) for name in contents} == contents
 
 
+@pytest.mark.usefixtures("kept_extents")
 def test_what_an_old_table_calls_garbage_is_not_compacted_away(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.set_policy('min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0\n')
@@ -98,6 +99,7 @@ def test_what_an_old_table_calls_garbage_is_not_compacted_away(tmp_path: Path) -
         assert rebuild(lab).orphans_released == 0
 
 
+@pytest.mark.usefixtures("kept_extents")
 def test_second_copies_of_records_that_live_again_are_found_again(
     tmp_path: Path,
 ) -> None:

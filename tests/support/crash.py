@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from dedupd.format.container import Kind
 from dedupd.format.stub import Flag
 from dedupd.store.writer import ContainerWriter
@@ -27,6 +29,7 @@ from dedupd.system.paths import open_beneath
 from dedupd.volume.enable import disable, enable
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
+from jobs.compact.in_place import InPlace
 from jobs.compact.job import Compact, CompactReport
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc, GcReport
@@ -252,6 +255,13 @@ def _fill_containers(root: Path) -> None:
 def collect_garbage(root: Path, disk: Disk | None = None) -> GcReport:
     with Volume.open(str(root), disk) as volume, volume.job_lock():
         return Gc(volume, JobRun("gc")).run()
+
+
+def orphan_garbage(root: Path) -> None:
+    """A collection that ends before it gives anything back: all garbage is still there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InPlace, "give_back", lambda _: None)
+        collect_garbage(root)
 
 
 def compact_volume(root: Path, disk: Disk | None = None) -> CompactReport:

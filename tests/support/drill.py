@@ -81,9 +81,13 @@ class Drill:
             "local": rng.randbytes(LOCAL_BYTES) + rng.randbytes(9000),
         }
         files["shares-local"] = files["local"][:LOCAL_BYTES] + rng.randbytes(2000)
-        for name, content in files.items():
+        gone = {f"gone{n}": rng.randbytes(50_000) for n in range(2)}
+        for name, content in (files | gone).items():
             lab.put(name, content)
         lab.optimize()
+        for name in gone:
+            (lab.data / name).unlink()
+        assert lab.collect().punched
         lab.put("twin.plain", twin)
         with open(lab.let_write("local"), "r+b") as file:
             file.write(files["local"][:LOCAL_BYTES])
@@ -340,8 +344,9 @@ class Drill:
         number = int(Path(name).stem)
         return any(
             self.is_hit(of, one)
-            for of, one in self.model.entries
-            if of is kind and container_of(one) == number
+            for (of, one), entry in self.model.entries.items()
+            # What was collected may be anything.
+            if of is kind and container_of(one) == number and entry.state != tbl.State.TOMBSTONE
         )
 
     def read_all(self) -> Iterator[tuple[str, bytes | None]]:

@@ -26,6 +26,7 @@ def _show(report: CompactReport) -> None:
     click.echo(
         f"{format_size(report.dead_bytes)} of {format_size(report.stored_bytes)} in"
         f" {report.containers} containers were garbage; {format_size(report.freed_bytes)} freed:"
+        f" {counted(report.punched, 'record')} punched,"
         f" {counted(report.rewritten, 'container')} rewritten, {report.removed} removed,"
         f" {report.below_threshold} left below the threshold"
     )

@@ -32,7 +32,8 @@ def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bo
 
 def _show(report: GcReport) -> None:
     if report.outcome == NOTHING_NEW:
-        click.echo(f"{counted(report.stubs, 'stub')}: {report.outcome}")
+        click.echo(f"{counted(report.stubs, 'stub')}: {report.outcome}{_given_back(report)}")
+        show_messages(report.errors, report.messages)
         return
     known = ", the others were known" if report.resumed else ""
     click.echo(
@@ -41,6 +42,10 @@ def _show(report: GcReport) -> None:
         f" {counted(report.orphaned_chunks, 'chunk')} and"
         f" {counted(report.orphaned_recipes, 'recipe')}"
         f" ({format_size(report.orphaned_bytes)}) are garbage now,"
-        f" {report.orphans_before} were before: {report.outcome}"
+        f" {report.orphans_before} were before: {report.outcome}{_given_back(report)}"
     )
     show_messages(report.errors, report.messages)
+
+
+def _given_back(report: GcReport) -> str:
+    return f"; {format_size(report.freed_bytes)} given back" if report.freed_bytes else ""

@@ -55,6 +55,11 @@ def _show(report: ScrubReport) -> None:
             click.echo(f"  {counted(count, 'record')} repaired {source}")
     if report.released:
         click.echo(f"  right after all: {counted(report.released, 'quarantined record')}")
+    if report.collected:
+        click.echo(
+            f"  collected, or lost: {counted(report.collected, 'record')} that no file needs;"
+            " the next gc makes them tombstones"
+        )
     if report.quarantined:
         click.echo(
             f"  lost: {counted(report.quarantined, 'record')}; the next optimize that meets"

@@ -20,7 +20,8 @@ from dedupd.format.table_columns import PackedEntries
 from dedupd.store.container.container import NEW, ScannedRecord, data_name, table_name
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import remains
-from dedupd.store.container.record_states import set_entries
+from dedupd.store.container.punching import count_punch
+from dedupd.store.container.record_states import set_entries, tell_punched
 from dedupd.store.container.recovery import entry_of
 from dedupd.store.container.sequential_reader import WINDOW_BYTES, SequentialReader
 from dedupd.store.container.table_file import Recovered
@@ -55,7 +56,7 @@ def compact(
     dir_fd, disk = directory.fd, directory.disk
     number = state.header.container
     generation = state.header.generation + 1
-    header = replace(state.header, generation=generation, created_ns=time.time_ns())
+    header = replace(state.header, generation=generation, created_ns=time.time_ns(), punches=0)
     names = data_name(number) + NEW, table_name(number) + NEW
     for name in names:
         with suppress(FileNotFoundError):
@@ -99,7 +100,7 @@ def remove(directory: ContainerDirectory, state: Recovered) -> None:
     disk, number = directory.disk, state.header.container
     names = data_name(number), table_name(number)
     try:
-        _collect(directory, state)
+        _collect(directory, state, set_entries)
         point = _DATA_REMOVED
     except NoSpace:
         names, point = names[::-1], _TABLE_REMOVED
@@ -111,7 +112,11 @@ def remove(directory: ContainerDirectory, state: Recovered) -> None:
     reach(_REMOVED)
 
 
-def _collect(directory: ContainerDirectory, state: Recovered) -> list[tbl.TableEntry]:
+def _collect(
+    directory: ContainerDirectory,
+    state: Recovered,
+    tell: Callable[[ContainerDirectory, fmt.FileHeader, dict[int, tbl.TableEntry]], None],
+) -> list[tbl.TableEntry]:
     """Have the table of a dead container say that all of it is collected; returns the entries.
 
     From here on no job offers its records for duplicates. Raises DamagedTable, NoSpace.
@@ -120,7 +125,7 @@ def _collect(directory: ContainerDirectory, state: Recovered) -> list[tbl.TableE
         entry._replace(state=tbl.State.TOMBSTONE, target=0) if entry.state in _DEAD else entry
         for entry in state.entries
     ]
-    set_entries(directory, state.header, dict(enumerate(entries)))
+    tell(directory, state.header, dict(enumerate(entries)))
     reach(_COLLECTED)
     return entries
 
@@ -129,9 +134,12 @@ def release(directory: ContainerDirectory, state: Recovered) -> Recovered:
     """Give the blocks of a container back in which nothing is needed, without any new ones: room
     for its compaction. Returns it as it is then. Raises DamagedTable, NoSpace.
     """
-    entries = _collect(directory, state)
+    # The highest count there is stays: the compaction that follows begins a new one.
+    header = replace(state.header, punches=min(state.header.punches, fmt.PUNCHES_MAX - 1))
+    entries = _collect(directory, replace(state, header=header), tell_punched)
     disk, start = directory.disk, fmt.FILE_HEADER_BYTES
     with opened(disk.open_write(directory.fd, data_name(state.header.container))) as fd:
+        count_punch(disk, fd, header)
         disk.punch(fd, start, state.end - start)
         disk.sync_file(fd)
     reach(_RELEASED)

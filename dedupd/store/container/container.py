@@ -127,7 +127,18 @@ def payload_is_intact(fd: int, found: ScannedRecord) -> bool:
     return len(stored) == record.stored_length and native.hashing.xxh3_64(stored) == record.checksum
 
 
+def has_hole(fd: int, offset: int, stored_length: int) -> bool:
+    """Whether any block of the payload of the record at ``offset`` was given back. Moves the
+    position of ``fd``."""
+    start = offset + fmt.RECORD_HEADER_BYTES
+    try:
+        return os.lseek(fd, start, os.SEEK_HOLE) < start + stored_length
+    except OSError:
+        return False  # beyond the end of the container
+
+
 _NOT_THERE = "there is no such record"
+_BYTES_GONE = "its bytes are not there"
 
 _WITHOUT_BYTES = frozenset((fmt.RecordKind.FORWARD, fmt.RecordKind.TOMBSTONE))
 
@@ -138,6 +149,12 @@ def _forward(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
     return fmt.Record(
         ordinal, kind, 0, entry.raw_length, 0, entry.hint, entry.fingerprint, entry.target, 0
     )
+
+
+def _tombstone(ordinal: int, entry: tbl.TableEntry) -> fmt.Record:
+    """The record that a compaction will make of a collected one."""
+    kind = fmt.RecordKind.TOMBSTONE
+    return fmt.Record(ordinal, kind, 0, 0, 0, 0, entry.fingerprint, 0, 0)
 
 
 def _is_right(record: fmt.Record, raw: bytes) -> bool:
@@ -307,6 +324,8 @@ class Container:
             result = self._read_at(entry.offset, entry.stored_length, ordinal)
             if result is not None:
                 return result
+            if entry.state == tbl.State.TOMBSTONE and self._is_at(entry.offset, ordinal):
+                return _tombstone(ordinal, entry), b""  # its payload was punched
         found = self._find(ordinal)
         if found is not None:
             if found.record.kind in _WITHOUT_BYTES:
@@ -366,15 +385,21 @@ class Container:
         Raises DamagedChunk, also where the record has no payload.
         """
         record, _ = self.read_own(ordinal)
+        if record.kind in _WITHOUT_BYTES:
+            raise self._damaged(ordinal, _BYTES_GONE)
         entry = self.entry(ordinal)
         offset = entry.offset if entry is not None else -1
         if offset < 0 or self._header_at(offset) != record:
             found = self._find(ordinal)
             offset = found.offset if found is not None else -1
         stored = read_at(self.fd, record.stored_length, offset + fmt.RECORD_HEADER_BYTES)
-        if record.kind in _WITHOUT_BYTES or native.hashing.xxh3_64(stored) != record.checksum:
-            raise self._damaged(ordinal, "its bytes are not there")
+        if native.hashing.xxh3_64(stored) != record.checksum:
+            raise self._damaged(ordinal, _BYTES_GONE)
         return record, stored
+
+    def _is_at(self, offset: int, ordinal: int) -> bool:
+        record = self._header_at(offset)
+        return record is not None and record.ordinal == ordinal
 
     def _header_at(self, offset: int) -> fmt.Record | None:
         return fmt.unpack_record(read_at(self.fd, fmt.RECORD_HEADER_BYTES, offset), 0, self.seed)

@@ -43,22 +43,49 @@ def set_entries(
     """
     if not entries:
         return
-    disk, name = directory.disk, table_name(header.container)
-    seed = fmt.seed_of(header)
+    disk = directory.disk
     with _opened_table(directory, header) as (fd, table):
         live = [at for at, entry in entries.items() if entry.state == tbl.State.LIVE]
         reconciled = min([table.reconciled, *live])
         if reconciled < table.reconciled:
             _set_reconciled(disk, fd, table, reconciled)
-        end = tbl.HEADER_BYTES + (max(entries) + 1) * tbl.ENTRY_BYTES
-        if os.fstat(fd).st_size < end:
-            raise DamagedTable(f"{name.decode()}: the redirection table is too short")
-        for first, run in _runs(entries):
-            body = b"".join(tbl.encode_entry(entry, seed) for entry in run)
-            disk.write_at(fd, [body], tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES)
+        _write_entries(disk, fd, header, entries)
         reach(_WRITTEN)
         disk.sync_data(fd)
     reach(_DURABLE)
+
+
+def tell_punched(
+    directory: ContainerDirectory, header: fmt.FileHeader, entries: Mapping[int, tbl.TableEntry]
+) -> None:
+    """As :func:`set_entries`, and have the table know that its container is punched once more.
+
+    All of the table is durable then, also what a job before this one has left in memory. None of
+    ``entries`` is live. Raises DamagedTable, NoSpace.
+    """
+    disk = directory.disk
+    with _opened_table(directory, header) as (fd, table):
+        told = replace(table, punches=header.punches + 1)
+        disk.write_at(fd, [tbl.encode_header(told)], 0)
+        _write_entries(disk, fd, header, entries)
+        reach(_WRITTEN)
+        disk.sync_data(fd)
+    reach(_DURABLE)
+
+
+def _write_entries(
+    disk: Disk, fd: int, header: fmt.FileHeader, entries: Mapping[int, tbl.TableEntry]
+) -> None:
+    """Not synced. Raises DamagedTable where the table is shorter."""
+    seed = fmt.seed_of(header)
+    end = tbl.HEADER_BYTES + (max(entries, default=-1) + 1) * tbl.ENTRY_BYTES
+    if os.fstat(fd).st_size < end:
+        raise DamagedTable(
+            f"{table_name(header.container).decode()}: the redirection table is too short"
+        )
+    for first, run in _runs(entries):
+        body = b"".join(tbl.encode_entry(entry, seed) for entry in run)
+        disk.write_at(fd, [body], tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES)
 
 
 def join_set(directory: ContainerDirectory, header: fmt.FileHeader, first: int, end: int) -> bool:

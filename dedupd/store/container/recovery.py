@@ -18,6 +18,7 @@ from dedupd.store.container.container import (
     Gap,
     ScannedRecord,
     data_name,
+    has_hole,
     payload_is_intact,
     scan,
     scan_inside,
@@ -244,6 +245,7 @@ def _rebuild(directory: ContainerDirectory, fd: int, header: fmt.FileHeader) -> 
         header.volume_id,
         size,
         len(entries),
+        punches=header.punches,
     )
     packed = directory.write_table(header, mark, entries)
     return Recovered(header, size, packed, _may_grow(entries, size), 0)
@@ -297,7 +299,9 @@ def _scan_all(fd: int, seed: int, end: int) -> Iterator[tuple[ScannedRecord, boo
     for item in scan(fd, seed, fmt.FILE_HEADER_BYTES, end):
         if isinstance(item, ScannedRecord):
             is_intact = payload_is_intact(fd, item)
-            damaged += [] if is_intact else [item]
+            # What was punched is most likely garbage, and there may be many of that.
+            is_punched = has_hole(fd, item.offset, item.record.stored_length)
+            damaged += [] if is_intact or is_punched else [item]
             yield item, is_intact
     met: set[int] = set()
     while damaged:

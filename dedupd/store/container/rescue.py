@@ -107,9 +107,9 @@ def _create(directory: ContainerDirectory, number: int) -> None:
 
 def _new_header(directory: ContainerDirectory, number: int, generation: int) -> fmt.FileHeader:
     mark = _table_header(directory.fd, number)
-    partition = mark.partition if mark is not None else 0
+    partition, punches = (mark.partition, mark.punches) if mark is not None else (0, 0)
     kind, volume_id = directory.kind, directory.volume_id
-    return fmt.FileHeader(kind, number, generation, partition, volume_id, time.time_ns())
+    return fmt.FileHeader(kind, number, generation, partition, volume_id, time.time_ns(), punches)
 
 
 def _table_header(dir_fd: int, number: int) -> tbl.TableHeader | None:

@@ -10,7 +10,7 @@ layout! {
         MAGIC: 8 at 0,
         FORMAT: 2 at 8,
         KIND: 1 at 10,
-        RESERVED: 1 at 11,
+        PUNCHES: 1 at 11,
         CONTAINER: 4 at 12,
         GENERATION: 4 at 16,
         PARTITION: 4 at 20,

@@ -59,8 +59,8 @@ mod exported {
     mod store {
         #[pymodule_export]
         use crate::python::store::{
-            CheckedRecords, PassedRecords, Window, check_records, headers_agree, pass_records,
-            read_chunks, seal, table_states, weigh_table,
+            CheckedRecords, PassedRecords, Window, check_records, dead_payloads, headers_agree,
+            pass_records, read_chunks, seal, table_states, weigh_table,
         };
         #[pymodule_export]
         use crate::store::table_states::Weight;

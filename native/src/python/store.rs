@@ -12,6 +12,7 @@ use super::hashing::algorithm_named;
 use super::support::input::{Input, pack_u32};
 use super::support::output::{Output, export, uninitialised};
 use crate::format::ids::{Checksum, FingerprintCheck};
+use crate::store::dead_payloads::Container as PunchedContainer;
 use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
 use crate::store::record_reader::{Files, Row, Wanted};
@@ -196,6 +197,25 @@ pub fn pass_records(
 pub fn headers_agree(py: Python<'_>, fd: i32, table: Input, seed: u64) -> PyResult<bool> {
     let container = Container { data: fd, entries: &table.entries("table")?, seed };
     Ok(py.detach(|| container.headers_agree()))
+}
+
+#[pyfunction]
+#[pyo3(signature = (fd, table, *, seed, block_bytes, threads))]
+pub fn dead_payloads(
+    py: Python<'_>,
+    fd: i32,
+    table: Input,
+    seed: u64,
+    block_bytes: u64,
+    threads: usize,
+) -> PyResult<Vec<(u32, u64, u64)>> {
+    if block_bytes == 0 {
+        return Err(PyValueError::new_err("block_bytes = 0"));
+    }
+    let entries = &table.entries("table")?;
+    let container = PunchedContainer { data: fd, entries, seed, block_bytes };
+    let found = py.detach(|| container.dead_payloads(threads))?;
+    Ok(found.into_iter().map(|(ordinal, blocks)| (ordinal, blocks.start, blocks.end)).collect())
 }
 
 #[pyfunction]

@@ -135,6 +135,13 @@ fn data_ranges(fd: RawFd, start: i64, end: i64) -> Result<Vec<Range>> {
     Ok(found)
 }
 
+/// Whether any block of a range has data, or a dirty page.
+pub fn has_data(fd: RawFd, range: &std::ops::Range<u64>) -> Result<bool> {
+    let Ok(start) = i64::try_from(range.start) else { return Ok(false) };
+    let found = seek(fd, start, libc::SEEK_DATA)?;
+    Ok(found.is_some_and(|at| (at as u64) < range.end))
+}
+
 /// None at the end of the file, also where the file was cut meanwhile.
 fn seek(fd: RawFd, position: i64, whence: libc::c_int) -> Result<Option<i64>> {
     // SAFETY: takes no pointers.

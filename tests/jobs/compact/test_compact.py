@@ -304,6 +304,7 @@ def test_space_comes_back_when_half_of_the_bytes_are_deleted(tmp_path: Path) -> 
             assert lab.read(name) == content
 
 
+@pytest.mark.usefixtures("kept_extents")
 def test_containers_below_the_threshold_stay(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         lab.put("keep", noise(2 * MIB))
@@ -426,8 +427,7 @@ def test_garbage_goes_and_the_history_is_written_with_the_disk_full(
         assert "not in the history" not in done.stderr
     with lab.opened() as volume:
         assert [run["job"] for run in volume.hints.runs(2)] == ["compact", "gc"]
-        [compacted] = volume.hints.runs(1)
-    assert compacted["removed"] >= 2
+        assert sum(run["removed"] for run in volume.hints.runs(2 + (kind == "btrfs"))) >= 2
     write_out(lab.root)
     assert os.statvfs(lab.root).f_bfree * 4096 >= 16 * MIB
     assert lab.read("kept") == kept
@@ -442,8 +442,7 @@ def test_the_last_container_shrinks_with_the_disk_full(loop_fs: MakeFileSystem, 
     lab.optimize()
     (lab.data / "old").unlink()
     fill_to_the_brim(lab.root / "theirs")
-    lab.collect()
-    assert lab.compact().freed_bytes >= 20 * MIB
+    assert lab.collect().freed_bytes + lab.compact().freed_bytes >= 20 * MIB
     write_out(lab.root)
     assert os.statvfs(lab.root).f_bfree * 4096 >= 19 * MIB
     lab.verify_clean()

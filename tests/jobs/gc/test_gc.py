@@ -92,6 +92,7 @@ def test_chunks_of_a_removed_file_become_orphans_and_shared_ones_stay(tmp_path: 
         assert lab.read("both") == shared
 
 
+@pytest.mark.usefixtures("kept_extents")
 def test_epochs_grow_and_a_second_run_finds_nothing_new(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         for seed in range(2):
@@ -188,6 +189,7 @@ def test_what_a_file_was_cut_by_is_garbage(
         assert lab.read("cut-more") == content[:100_000]
 
 
+@pytest.mark.usefixtures("kept_extents")
 def test_an_orphan_that_is_met_again_is_live_before_a_file_names_it(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
         content = noise(400 * KIB)
@@ -225,6 +227,7 @@ def test_files_of_a_nested_subvolume_stay_plain(loop_fs: MakeFileSystem) -> None
     lab.verify_clean()
 
 
+@pytest.mark.usefixtures("kept_extents")
 @pytest.mark.parametrize("point", ["states.durable", "commit.begun", "commit.durable"])
 def test_a_death_while_orphans_come_back_loses_nothing(tmp_path: Path, point: str) -> None:
     with lab_in(tmp_path) as lab:
@@ -242,6 +245,7 @@ def test_a_death_while_orphans_come_back_loses_nothing(tmp_path: Path, point: st
         assert lab.read("second") == content
 
 
+@pytest.mark.usefixtures("kept_extents")
 def test_a_lost_table_makes_orphans_live_until_the_next_run(
     tmp_path: Path,
 ) -> None:
@@ -319,6 +323,7 @@ def test_a_repaired_chunk_is_kept_when_the_table_that_leads_to_it_is_lost(tmp_pa
         assert lab.read("hurt") == content
 
 
+@pytest.mark.usefixtures("kept_extents")
 @pytest.mark.parametrize(
     "point", ["gc.marked", "gc.synced", "states.written", "states.durable", "gc.swept"]
 )

@@ -1,0 +1,116 @@
+"""What containers can give back without a copy: dead ones go, dead payloads are punched.
+
+It needs no free space, and writes next to nothing. gc does it at its end, and compact before it
+copies what is left.
+"""
+
+import os
+from contextlib import ExitStack
+
+from dedupd.errors import DamagedContainer, DamagedTable, NoSpace, ServiceUnreachable
+from dedupd.format import table as tbl
+from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.store.container.compaction import remove
+from dedupd.store.container.container import data_name
+from dedupd.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd.store.container.files import last_number
+from dedupd.store.container.punching import DeadPayload, allocated_bytes, dead_payloads, punch
+from dedupd.store.container.recovery import recover_or_discard
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.garbage import weigh
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.reconcile.forwarded_records import MergedBytes
+
+
+class InPlace:
+    """One pass over the containers of a volume. Needs the job lock; the volume may be mounted.
+
+    Every container must have been brought into a known state by this job. ``removed`` counts
+    containers, ``punched`` records; ``freed_bytes`` are those of the blocks that came back.
+    """
+
+    def __init__(self, volume: Volume, run: JobRun) -> None:
+        self._volume = volume
+        self._run = run
+        self._is_durable = False
+        self.removed = 0
+        self.punched = 0
+        self.freed_bytes = 0
+
+    def give_back(self) -> None:
+        """Go through all containers. Raises Cancelled."""
+        for kind in Kind:
+            with self._volume.containers(kind) as directory:
+                numbers = directory.numbers()
+                phase = f"giving back space of {kind.name.lower()}"
+                self._run.update(phase=phase, done=0, total=len(numbers))
+                for done, number in enumerate(numbers):
+                    self._run.safe_point()
+                    try:
+                        self._look_at(directory, number)
+                    except (DamagedTable, NoSpace) as error:
+                        self._run.findings.add(f"{kind.name.lower()}: {error}")
+                    self._run.update(done=done + 1)
+
+    def _look_at(self, directory: ContainerDirectory, number: int) -> None:
+        try:
+            state = recover_or_discard(directory, number)
+        except DamagedContainer:
+            return  # scrub must look at it first
+        if state is None:
+            return
+        weight = weigh(state.entries.data, seed_of(state.header), state.end)
+        if weight.is_dead and number < last_number(directory.fd):
+            self._remove(directory, state)
+            return
+        payloads = self._spare(directory, state, dead_payloads(directory, state))
+        self.freed_bytes += punch(directory, state, payloads, self._run.safe_point)
+        self.punched += len(payloads)
+
+    def _remove(self, directory: ContainerDirectory, state: Recovered) -> None:
+        number = state.header.container
+        with ExitStack() as stack:
+            # The last to close the old file frees its blocks, which takes long: not the mount.
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            old_fd = os.open(data_name(number), flags, dir_fd=directory.fd)
+            stack.callback(os.close, old_fd)
+            remove(directory, state)
+            self.freed_bytes += allocated_bytes(os.fstat(old_fd))
+            tell_readers(self._volume, directory.kind, number)
+        self.removed += 1
+
+    def _spare(
+        self, directory: ContainerDirectory, state: Recovered, payloads: list[DeadPayload]
+    ) -> list[DeadPayload]:
+        """Those payloads that nobody needs as the last ones: the record that a merged one leads to
+        may have been lost since, and readers and scrub use its own bytes."""
+        entries = state.entries
+        merged = [one for one in payloads if entries[one.ordinal].state == tbl.State.MERGED]
+        if not merged:
+            return payloads
+        if not self._is_durable:
+            # What they were merged into, and its entry, may be in memory only after a kill.
+            self._volume.disk.sync_file_system(self._volume.data_fd)
+            self._is_durable = True
+        algorithm = self._volume.parameters.fingerprint
+        bytes_of = MergedBytes(self._run, OpenContainers(directory), algorithm)
+        spare = bytes_of.spare(state, (one.ordinal for one in merged))
+        needed = {one.ordinal for one in merged} - spare
+        return [one for one in payloads if one.ordinal not in needed]
+
+
+def tell_readers(volume: Volume, kind: Kind, number: int) -> None:
+    """Have the mount's process let go of the old files of a container: as long as it holds them,
+    their space is not free. It reads on from the new ones without being told."""
+    if kind not in COPIES_OF:
+        return  # copies are opened for each read
+    volume.records(kind).drop([number])
+    client = volume.mount_client()
+    if client is None:
+        return
+    with client:
+        try:
+            client.call("reopen", kind=int(kind), containers=[number])
+        except ServiceUnreachable:
+            return  # it is being unmounted, and lets go of everything
