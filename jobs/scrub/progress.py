@@ -31,8 +31,8 @@ class ScrubProgress:
         """Offset and ordinal in this container from which on to look, None for its beginning."""
         here = (int(kind), header.container, header.generation)
         begun = self._begun
-        if begun is None or begun[:3] != here:
-            return None
+        if begun is None or begun[:3] != here or not begun[3]:
+            return None  # no record begins at 0: the place is a container that was not begun
         return begun[3], begun[4]
 
     def note(self, kind: fmt.Kind, header: fmt.FileHeader, offset: int, ordinal: int) -> None:
