@@ -40,8 +40,12 @@ class MountedVolume:
         mountpoint: str,
         cache_bytes: int,
         threads: int,
+        *,
+        is_snapshot: bool = False,
     ) -> None:
+        """``is_snapshot``: shown beside the volume, and unknown to its jobs."""
         self.volume = volume
+        self.is_snapshot = is_snapshot
         self.mountpoint = mountpoint
         self.is_read_only = transitions.is_read_only
         self.slow_calls = SlowCalls()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Protocol
 
 import trio
 
@@ -63,6 +64,20 @@ EXIT_WAIT_MS = 60_000
 """How long an unmount may take to sync written data."""
 
 
+class Serve(Protocol):
+    """Serves a volume until it is unmounted."""
+
+    def __call__(
+        self,
+        volume: Volume,
+        mountpoint: str,
+        *,
+        ready: Callable[[], None] | None,
+        cache_bytes: int = CACHE_BYTES,
+        debug: bool = False,
+    ) -> None: ...
+
+
 def serve(
     volume: Volume,
     mountpoint: str,
@@ -77,10 +92,10 @@ def serve(
     ``ready`` is called once the mount answers. Raises Busy where it, or a copy of it, is mounted
     already, UnsuitableFileSystem, OSError.
     """
-    _allow_descriptors()
+    allow_descriptors()
     # Quotas count for the users whose files these are, not for root.
     give_up_capability(CAP_SYS_RESOURCE)
-    _keep_memory()
+    keep_memory()
     os.umask(0)
     # Its own mount will cover the volume: then this descriptor is the only way to it.
     base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -96,7 +111,7 @@ def serve(
         mount = MountedVolume(own, transitions, mountpoint, cache_bytes, threads)
         try:
             with session(StubOperations(mount), mountpoint, options_for(own, mount, debug)):
-                trio.run(_run, mount, ready)
+                trio.run(run, mount, ready)
         finally:
             mount.close()
             if not own.is_read_only:
@@ -141,13 +156,13 @@ def _refuse_copy(volume: Volume) -> None:
         raise Busy(f"{volume.root}: another process answers for this volume; unmount it first")
 
 
-def _allow_descriptors() -> None:
+def allow_descriptors() -> None:
     """Raise the limit of descriptors as far as possible: each open file takes one here too."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Let new chunks use the memory of old ones, in all threads.
 
     By default glibc gives memory back to the kernel, which faults it in again page by page: then a
@@ -159,10 +174,12 @@ def _keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-async def _run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
+async def run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
+    """Answer requests until the mount ends."""
     pump = Pump()
     async with trio.open_nursery() as nursery:
-        await nursery.start(ControlServer(mount).serve)
+        if not mount.is_snapshot:
+            await nursery.start(ControlServer(mount).serve)
         await nursery.start(_stop_on_signal, pump)
         nursery.start_soon(_announce, mount, ready)
         if not mount.volume.is_read_only:
@@ -218,10 +235,19 @@ def mount_again_in_background(
 
     ``base_fd`` stays the caller's.
     """
+    return served_in_background(path, base_fd, mountpoint, cache_bytes, is_snapshot=False)
+
+
+def served_in_background(
+    path: str, base_fd: int, mountpoint: str, cache_bytes: int, *, is_snapshot: bool
+) -> int:
+    """Serve a volume whose ``.dedupd`` is open in a process of its own; returns its pid once it
+    answers. ``base_fd`` stays the caller's."""
     read_fd, write_fd = os.pipe()
     command = [
         *(sys.executable, "-P", "-m", "fuse_stub"),
         *(path, str(base_fd), mountpoint, str(cache_bytes), str(write_fd)),
+        *(["snapshot"] if is_snapshot else []),
     ]
     with os.fdopen(read_fd, "rb") as answer:
         try:
@@ -257,9 +283,14 @@ def mount_again_in_background(
 
 
 def serve_for_parent(
-    path: str, base_fd: int, mountpoint: str, cache_bytes: int, answer_fd: int
+    path: str,
+    base_fd: int,
+    mountpoint: str,
+    cache_bytes: int,
+    answer_fd: int,
+    served: Serve = serve,
 ) -> None:
-    """The child's side of :func:`mount_again_in_background`."""
+    """The child's side of :func:`served_in_background`. ``served``: :func:`serve`, or its like."""
     os.set_inheritable(answer_fd, False)
     os.set_inheritable(base_fd, False)
     answered = False
@@ -276,7 +307,7 @@ def serve_for_parent(
     _log_to_system()
     try:
         with Volume.at(path, base_fd) as volume:
-            serve(volume, mountpoint, ready=lambda: tell({}), cache_bytes=cache_bytes)
+            served(volume, mountpoint, ready=lambda: tell({}), cache_bytes=cache_bytes)
     except BaseException as error:
         log.exception("the mount at %s ends", mountpoint)
         tell({"error": _reason(error), "kind": type(error).__name__})
@@ -325,7 +356,13 @@ def open_volume(path: str) -> Volume:
 
 
 def unmount(mountpoint: str) -> None:
-    """Unmount a volume and wait until all data is synced. Raises Busy, UsageError."""
+    """Unmount a volume, or a snapshot, and wait until all data is synced.
+
+    Raises Busy, UsageError.
+    """
+    if mountpoint in mount_table.snapshot_points():
+        detach(mountpoint, lazily=is_dead(mountpoint))
+        return
     found = [mount for mount in mount_table.volumes() if mount.point == mountpoint]
     if not found:
         raise UsageError(f"{mountpoint}: no volume is mounted there")

@@ -20,9 +20,10 @@ from fuse_stub.operations import StubOperations
 def options_for(volume: Volume, mount: MountedVolume, debug: bool) -> set[str]:
     """Mount options; those that concern users are taken from the file system below."""
     below = os.fstatvfs(volume.data_fd).f_flag
+    kind = mount_table.SNAPSHOT_FS_TYPE if mount.is_snapshot else mount_table.FS_TYPE
     options = {
         f"fsname={mount_table.SOURCE_PREFIX}{volume.parameters.uuid}",
-        "subtype=dedupd",
+        f"subtype={kind.removeprefix('fuse.')}",
         "default_permissions",
     }
     if os.geteuid() == 0:

@@ -13,6 +13,7 @@ from dedupd.units import parse_size
 from dedupd.volume.probe import accept
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from fuse_stub.process import mount_in_background, open_volume, serve
+from fuse_stub.snapshot import mount_snapshot_in_background, open_snapshot, serve_snapshot
 
 
 @click.command("mount")
@@ -26,6 +27,11 @@ from fuse_stub.process import mount_in_background, open_volume, serve
     show_default=True,
     help="Memory for decompressed chunks.",
 )
+@click.option(
+    "--snapshot",
+    is_flag=True,
+    help="PATH is the volume's directory in a read-only snapshot of its file system.",
+)
 @click.option("--debug", is_flag=True, help="Log every operation.")
 @click.option(
     "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
@@ -37,14 +43,19 @@ def command(
     mountpoint: str | None,
     foreground: bool,
     cache: str,
+    snapshot: bool,
     debug: bool,
     force: bool,
     as_json: bool,
 ) -> None:
     """Show the files of the volume PATH over PATH itself, or at MOUNTPOINT.
 
-    Where its file system is read-only, so is the mount, and nothing is written.
+    Where its file system is read-only, so is the mount, and nothing is written. With --snapshot it
+    shows beside the volume itself, and as many others, and no job knows of it.
     """
+    if snapshot:
+        _mount_snapshot(path, mountpoint, parse_size(cache), foreground, debug, as_json)
+        return
     if force:
         with open_volume(path) as volume:
             accept(volume)
@@ -72,6 +83,34 @@ def command(
     _tell(path, point, pid, as_json)
     if hidden:
         click.echo(f"dedupd: {hidden}; unmount it to move them away", err=True)
+
+
+def _mount_snapshot(
+    path: str,
+    mountpoint: str | None,
+    cache_bytes: int,
+    foreground: bool,
+    debug: bool,
+    as_json: bool,
+) -> None:
+    if mountpoint is None:
+        raise UsageError("--snapshot needs a directory to show the snapshot at: MOUNTPOINT")
+    point = os.path.realpath(mountpoint)
+    if not is_dead_mount(point) and not os.path.isdir(point):
+        raise UsageError(f"{point}: no such directory to mount at")
+    around = mount_table.find(point)
+    if around is not None:
+        raise UsageError(
+            f"{point}: lies in the volume that is mounted at {around.point}, which could not be"
+            " unmounted then; choose a directory beside it"
+        )
+    if foreground:
+        with open_snapshot(path) as volume:
+            serve_snapshot(volume, point, ready=None, cache_bytes=cache_bytes, debug=debug)
+        return
+    pid = mount_snapshot_in_background(os.path.realpath(path), point, cache_bytes=cache_bytes)
+    value = {"path": path, "mountpoint": point, "pid": pid, "read_only": True, "snapshot": True}
+    answer(as_json, value, f"{path}, a snapshot, is mounted at {point}, read-only.")
 
 
 def _mount_by_service(client: ServiceClient, path: str, as_json: bool) -> None:

@@ -34,6 +34,8 @@ def command(path: str, as_json: bool) -> None:
 
 
 def _mount_point(path: str) -> str:
+    if os.path.abspath(path) in mount_table.snapshot_points():
+        return os.path.abspath(path)
     mount = mount_table.find(os.path.abspath(path)) or mount_table.find(os.path.realpath(path))
     if mount is not None:
         refuse_part(path, (mount.point,), "unmount")

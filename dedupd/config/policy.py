@@ -51,12 +51,12 @@ class Marker(StrEnum):
 
 
 class SharedExtents(StrEnum):
-    """Values of the key ``shared_extents``."""
+    """Values of the keys ``shared_extents`` and ``compaction_shared``."""
 
     SKIP = "skip"
-    """Files with blocks that snapshots or copies below have as well are left alone."""
+    """Files, or containers, with blocks that snapshots below have as well are left alone."""
     TAKE = "take"
-    """They are optimized like others: their blocks come back with the last snapshot."""
+    """They are taken like others: their blocks come back with the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Policy:
     partial_local_max: float = 0.5
     shared_extents: SharedExtents = SharedExtents.SKIP
     compaction_min_dead: float = 0.05
+    compaction_shared: SharedExtents = SharedExtents.TAKE
     reserve: Reserve = DEFAULT_RESERVE
     redundancy_threshold: int = 100
     scrub_rate_bytes_per_s: int = 0
@@ -197,6 +198,12 @@ KEYS = {
             fraction,
             float,
             "a container is rewritten where at least this part of it is garbage",
+        ),
+        Key(
+            "compaction_shared",
+            one_of(SharedExtents),
+            str,
+            "containers whose blocks snapshots below have as well: take or skip",
         ),
         Key(
             "reserve",

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dedupd import native
+from dedupd.config.policy import SharedExtents
 from dedupd.config.policy_file import wrong_keys
 from dedupd.errors import (
     ConfigurationError,
@@ -16,8 +18,10 @@ from dedupd.errors import (
     UnsuitableFileSystem,
     UsageError,
 )
+from dedupd.format.container import Kind
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
+from dedupd.store.container.container import data_name
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import file_system_of
@@ -161,6 +165,7 @@ def check_path(path: str) -> list[Check]:
             "policy": _policy,
             "directory below it": _covered,
             "blocks that others have": _shared,
+            "the store in snapshots": _store_in_snapshots,
             "other file systems in it": _within,
             "backups": _backups,
         }
@@ -305,6 +310,34 @@ def _shared(root: str) -> Result:
         f"{counted(left['files'], 'file')}, {format_size(left['bytes'])}: {SHARED_BELOW}",
         "they are left plain; delete snapshots, or see `shared_extents` in docs/policy.md",
     )
+
+
+def _store_in_snapshots(root: str) -> Result:
+    try:
+        with Volume.open(root) as volume:
+            kept = sum(_kept_elsewhere(volume, kind) for kind in Kind)
+            skips = volume.policy().compaction_shared is SharedExtents.SKIP
+    except (DedupdError, OSError) as error:
+        return _warning(f"not known: {error}", "see the checks before")
+    if not kept:
+        return _fine("no snapshot that the file system below tells of has blocks of the store")
+    return _warning(
+        f"snapshots below have {format_size(kept)} of the store: what gc and compact free there"
+        " comes back when they are deleted"
+        + (", and compact leaves it until then" if skips else ""),
+        "delete old snapshots, or see `compaction_shared` in docs/policy.md",
+    )
+
+
+def _kept_elsewhere(volume: Volume, kind: Kind) -> int:
+    """How many bytes of the containers of a kind snapshots have, too."""
+    with volume.containers(kind) as directory:
+        total = 0
+        for number in directory.numbers():
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            with opened(os.open(data_name(number), flags, dir_fd=directory.fd)) as fd:
+                total += native.system.shared_bytes(fd, os.fstat(fd).st_size)
+        return total
 
 
 def _covered(root: str) -> Result:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 FS_TYPE = "fuse.dedupd"
 SOURCE_PREFIX = "dedupd:"
+SNAPSHOT_FS_TYPE = "fuse.dedupd.snapshot"
+"""Of a snapshot beside the volume: no mount of the volume, so that nothing takes it for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,11 @@ def is_uuid(text: str) -> bool:
 def volumes() -> list[Mount]:
     """Every mounted volume, but those that other users than root serve."""
     return [mount for row in all_mounts() if (mount := _volume_of(row)) is not None]
+
+
+def snapshot_points() -> list[str]:
+    """Where snapshots of volumes are mounted."""
+    return [row.point for row in all_mounts() if row.kind == SNAPSHOT_FS_TYPE]
 
 
 def points_of(volume: str) -> list[str]:

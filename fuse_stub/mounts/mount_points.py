@@ -26,7 +26,8 @@ def is_dead(point: str) -> bool:
 def is_dead_mount(path: str) -> bool:
     """Whether the mount of a killed process is at ``path``."""
     point = os.path.abspath(path)
-    return any(mount.point == point for mount in mount_table.volumes()) and is_dead(point)
+    points = [mount.point for mount in mount_table.volumes()] + mount_table.snapshot_points()
+    return point in points and is_dead(point)
 
 
 def clear_dead_mount(path: str) -> None:

@@ -5,6 +5,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dedupd import native
+from dedupd.config.policy import SharedExtents
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.format.container import Kind, seed_of
 from dedupd.format.ids import show_id
@@ -15,6 +17,7 @@ from dedupd.store.container.punching import allocated_bytes
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import GAIN_BYTES_MIN, Weight, weigh
+from dedupd.system.files import opened
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
 from jobs.compact.in_place import InPlace, tell_readers
@@ -41,6 +44,7 @@ class CompactReport(FileReport):
     freed_bytes: int = 0
     below_threshold: int = 0
     left_for_lack_of_space: int = 0
+    left_shared: int = 0
 
 
 class CompactionCandidate(NamedTuple):
@@ -62,7 +66,9 @@ class Compact(Job[CompactReport]):
     def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool = False) -> None:
         super().__init__(volume, run, CompactReport())
         self._dry_run = dry_run
-        self._dead_min = volume.policy().compaction_min_dead
+        policy = volume.policy()
+        self._dead_min = policy.compaction_min_dead
+        self._leaves_shared = policy.compaction_shared is SharedExtents.SKIP
         self._room = volume.room()
 
     def run(self) -> CompactReport:
@@ -101,7 +107,9 @@ class Compact(Job[CompactReport]):
                 report.containers += 1
                 report.stored_bytes += weight.size_bytes
                 report.dead_bytes += max(0, weight.gain_bytes)
-                if self._is_worth_it(kind, number, weight):
+                if self._is_worth_it(kind, number, weight) and not self._is_left(
+                    directory, state, weight
+                ):
                     found.append(CompactionCandidate(kind, number, weight))
                 self._run.update(done=done + 1)
         return found
@@ -152,6 +160,21 @@ class Compact(Job[CompactReport]):
             )
             return False
         return True
+
+    def _is_left(self, directory: ContainerDirectory, state: Recovered, weight: Weight) -> bool:
+        """Whether a rewrite would free nothing now, and the policy leaves it until then.
+
+        Snapshots below keep the old blocks, so that the new ones come on top of them.
+        """
+        if not self._leaves_shared:
+            return False
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        name = data_name(state.header.container)
+        with opened(os.open(name, flags, dir_fd=directory.fd)) as fd:
+            kept_bytes = native.system.shared_bytes(fd, state.end)
+        is_left = kept_bytes > weight.size_bytes - weight.needed_bytes
+        self._report.left_shared += is_left
+        return is_left
 
     def _has_room(self, candidate: CompactionCandidate) -> bool:
         if candidate.weight.is_dead:

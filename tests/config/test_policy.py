@@ -104,6 +104,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("compaction_min_dead", 1, "write a fraction"),
     ("reserve", "some", 'write a size, like "20 GiB", a percentage, like "5%"'),
     ("shared_extents", "maybe", 'write "skip" or "take"'),
+    ("compaction_shared", "maybe", 'write "skip" or "take"'),
     ("partial_files", "yes", "write true or false"),
     ("partial_files", 1, "write true or false"),
     ("partial_local_max", 2, "write a fraction"),

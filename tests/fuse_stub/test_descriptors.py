@@ -43,7 +43,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MountedLab]
     """A mount whose process has few descriptors."""
 
     limited = partial(mount_in_fork, descriptors_max=LIMIT)
-    monkeypatch.setattr("fuse_stub.process._allow_descriptors", lambda: None)
+    monkeypatch.setattr("fuse_stub.process.allow_descriptors", lambda: None)
     monkeypatch.setattr("fuse_stub.process.mount_in_background", limited)
     with mounted_lab(tmp_path) as lab:
         yield lab

@@ -17,7 +17,8 @@ import pytest
 
 from tests.support.lab import noise, prose
 from tests.support.mounts import MountedLab, mounted_lab
-from tests.support.service import eventually, reserved_port
+from tests.support.samba import samba_share
+from tests.support.service import reserved_port
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -222,55 +223,8 @@ def port() -> Iterator[int]:
 @pytest.fixture
 def samba(lab: MountedLab, tmp_path: Path, port: int) -> Iterator[list[str]]:
     """The start of an ``smbclient`` command for the mount as a share."""
-    need("smbd")
-    need("smbclient")
-    base = tmp_path / "samba"
-    for name in ("", "private", "locks", "state", "cache", "pid", "ncalrpc"):
-        (base / name).mkdir()
-    config = base / "smb.conf"
-    config.write_text(
-        f"""[global]
-        server role = standalone server
-        map to guest = Bad User
-        guest account = root
-        smb ports = {port}
-        interfaces = lo
-        bind interfaces only = yes
-        disable netbios = yes
-        load printers = no
-        private dir = {base}/private
-        lock directory = {base}/locks
-        state directory = {base}/state
-        cache directory = {base}/cache
-        pid directory = {base}/pid
-        ncalrpc dir = {base}/ncalrpc
-        log file = {base}/log
-        [share]
-        path = {lab.view}
-        guest ok = yes
-        read only = no
-        """
-    )
-    server = subprocess.Popen(
-        ["smbd", "--foreground", "--no-process-group", f"--configfile={config}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # it ends its whole process group
-    )
-    client = ["smbclient", "//127.0.0.1/share", "-p", str(port), "-N", f"--configfile={config}"]
-    try:
-
-        def answers() -> bool:
-            assert server.poll() is None, (base / "log").read_text()
-            probe = subprocess.run([*client, "-c", "ls"], capture_output=True, check=False)
-            return probe.returncode == 0
-
-        eventually(answers, "the server answers")
+    with samba_share(lab.view, tmp_path / "samba", port) as client:
         yield client
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def test_samba_serves_the_mount(lab: MountedLab, samba: list[str], tmp_path: Path) -> None:

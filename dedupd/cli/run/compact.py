@@ -30,4 +30,9 @@ def _show(report: CompactReport) -> None:
         f" {counted(report.rewritten, 'container')} rewritten, {report.removed} removed,"
         f" {report.below_threshold} left below the threshold"
     )
+    if report.left_shared:
+        click.echo(
+            f"{counted(report.left_shared, 'container')} left: snapshots below keep the blocks,"
+            " and the policy's compaction_shared says skip"
+        )
     show_messages(report.errors, report.messages)

@@ -1,0 +1,96 @@
+"""Snapshots of a volume, shown read-only beside it: the file system below has made them."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from dedupd.errors import Busy, UsageError
+from dedupd.system import mount_table
+from dedupd.system.files import opened
+from dedupd.system.paths import named
+from dedupd.system.processes import cores
+from dedupd.volume.transition_log import Transitions
+from dedupd.volume.volume import BASE_NAME, Volume
+from fuse_stub.mounted_volume import MountedVolume
+from fuse_stub.operations import StubOperations
+from fuse_stub.process import (
+    CACHE_BYTES,
+    allow_descriptors,
+    keep_memory,
+    run,
+    served_in_background,
+)
+from fuse_stub.session import options_for, session
+
+
+def serve_snapshot(
+    volume: Volume,
+    mountpoint: str,
+    *,
+    ready: Callable[[], None] | None,
+    cache_bytes: int = CACHE_BYTES,
+    debug: bool = False,
+) -> None:
+    """Show a snapshot of a volume at ``mountpoint`` until it is unmounted or SIGTERM comes.
+
+    Beside the volume and other snapshots of it: it answers no job, and nothing is written. Raises
+    UsageError where the snapshot takes changes, Busy where somebody makes some, OSError.
+    """
+    allow_descriptors()
+    keep_memory()
+    with _snapshot_lock(volume) as transitions:
+        threads = cores()
+        mount = MountedVolume(
+            volume, transitions, mountpoint, cache_bytes, threads, is_snapshot=True
+        )
+        try:
+            with session(StubOperations(mount), mountpoint, options_for(volume, mount, debug)):
+                trio.run(run, mount, ready)
+        finally:
+            mount.close()
+
+
+@contextmanager
+def _snapshot_lock(volume: Volume) -> Iterator[Transitions]:
+    """Keep jobs and mounts out that would change the snapshot, should it take changes one day.
+
+    Shared by all who only look at it.
+    """
+    if not volume.is_read_only:
+        raise UsageError(
+            f"{volume.root}: takes changes, and would change under those that look at it; mount its"
+            " file system with `-o ro` (XFS beside its original: `-o ro,norecovery,nouuid`), or"
+            f" make it read-only: `btrfs property set {volume.root} ro true`"
+        )
+    where = os.path.join(volume.root, BASE_NAME, "mount.lock")
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    with named(where), opened(os.open("mount.lock", flags, dir_fd=volume.base_fd)) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(f"{volume.root}: mounted as a volume; unmount it first") from None
+        yield Transitions(fd)
+
+
+def mount_snapshot_in_background(
+    path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES
+) -> int:
+    """As :func:`mount_in_background`, of a snapshot: see :func:`serve_snapshot`."""
+    with open_snapshot(path) as volume:
+        return served_in_background(
+            volume.root, volume.base_fd, mountpoint, cache_bytes, is_snapshot=True
+        )
+
+
+def open_snapshot(path: str) -> Volume:
+    """The snapshot of a volume at ``path``. Raises as ``Volume.open``."""
+    around = mount_table.find(os.path.realpath(path))
+    if around is not None:
+        raise UsageError(
+            f"{path}: lies in a volume that is mounted at {around.point}; name the directory that"
+            " the volume has in a snapshot of its file system"
+        )
+    return Volume.open(path)
