@@ -1,17 +1,27 @@
 """``dedupd file``: what the store knows about files."""
 
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
+from dedupd.cli.common import (
+    PATH,
+    exits,
+    job_run,
+    json_option,
+    message_of,
+    print_json,
+    status_of,
+)
 from dedupd.errors import EXIT_DONE, DedupdError, PolicyError
 from dedupd.system.paths import show_text
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
 from jobs.tree.explanation import Explanation, explain_file
-from jobs.tree.file_figures import file_figures, sharing
+from jobs.tree.file_figures import file_figures, is_folder, sharing
+from jobs.usage.usage import usage
 
 
 @click.command("file")
@@ -22,7 +32,10 @@ from jobs.tree.file_figures import file_figures, sharing
 @json_option
 @exits
 def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
-    """State and chunks of FILES; with --sharing, how much is shared and with how many files."""
+    """State and chunks of FILES; with --sharing, how much is shared and with how many files.
+
+    Of a folder: what it takes, and what deleting it would free, as `dedupd du` says.
+    """
     rows, failures = [], list[DedupdError | OSError]()
     for path in files:
         try:
@@ -44,6 +57,10 @@ def command(files: tuple[str, ...], with_sharing: bool, as_json: bool) -> None:
 def _described(path: str, with_sharing: bool) -> dict[str, Any]:
     volume, below = Volume.locate_existing(path)
     with volume:
+        if is_folder(volume, below):
+            with job_run("file", unit="files") as run:
+                found = usage(volume, run, [(below, path)])
+            return {"state": "folder", "path": path, **asdict(found.together), "name": path}
         row = file_figures(volume, below, path)
         if with_sharing and row["state"] != "plain":
             row["shared"] = sharing(volume, below)
@@ -62,6 +79,13 @@ def _explanation(volume: Volume, below: bytes) -> Explanation | None:
 
 
 def _line(row: dict[str, Any]) -> str:
+    if row["state"] == "folder":
+        return (
+            f"{row['path']}: folder of {counted(row['files'], 'file')},"
+            f" {row['files_optimized']} of them optimized, {format_size(row['logical_bytes'])};"
+            f" takes {format_size(row['takes_bytes'])}, {format_size(row['shared_bytes'])} of it"
+            f" shared; deleting it frees {format_size(row['frees_bytes'])}"
+        )
     text = f"{row['path']}: {row['state']}, {format_size(row['length_bytes'])}"
     if row["state"] == "plain":
         return text + (f"; {row['outcome']}" if "outcome" in row else "")

@@ -25,6 +25,7 @@ COMMANDS = {
     "status": "Show what a volume saves, or every mounted volume.",
     "doctor": "Check this machine, and a volume or directory.",
     "policy": "Show and set what is optimized, and how.",
+    "du": "Show what folders take, share, and would free.",
     "file": "Show what the store knows about files.",
     "expand": "Make files plain again.",
     "restore": "Take files out of a copy of a volume, without mounting it.",

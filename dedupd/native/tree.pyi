@@ -18,6 +18,7 @@ class FileEntry:
     name: Final[bytes]
     identity: Final[Identity]
     links: Final[int]
+    owner: Final[int]
     allocated_bytes: Final[int]
     attribute: Final[bytes | None]
     """Value of the stub attribute; None where there is none, empty where it is unreadable."""
@@ -141,6 +142,40 @@ def stub_sizes(
     safe_point: Callable[[], None],
 ) -> list[StubSizes | Unreadable]:
     """Sum up the stubs of directories, as in :meth:`StubCounter.look_at`."""
+
+class UsageSums:
+    """Files of a directory that are alike. ``own_bytes`` are in blocks of their own."""
+
+    files: Final[int]
+    stubs: Final[int]
+    logical_bytes: Final[int]
+    own_bytes: Final[int]
+    chunks: Final[bytes]
+    """u64 ids that stubs name."""
+    recipes: Final[bytes]
+    """u64 ids."""
+    covered: Final[bytes]
+    """u64 bytes covered of each recipe."""
+
+class StubUsage(Directory):
+    """The files of a directory. ``files`` are those of several names, and those with an attribute
+    that is not valid."""
+
+    sums: Final[dict[bytes, UsageSums]]
+
+def sum_up(
+    root: int,
+    directories: Sequence[bytes],
+    attribute: bytes,
+    threads: int,
+    safe_point: Callable[[], None],
+    *,
+    seed: int,
+    by: Literal["", "owner", "type"],
+) -> list[StubUsage | Unreadable]:
+    """Sum up the files of directories, as in :meth:`StubCounter.look_at`: all together, or by owner
+    (u32) or type (what follows the last dot of their names). ``seed`` is that of the attribute's
+    checksum."""
 
 def scan_directory(
     fd: int, attribute: bytes, safe_point: Callable[[], None] | None = None

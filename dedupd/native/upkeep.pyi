@@ -185,3 +185,75 @@ def scan_stubs(
     ``seed`` is that of the attribute's checksum; ``safe_point`` as for :func:`.tree.scan_directory`.
     Raises OSError.
     """
+
+class TakenByGroup:
+    """What a group needs of a store. Bytes are those of records, with their second copies."""
+
+    chunks: Final[int]
+    bytes: Final[int]
+    first_bytes: Final[int]
+    """Those of records that no group taken before needs."""
+    share_bytes: Final[float]
+    """Its share, where the bytes of each record are split among all references to it."""
+    strays: Final[int]
+    """References to records that are not there."""
+
+class Usage:
+    """What groups of files need of a store: see ``jobs/usage/needs.py``. 12 bytes a record.
+
+    Where a parameter is ``recipes``, it chooses between the records of recipes and of chunks.
+    Groups are numbers from 0 on, and are taken one after the other.
+    """
+
+    def add_table(self, recipes: bool, number: int, table: Buffer, seed: int) -> None:
+        """Add a container."""
+    def add_copies(self, recipes: bool, table: Buffer, seed: int) -> None:
+        """Add second copies, by the table of their container."""
+    def name(
+        self, group: int, chunks: Buffer, recipes: Buffer, covered: Buffer, count: int = 1
+    ) -> None:
+        """Note what stubs of a group name: ids (u64), and how many bytes (u64) of each recipe.
+        ``count`` 0 stands for a file that counts elsewhere."""
+    def take(self, group: int, is_sharing: bool) -> list[tuple[int, bytes, bytes, bytes]]:
+        """Take in what was named since; returns the recipe nodes to read: container, ordinals (u32,
+        ascending), how many bytes of each are needed (u64), how often (u32)."""
+    def refer(self, group: int, ids: Buffer, count: int, is_sharing: bool) -> None:
+        """Take in chunks that a node names."""
+    def read_leaves(
+        self,
+        group: int,
+        data_fd: int,
+        table: Buffer,
+        *,
+        seed: int,
+        first: int,
+        ordinals: Buffer,
+        ends: Buffer,
+        counts: Buffer,
+        is_sharing: bool,
+    ) -> bytes:
+        """Read nodes, and take in the chunks that leaves name. ``table`` begins with the ordinal
+        ``first``. Returns the places (u32) of nodes that are no sound leaves."""
+    def again(self, group: int) -> None:
+        """Begin anew, to split the bytes of records among their references, which are all known."""
+    def taken(self, group: int) -> TakenByGroup: ...
+    def collected(
+        self,
+        recipes: bool,
+        number: int,
+        table: Buffer,
+        seed: int,
+        *,
+        of_copies: bool,
+        gone: int | None = None,
+        rest: int | None = None,
+    ) -> bytes:
+        """The table of a container, or of a container of copies, as a collection leaves it: as
+        things are, without the group ``gone``, or without all groups but the last, ``rest``."""
+    def sole_groups(
+        self, recipes: bool, number: int, copies: Buffer | None = None
+    ) -> list[int]:
+        """Groups that alone need any record of a container, or of those that the table ``copies``
+        has copies of."""
+    def referred_more_than(self, count: int, number: int, table: Buffer) -> tuple[int, int]:
+        """How many chunks of a container have more references, and the bytes of a copy of each."""

@@ -14,6 +14,14 @@ from dedupd.volume.volume import Volume
 from jobs.tree.walk import walk
 
 
+def is_folder(volume: Volume, below: bytes) -> bool:
+    """Whether a path of the tree is a directory. Raises OSError."""
+    if not below:
+        return True
+    with opened(open_beneath(volume.data_fd, below, os.O_PATH)) as fd:
+        return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+
 def file_figures(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
     """The figures of one file; messages call it ``path``. Raises UsageError, Damaged, OSError."""
     with opened(_open(volume, below, path)) as fd:

@@ -133,7 +133,7 @@ def walk(
     errors = [] if errors is None else errors
 
     def look(paths: Sequence[bytes]) -> list[Directory | Unreadable]:
-        return [_listed(volume, path, safe_point) for path in paths]
+        return [listed(volume, path, safe_point) for path in paths]
 
     for path, prefix, here in each_directory(look, safe_point or (lambda: None), below, at_once=1):
         if isinstance(here, Directory):
@@ -146,7 +146,8 @@ def walk(
             errors.append(unreadable(path, here.errno))
 
 
-def _listed(volume: Volume, path: bytes, safe_point: SafePoint | None) -> Directory | Unreadable:
+def listed(volume: Volume, path: bytes, safe_point: SafePoint | None) -> Directory | Unreadable:
+    """A directory with all of its files."""
     try:
         with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             if os.fstat(fd).st_dev != os.fstat(volume.data_fd).st_dev:

@@ -75,6 +75,7 @@ FLOORS = (
     "jobs.reconcile",
     "jobs.compact",
     "jobs.gc",
+    "jobs.usage",
     "jobs.adopt",
     "jobs.optimize",
     "jobs.backup",

@@ -14,6 +14,7 @@ mod system;
 mod testing;
 mod tree;
 mod upkeep;
+mod usage;
 
 #[pyo3::pymodule(name = "native")]
 mod exported {
@@ -74,6 +75,8 @@ mod exported {
             digest_needed, longest, misfits, more_than, scan_stubs,
         };
         #[pymodule_export]
+        use crate::python::usage::{TakenByGroup, Usage};
+        #[pymodule_export]
         const FORWARDS_MAX: usize = crate::upkeep::record_census::FORWARDS_MAX;
     }
 
@@ -86,6 +89,8 @@ mod exported {
             CountedStubs, DirectoryCandidates, PackedFiles, Rules, StubCounter, StubSizes,
             find_candidates, scan_directory, stub_sizes,
         };
+        #[pymodule_export]
+        use crate::python::usage::{StubUsage, UsageSums, sum_up};
     }
 
     #[pymodule]

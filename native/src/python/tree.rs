@@ -160,7 +160,7 @@ fn summed<'py>(py: Python<'py>, sums: BySuffix) -> PyResult<Bound<'py, PyList>> 
 }
 
 /// [`look_at`] without the GIL, which it takes for each `safe_point`; an exception there ends it.
-fn looked_at<L: Default + Send, S: Default>(
+pub fn looked_at<L: Default + Send, S: Default>(
     py: Python<'_>,
     root: i32,
     directories: &[Vec<u8>],
@@ -187,7 +187,7 @@ fn looked_at<L: Default + Send, S: Default>(
 }
 
 /// A list with what was found in each directory, or why it cannot be read.
-fn listed<'py, L, T>(
+pub fn listed<'py, L, T>(
     py: Python<'py>,
     results: Vec<io::Result<L>>,
     mut shown: impl FnMut(L) -> PyResult<PyClassInitializer<T>>,

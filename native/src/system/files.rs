@@ -58,6 +58,7 @@ pub enum Entry {
         name: CString,
         identity: Identity,
         links: u64,
+        owner: u32,
         allocated: i64,
         attribute: Option<Vec<u8>>,
         /// Of the inode; 0 where it was not asked for.
@@ -178,6 +179,7 @@ impl<'a> Scan<'a> {
         Ok(Some(Entry::File {
             identity: Identity::of(&status),
             links: status.st_nlink as u64,
+            owner: status.st_uid,
             allocated: status.st_blocks * 512,
             attribute,
             generation,

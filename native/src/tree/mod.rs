@@ -3,4 +3,5 @@
 pub mod candidates;
 pub mod stub_references;
 pub mod stub_sizes;
+pub mod stub_usage;
 pub mod walk;

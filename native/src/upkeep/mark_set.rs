@@ -125,20 +125,10 @@ impl Recipes<'_> {
 /// that name other nodes.
 pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) -> Marked {
     let mut marked = Marked::default();
-    let last = needed.last().and_then(|node| recipes.entry(*node)).map(TableEntry::unchecked);
-    let end = last.map_or(0, |last| {
-        last.offset.saturating_add(RECORD_HEADER_BYTES as u64 + u64::from(last.stored_length))
-    });
-    let mut reader = Reader { data: recipes.data, end, base: 0, buffer: Vec::new() };
-    let mut payload = Vec::new();
-    for node in needed {
-        let rows = recipes
-            .entry(*node)
-            .and_then(|entry| reader.read(entry, node.ordinal, recipes.seed, &mut payload))
-            .and_then(|()| named_by_leaf(&payload, node.end));
+    each_leaf(recipes, needed, |at, rows| {
         let Some(rows) = rows else {
-            marked.left.push(node.ordinal);
-            continue;
+            marked.left.push(needed[at].ordinal);
+            return;
         };
         marked.recipes += 1;
         marked.rows += rows.len() as u64;
@@ -147,8 +137,30 @@ pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) 
                 marked.strays.push(id);
             }
         }
-    }
+    });
     marked
+}
+
+/// Reads nodes, in the order of their ordinals, which may repeat. `found` gets the place of each in
+/// `needed`, and the ids that its needed part names; None where the node is no sound leaf.
+pub fn each_leaf(
+    recipes: &Recipes<'_>,
+    needed: &[Needed],
+    mut found: impl FnMut(usize, Option<Vec<RecordId>>),
+) {
+    let last = needed.last().and_then(|node| recipes.entry(*node)).map(TableEntry::unchecked);
+    let end = last.map_or(0, |last| {
+        last.offset.saturating_add(RECORD_HEADER_BYTES as u64 + u64::from(last.stored_length))
+    });
+    let mut reader = Reader { data: recipes.data, end, base: 0, buffer: Vec::new() };
+    let mut payload = Vec::new();
+    for (at, node) in needed.iter().enumerate() {
+        let rows = recipes
+            .entry(*node)
+            .and_then(|entry| reader.read(entry, node.ordinal, recipes.seed, &mut payload))
+            .and_then(|()| named_by_leaf(&payload, node.end));
+        found(at, rows);
+    }
 }
 
 /// The ids, holes included, of the first `end` bytes of a leaf; None where it is no sound leaf.

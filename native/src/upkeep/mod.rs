@@ -5,3 +5,4 @@ pub mod follow_merges;
 pub mod join;
 pub mod mark_set;
 pub mod record_census;
+pub mod usage;

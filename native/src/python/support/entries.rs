@@ -33,6 +33,7 @@ pub struct FileEntry {
     name: Py<PyBytes>,
     identity: Fields,
     links: u64,
+    owner: u32,
     allocated_bytes: i64,
     attribute: Option<Py<PyBytes>>,
 }
@@ -121,11 +122,12 @@ impl Directory {
                 Entry::Directory { name } => {
                     directories.append(PyBytes::new(py, name.to_bytes()))?;
                 }
-                Entry::File { name, identity, links, allocated, attribute, .. } => {
+                Entry::File { name, identity, links, owner, allocated, attribute, .. } => {
                     let file = FileEntry {
                         name: PyBytes::new(py, name.to_bytes()).unbind(),
                         identity: fields_of(identity),
                         links,
+                        owner,
                         allocated_bytes: allocated,
                         attribute: attribute.map(|value| PyBytes::new(py, &value).unbind()),
                     };

@@ -1,0 +1,171 @@
+"""``dedupd du``: what parts of a volume take, share, and would free."""
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from typing import Any, get_args
+
+import click
+
+from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
+from dedupd.errors import UsageError
+from dedupd.system.paths import show_text
+from dedupd.units import counted, format_size
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.usage.groups import By
+from jobs.usage.usage import Usage, UsageRow, usage
+from jobs.usage.what_if import WhatIf, what_if
+
+
+@click.command("du")
+@click.argument("paths", nargs=-1, required=True, type=PATH)
+@click.option(
+    "--by",
+    type=click.Choice([one for one in get_args(By) if one]),
+    help="Tell files apart by their owner, their type, or the folder they are in.",
+)
+@click.option(
+    "--shares", is_flag=True, help="Also split each chunk among all references to it: fair shares."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV, with shares.")
+@click.option(
+    "--what-if",
+    "changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="What another policy would change, like exclude_types=mp4. Repeatable.",
+)
+@json_option
+@exits
+def command(
+    paths: tuple[str, ...],
+    by: By | None,
+    shares: bool,
+    as_csv: bool,
+    changes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """What PATHS take of their volume, what they share with other files, and what deleting them
+    would free once gc and compact have run.
+
+    Nothing is read but names, recipes and tables; nothing is changed.
+    """
+    with job_run("du", unit="files") as run:
+        if changes:
+            _reckon(paths, changes, run, as_json)
+            return
+        found = [
+            usage(volume, run, of_volume, by or "", with_shares=shares or as_csv)
+            for volume, of_volume in _by_volume(paths)
+        ]
+    if as_json:
+        print_json([one.to_json() for one in found])
+    elif as_csv:
+        click.echo(_csv(found), nl=False)
+    else:
+        for one in found:
+            _show(one, has_shares=shares)
+
+
+def _by_volume(paths: tuple[str, ...]) -> Iterator[tuple[Volume, list[tuple[bytes, str]]]]:
+    """The volumes that paths lie in, each open for its turn, and the paths within."""
+    roots: dict[str, list[tuple[bytes, str]]] = {}
+    for path in dict.fromkeys(paths):
+        volume, below = Volume.locate_existing(path)
+        with volume:
+            roots.setdefault(volume.root, []).append((below, path))
+    for root, of_volume in roots.items():
+        with Volume.open(root) as volume:
+            yield volume, of_volume
+
+
+def _show(found: Usage, *, has_shares: bool) -> None:
+    from dedupd.cli.terminal import headed, show
+
+    share = ["fair share"] if has_shares else []
+    table = headed("", "files", "size", "takes", "shared", "deleting frees", *share)
+    rows = [*found.rows, found.together] if len(found.rows) > 1 else found.rows
+    for row in rows:
+        table.add_row(show_text(row.name), *_cells(row, has_shares=has_shares))
+    show(table)
+    if found.together.frees_bytes:
+        click.echo(
+            f"Deleted files give their space back with the next gc and compact: `dedupd run gc"
+            f" {found.path}`, `dedupd run compact {found.path}`."
+        )
+    _tell(found.messages)
+
+
+def _cells(row: UsageRow, *, has_shares: bool) -> list[str]:
+    cells = [f"{row.files:,}"] + [
+        format_size(size)
+        for size in (row.logical_bytes, row.takes_bytes, row.shared_bytes, row.frees_bytes)
+    ]
+    if has_shares:
+        cells.append(format_size(row.share_bytes or 0))
+    return cells
+
+
+def _csv(found: list[Usage]) -> str:
+    """The rows, and the rest of each volume: shares add up to what all of it takes."""
+    out = io.StringIO()
+    names = ["volume", *(one.name for one in fields(UsageRow))]
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    for one in found:
+        for row in one.rows:
+            writer.writerow({"volume": one.path, **asdict(row)})
+        writer.writerow({"volume": one.path, **asdict(one.rest), "name": "(the rest)"})
+    return out.getvalue()
+
+
+def _reckon(paths: tuple[str, ...], changes: tuple[str, ...], run: JobRun, as_json: bool) -> None:
+    values = dict(_change(text) for text in changes)
+    if len(paths) != 1:
+        raise UsageError("--what-if is about the policy of one volume: name one path")
+    volume, _ = Volume.locate_existing(paths[0])
+    with volume:
+        found = what_if(volume, run, values)
+    if as_json:
+        print_json({**asdict(found), "costs_bytes": found.costs_bytes})
+        return
+    for line in _told(found):
+        click.echo(line)
+    _tell(run.findings.messages)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--what-if {text}: write it like exclude_types=mp4")
+    return key.strip(), value.strip()
+
+
+def _told(found: WhatIf) -> Iterator[str]:
+    if found.files_left_out:
+        yield (
+            f"{counted(found.files_left_out, 'optimized file')} would be left out. They stay as"
+            " they are until something makes them plain; then they take"
+            f" {format_size(found.plain_bytes)} themselves, and their chunks free"
+            f" {format_size(found.store_bytes_freed)}."
+        )
+    if found.files_taken:
+        yield (
+            f"{counted(found.files_taken, 'plain file')}, {format_size(found.bytes_taken)}, would"
+            " be taken; what that saves shows once they are read."
+        )
+    if found.copies_bytes_more:
+        more = "more" if found.copies_bytes_more > 0 else "less"
+        yield f"Second copies would take {format_size(abs(found.copies_bytes_more))} {more}."
+    cost = found.costs_bytes
+    if not (found.files_left_out or found.files_taken or found.copies_bytes_more):
+        yield "Nothing would change."
+    elif cost:
+        yield f"In all {format_size(abs(cost))} {'more' if cost > 0 else 'less'}."
+
+
+def _tell(messages: list[str]) -> None:
+    for message in messages:
+        click.echo(f"  {show_text(message)}", err=True)

@@ -1,0 +1,211 @@
+"""The records that groups of files need, and what a collection would free without some of them.
+
+Tables and recipes are read as they are, without the job lock: nothing is changed.
+"""
+
+import os
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.errors import Damaged
+from dedupd.format import table as tbl
+from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.format.ids import make_id, show_id
+from dedupd.format.recipe import named_by
+from dedupd.store.container.container import data_name, table_name
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.table_scan import LoadedTable, loaded_tables
+from dedupd.store.garbage import weigh
+from dedupd.store.mark_set import Needs
+from dedupd.system.files import opened, read_readable
+from dedupd.units import align_up
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+
+NODES_AT_ONCE = 1024
+"""Recipes read by one call: a run stops within the time that reading so many takes."""
+
+ENTRIES_AT_ONCE = 1 << 16
+"""Of the table that such a call is given."""
+
+REST = 0
+"""The group of all files that were not asked for. It is taken in last."""
+
+
+class _Nodes(NamedTuple):
+    """Nodes of a container: ordinals, how many bytes of each are needed, and how often."""
+
+    ordinals: "array[int]"
+    ends: "array[int]"
+    counts: "array[int]"
+
+    def part(self, first: int, end: int) -> "_Nodes":
+        return _Nodes(*(column[first:end] for column in self))
+
+
+class StoreNeeds:
+    """What groups need of a store. Groups are named first, then counted, then asked about."""
+
+    def __init__(self, volume: Volume, run: JobRun) -> None:
+        self._volume = volume
+        self._run = run
+        self._is_sharing = False
+        self.native = native.upkeep.Usage()
+        self.freed: dict[int, int] = {}
+        """What a collection and a compaction of everything give back without a group, in bytes."""
+        self.freed_together = 0
+        """The same without all groups but the rest."""
+        self.shares_counted = False
+
+    def count(self, groups: int) -> None:
+        """Count what groups 1 to ``groups``, and the rest, have named. Raises Cancelled."""
+        for kind, copies in COPIES_OF.items():
+            self._run.update(phase=f"{kind.name.lower()} tables", done=0, total=0)
+            for table in self._tables(kind):
+                number, seed = table.header.container, seed_of(table.header)
+                self.native.add_table(kind is Kind.RECIPES, number, table.entries, seed)
+            for table in self._tables(copies):
+                self.native.add_copies(kind is Kind.RECIPES, table.entries, seed_of(table.header))
+        self._take([*range(1, groups + 1), REST])
+
+    def count_shares(self, groups: int) -> None:
+        """Split the bytes of each record among its references. Raises Cancelled."""
+        self._is_sharing = self.shares_counted = True
+        every = [*range(1, groups + 1), REST]
+        for group in every:
+            self.native.again(group)
+        self._take(every)
+
+    def weigh(self) -> None:
+        """Find out what would be freed. Raises Cancelled."""
+        for kind, copies in COPIES_OF.items():
+            self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=0)
+            for of, is_copies in ((kind, False), (copies, True)):
+                tables = list(self._numbers(of))
+                for table in self._tables(of):
+                    is_last = table.header.container == max(tables, default=0)
+                    self._weigh(kind is Kind.RECIPES, table, is_copies, is_last)
+
+    def copies_beyond(self, references: int) -> tuple[int, int]:
+        """How many chunks have more references, and the bytes of one copy of each."""
+        chunks = size = 0
+        for table in self._tables(Kind.CHUNKS):
+            number = table.header.container
+            more, its = self.native.referred_more_than(references, number, table.entries)
+            chunks, size = chunks + more, size + its
+        return chunks, size
+
+    # --- recipes ------------------------------------------------------------------------------
+
+    def _take(self, groups: list[int]) -> None:
+        """Group by group, in rounds: files of several recipe nodes take more than one."""
+        self._run.update(phase="reading recipes", done=0, total=len(groups))
+        with self._volume.containers(Kind.RECIPES) as directory:
+            for done, group in enumerate(groups):
+                while wanted := self.native.take(group, self._is_sharing):
+                    for number, *columns in wanted:
+                        ordinals, ends, counts = map(array, "IQI", columns)
+                        self._read_container(
+                            directory, group, number, _Nodes(ordinals, ends, counts)
+                        )
+                self._run.update(done=done + 1)
+
+    def _read_container(
+        self, directory: ContainerDirectory, group: int, number: int, nodes: _Nodes
+    ) -> None:
+        try:
+            header = directory.header(number)
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            with (
+                opened(os.open(data_name(number), flags, dir_fd=directory.fd)) as data_fd,
+                opened(os.open(table_name(number), flags, dir_fd=directory.fd)) as table_fd,
+            ):
+                for part in _parts(nodes):
+                    self._run.safe_point()
+                    first, last = part.ordinals[0], part.ordinals[-1]
+                    entries = read_readable(
+                        table_fd,
+                        (last - first + 1) * tbl.ENTRY_BYTES,
+                        tbl.HEADER_BYTES + first * tbl.ENTRY_BYTES,
+                    )
+                    left = self.native.read_leaves(
+                        group,
+                        data_fd,
+                        memoryview(entries)[: len(entries) // tbl.ENTRY_BYTES * tbl.ENTRY_BYTES],
+                        seed=seed_of(header),
+                        first=first,
+                        ordinals=part.ordinals,
+                        ends=part.ends,
+                        counts=part.counts,
+                        is_sharing=self._is_sharing,
+                    )
+                    for at in memoryview(left).cast("I"):
+                        self._read_node(group, number, part.part(at, at + 1))
+        except (Damaged, OSError) as error:
+            self._unread(f"recipes {number:08d}: {error}")
+
+    def _read_node(self, group: int, number: int, node: _Nodes) -> None:
+        """A node that names others, was merged, or is damaged."""
+        recipe, end, count = make_id(number, node.ordinals[0]), node.ends[0], node.counts[0]
+        where = f"recipe {show_id(recipe)}"
+        try:
+            payload = self._volume.recipe_records.read(recipe)[1]
+            level, ids, last_bytes = named_by(payload, end, where)
+        except (Damaged, OSError) as error:
+            self._unread(f"{where}: {error}")
+            return
+        if level == 0:
+            self.native.refer(group, array("Q", ids), count, self._is_sharing)
+        elif not self._is_sharing:
+            ends = array("Q", [Needs.WHOLE] * (len(ids) - 1) + [last_bytes])
+            self.native.name(group, b"", array("Q", ids), ends, count)
+
+    def _unread(self, message: str) -> None:
+        if not self._is_sharing:
+            self._run.findings.add(f"{message}; what it names does not count; run scrub")
+
+    # --- tables -------------------------------------------------------------------------------
+
+    def _tables(self, kind: Kind) -> Iterator[LoadedTable]:
+        with self._volume.containers(kind) as directory:
+            for table in loaded_tables(directory):
+                self._run.safe_point()
+                yield table
+
+    def _numbers(self, kind: Kind) -> Iterator[int]:
+        with self._volume.containers(kind) as directory:
+            yield from directory.numbers()
+
+    def _weigh(self, recipes: bool, table: LoadedTable, of_copies: bool, is_last: bool) -> None:
+        number, seed = table.header.container, seed_of(table.header)
+        block = os.fstatvfs(self._volume.data_fd).f_frsize
+
+        def kept_bytes(gone: int | None = None, rest: int | None = None) -> int:
+            after = self.native.collected(
+                recipes, number, table.entries, seed, of_copies=of_copies, gone=gone, rest=rest
+            )
+            weight = weigh(after, seed, 0)
+            if weight.is_dead and not is_last:
+                return 0  # it is removed, with its table
+            table_bytes = tbl.HEADER_BYTES + len(after)
+            return align_up(weight.needed_bytes, block) + align_up(table_bytes, block)
+
+        now = kept_bytes()
+        self.freed_together += now - kept_bytes(rest=REST)
+        copies = table.entries if of_copies else None
+        for group in self.native.sole_groups(recipes, number, copies):
+            self._run.safe_point()
+            self.freed[group] = self.freed.get(group, 0) + now - kept_bytes(gone=group)
+
+
+def _parts(nodes: _Nodes) -> Iterator[_Nodes]:
+    """A few nodes at a time, that lie near one another."""
+    start, ordinals = 0, nodes.ordinals
+    while start < len(ordinals):
+        end = min(start + NODES_AT_ONCE, len(ordinals))
+        while ordinals[end - 1] - ordinals[start] >= ENTRIES_AT_ONCE:
+            end = start + max(1, (end - start) // 2)
+        yield nodes.part(start, end)
+        start = end

@@ -1,0 +1,141 @@
+"""What parts of a volume take, what they share, and what deleting them would free."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dedupd.errors import UsageError
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.usage.groups import By, GroupFiles, Groups
+from jobs.usage.needs import REST, StoreNeeds
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """A part of a volume. Bytes.
+
+    ``own``: blocks of its files, directories included; ``store``: records that its stubs need, with
+    second copies; ``takes``: both together; ``frees``: what comes back when it alone is deleted, gc
+    has run, and everything is compacted; ``shared``: the rest of it, which others need as well.
+    ``share``: ``own``, and its part of the records it needs where each is split among all
+    references to it; None where that was not asked for. Shares of all parts add up to the volume.
+    """
+
+    name: str
+    files: int
+    files_optimized: int
+    logical_bytes: int
+    own_bytes: int
+    store_bytes: int
+    takes_bytes: int
+    frees_bytes: int
+    shared_bytes: int
+    chunks: int
+    share_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Parts of one volume, all of them together, and the rest of the volume."""
+
+    path: str
+    rows: list[UsageRow]
+    together: UsageRow
+    rest: UsageRow
+    messages: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def usage(
+    volume: Volume,
+    run: JobRun,
+    paths: Sequence[tuple[bytes, str]],
+    by: By = "",
+    *,
+    with_shares: bool = False,
+) -> Usage:
+    """What ``paths`` of a volume take, with the names by which the caller calls them: each for
+    itself, or told apart by owner, type or folder. Needs no lock. Raises UsageError where one path
+    lies in another one; Cancelled.
+    """
+    _refuse_nested(paths)
+    needs = StoreNeeds(volume, run)
+    groups = Groups(volume, run, needs)
+    groups.by_path([path for path, _ in paths], [name for _, name in paths], by)
+    return figures_of(volume, run, groups, needs, with_shares=with_shares)
+
+
+def figures_of(
+    volume: Volume, run: JobRun, groups: Groups, needs: StoreNeeds, *, with_shares: bool = False
+) -> Usage:
+    """The figures of groups whose files are known. Raises Cancelled."""
+    count = len(groups.all) - 1
+    needs.count(count)
+    if with_shares:
+        needs.count_shares(count)
+    needs.weigh()
+    rows = [_row(needs, number, groups.all[number]) for number in range(1, count + 1)]
+    for number in range(count + 1):
+        strays = needs.native.taken(number).strays
+        if strays:
+            name = groups.all[number].name or "the rest of the volume"
+            run.findings.add(f"{name}: {strays} references to chunks that are not known")
+    return Usage(
+        path=volume.root,
+        rows=sorted(rows, key=lambda row: -row.takes_bytes) if len(rows) > 1 else rows,
+        together=_together(needs, groups, rows),
+        rest=_row(needs, REST, groups.all[REST]),
+        messages=run.findings.messages,
+    )
+
+
+def _row(needs: StoreNeeds, number: int, files: GroupFiles) -> UsageRow:
+    taken = needs.native.taken(number)
+    takes = files.own_bytes + taken.bytes
+    frees = min(takes, files.own_freed_bytes + needs.freed.get(number, 0))
+    share = files.own_bytes + round(taken.share_bytes) if needs.shares_counted else None
+    return UsageRow(
+        name=files.name,
+        files=files.files,
+        files_optimized=files.files_optimized,
+        logical_bytes=files.logical_bytes,
+        own_bytes=files.own_bytes,
+        store_bytes=taken.bytes,
+        takes_bytes=takes,
+        frees_bytes=frees,
+        shared_bytes=takes - frees,
+        chunks=taken.chunks,
+        share_bytes=share,
+    )
+
+
+def _together(needs: StoreNeeds, groups: Groups, rows: list[UsageRow]) -> UsageRow:
+    def total(name: str) -> int:
+        return sum(getattr(row, name) or 0 for row in rows)
+
+    store = sum(needs.native.taken(at).first_bytes for at in range(1, len(groups.all)))
+    takes = total("own_bytes") + store
+    frees = min(takes, groups.own_freed_together + needs.freed_together)
+    return UsageRow(
+        name="together",
+        files=total("files"),
+        files_optimized=total("files_optimized"),
+        logical_bytes=total("logical_bytes"),
+        own_bytes=total("own_bytes"),
+        store_bytes=store,
+        takes_bytes=takes,
+        frees_bytes=frees,
+        shared_bytes=takes - frees,
+        chunks=0,
+        share_bytes=total("share_bytes") if needs.shares_counted else None,
+    )
+
+
+def _refuse_nested(paths: Sequence[tuple[bytes, str]]) -> None:
+    for path, name in paths:
+        for other, its_name in paths:
+            if path is not other and (path == other or not other or path.startswith(other + b"/")):
+                raise UsageError(f"{name}: lies in {its_name}, which is named as well; name one")

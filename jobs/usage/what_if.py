@@ -1,0 +1,99 @@
+"""What another policy would change for the files that are stubs already, without reading them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dedupd.config.policy import KEYS, Policy, apply_values
+from dedupd.errors import UsageError
+from dedupd.native.tree import FileEntry
+from dedupd.units import align_up
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.usage.groups import Groups
+from jobs.usage.needs import StoreNeeds
+from jobs.usage.usage import figures_of
+
+KNOWN = ("exclude", "exclude_types", "min_size", "redundancy_threshold")
+"""Keys that can be reckoned without reading files: those that leave stubs out, and copies."""
+
+LEFT_OUT = "left out"
+TAKEN = "taken"
+_BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A policy's effect. Bytes.
+
+    ``files_left_out``: stubs that it leaves out; ``plain_bytes``: blocks that they would take once
+    they are plain; ``store_bytes_freed``: what their chunks free. ``files_taken``: plain files that
+    are left out now and no longer would be: what they save is not known before they are read.
+    """
+
+    files_left_out: int
+    plain_bytes: int
+    store_bytes_freed: int
+    files_taken: int
+    bytes_taken: int
+    copies_bytes_more: int
+
+    @property
+    def costs_bytes(self) -> int:
+        """What the volume would take more; less than 0 where it would take less."""
+        return self.plain_bytes - self.store_bytes_freed + self.copies_bytes_more
+
+
+def what_if(volume: Volume, run: JobRun, values: dict[str, Any]) -> WhatIf:
+    """The effect of other values of some keys. Raises UsageError, PolicyError, Cancelled."""
+    for key in values:
+        if key not in KEYS:
+            raise UsageError(f"unknown policy key {key!r}; the keys are {', '.join(KEYS)}")
+        if key not in KNOWN:
+            raise UsageError(
+                f"{key}: what that changes shows only once files are read; what can be reckoned is"
+                f" {', '.join(KNOWN)}"
+            )
+    now = volume.policy()
+    then = apply_values(now, values, "--what-if")
+    needs = StoreNeeds(volume, run)
+    groups = Groups(volume, run, needs)
+    plain = [0]
+
+    def choice(path: bytes, file: FileEntry) -> str | None:
+        if file.links > 1:
+            return None  # its other names may be taken
+        is_wanted, would_be = (_is_wanted(policy, path, file) for policy in (now, then))
+        if file.attribute is None:
+            return TAKEN if would_be and not is_wanted else None
+        if would_be or not is_wanted:
+            return None
+        plain[0] += align_up(file.identity[1], _BLOCK_BYTES) - file.allocated_bytes
+        return LEFT_OUT
+
+    groups.by_choice(choice)
+    found = figures_of(volume, run, groups, needs)
+    rows = {row.name: row for row in found.rows}
+    left, taken = rows.get(LEFT_OUT), rows.get(TAKEN)
+    return WhatIf(
+        files_left_out=left.files if left else 0,
+        plain_bytes=plain[0],
+        store_bytes_freed=needs.freed_together if left else 0,
+        files_taken=taken.files if taken else 0,
+        bytes_taken=taken.logical_bytes if taken else 0,
+        copies_bytes_more=_more_copies(needs, now, then),
+    )
+
+
+def _is_wanted(policy: Policy, path: bytes, file: FileEntry) -> bool:
+    return file.identity[1] >= policy.min_size_bytes and not policy.excludes(path)
+
+
+def _more_copies(needs: StoreNeeds, now: Policy, then: Policy) -> int:
+    if now.redundancy_threshold == then.redundancy_threshold:
+        return 0
+
+    def copies_bytes(policy: Policy) -> int:
+        threshold = policy.redundancy_threshold
+        return needs.copies_beyond(threshold)[1] if threshold else 0
+
+    return copies_bytes(then) - copies_bytes(now)

@@ -1,0 +1,341 @@
+//! `sum_up`, `Usage`.
+
+use std::sync::RwLock;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
+
+use super::support::calls::c_string;
+use super::support::entries::Directory;
+use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use super::tree::{listed, looked_at};
+use crate::format::ids::{ContainerNumber, RecordId};
+use crate::system::files::Entry;
+use crate::threads::lock::{read, write};
+use crate::tree::stub_usage::{self, By, Sums};
+use crate::upkeep::mark_set::Recipes;
+use crate::upkeep::usage::{GROUPS_MAX, Gone, Group, Named, NodeNeed, Records, Taken, each_needed};
+
+/// The files of a directory.
+#[pyclass(frozen, extends = Directory, get_all, module = "dedupd.native.tree")]
+pub struct StubUsage {
+    /// By key.
+    sums: Py<PyDict>,
+}
+
+/// Files of one key.
+#[pyclass(frozen, get_all, module = "dedupd.native.tree")]
+pub struct UsageSums {
+    files: u64,
+    stubs: u64,
+    logical_bytes: i64,
+    own_bytes: i64,
+    chunks: Py<PyBytes>,
+    recipes: Py<PyBytes>,
+    covered: Py<PyBytes>,
+}
+
+impl UsageSums {
+    fn of(py: Python<'_>, sums: Sums) -> UsageSums {
+        UsageSums {
+            files: sums.files,
+            stubs: sums.stubs,
+            logical_bytes: sums.logical_bytes,
+            own_bytes: sums.own_bytes,
+            chunks: pack_ids(py, sums.chunks).unbind(),
+            recipes: pack_ids(py, sums.recipes).unbind(),
+            covered: pack_u64(py, sums.covered).unbind(),
+        }
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (root, directories, attribute, threads, safe_point, *, seed, by))]
+#[expect(clippy::too_many_arguments, reason = "those of all walks, and two by name")]
+pub fn sum_up<'py>(
+    py: Python<'py>,
+    root: i32,
+    directories: Vec<Vec<u8>>,
+    attribute: &[u8],
+    threads: usize,
+    safe_point: Py<PyAny>,
+    seed: u64,
+    by: &str,
+) -> PyResult<Bound<'py, PyList>> {
+    let attribute = c_string("attribute", attribute)?;
+    let by = match by {
+        "" => By::Nothing,
+        "owner" => By::Owner,
+        "type" => By::Type,
+        _ => return Err(PyValueError::new_err(format!("files are not told apart by {by}"))),
+    };
+    let count = |entries: &mut Vec<Entry>, usage: &mut stub_usage::Usage, (): &mut ()| {
+        usage.sort_out(entries, by, seed);
+    };
+    let results =
+        looked_at(py, root, &directories, (&attribute, false), threads, &safe_point, count)?;
+    listed(py, results, |usage| {
+        let sums = PyDict::new(py);
+        for (key, one) in usage.sums {
+            sums.set_item(PyBytes::new(py, &key), UsageSums::of(py, one))?;
+        }
+        Ok(Directory::of(py, usage.left, None)?.with(StubUsage { sums: sums.unbind() }))
+    })
+}
+
+#[derive(Default)]
+struct GroupUsage {
+    named: Named,
+    chunks: Taken,
+    recipes: Taken,
+}
+
+#[derive(Default)]
+struct Store {
+    chunks: Records,
+    recipes: Records,
+}
+
+impl Store {
+    fn of(&self, are_recipes: bool) -> &Records {
+        if are_recipes { &self.recipes } else { &self.chunks }
+    }
+
+    fn of_mut(&mut self, are_recipes: bool) -> &mut Records {
+        if are_recipes { &mut self.recipes } else { &mut self.chunks }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    store: Store,
+    groups: Vec<GroupUsage>,
+}
+
+/// What a group needs of a store.
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct TakenByGroup {
+    chunks: u64,
+    bytes: u64,
+    first_bytes: u64,
+    share_bytes: f64,
+    strays: u64,
+}
+
+/// The nodes of a container that a group needs: number, ordinals, how much of each, how often.
+type Wanted<'py> = (u32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+/// Nobody waits for the GIL while holding the lock.
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct Usage(RwLock<State>);
+
+impl Usage {
+    fn work<T: Send>(
+        &self,
+        py: Python<'_>,
+        group: Group,
+        step: impl FnOnce(&mut Store, &mut GroupUsage) -> T + Send,
+    ) -> PyResult<T> {
+        if group >= GROUPS_MAX {
+            return Err(PyValueError::new_err("there are too many groups"));
+        }
+        let at = group as usize;
+        Ok(py.detach(|| {
+            let State { store, groups } = &mut *write(&self.0);
+            if at >= groups.len() {
+                groups.resize_with(at + 1, GroupUsage::default);
+            }
+            step(store, &mut groups[at])
+        }))
+    }
+}
+
+#[pymethods]
+impl Usage {
+    #[new]
+    fn new() -> Usage {
+        Usage(RwLock::default())
+    }
+
+    fn add_table(&self, py: Python<'_>, recipes: bool, number: u32, table: Input, seed: u64) {
+        let table = table.bytes();
+        py.detach(|| {
+            let mut state = write(&self.0);
+            state.store.of_mut(recipes).add_table(ContainerNumber(number), table, seed);
+        });
+    }
+
+    fn add_copies(&self, py: Python<'_>, recipes: bool, table: Input, seed: u64) {
+        let table = table.bytes();
+        py.detach(|| write(&self.0).store.of_mut(recipes).add_copies(table, seed));
+    }
+
+    #[pyo3(signature = (group, chunks, recipes, covered, count = 1))]
+    fn name(
+        &self,
+        py: Python<'_>,
+        group: u32,
+        chunks: Input,
+        recipes: Input,
+        covered: Input,
+        count: u32,
+    ) -> PyResult<()> {
+        let (chunks, nodes) = (chunks.ids("chunks")?, recipes.ids("recipes")?);
+        let ends = covered.u64s("covered")?;
+        if nodes.len() != ends.len() {
+            return Err(PyValueError::new_err("each recipe has an end"));
+        }
+        self.work(py, group, |_, own| {
+            own.named.chunks.extend(chunks.into_iter().map(|id| (id, count)));
+            let nodes = nodes.into_iter().zip(ends).map(|(id, end)| NodeNeed { id, end, count });
+            own.named.nodes.extend(nodes);
+        })
+    }
+
+    /// Takes what a group names into account; returns the recipe nodes that are to be read.
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        group: u32,
+        is_sharing: bool,
+    ) -> PyResult<Vec<Wanted<'py>>> {
+        let wanted = self.work(py, group, |store, own| {
+            let (chunks, wanted) = own.named.take();
+            for (id, count) in chunks {
+                store.chunks.meet(id, group, count, is_sharing, &mut own.chunks);
+            }
+            for node in wanted.values().flatten() {
+                store.recipes.meet(node.id, group, node.count, is_sharing, &mut own.recipes);
+            }
+            wanted
+        })?;
+        Ok(wanted
+            .into_iter()
+            .map(|(number, nodes)| {
+                (
+                    number.0,
+                    pack_u32(py, nodes.iter().map(|node| node.id.ordinal())),
+                    pack_u64(py, nodes.iter().map(|node| node.end)),
+                    pack_u32(py, nodes.iter().map(|node| node.count)),
+                )
+            })
+            .collect())
+    }
+
+    /// Takes chunks that a node names which Python has read.
+    fn refer(
+        &self,
+        py: Python<'_>,
+        group: u32,
+        ids: Input,
+        count: u32,
+        is_sharing: bool,
+    ) -> PyResult<()> {
+        let ids = ids.ids("ids")?;
+        self.work(py, group, |store, own| {
+            for id in ids {
+                store.chunks.meet(id, group, count, is_sharing, &mut own.chunks);
+            }
+        })
+    }
+
+    #[pyo3(signature = (group, data_fd, table, *, seed, first, ordinals, ends, counts, is_sharing))]
+    #[expect(clippy::too_many_arguments, reason = "all but three by name")]
+    fn read_leaves<'py>(
+        &self,
+        py: Python<'py>,
+        group: u32,
+        data_fd: i32,
+        table: Input,
+        seed: u64,
+        first: u32,
+        ordinals: Input,
+        ends: Input,
+        counts: Input,
+        is_sharing: bool,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let (ordinals, ends) = (ordinals.u32s("ordinals")?, ends.u64s("ends")?);
+        let counts = counts.u32s("counts")?;
+        let are_even = ordinals.len() == ends.len() && ends.len() == counts.len();
+        if !are_even || ordinals.iter().any(|&ordinal| ordinal < first) {
+            return Err(PyValueError::new_err("ordinals begin with first, and have an end each"));
+        }
+        let nodes: Vec<NodeNeed> = ordinals
+            .into_iter()
+            .zip(ends)
+            .zip(counts)
+            .map(|((ordinal, end), count)| {
+                let id = RecordId::new(ContainerNumber(0), ordinal);
+                NodeNeed { id, end, count }
+            })
+            .collect();
+        let entries = table.entries("table")?;
+        let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
+        let left = self.work(py, group, |store, own| {
+            each_needed(&recipes, &nodes, |count, id| {
+                store.chunks.meet(id, group, count, is_sharing, &mut own.chunks);
+            })
+        })?;
+        Ok(pack_u32(py, left))
+    }
+
+    /// Before the shares: all that a group names is to be taken once more.
+    fn again(&self, py: Python<'_>, group: u32) -> PyResult<()> {
+        self.work(py, group, |_, own| own.named.again())
+    }
+
+    fn taken(&self, py: Python<'_>, group: u32) -> PyResult<TakenByGroup> {
+        self.work(py, group, |_, GroupUsage { chunks, recipes, .. }| TakenByGroup {
+            chunks: chunks.records,
+            bytes: chunks.bytes + recipes.bytes,
+            first_bytes: chunks.first_bytes + recipes.first_bytes,
+            share_bytes: chunks.share_bytes + recipes.share_bytes,
+            strays: chunks.strays + recipes.strays,
+        })
+    }
+
+    #[pyo3(signature = (recipes, number, table, seed, *, of_copies, gone = None, rest = None))]
+    #[expect(clippy::too_many_arguments, reason = "three by name")]
+    fn collected<'py>(
+        &self,
+        py: Python<'py>,
+        recipes: bool,
+        number: u32,
+        table: Input,
+        seed: u64,
+        of_copies: bool,
+        gone: Option<u32>,
+        rest: Option<u32>,
+    ) -> Bound<'py, PyBytes> {
+        let table = table.bytes();
+        let gone = match (gone, rest) {
+            (Some(group), _) => Gone::One(group),
+            (None, Some(rest)) => Gone::AllBut(rest),
+            (None, None) => Gone::Nothing,
+        };
+        let number = ContainerNumber(number);
+        let after = py.detach(|| {
+            read(&self.0).store.of(recipes).collected(number, table, seed, of_copies, gone)
+        });
+        PyBytes::new(py, &after)
+    }
+
+    #[pyo3(signature = (recipes, number, copies = None))]
+    fn sole_groups(&self, recipes: bool, number: u32, copies: Option<Input>) -> Vec<u32> {
+        let copies = copies.as_ref().map(Input::bytes);
+        let found = read(&self.0).store.of(recipes).sole_groups(ContainerNumber(number), copies);
+        found.into_iter().collect()
+    }
+
+    fn referred_more_than(
+        &self,
+        py: Python<'_>,
+        count: u32,
+        number: u32,
+        table: Input,
+    ) -> (u64, u64) {
+        let (number, table) = (ContainerNumber(number), table.bytes());
+        py.detach(|| read(&self.0).store.chunks.referred_more_than(count, number, table))
+    }
+}

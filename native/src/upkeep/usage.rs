@@ -1,0 +1,311 @@
+//! What groups of files take of a store: the records that each needs, and those that no other does.
+//!
+//! Groups are taken in one after the other, so that a record needs no more than a word: which group
+//! came upon it last, and whether another one had before. 12 bytes a record.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::format::ids::{ContainerNumber, RecordId};
+use crate::format::record_header::record_bytes;
+use crate::format::table_entry::{EntryBytes, State, TableEntry, entries, set_state};
+use crate::upkeep::mark_set::{Needed, Recipes, each_leaf};
+use crate::upkeep::record_census::FORWARDS_MAX;
+
+/// A group of files, by the order in which groups are taken in.
+pub type Group = u32;
+
+/// Set in [`Record::seen`] where several groups need the record.
+const SHARED: u32 = 1 << 31;
+
+/// Groups are fewer.
+pub const GROUPS_MAX: u32 = SHARED - 2;
+
+#[derive(Clone, Copy, Default)]
+struct Record {
+    /// In containers, second copies included.
+    bytes: u32,
+    /// 0 where no group needs it, else one more than the last group that does.
+    seen: u32,
+    references: u32,
+}
+
+impl Record {
+    fn is_only_of(self, group: Group) -> bool {
+        self.seen == group + 1
+    }
+
+    fn last(self) -> Option<Group> {
+        (self.seen & !SHARED).checked_sub(1)
+    }
+}
+
+/// All records of chunks, or all of recipes.
+#[derive(Default)]
+pub struct Records {
+    containers: BTreeMap<ContainerNumber, Vec<Record>>,
+    merged: HashMap<RecordId, RecordId>,
+}
+
+/// What a group needs, of one kind.
+#[derive(Clone, Copy, Default)]
+pub struct Taken {
+    pub records: u64,
+    pub bytes: u64,
+    /// Those of records that no group before it needs.
+    pub first_bytes: u64,
+    /// The share of its references in the bytes of records: these are split among all references.
+    pub share_bytes: f64,
+    /// References to ids of no record.
+    pub strays: u64,
+}
+
+/// The files that are gone.
+#[derive(Clone, Copy)]
+pub enum Gone {
+    Nothing,
+    One(Group),
+    /// All but those of the last group.
+    AllBut(Group),
+}
+
+impl Records {
+    /// Adds a container, by its table.
+    pub fn add_table(&mut self, number: ContainerNumber, table: &[u8], seed: u64) {
+        let mut records = Vec::with_capacity(table.len() / size_of::<EntryBytes>());
+        for (ordinal, entry) in (0..).zip(entries(table)) {
+            let entry = TableEntry::sound(entry, seed);
+            let stored = match entry {
+                Some(entry) if entry.state == State::MERGED => {
+                    self.merged.insert(RecordId::new(number, ordinal), entry.target);
+                    0
+                }
+                Some(entry) if entry.state != State::TOMBSTONE => entry.stored_length,
+                _ => {
+                    records.push(Record::default());
+                    continue;
+                }
+            };
+            let bytes = record_bytes(u64::from(stored)) as u32;
+            records.push(Record { bytes, ..Record::default() });
+        }
+        self.containers.insert(number, records);
+    }
+
+    /// Adds second copies of these records, by the table of their container.
+    pub fn add_copies(&mut self, table: &[u8], seed: u64) {
+        for entry in entries(table).filter_map(|entry| TableEntry::sound(entry, seed)) {
+            if entry.state == State::LIVE
+                && let Some(record) = self.get_mut(entry.target)
+            {
+                record.bytes += record_bytes(u64::from(entry.stored_length)) as u32;
+            }
+        }
+    }
+
+    fn get(&self, id: RecordId) -> Record {
+        let container = self.containers.get(&id.container());
+        container.and_then(|own| own.get(id.place())).copied().unwrap_or_default()
+    }
+
+    fn get_mut(&mut self, id: RecordId) -> Option<&mut Record> {
+        self.containers.get_mut(&id.container())?.get_mut(id.place())
+    }
+
+    /// A group refers to a record, so many times, and to those that it leads to. Notes that; or
+    /// adds its share, once all references of all groups are noted.
+    pub fn meet(
+        &mut self,
+        id: RecordId,
+        group: Group,
+        count: u32,
+        is_sharing: bool,
+        taken: &mut Taken,
+    ) {
+        if is_sharing {
+            taken.share_bytes += self.share(id, count);
+        } else {
+            self.refer(id, group, count, taken);
+        }
+    }
+
+    fn refer(&mut self, id: RecordId, group: Group, count: u32, taken: &mut Taken) {
+        let mut id = id;
+        for _ in 0..=FORWARDS_MAX {
+            if id.is_hole() {
+                return;
+            }
+            let Some(record) = self.get_mut(id) else {
+                taken.strays += 1;
+                return;
+            };
+            record.references = record.references.saturating_add(count);
+            if record.last() != Some(group) {
+                if record.seen == 0 {
+                    taken.first_bytes += u64::from(record.bytes);
+                }
+                let shared = if record.seen == 0 { 0 } else { SHARED };
+                record.seen = (group + 1) | shared;
+                taken.records += 1;
+                taken.bytes += u64::from(record.bytes);
+            }
+            match self.merged.get(&id) {
+                Some(&target) => id = target,
+                None => return,
+            }
+        }
+    }
+
+    fn share(&self, id: RecordId, count: u32) -> f64 {
+        let (mut id, mut share) = (id, 0.0);
+        for _ in 0..=FORWARDS_MAX {
+            let record = self.get(id);
+            if record.references > 0 {
+                share += f64::from(record.bytes) * f64::from(count) / f64::from(record.references);
+            }
+            match self.merged.get(&id) {
+                Some(&target) => id = target,
+                None => break,
+            }
+        }
+        share
+    }
+
+    fn is_needed(&self, id: RecordId, gone: Gone) -> bool {
+        let record = self.get(id);
+        match gone {
+            Gone::Nothing => record.seen != 0,
+            Gone::One(group) => record.seen != 0 && !record.is_only_of(group),
+            Gone::AllBut(rest) => record.last() == Some(rest),
+        }
+    }
+
+    /// The table of a container as a collection leaves it once some files are gone. `is_of_copies`:
+    /// the container has second copies of these records.
+    pub fn collected(
+        &self,
+        number: ContainerNumber,
+        table: &[u8],
+        seed: u64,
+        is_of_copies: bool,
+        gone: Gone,
+    ) -> Vec<u8> {
+        let mut after = table.to_vec();
+        for (ordinal, bytes) in (0..).zip(after.chunks_exact_mut(size_of::<EntryBytes>())) {
+            let Some(bytes) = bytes.first_chunk_mut::<{ size_of::<EntryBytes>() }>() else { break };
+            let Some(entry) = TableEntry::sound(bytes, seed) else { continue };
+            let own = RecordId::new(number, ordinal);
+            let id = if is_of_copies { entry.target } else { own };
+            // As in ``jobs/gc/job.py``, ``_swept``.
+            match (entry.state, self.is_needed(id, gone)) {
+                (State::LIVE, false) => set_state(bytes, State::ORPHANED, seed),
+                (State::ORPHANED, true) if !is_of_copies => set_state(bytes, State::LIVE, seed),
+                (State::MERGED | State::QUARANTINED, false) => {
+                    set_state(bytes, State::TOMBSTONE, seed);
+                }
+                _ => {}
+            }
+        }
+        after
+    }
+
+    /// The groups that alone need records of a container, or records that these are copies of.
+    pub fn sole_groups(&self, number: ContainerNumber, copies: Option<&[u8]>) -> BTreeSet<Group> {
+        let sole = |record: Record| record.last().filter(|_| record.seen & SHARED == 0);
+        match copies {
+            None => {
+                let own = self.containers.get(&number);
+                own.into_iter().flatten().copied().filter_map(sole).collect()
+            }
+            Some(table) => entries(table)
+                .map(|entry| self.get(TableEntry::unchecked(entry).target))
+                .filter_map(sole)
+                .collect(),
+        }
+    }
+
+    /// How many records of a container have more than `count` references, and the bytes of one
+    /// more copy of each.
+    pub fn referred_more_than(
+        &self,
+        count: u32,
+        number: ContainerNumber,
+        table: &[u8],
+    ) -> (u64, u64) {
+        let (mut records, mut bytes) = (0, 0);
+        for (ordinal, entry) in (0..).zip(entries(table)) {
+            let entry = TableEntry::unchecked(entry);
+            let references = self.get(RecordId::new(number, ordinal)).references;
+            if references > count && entry.state == State::LIVE {
+                records += 1;
+                bytes += record_bytes(u64::from(entry.stored_length));
+            }
+        }
+        (records, bytes)
+    }
+}
+
+/// How much of a recipe node a group needs, and how often.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeNeed {
+    pub id: RecordId,
+    pub end: u64,
+    pub count: u32,
+}
+
+/// A chunk that stubs of a group name themselves, and how often.
+pub type ChunkNeed = (RecordId, u32);
+
+/// What a group names, as it was found.
+#[derive(Default)]
+pub struct Named {
+    pub chunks: Vec<ChunkNeed>,
+    pub nodes: Vec<NodeNeed>,
+    /// So many of each were taken.
+    chunks_taken: usize,
+    nodes_taken: usize,
+}
+
+impl Named {
+    /// What was not taken yet, nodes by their container, with equal ones counted together.
+    pub fn take(&mut self) -> (Vec<ChunkNeed>, BTreeMap<ContainerNumber, Vec<NodeNeed>>) {
+        let mut fresh = self.nodes.split_off(self.nodes_taken);
+        fresh.sort_unstable();
+        for one in fresh {
+            match self.nodes[self.nodes_taken..].last_mut() {
+                Some(last) if (last.id, last.end) == (one.id, one.end) => {
+                    last.count = last.count.saturating_add(one.count);
+                }
+                _ => self.nodes.push(one),
+            }
+        }
+        let mut wanted: BTreeMap<ContainerNumber, Vec<NodeNeed>> = BTreeMap::new();
+        for node in &self.nodes[self.nodes_taken..] {
+            wanted.entry(node.id.container()).or_default().push(*node);
+        }
+        let chunks = self.chunks[self.chunks_taken..].to_vec();
+        (self.chunks_taken, self.nodes_taken) = (self.chunks.len(), self.nodes.len());
+        (chunks, wanted)
+    }
+
+    /// All is to be taken once more.
+    pub fn again(&mut self) {
+        (self.chunks_taken, self.nodes_taken) = (0, 0);
+    }
+}
+
+/// Reads nodes, in the order of their ordinals, and gives the ids that leaves name to `found`, with
+/// the place of the node. Returns the places of the nodes that are no sound leaves.
+pub fn each_needed(
+    recipes: &Recipes<'_>,
+    nodes: &[NodeNeed],
+    mut found: impl FnMut(u32, RecordId),
+) -> Vec<u32> {
+    let needed: Vec<Needed> =
+        nodes.iter().map(|node| Needed { ordinal: node.id.ordinal(), end: node.end }).collect();
+    let mut left = Vec::new();
+    each_leaf(recipes, &needed, |at, rows| match rows {
+        None => left.push(at as u32),
+        Some(rows) => rows.into_iter().for_each(|id| found(nodes[at].count, id)),
+    });
+    left
+}

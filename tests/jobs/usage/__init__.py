@@ -1,0 +1,1 @@
+"""What parts of a volume take, and would free."""
