@@ -86,9 +86,12 @@ def _line(row: dict[str, Any]) -> str:
             f" takes {format_size(row['takes_bytes'])}, {format_size(row['shared_bytes'])} of it"
             f" shared; deleting it frees {format_size(row['frees_bytes'])}"
         )
-    text = f"{row['path']}: {row['state']}, {format_size(row['length_bytes'])}"
-    if row["state"] == "plain":
-        return text + (f"; {row['outcome']}" if "outcome" in row else "")
+    state, size = row["state"], format_size(row["length_bytes"])
+    if state == "plain":
+        if row["saving"] is not None:
+            return f"{row['path']}: plain: would save {row['saving'] * 100:.0f} %, {size}"
+        return f"{row['path']}: plain, {size}" + (f"; {row['outcome']}" if "outcome" in row else "")
+    text = f"{row['path']}: {state}, {size}"
     text += (
         f", {counted(row['chunks'], 'chunk')} that occupy {format_size(row['chunk_stored_bytes'])}"
     )

@@ -14,7 +14,7 @@ from dedupd.system.paths import show_text
 from dedupd.system.processes import give_way
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
-from jobs.tree.candidates import SHARED_BELOW
+from jobs.tree.candidates import SAVES_LITTLE, SHARED_BELOW
 from jobs.tree.volume_figures import volume_figures
 
 
@@ -80,6 +80,9 @@ def _show(row: dict[str, Any]) -> None:
     if row["held_bytes_max"]:
         held = format_size(row["held_bytes_max"])
         table.add_row("of it held", f"up to {held}, by snapshots or copies below")
+    if row["judged"]["files"]:
+        left = format_size(row["judged"]["bytes"])
+        table.add_row("left", f"{counted(row['judged']['files'], 'file')}, {left}: {SAVES_LITTLE}")
     if row["shared_left"]["files"]:
         left = format_size(row["shared_left"]["bytes"])
         table.add_row(

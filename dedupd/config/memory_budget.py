@@ -6,6 +6,7 @@ Of 256 MiB, the default, `optimize` takes at most
     index         64 MiB    a quarter
     candidates     8 MiB    a thirty-second
     buffers       72 MiB    half of the memory without `fixed` and the index
+    notes         32 MiB    an eighth, only where many files save too little
 
 and `reconcile`
 
@@ -45,6 +46,22 @@ def optimize_shares(memory_bytes: int, index_bytes: int) -> OptimizeShares:
     fixed = 48 * MIB
     buffers = (memory_bytes - fixed - index_bytes) // 2
     return OptimizeShares(fixed, index_bytes, int(memory_bytes * CANDIDATES_SHARE), buffers)
+
+
+class NotesShares(NamedTuple):
+    """What an optimize run remembers of files that save too little, in rows."""
+
+    judged: int
+    """Files that are left. Further ones are read again by the next run."""
+    notes: int
+    """Notes of chunks, before they are saved."""
+    joined: int
+    """Files, and chunks, that a join looks at."""
+
+
+def notes_shares(memory_bytes: int) -> NotesShares:
+    """A sixteenth for the judged files, and a thirty-second each for notes and their join."""
+    return NotesShares(memory_bytes // 16 // 16, memory_bytes // 32 // 16, memory_bytes // 32 // 32)
 
 
 class ReconcileShares(NamedTuple):

@@ -64,7 +64,8 @@ class Policy:
     """Every key of the policy, in the units that the program uses."""
 
     min_age_s: float = 3 * 86400.0
-    min_size_bytes: int = 32 << 10
+    min_size_bytes: int = 4 << 10
+    min_file_saving: float = 0.05
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     exclude_types: tuple[str, ...] = ()
@@ -165,6 +166,12 @@ KEYS = {
             unit="s",
         ),
         Key("min_size", size, exact_size, "smaller files are left alone", unit="bytes"),
+        Key(
+            "min_file_saving",
+            fraction,
+            float,
+            "a file that would free a smaller part of its blocks stays plain; 0 takes every file",
+        ),
         Key("include", strings, list, "where not empty, only these paths and patterns are taken"),
         Key("exclude", strings, list, "paths and patterns that are left alone"),
         Key("exclude_types", _types, list, "file types that are left alone"),

@@ -32,8 +32,8 @@ STATE_OF_GUESTS = [
 
 PROFILES: dict[str, dict[str, Any]] = {
     "general": {"exclude_types": DATABASES, "no_compress_types": COMPRESSED},
-    "vm": {"min_age": "0s", "min_size": "32k", "exclude_types": STATE_OF_GUESTS},
-    "backup": {"min_age": "0s", "min_size": "32k"},
+    "vm": {"min_age": "0s", "exclude_types": STATE_OF_GUESTS},
+    "backup": {"min_age": "0s"},
 }
 
 

@@ -7,6 +7,7 @@ copying it, releases the GIL while it works, and returns packed little-endian ar
 The extension is one file, ``dedupd/native.abi3.so``: this folder holds types only.
 """
 
+from . import admission as admission
 from . import chunker as chunker
 from . import codec as codec
 from . import commit as commit

@@ -23,10 +23,12 @@ class Chunks:
         """Tell new chunks from known ones. ``known`` has the u64 id of each chunk that the index
         knows, and 0 for others; ``as_is`` has 1 for each segment whose new chunks are not to be
         compressed, else 0. Raises ValueError where a column has the wrong number of items."""
+    def end(self, segment: int) -> int | None:
+        """Where the last chunk of a segment ends, None where it has none."""
     def rows(self, segment: int, ids: Buffer) -> list[tuple[int, int, bytes]]:
         """Id, length and fingerprint of each chunk of a segment; ``ids`` are the u64 ids of all.
 
-        Raises ValueError.
+        Raises ValueError, also where one of the chunks is not stored.
         """
 
 class Chunker:

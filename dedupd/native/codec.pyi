@@ -23,6 +23,9 @@ class Encoded:
     """u64 XXH3-64 of each stored payload."""
     def __len__(self) -> int:
         """Total bytes of the buffer, padding included."""
+    def retained(self, kept: Buffer) -> Encoded:
+        """Only the records whose item of ``kept`` is not 0, before any is sealed. Raises
+        ValueError."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def encode(

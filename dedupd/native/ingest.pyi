@@ -5,6 +5,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from .admission import Ledger, Recall
 from .chunker import Chunks
 from .commit import PlainRequests
 
@@ -22,6 +23,8 @@ class NewChunks:
     hints: Final[bytes]
     """u32 length of the chunk that follows each in its segment, 0 where none does."""
     def __len__(self) -> int: ...
+    def retained(self, kept: Buffer) -> NewChunks:
+        """Only those whose item of ``kept`` is not 0. Raises ValueError."""
 
 class Placed:
     """What becomes of :class:`.chunker.Chunks`: zeros, known, met before in the data, or new."""
@@ -33,6 +36,60 @@ class Placed:
     zero_bytes: Final[int]
     def ids(self, first: int, first_as_is: int) -> bytes:
         """The u64 id of every chunk, 0 for zeros, where those of new chunks begin with these."""
+    def judge(
+        self,
+        later: tuple[Buffer, Buffer],
+        stored_lengths: tuple[Buffer, Buffer],
+        modes: Buffer,
+        freed: Buffer,
+        recall: Recall,
+        saving_min: float,
+    ) -> Judgement:
+        """Decide which segments are taken, in their order: :data:`JUDGE` and the other modes.
+
+        ``later`` has the u64 id of each new chunk that the store has got meanwhile, else 0, and
+        ``stored_lengths`` the u32 bytes of its payload; ``freed`` the u64 bytes of the blocks that
+        each segment gives up. A chunk of several segments is paid for by all of them, one that is
+        wanted by :class:`.admission.Recall` by none. Raises ValueError.
+        """
+
+JUDGE: Final[int]
+"""A file, or all that is new of it: taken where it saves the fraction ``saving_min``."""
+STORE: Final[int]
+"""Taken."""
+LEAVE: Final[int]
+"""Not taken."""
+BEGIN: Final[int]
+"""The beginning of a file: judged as if it gave up as many bytes as are not zeros."""
+
+class Judgement:
+    """What is done with the new chunks of a buffer."""
+
+    @property
+    def taken(self) -> bytes:
+        """1 for each segment that is taken, else 0."""
+    @property
+    def costs(self) -> list[int]:
+        """What each would add to the store, in bytes."""
+    @property
+    def unique(self) -> list[int]:
+        """How many chunks of each neither the store has nor a segment before."""
+    @property
+    def solid(self) -> list[int]:
+        """The bytes of each that are not zeros."""
+    @property
+    def later_bytes(self) -> int:
+        """Of new chunks that the store has got meanwhile."""
+    @property
+    def kept(self) -> tuple[bytes, bytes]:
+        """1 for each new chunk that is to be stored, else 0."""
+    def ids(self, first: int, first_as_is: int) -> bytes:
+        """As :meth:`Placed.ids`, where those of stored chunks begin with these. A chunk that is not
+        stored has an id that no recipe takes."""
+    def note_stored(self, ledger: Ledger) -> None:
+        """Note the chunks that are stored: files that were left may have them."""
+    def prefixes(self, part: int, found: Chunks) -> bytes:
+        """u64 first bytes of the fingerprints of the new chunks of a segment. Raises ValueError."""
 
 class FileList:
     """Plain files on their way through an optimize job, without an object for each."""
@@ -80,9 +137,23 @@ class FileList:
         the caller to find out why; their room may hold anything. Raises ValueError where ``out`` is
         short.
         """
-    def single(self, found: Chunks, ids: Buffer, into: PlainRequests) -> list[int]:
-        """Add each file that is one chunk, and not zeros, to ``into``: that chunk is its recipe.
-        Returns the numbers of the other files.
+    def freed_bytes(self, block_bytes: int) -> bytes:
+        """u64 bytes of the blocks of each file. Raises ValueError."""
+    def single(
+        self, found: Chunks, ids: Buffer, judgement: Judgement, into: PlainRequests
+    ) -> list[int]:
+        """Add each file that is taken, is one chunk, and not zeros, to ``into``: that chunk is its
+        recipe. Returns the numbers of the other files that are taken.
 
         ``found`` are the chunks of these files, ``ids`` the u64 ids of all. Raises ValueError.
         """
+    def leave(
+        self,
+        found: Chunks,
+        judgement: Judgement,
+        ledger: Ledger,
+        saving_min: float,
+        again: bool,
+    ) -> tuple[int, int]:
+        """Have the files remembered that are not taken; with ``again`` as recalled ones. Returns how
+        many, and their bytes. Raises ValueError."""

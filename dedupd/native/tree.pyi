@@ -7,6 +7,7 @@ exception there ends the call.
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
+from .admission import Ledger, Recall
 from .upkeep import KnownRecords
 
 Identity = tuple[int, int, int, int]
@@ -79,16 +80,27 @@ class StubCounter:
         one.
         """
 
-Reason = Literal["optimized", "empty", "small", "young"]
+Reason = Literal["optimized", "empty", "small", "judged", "young"]
 """Why a file is passed over: a stub with nothing to do about it, an empty file, a small one, one
-that was changed too recently."""
+that would save too little, or that is not among the recalled ones, one that was changed too
+recently."""
 
 class Rules:
     """What the policy asks of a file."""
 
-    def __new__(cls, *, seed: int, size_min: int, newest_ns: int, chunk_bytes: int) -> Rules:
-        """At least ``size_min`` bytes, and no change after ``newest_ns``. ``seed`` is that of the
-        attribute's checksum, ``chunk_bytes`` the average of a chunk. Raises ValueError.
+    def __new__(
+        cls,
+        *,
+        seed: int,
+        size_min: int,
+        newest_ns: int,
+        chunk_bytes: int,
+        ledger: Ledger | None = None,
+        recall: Recall | None = None,
+    ) -> Rules:
+        """At least ``size_min`` bytes, and no change after ``newest_ns``; not judged by ``ledger``;
+        with ``recall`` one of its files. ``seed`` is that of the attribute's checksum,
+        ``chunk_bytes`` the average of a chunk. Raises ValueError.
         """
     def is_young(self, identity: Identity) -> bool:
         """Whether a file was changed too recently."""

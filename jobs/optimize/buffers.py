@@ -3,12 +3,27 @@
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, Self
 
 from dedupd import native
 from dedupd.store.recipe.recipe_writer import Growth, RecipeBuilder
 from dedupd.stub.transition import FileIdentity
 from jobs.tree.candidates import Candidate
+
+PREFIXES_BYTES_MAX = 1 << 20
+"""Of a file of 10 GiB. The rest of a larger one is found again by its beginning."""
+
+
+class Taking(Enum):
+    """What is done with the chunks of a file that is read in several buffers."""
+
+    UNDECIDED = 0
+    """Its beginning, if there was any, is zeros."""
+    STORED = 1
+    """Its beginning pays, or is in the store already."""
+    NOTED = 2
+    """Its beginning does not pay: the rest is only looked at, and nothing of it stored."""
 
 
 @dataclass(slots=True)
@@ -24,10 +39,35 @@ class FileTask:
     resumed: Growth | None = None
     need_bytes: int = 0
     """How much its chunks take at most."""
+    freed_bytes: int = 0
+    """Of its blocks, which it gives up."""
+    cost_bytes: int = 0
+    """What it has added to the store so far, or would have."""
+    unique_chunks: int = 0
+    """How many chunks of it, so far, nobody else had."""
+    taking: Taking = Taking.UNDECIDED
+    prefixes: bytes = b""
+    """Of the fingerprints of chunks of it: to be noted where it does not pay."""
     shared_bytes: int = 0
     """How much of it lies in blocks that snapshots, or copies below, have as well."""
     is_admitted: bool = False
     """Whether there was room for it when it was begun."""
+
+    def note(self, prefixes: bytes) -> None:
+        """Keep prefixes of fingerprints, as long as there are few."""
+        if len(self.prefixes) < PREFIXES_BYTES_MAX:
+            self.prefixes += prefixes
+
+    def take_notes(self) -> bytes:
+        """The prefixes that were kept, which are not here any more."""
+        taken, self.prefixes = self.prefixes, b""
+        return taken
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it becomes a stub, or stays one, whatever that saves: a part of it is in the
+        store."""
+        return self.candidate.attribute is not None or self.resumed is not None
 
     @classmethod
     def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:

@@ -174,7 +174,8 @@ class BatchReader(FileReader[Batch | FilesBatch]):
                 self._add(task, 0, 0, True)
                 return
             # A hole takes no room, and what is in the store already is not read.
-            task.need_bytes = min(status.st_size, status.st_blocks * 512)
+            task.freed_bytes = status.st_blocks * 512
+            task.need_bytes = min(status.st_size, task.freed_bytes)
             if candidate.attribute is None:
                 task.resumed = self._resume(task.identity)
                 self._read_content(fd, task, status.st_size)

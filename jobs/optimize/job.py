@@ -2,15 +2,12 @@
 
 import gc
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
 from dedupd.config.policy import Policy, SharedExtents
 from dedupd.errors import Damaged, DedupdError, NoSpace
-from dedupd.store.chunk_index import IndexCounters
 from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.system.files import free_space
 from dedupd.system.page_cache import BufferPool, new_buffer
@@ -24,17 +21,28 @@ from dedupd.volume.probe import require_suitable
 from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
-from jobs.frame.report import FileReport, Job
+from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
 from jobs.optimize.admission import NO_ROOM, Admission
 from jobs.optimize.buffers import FileTask, Ready
 from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
 from jobs.optimize.group_commit import GroupCommit, GroupResult
+from jobs.optimize.judging import Judging
 from jobs.optimize.partitioning import Partitioning
-from jobs.optimize.pipeline import Ingest, Sums
+from jobs.optimize.pipeline import Ingest
+from jobs.optimize.report import OptimizeReport
 from jobs.optimize.store_session import StoreSession
 from jobs.tree.candidate_cache import CandidateCache
-from jobs.tree.candidates import SHARED_BELOW, Candidate, Skipped, candidates, found_candidates
+from jobs.tree.candidates import (
+    SHARED_BELOW,
+    Candidate,
+    Judged,
+    Skipped,
+    candidates,
+    found_candidates,
+)
+
+__all__ = ["Optimize", "OptimizeReport"]
 
 GROUP_BYTES = 256 * MIB
 """New bytes per sync: rare enough for syncs to cost little, often enough for a crash to."""
@@ -54,35 +62,6 @@ give it up at every system call. Python's own 5 ms made a run of small files 6 %
 
 BUFFERS_MIN = 4
 """One that is read into, one that is cut, and two whose chunks are compressed."""
-
-
-@dataclass(slots=True)
-class OptimizeReport(FileReport):
-    """What a run did."""
-
-    job: str = "optimize"
-    files_optimized: int = 0
-    files_spliced: int = 0
-    files_made_plain: int = 0
-    filled_bytes: int = 0
-    logical_bytes: int = 0
-    files_left: dict[str, int] = field(default_factory=dict)
-    files_skipped: dict[str, int] = field(default_factory=dict)
-    bytes_skipped: dict[str, int] = field(default_factory=dict)
-    sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
-    recipe_bytes: int = 0
-    cut_bytes: int = 0
-    freed_bytes: int = 0
-    """Of blocks that files have given up. Of those, ``shared_taken_bytes`` at most are still held
-    by snapshots, or by copies below; ``shared_left_bytes`` are in files that were left for it."""
-    shared_left_bytes: int = 0
-    shared_taken_bytes: int = 0
-    free_bytes_before: int = 0
-    free_bytes_after: int = 0
-    partitions: int = 0
-    index_entries: int = 0
-    index: IndexCounters = field(default_factory=IndexCounters)
-    code_path: str = ""
 
 
 class Optimize(Job[OptimizeReport]):
@@ -105,6 +84,8 @@ class Optimize(Job[OptimizeReport]):
         self._grouped_read = 0
         self._partitioning = Partitioning(volume, self._policy)
         self._room = volume.room()
+        self._judging = Judging(volume, self._policy)
+        self._judged = Judged(self._judging.ledger)
         self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
     def run(self) -> OptimizeReport:
@@ -153,7 +134,7 @@ class Optimize(Job[OptimizeReport]):
         skipped, errors = Skipped(), list[str]()
         check = self._run.safe_point
         for found in found_candidates(
-            self._volume, self._policy, self._below, skipped, errors, check
+            self._volume, self._policy, self._below, skipped, errors, check, self._judged
         ):
             total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
             self._partitioning.expect(found)
@@ -161,11 +142,13 @@ class Optimize(Job[OptimizeReport]):
             self._run.update(total=total)
         self._unsettled = skipped.unsettled
         self._mostly_local = skipped.mostly_local
+        self._judging.walk_is_whole = not (self._below or errors)
         if not self._walks_again:
             self._skipped = skipped
             for message in errors:
                 self._run.findings.add(message)
-        return bool(total or skipped.unsettled or skipped.mostly_local)
+        pending = self._judging.is_pending
+        return bool(total or pending or skipped.unsettled or skipped.mostly_local)
 
     @property
     def _walks_again(self) -> bool:
@@ -206,6 +189,9 @@ class Optimize(Job[OptimizeReport]):
     def _candidates(self, partition: int, is_first: bool, is_only: bool) -> Iterator[Work]:
         """The files of one partition."""
         is_in = partial(self._partitioning.is_in, partition=partition)
+        if self._judging.is_recall:
+            yield from self._recalled(is_in)
+            return
         if not self._walks_again:
             wanted = None if is_only else is_in
             for found in self._found.through(wanted, self._policy.compresses_type):
@@ -218,12 +204,20 @@ class Optimize(Job[OptimizeReport]):
         skipped = self._skipped if is_first else Skipped()
         check = self._run.safe_point
         for candidate in candidates(
-            self._volume, self._policy, self._below, skipped, errors, check
+            self._volume, self._policy, self._below, skipped, errors, check, self._judged
         ):
             if is_in(type_of(candidate.path)):
                 yield candidate, self._policy.compresses(candidate.path)
         for message in errors if is_first else ():
             self._run.findings.add(message)
+
+    def _recalled(self, is_in: Callable[[str], bool]) -> Iterator[Work]:
+        """Files that were left, and have chunks in common with others."""
+        check, judged = self._run.safe_point, Judged(recall=self._judging.recall)
+        for found in candidates(self._volume, self._policy, b"", Skipped(), [], check, judged):
+            if found.attribute is None and is_in(type_of(found.path)):
+                self._report.files_recalled += 1
+                yield found, self._policy.compresses(found.path)
 
     def _optimize(self, store: StoreSession, partitions: list[int]) -> None:
         threads = self._threads
@@ -241,23 +235,22 @@ class Optimize(Job[OptimizeReport]):
         )
         self._checkpoints.load()
         ingest = Ingest(
-            self._volume, store, self._policy, pool, threads, in_flight_max=max(1, buffers - 3)
+            self._volume,
+            store,
+            self._policy,
+            pool,
+            self._judging,
+            threads,
+            in_flight_max=max(1, buffers - 3),
         )
         groups = GroupCommit(store, self._committer, partial(self._account, ingest))
         self._report.code_path = ingest.code_path
         try:
             self._run.update(phase="optimizing")
-            for partition in partitions:
-                store.use_partition(partition)
-                found = self._candidates(
-                    partition, partition == partitions[0], len(partitions) == 1
-                )
-                reader = BatchReader(self._volume, found, pool, limits, self._checkpoints.of)
-                try:
-                    self._take_in(reader, ingest, groups, store, pool)
-                finally:
-                    reader.close()
-                pool.reopen()
+            self._take_round(partitions, ingest, groups, store, pool, limits)
+            if self._judging.start_recall():
+                self._take_round(partitions, ingest, groups, store, pool, limits)
+            self._judging.save(is_complete=True)
             self._checkpoints.clear()
         except NoSpace:
             groups.wait()
@@ -270,6 +263,7 @@ class Optimize(Job[OptimizeReport]):
             self._take(ingest)
             self._commit(groups, ingest)
             groups.wait()
+            self._judging.save(is_complete=False)
             raise
         finally:
             ingest.close()
@@ -278,6 +272,27 @@ class Optimize(Job[OptimizeReport]):
             self._report.recipe_bytes = store.streams.appended_bytes
             self._report.index_entries = len(store.index)
             self._report.index = store.counters()
+            self._report.count_left(ingest.left_files, self._skipped)
+
+    def _take_round(
+        self,
+        partitions: list[int],
+        ingest: Ingest,
+        groups: GroupCommit,
+        store: StoreSession,
+        pool: BufferPool,
+        limits: ReaderLimits,
+    ) -> None:
+        """Ingest and commit what was found, or what was recalled, partition by partition."""
+        for partition in partitions:
+            store.use_partition(partition)
+            found = self._candidates(partition, partition == partitions[0], len(partitions) == 1)
+            reader = BatchReader(self._volume, found, pool, limits, self._checkpoints.of)
+            try:
+                self._take_in(reader, ingest, groups, store, pool)
+            finally:
+                reader.close()
+            pool.reopen()
 
     def _take_in(
         self,
@@ -300,6 +315,7 @@ class Optimize(Job[OptimizeReport]):
                 self._finish(groups, ingest)
                 store.use_partition(self._partitioning.move_on(store.partition))
                 self._report.partitions += 1
+            self._judging.save_if_full()
             self._run.update(done=ingest.sums.raw_bytes, files=self._report.files_optimized)
             self._run.safe_point()
         self._finish(groups, ingest)

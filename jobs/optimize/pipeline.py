@@ -5,10 +5,11 @@ Reading (one thread), chunking and fingerprinting (native threads), look-up (her
 """
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from mmap import mmap
 
 from dedupd import native
@@ -22,8 +23,11 @@ from dedupd.system.page_cache import BufferPool
 from dedupd.volume import unfinished_files
 from dedupd.volume.unfinished_files import Checkpoint
 from dedupd.volume.volume import Volume
-from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Ready, Segment
+from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Ready, Segment, Taking
+from jobs.optimize.in_flight import Cut, Group, InFlight, Part
+from jobs.optimize.judging import Judging
 from jobs.optimize.store_session import StoreSession
+from jobs.tree.candidates import SAVES_LITTLE
 
 
 @dataclass(slots=True)
@@ -54,26 +58,6 @@ class Sums:
         return {k: round(v, 3) for k, v in asdict(self).items()}
 
 
-@dataclass(slots=True)
-class _Part:
-    """New chunks of a batch that are encoded alike: reserved, on their way to the container."""
-
-    first_id: int
-    records: NewRecords
-    raw_bytes: int
-    compress: bool
-    encoded: "Future[tuple[native.codec.Encoded, float]]"
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A batch whose new chunks are not all appended yet."""
-
-    buffer: mmap | None
-    parts: list[_Part] = field(default_factory=list)
-    finished: Ready = field(default_factory=Ready)
-
-
 class Ingest:
     """Feeds batches into a store. ``ready`` collects files whose chunks are all appended."""
 
@@ -83,9 +67,15 @@ class Ingest:
         store: StoreSession,
         policy: Policy,
         pool: BufferPool,
+        judging: Judging,
         threads: int,
         in_flight_max: int,
     ) -> None:
+        self._judging = judging
+        self._block_bytes = volume.block_bytes
+        self._inserted = 0
+        self.left_files = self.left_bytes = 0
+        """Small files that would save too little."""
         self._store = store
         self._policy = policy
         self._pool = pool
@@ -94,7 +84,7 @@ class Ingest:
         self._chunker = volume.parameters.chunker()
         self._max_bytes = volume.parameters.chunking.max_bytes
         self._workers = ThreadPoolExecutor(threads, thread_name_prefix="compress")
-        self._queue: deque[_InFlight] = deque()
+        self._queue: deque[InFlight] = deque()
         self.sums = Sums()
         self.ready = Ready()
         self._open_task: FileTask | None = None
@@ -143,7 +133,7 @@ class Ingest:
     @property
     def pending_bytes(self) -> int:
         """How much new chunks may take that are on their way, and not appended."""
-        return sum(part.raw_bytes for batch in self._queue for part in batch.parts)
+        return sum(batch.pending_bytes for batch in self._queue)
 
     @property
     def is_idle(self) -> bool:
@@ -158,8 +148,11 @@ class Ingest:
         while self._queue:
             front = self._queue[0]
             waiting = everything or len(self._queue) > self._in_flight_max
-            if not waiting and not all(part.encoded.done() for part in front.parts):
+            if not waiting and not front.is_encoded:
                 return
+            if front.cut is not None:
+                self._decide(front, front.cut)
+                front.cut = None
             self._append(front)
             self._queue.popleft()
             if len(front.finished):
@@ -168,24 +161,22 @@ class Ingest:
                 self._pool.give(front.buffer)
             self.ready.take(front.finished)
 
-    def _append(self, front: _InFlight) -> None:
+    def _append(self, front: InFlight) -> None:
         while front.parts:
             part = front.parts[0]
-            encoded, encode_s = part.encoded.result()
             began = time.perf_counter()
             self.sums.stored_bytes += self._store.chunks.append(
-                part.first_id, part.records, encoded
+                part.first_id, part.records, part.encoded
             )
             self.sums.append_s += time.perf_counter() - began
-            self.sums.compress_s += encode_s
-            if part.compress:
-                self.sums.incompressible_chunks += encoded.codecs.count(fmt.Codec.RAW)
             front.parts.pop(0)
 
-    def _chunk(self, batch: Batch) -> _InFlight:
+    # --- on the way in: cut, look up, start to encode ------------------------------------------
+
+    def _chunk(self, batch: Batch) -> InFlight:
         """Cut, fingerprint and look up a buffer; start compressing the new chunks."""
         assert batch.buffer is not None
-        state = _InFlight(batch.buffer)
+        state = InFlight(batch.buffer)
         segments = [p for p in batch.segments if (p.end > p.start or p.kept) and not p.task.failure]
         view = memoryview(batch.buffer)
         for segment in segments:
@@ -195,11 +186,11 @@ class Ingest:
                 segment.start -= len(carry)
                 self.sums.raw_bytes -= len(carry)
             self.sums.raw_bytes += segment.end - segment.start
-        self._place(state, batch.buffer, segments)
+        self._cut(state, batch.buffer, segments)
         state.finished.tasks = [p.task for p in batch.segments if p.final]
         return state
 
-    def _zeros(self, batch: Batch) -> _InFlight:
+    def _zeros(self, batch: Batch) -> InFlight:
         """A long hole: cut exactly as if its zeros had been read, without reading them.
 
         Zeros never match the pattern (the parameters see to that). So once a chunk begins inside
@@ -208,42 +199,37 @@ class Ingest:
         """
         segment = batch.segments[0]
         task = segment.task
-        state = _InFlight(None)
+        state = InFlight(None)
         state.finished.tasks = [task] if segment.final else []
         if task.failure:
             return state
         lead = 2 * self._max_bytes
         assert batch.zeros > lead
         data = task.carry + bytes(lead)
-        self._place(state, data, [Segment(task, 0, len(data), final=False)])
+        self._cut(state, data, [Segment(task, 0, len(data), final=False)])
         left = len(task.carry) + batch.zeros - lead
         whole = left if segment.final else left // self._max_bytes * self._max_bytes
         if whole:
-            self._builder(task).push(HOLE, whole, HOLE_FINGERPRINT)
+            state.zeros = whole
             self.sums.chunks += -(-whole // self._max_bytes)
             self.sums.zero_bytes += whole
         task.carry = bytes(left - whole)
         self.sums.raw_bytes += batch.zeros
         return state
 
-    def _take_files(self, batch: FilesBatch) -> _InFlight:
+    def _take_files(self, batch: FilesBatch) -> InFlight:
         """As :meth:`_chunk`, for small files that are each in the buffer as a whole."""
-        state, files = _InFlight(None if batch.is_part else batch.buffer), batch.files
+        state, files = InFlight(None if batch.is_part else batch.buffer), batch.files
         self.sums.raw_bytes += files.size_bytes
         began = time.perf_counter()
         found = self._chunker.process_files(batch.buffer, files, self._threads)
         self.sums.chunk_s += time.perf_counter() - began
-        began = time.perf_counter()
-        ids = self._ids(state, batch.buffer, found, files.as_is)
-        for number in files.single(found, ids, state.finished.requests):
-            task = FileTask.plain(*files[number])
-            self._extend_recipe(task, found.rows(number, ids))
-            state.finished.tasks.append(task)
-        self.sums.lookup_s += time.perf_counter() - began
+        state.files = files
+        self._look_up(state, batch.buffer, found, files.as_is)
         return state
 
-    def _place(self, state: _InFlight, data: mmap | bytes, segments: Sequence[Segment]) -> None:
-        """Cut ``segments`` of ``data``, give every chunk an id, and extend the files' recipes."""
+    def _cut(self, state: InFlight, data: mmap | bytes, segments: Sequence[Segment]) -> None:
+        """Cut ``segments`` of ``data``, and look the chunks up."""
         if not segments:
             return
         began = time.perf_counter()
@@ -251,62 +237,36 @@ class Ingest:
             data, [(p.start, p.end, p.final or p.cut) for p in segments], self._threads
         )
         self.sums.chunk_s += time.perf_counter() - began
-        began = time.perf_counter()
-        ids = self._ids(state, data, found, bytes(not p.task.compress for p in segments))
+        state.segments = segments
+        self._look_up(state, data, found, bytes(not p.task.compress for p in segments))
         for number, segment in enumerate(segments):
-            task, rows = segment.task, found.rows(number, ids)
-            for kept in segment.kept:
-                self._builder(task).push(*kept)
-            self._extend_recipe(task, rows)
             if not segment.final:
-                end = segment.start + sum(length for _, length, _ in rows)
-                task.carry = bytes(memoryview(data)[end : segment.end])
-        self.sums.lookup_s += time.perf_counter() - began
+                end = found.end(number) or segment.start
+                segment.task.carry = bytes(memoryview(data)[end : segment.end])
 
-    def _extend_recipe(self, task: FileTask, rows: Sequence[tuple[int, int, bytes]]) -> None:
-        for row in rows:
-            self._builder(task).push(*row)
-
-    def _builder(self, task: FileTask) -> RecipeBuilder:
-        if task.builder is None:
-            task.builder = (
-                RecipeBuilder(self._store.recipes)
-                if task.resumed is None
-                else RecipeBuilder.resumed(self._store.recipes, task.resumed)
-            )
-        return task.builder
-
-    def _ids(
-        self, state: _InFlight, data: mmap | bytes, found: native.chunker.Chunks, as_is: bytes
-    ) -> bytes:
-        """The ids of all chunks; those that no container has are on their way into one."""
-        index = self._store.index
-        placed = found.place(index.lookup(found.fingerprints), as_is)
+    def _look_up(
+        self, state: InFlight, data: mmap | bytes, found: native.chunker.Chunks, as_is: bytes
+    ) -> None:
+        """Look chunks up, and start encoding those that no container has."""
+        began = time.perf_counter()
+        placed = found.place(self._store.index.lookup(found.fingerprints), as_is)
         self.sums.chunks += len(found)
         self.sums.duplicate_bytes += placed.duplicate_bytes
         self.sums.zero_bytes += placed.zero_bytes
-        first, first_as_is = (
-            self._store_new(state, data, new, level)
-            for new, level in zip(placed.new, (self._policy.compression_level, 0), strict=True)
-        )
-        for new, start in zip(placed.new, (first, first_as_is), strict=True):
-            if len(new):
-                index.insert(new.fingerprints, range(start, start + len(new)))
-        return placed.ids(first, first_as_is)
+        levels = self._policy.compression_level, 0
+        groups = [
+            Group(new, bool(level), self._encoding(data, new, level))
+            for new, level in zip(placed.new, levels, strict=True)
+        ]
+        state.cut = Cut(found, placed, groups, self._inserted)
+        self.sums.lookup_s += time.perf_counter() - began
 
-    def _store_new(
-        self, state: _InFlight, data: mmap | bytes, new: native.ingest.NewChunks, level: int
-    ) -> int:
-        """Reserve ids for new chunks, and start encoding them; returns the first id."""
+    def _encoding(
+        self, data: mmap | bytes, new: native.ingest.NewChunks, level: int
+    ) -> "Future[tuple[native.codec.Encoded, float]] | None":
         if not len(new):
-            return HOLE
-        first = self._store.chunks.reserve(len(new), new.raw_bytes)
-        self.sums.new_chunks += len(new)
-        self.sums.new_raw_bytes += new.raw_bytes
-        encoded = self._workers.submit(self._encode, data, new.starts, new.lengths, level)
-        records = NewRecords(new.fingerprints, new.lengths, new.hints)
-        state.parts.append(_Part(first, records, new.raw_bytes, bool(level), encoded))
-        return first
+            return None
+        return self._workers.submit(self._encode, data, new.starts, new.lengths, level)
 
     def _encode(
         self, data: mmap | bytes, starts: bytes, lengths: bytes, level: int
@@ -322,3 +282,160 @@ class Ingest:
             align_bytes=fmt.ALIGN_BYTES,
         )
         return encoded, time.perf_counter() - began
+
+    # --- once it is encoded: what pays has ids and recipes ---------------------------------------
+
+    def _decide(self, state: InFlight, cut: Cut) -> None:
+        """Judge the files of a batch. Those that pay get recipes, and their new chunks ids. Raises
+        NoSpace, and may be tried again."""
+        began = time.perf_counter()
+        judgement = self._judged(state, cut)
+        for group, kept in zip(cut.groups, judgement.kept, strict=True):
+            stored = kept.count(1)
+            if stored and group.first_id is None:
+                new = group.new if stored == len(kept) else group.new.retained(kept)
+                group.first_id = self._store.chunks.reserve(stored, new.raw_bytes)
+                self._hand_on(state, group, new, None if stored == len(kept) else kept)
+        ids = judgement.ids(*(group.first_id or HOLE for group in cut.groups))
+        self.sums.duplicate_bytes += judgement.later_bytes
+        judgement.note_stored(self._judging.ledger)
+        if state.files is not None:
+            self._finish_files(state, state.files, cut.found, ids, judgement)
+        else:
+            self._finish_segments(state, cut.found, ids, judgement)
+        self.sums.lookup_s += time.perf_counter() - began
+
+    def _judged(self, state: InFlight, cut: Cut) -> native.ingest.Judgement:
+        """What becomes of each file, or part of one, once its new chunks are encoded."""
+        if cut.inserted == self._inserted:
+            later = [bytes(8 * len(group.new)) for group in cut.groups]
+        else:
+            # Batches before this one have been stored since it was looked up.
+            later = [bytes(self._store.index.lookup(g.new.fingerprints)) for g in cut.groups]
+        lengths = [
+            b"" if g.encoded is None else g.encoded.result()[0].stored_lengths for g in cut.groups
+        ]
+        if state.files is not None:
+            modes = bytes([native.ingest.JUDGE]) * len(state.files)
+            freed = state.files.freed_bytes(self._block_bytes)
+        else:
+            modes = bytes(map(self._mode_of, state.segments))
+            freed = array("Q", (p.task.freed_bytes for p in state.segments)).tobytes()
+        judging = self._judging
+        return cut.placed.judge(
+            (later[0], later[1]),
+            (lengths[0], lengths[1]),
+            modes,
+            freed,
+            judging.recall,
+            judging.saving_min,
+        )
+
+    def _hand_on(
+        self,
+        state: InFlight,
+        group: Group,
+        new: native.ingest.NewChunks,
+        kept: bytes | None,
+    ) -> None:
+        """Have new chunks that have ids appended; ``kept`` says which those of the group are."""
+        assert group.encoded is not None and group.first_id is not None
+        encoded, encode_s = group.encoded.result()
+        self.sums.compress_s += encode_s
+        self.sums.new_chunks += len(new)
+        self.sums.new_raw_bytes += new.raw_bytes
+        if kept is not None:
+            encoded = encoded.retained(kept)
+        if group.compress:
+            self.sums.incompressible_chunks += encoded.codecs.count(fmt.Codec.RAW)
+        first = group.first_id
+        self._store.index.insert(new.fingerprints, range(first, first + len(new)))
+        self._inserted += len(new)
+        records = NewRecords(new.fingerprints, new.lengths, new.hints)
+        state.parts.append(Part(first, records, encoded, new.raw_bytes))
+
+    def _finish_files(
+        self,
+        state: InFlight,
+        files: native.ingest.FileList,
+        found: native.chunker.Chunks,
+        ids: bytes,
+        judgement: native.ingest.Judgement,
+    ) -> None:
+        judging = self._judging
+        for number in files.single(found, ids, judgement, state.finished.requests):
+            task = FileTask.plain(*files[number])
+            self._extend_recipe(task, found.rows(number, ids))
+            state.finished.tasks.append(task)
+        left_files, left_bytes = files.leave(
+            found, judgement, judging.ledger, judging.saving_min, judging.is_recall
+        )
+        self.left_files += left_files
+        self.left_bytes += left_bytes
+
+    def _finish_segments(
+        self,
+        state: InFlight,
+        found: native.chunker.Chunks,
+        ids: bytes,
+        judgement: native.ingest.Judgement,
+    ) -> None:
+        verdicts = judgement.taken, judgement.costs, judgement.unique, judgement.solid
+        columns = zip(*verdicts, strict=True)
+        for number, (segment, row) in enumerate(zip(state.segments, columns, strict=True)):
+            taken, cost_bytes, unique, solid_bytes = row
+            task = segment.task
+            task.cost_bytes += cost_bytes
+            task.unique_chunks += unique
+            if task.taking is Taking.UNDECIDED and (solid_bytes or segment.final):
+                task.taking = Taking.STORED if taken else Taking.NOTED
+            if task.taking is not Taking.NOTED:
+                for kept in segment.kept:
+                    self._builder(task).push(*kept)
+                self._extend_recipe(task, found.rows(number, ids))
+            task.note(judgement.prefixes(number, found))
+            if task.taking is Taking.NOTED:
+                self._judging.note(task.identity, task.take_notes())
+        if state.zeros and state.segments[0].task.taking is not Taking.NOTED:
+            self._builder(state.segments[0].task).push(HOLE, state.zeros, HOLE_FINGERPRINT)
+        for task in state.finished.tasks:
+            self._judge_whole(task)
+
+    def _judge_whole(self, task: FileTask) -> None:
+        """Decide on a file of which the last part was looked at."""
+        if task.failure or task.is_certain:
+            return
+        judging = self._judging
+        pays = judging.pays(task.freed_bytes, task.cost_bytes)
+        if task.taking is not Taking.NOTED and (pays or task.freed_bytes > task.cost_bytes):
+            return  # what is stored already may save less
+        if pays:
+            judging.read_again(task.identity)
+        else:
+            judging.note(task.identity, task.take_notes())
+            judging.leave(task.identity, task.freed_bytes, task.cost_bytes, task.unique_chunks)
+        task.failure = SAVES_LITTLE
+
+    def _extend_recipe(self, task: FileTask, rows: Sequence[tuple[int, int, bytes]]) -> None:
+        for row in rows:
+            self._builder(task).push(*row)
+
+    def _builder(self, task: FileTask) -> RecipeBuilder:
+        if task.builder is None:
+            task.builder = (
+                RecipeBuilder(self._store.recipes)
+                if task.resumed is None
+                else RecipeBuilder.resumed(self._store.recipes, task.resumed)
+            )
+        return task.builder
+
+    def _mode_of(self, segment: Segment) -> int:
+        """How a part of a file is to be judged."""
+        task = segment.task
+        if task.failure or task.taking is Taking.NOTED:
+            return native.ingest.LEAVE
+        if task.is_certain or task.taking is Taking.STORED:
+            return native.ingest.STORE
+        if segment.final:
+            return native.ingest.JUDGE
+        return native.ingest.STORE if self._judging.is_recall else native.ingest.BEGIN

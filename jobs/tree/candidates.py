@@ -37,6 +37,8 @@ LINKED = "linked from elsewhere"
 """A name outside of the volume shows the blocks alone: those of a stub are gone."""
 SHARED_BELOW = "shared with snapshots or copies below"
 """The blocks of a file stay for the others, whatever becomes of it."""
+SAVES_LITTLE = "would save too little"
+"""By the policy's ``min_file_saving``."""
 CAPABLE = "has capabilities"
 """The kernel takes them from a file whose blocks are punched."""
 
@@ -44,6 +46,7 @@ _REASONS: "dict[native.tree.Reason, str]" = {
     "optimized": OPTIMIZED,
     "empty": "empty",
     "small": "below the minimum size",
+    "judged": SAVES_LITTLE,
     "young": "too young",
 }
 """What native code passes over, as users are told."""
@@ -109,6 +112,18 @@ class PlainFiles:
             yield Candidate.plain(path, identity)
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is known of files that would save too little: those of the ledger are passed over, and
+    with ``recall`` all files but those."""
+
+    ledger: native.admission.Ledger | None = None
+    recall: native.admission.Recall | None = None
+
+
+NONE_JUDGED = Judged()
+
+
 def candidates(
     volume: Volume,
     policy: Policy,
@@ -116,9 +131,10 @@ def candidates(
     skipped: Skipped,
     errors: list[str],
     safe_point: SafePoint | None = None,
+    judged: Judged = NONE_JUDGED,
 ) -> Iterator[Candidate]:
     """The files that the policy wants optimized and that are not yet, one by one."""
-    for found in found_candidates(volume, policy, below, skipped, errors, safe_point):
+    for found in found_candidates(volume, policy, below, skipped, errors, safe_point, judged):
         if isinstance(found, Candidate):
             yield found
         else:
@@ -132,6 +148,7 @@ def found_candidates(
     skipped: Skipped,
     errors: list[str],
     safe_point: SafePoint | None = None,
+    judged: Judged = NONE_JUDGED,
 ) -> Iterator[PlainFiles | Candidate]:
     """The files that the policy wants optimized and that are not yet.
 
@@ -139,7 +156,8 @@ def found_candidates(
     there are many. ``safe_point`` is called every few milliseconds, also where no file is a
     candidate.
     """
-    return _Search(volume, policy, skipped, errors, safe_point or (lambda: None)).below(below)
+    check = safe_point or (lambda: None)
+    return _Search(volume, policy, skipped, errors, check, judged).below(below)
 
 
 class _Search:
@@ -152,6 +170,7 @@ class _Search:
         skipped: Skipped,
         errors: list[str],
         safe_point: SafePoint,
+        judged: Judged,
     ) -> None:
         self._volume = volume
         self._policy = policy
@@ -161,6 +180,7 @@ class _Search:
         self._threads = policy.cores or cores()
         self._linked = LinkedFiles(volume.data_fd, safe_point)
         self._marked = MarkedDirectories(volume, policy.markers)
+        self._known = judged
         self._now_ns = time.time_ns()
         self._rules_of: dict[tuple[float, int], native.tree.Rules] = {}
         self._loosest = self._rules(*policy.loosest)
@@ -175,6 +195,8 @@ class _Search:
                 size_min=size_bytes,
                 newest_ns=self._now_ns - age_ns if age_ns > 0 else _EVER_NS,
                 chunk_bytes=self._volume.parameters.chunking.average_bytes,
+                ledger=self._known.ledger,
+                recall=self._known.recall,
             )
         return found
 

@@ -10,7 +10,8 @@ from dedupd.config.rules import Decision, decided
 from dedupd.system.paths import show_path
 from dedupd.units import exact_duration, exact_size, format_duration
 from dedupd.volume.volume import Volume
-from jobs.tree.candidates import Candidate, Skipped, candidates
+from jobs.tree.candidates import Candidate, Judged, Skipped, candidates
+from jobs.tree.judged_files import load_ledger
 from jobs.tree.marked_directories import MarkedDirectories
 from jobs.tree.walk import single_file
 
@@ -86,7 +87,8 @@ def explain_file(volume: Volume, policy: Policy, path: bytes) -> Explanation | N
     if file is None and not errors:
         return None
     skipped = Skipped()
-    found: list[Candidate] = list(candidates(volume, policy, path, skipped, errors))
+    judged = Judged(load_ledger(volume, policy))
+    found: list[Candidate] = list(candidates(volume, policy, path, skipped, errors, judged=judged))
     decision = decided(policy, path)
     marked = MarkedDirectories(volume, policy.markers)
     marked.begin(path)

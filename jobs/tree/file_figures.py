@@ -7,10 +7,11 @@ from typing import Any
 
 from dedupd.errors import Damaged, UsageError
 from dedupd.format.ids import HOLE, container_of
-from dedupd.stub.transition import local_ranges
+from dedupd.stub.transition import FileIdentity, local_ranges
 from dedupd.system.files import opened
 from dedupd.system.paths import named, open_beneath, show_path
 from dedupd.volume.volume import Volume
+from jobs.tree.judged_files import load_ledger
 from jobs.tree.walk import walk
 
 
@@ -23,7 +24,11 @@ def is_folder(volume: Volume, below: bytes) -> bool:
 
 
 def file_figures(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
-    """The figures of one file; messages call it ``path``. Raises UsageError, Damaged, OSError."""
+    """The figures of one file; messages call it ``path``. Raises UsageError, Damaged, OSError.
+
+    ``saving`` is the fraction of its blocks that optimize has found a plain file to save, None
+    where it has not looked, or the file has changed since.
+    """
     with opened(_open(volume, below, path)) as fd:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -36,6 +41,8 @@ def file_figures(volume: Volume, below: bytes, path: str) -> dict[str, Any]:
         }
         stub = volume.space.read(fd, path)
         if stub is None:
+            ledger = load_ledger(volume, volume.policy())
+            row["saving"] = ledger.saving_of(FileIdentity.of(status))
             return row
         local = local_ranges(fd, status.st_size)
     recipe = volume.content(stub, path).recipe

@@ -11,6 +11,7 @@ from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.system import mount_table
 from dedupd.volume.volume import Volume
 from jobs.tree.candidates import SHARED_BELOW
+from jobs.tree.judged_files import load_ledger
 from jobs.tree.walk import walk
 
 RUNS = 200
@@ -20,11 +21,14 @@ RUNS = 200
 def volume_figures(volume: Volume) -> dict[str, Any]:
     """The figures of one volume, as it is now; ``messages`` say what of it cannot be had.
 
-    ``held_bytes_max``: of what files have given up, as much may be held by snapshots, or by copies
-    below. ``shared_left``: files, and bytes, that the last optimize run left for that.
+    ``judged``: plain files, and bytes, that would save too little. ``held_bytes_max``: of what
+    files have given up, as much may be held by snapshots, or by copies below. ``shared_left``:
+    files, and bytes, that the last optimize run left for that.
     """
     stubs = plain = stub_bytes = plain_bytes = allocated = 0
     errors: list[str] = []
+    ledger = load_ledger(volume, volume.policy())
+    judged = judged_bytes = 0
     for found in walk(volume, errors=errors):
         allocated += found.allocated_bytes
         if found.is_stub:
@@ -33,6 +37,9 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         else:
             plain += 1
             plain_bytes += found.identity.size
+            if ledger.saving_of(found.identity) is not None:
+                judged += 1
+                judged_bytes += found.identity.size
     store = {kind.name.lower(): _directory_bytes(volume.directory(kind)) for kind in Kind}
     logical = stub_bytes + plain_bytes
     occupied = allocated + sum(store.values())
@@ -58,6 +65,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "saved_bytes": max(0, logical - occupied),
         "saved_fraction": max(0.0, (logical - occupied) / logical) if logical else 0.0,
         "lost_bytes": max(0, occupied - logical),
+        "judged": {"files": judged, "bytes": judged_bytes},
         "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
         "shared_left": shared_left(runs),
         "free_bytes": space.f_bavail * space.f_frsize,

@@ -18,6 +18,8 @@ pub mod chunker;
 pub mod codec;
 pub mod fingerprint;
 
+pub mod admission;
+
 pub mod index;
 pub mod ingest;
 pub mod store;

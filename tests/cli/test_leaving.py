@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import noise, run_cli
+from tests.support.lab import prose, run_cli
 
 pytestmark = pytest.mark.root
 
 FINDINGS = 1
-CONTENTS = {f"dir/{number}": noise(40_000, number) for number in range(60)}
+CONTENTS = {f"dir/{number}": prose(40_000, number) for number in range(60)}
 
 
 def enabled(root: Path) -> None:

@@ -25,7 +25,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs/policy.md"
 
 def test_an_empty_file_is_the_default() -> None:
     assert parse_policy("", WHERE) == Policy()
-    assert (Policy().min_age_s, Policy().min_size_bytes) == (3 * 86400, 32768)
+    assert (Policy().min_age_s, Policy().min_size_bytes) == (3 * 86400, 4096)
 
 
 def test_every_key_can_be_set() -> None:
@@ -33,6 +33,7 @@ def test_every_key_can_be_set() -> None:
         """
         min_age = "12h"
         min_size = "1 MiB"
+        min_file_saving = 0.1
         exclude = ["*.tmp", "cache/"]
         exclude_types = [".MP4", "jpg"]
         no_compress_types = ["zip"]
@@ -56,6 +57,7 @@ def test_every_key_can_be_set() -> None:
     assert policy == Policy(
         min_age_s=43200,
         min_size_bytes=1 << 20,
+        min_file_saving=0.1,
         exclude=("*.tmp", "cache/"),
         exclude_types=("mp4", "jpg"),
         no_compress_types=("zip",),
@@ -84,6 +86,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("min_size", -1, "write a size"),
     ("min_size", True, "write a size"),
     ("min_size", 10**40, "write a size"),
+    ("min_file_saving", 1, "write a fraction"),
     ("include", 5, "write a list of texts"),
     ("ignore_case", "maybe", "write true or false"),
     ("markers", ["nodedup"], 'write "CACHEDIR.TAG" or ".nodedup"'),
@@ -233,6 +236,7 @@ policies = st.builds(
     memory_bytes=st.integers(0, 2**50),
     compression_level=st.integers(0, 19),
     compression_min_saving=st.floats(0, 0.999),
+    min_file_saving=st.floats(0, 0.999),
     cores=st.integers(0, 1024),
     exclude=st.lists(st.text("abc*/.", min_size=1), max_size=3).map(tuple),
 )

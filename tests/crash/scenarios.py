@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.config.memory_budget import NotesShares
 from dedupd.errors import FileChanged, NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
@@ -26,6 +27,7 @@ from jobs.frame.run import JobRun
 from jobs.optimize import file_reader
 from jobs.optimize import job as optimize_job
 from jobs.optimize.job import Optimize
+from jobs.tree import judged_files
 from tests.support import crash
 from tests.support.copies import belong_here
 from tests.support.lab import write_out
@@ -128,7 +130,7 @@ def enable_small(root: Path, disk: Disk | None = None) -> None:
         str(root),
         chunk_size="4k",
         fingerprint="blake3",
-        policy_values={"min_age": "0s", "min_size": "1k"},
+        policy_values={"min_age": "0s", "min_size": "1k", "min_file_saving": 0},
         force=True,
         disk=disk or Disk(),
     )
@@ -186,6 +188,18 @@ def optimize_first(scene: Scene) -> None:
 def optimize_more(scene: Scene) -> None:
     """A second run, which appends to the containers of the first."""
     crash.optimize_volume(scene.root, scene.disk)
+
+
+def optimize_what_was_left(scene: Scene) -> None:
+    """Buffers hold a part of a file; notes are saved on the way, and at the end."""
+    shares = NotesShares(1000, 8, 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file_reader, "SMALL_BYTES_MAX", 32 * KIB)
+        patch.setattr(file_reader, "BATCH_BYTES_MIN", 16 * KIB)
+        patch.setattr(optimize_job, "BATCH_BYTES_MIN", 32 * KIB)
+        patch.setattr(optimize_job, "BATCH_BYTES", 32 * KIB)
+        patch.setattr(judged_files, "notes_shares", lambda _: shares)
+        crash.optimize_volume(scene.root, scene.disk)
 
 
 def optimize_in_small_containers(scene: Scene) -> None:
@@ -430,6 +444,15 @@ def volume_with_more(root: Path, seed: int) -> None:
     make_small_tree(root / ".dedupd/data/more", seed + 100)
 
 
+def volume_with_left_files(root: Path, seed: int) -> None:
+    """Files that saved too little, and now have copies: small ones, and one of many batches."""
+    plain_volume(root, seed)
+    noise = random.Random(seed + 500)
+    crash.leave_what_saves_little(
+        root, *(noise.randbytes(size) for size in (20_400, 40_900, 90_000))
+    )
+
+
 def written_stubs(root: Path, seed: int) -> None:
     """Stubs of which some blocks are their own."""
     optimized_volume(root, seed)
@@ -580,6 +603,9 @@ SCENARIOS = {
     ),
     "optimize until there is no room": Scenario(
         volume_with_large_file, optimize_until_there_is_no_room, optimize_to_the_end
+    ),
+    "optimize what was left": Scenario(
+        volume_with_left_files, optimize_what_was_left, optimize_to_the_end
     ),
     "recover a torn tail": Scenario(volume_cut_off("writer.appended"), settle, optimize_to_the_end),
     "settle a commit": Scenario(volume_cut_off("commit.durable"), settle, optimize_to_the_end),

@@ -47,6 +47,7 @@ SCENARIO = {
     "enable": "enable",
     "writer": "optimize",
     "commit": "optimize",
+    "optimize.notes-saved": "optimize what saves",
     "stub.attribute-set": "optimize",
     "stub.punched": "optimize",
     "stub.times-set": "optimize",
@@ -74,6 +75,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "enable": ("enable", "--min-age", "0s", "--no-mount"),
     "optimize": ("run", "optimize"),
     "optimize again": ("run", "optimize"),
+    "optimize what saves": ("run", "optimize"),
     "unoptimize": ("run", "unoptimize"),
     "gc": ("run", "gc"),
     "compact": ("run", "compact"),
@@ -128,6 +130,8 @@ def prepare(root: Path, command: str) -> None:
     if command == "optimize again":
         killed = crash.run_cli("run", "optimize", root, fail_at="writer.appended")
         assert crash.was_killed(killed), killed.stderr
+    elif command == "optimize what saves":
+        crash.ask_for_savings(root)  # of which some file of odd length has none
     elif command in ("gc", "compact", "compact again"):
         crash.optimize_with_garbage(root)
         os.utime(root / ".dedupd/data", ns=(TOP[3], TOP[3]))

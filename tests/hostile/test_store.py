@@ -48,7 +48,7 @@ def small_volume(root: Path, seed: int = 1) -> dict[str, bytes]:
         str(root),
         chunk_size="4k",
         fingerprint="blake3",
-        policy_values={"min_age": "0s", "min_size": "1k"},
+        policy_values={"min_age": "0s", "min_size": "1k", "min_file_saving": 0},
         force=True,
         disk=Disk(),
     )

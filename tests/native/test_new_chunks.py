@@ -42,6 +42,16 @@ def cut(files: list[bytes]) -> native.chunker.Chunks:
     return CHUNKER.process(b"".join(files), segments)
 
 
+def all_taken(found: native.chunker.Chunks, count: int) -> native.ingest.Judgement:
+    """Every segment is to be stored, whatever that saves."""
+    placed = found.place(bytes(8 * len(found)), bytes(count))
+    new = placed.new[0]
+    columns = bytes(8 * len(new)), b""
+    modes = bytes([native.ingest.STORE]) * count
+    recall = native.admission.Recall()
+    return placed.judge(columns, (new.lengths, b""), modes, bytes(8 * count), recall, 0.05)
+
+
 @given(contents, st.lists(st.booleans(), min_size=8, max_size=8), st.sets(st.integers(0, 200)))
 def test_chunks_are_known_or_repeated_or_zeros_or_new(
     files: list[bytes], flags: list[bool], known_at: set[int]
@@ -95,7 +105,7 @@ def test_a_file_that_is_one_chunk_is_named_by_it_and_others_have_rows(files: lis
     numbers = [77 + n for n in range(len(found))]
     ids = packed(numbers)
     single = native.commit.PlainRequests()
-    others = several.single(found, ids, single)
+    others = several.single(found, ids, all_taken(found, len(files)), single)
     rows = [found.rows(number, ids) for number in range(len(files))]
     assert [row for one in rows for row in one] == [
         (id_, end - start, found.fingerprints[n * 32 : n * 32 + 32])
@@ -148,6 +158,6 @@ def test_columns_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="ids of all chunks"):
         found.rows(0, ids[8:])
     with pytest.raises(ValueError, match="not the chunks of these files"):
-        several.single(found, ids, native.commit.PlainRequests())
+        several.single(found, ids, all_taken(found, 2), native.commit.PlainRequests())
     with pytest.raises(IndexError, match="no file 1"):
         several[1]

@@ -19,7 +19,7 @@ import dedupd
 import jobs
 from dedupd import failpoint, native
 from dedupd.format import container as fmt
-from dedupd.format import merge_log, recipe, saved_marks, stub
+from dedupd.format import merge_log, recipe, saved_marks, saved_notes, stub
 from dedupd.format import table as tbl
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.volume.enable import DISABLING, ENABLING
@@ -138,6 +138,17 @@ def test_the_saved_marks_header() -> None:
     head = saved_marks.SectionHead(5, 6, 0x1122334455)
     section = layout("Saved marks section (16 bytes)")
     expect(saved_marks.encode_section(head), section, head._asdict())
+
+
+def test_the_saved_notes_header() -> None:
+    header = saved_notes.NotesHeader(UUID, 3, 4, 5, 0x123456789A, True)
+    data = saved_notes.encode_header(header)
+    assert saved_notes.decode_header(data, "here") == header
+    places = layout("Saved notes header (64 bytes)")
+    values = {f.name: getattr(header, f.name) for f in fields(header) if f.name != "is_joined"}
+    checksum = native.hashing.xxh3_64(data[:56])
+    own = {"magic": b"DEDUPNOT", "format": 1, "flags": 1, "checksum": checksum}
+    expect(data, places, {**values, **own})
 
 
 def test_saved_marks(tmp_path: Path) -> None:

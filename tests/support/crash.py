@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -35,6 +36,7 @@ from jobs.frame.run import JobRun
 from jobs.gc.job import Gc, GcReport
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.reconcile.job import Reconcile, ReconcileReport
+from jobs.tree.candidates import SAVES_LITTLE
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from tests.support.copies import belong_here
 
@@ -211,7 +213,8 @@ def make_volume(root: Path, seed: int = 1) -> dict[str, Seen]:
 
 def enable_volume(root: Path, disk: Disk | None = None) -> None:
     """Enable with a policy that takes every file at once."""
-    enable(str(root), policy_values={"min_age": "0s"}, force=True, disk=disk or Disk())
+    values = {"min_age": "0s", "min_file_saving": 0}
+    enable(str(root), policy_values=values, force=True, disk=disk or Disk())
 
 
 def optimize_volume(root: Path, disk: Disk | None = None) -> OptimizeReport:
@@ -267,6 +270,28 @@ def orphan_garbage(root: Path) -> None:
 def compact_volume(root: Path, disk: Disk | None = None) -> CompactReport:
     with Volume.open(str(root), disk) as volume, volume.job_lock():
         return Compact(volume, JobRun("compact")).run()
+
+
+def ask_for_savings(root: Path) -> None:
+    """Have files become stubs only where that pays."""
+    policy = root / ".dedupd/policy.toml"
+    text = re.sub("min_file_saving = .*", "min_file_saving = 0.05", policy.read_text())
+    assert "min_file_saving = 0.05" in text
+    policy.write_text(text)
+
+
+def leave_what_saves_little(root: Path, *contents: bytes) -> None:
+    """Have an optimize run leave files that no compression makes smaller; then there are copies."""
+    ask_for_savings(root)
+    data = root / ".dedupd/data"
+    for number, content in enumerate(contents):
+        (data / f"left {number}").write_bytes(content)
+    report = optimize_volume(root)
+    assert report.files_left.get(SAVES_LITTLE, 0) >= len(contents)
+    for number, content in enumerate(contents):
+        (data / f"copy of left {number}").write_bytes(content)
+        for name in (f"left {number}", f"copy of left {number}"):
+            os.utime(data / name, ns=(MTIME_NS, MTIME_NS))
 
 
 def optimize_in_partitions(root: Path) -> None:

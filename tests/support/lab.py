@@ -173,7 +173,9 @@ class Lab:
                 path.unlink()
 
     def set_policy(self, text: str) -> None:
-        (self.base / "policy.toml").write_text(text)
+        """A new policy, which takes every file, unless it says what a file has to save."""
+        takes_all = "" if "min_file_saving" in text else "min_file_saving = 0\n"
+        (self.base / "policy.toml").write_text(takes_all + text)
 
 
 def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> Lab:
@@ -183,7 +185,7 @@ def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> La
         str(root),
         chunk_size=chunk_size,
         fingerprint="blake3",
-        policy_values={"min_age": "0s", "min_size": "1"},
+        policy_values={"min_age": "0s", "min_size": "1", "min_file_saving": 0},
         force=True,
         disk=disk or Disk(),
     )

@@ -153,7 +153,8 @@ def mounted_lab(
     root.mkdir()
     view.mkdir()
     lab = MountedLab(root, view, nursery)
-    values = {"min_age": "0s", "min_size": "1", **(policy or {})}
+    takes_all = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
+    values = {**takes_all, **(policy or {})}
     enable(str(root), policy_values=values, force=True, disk=lab.disk)
     lab.mount()
     try:

@@ -11,7 +11,8 @@ from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
 from jobs.optimize.job import Optimize, OptimizeReport
-from jobs.tree.candidates import Skipped, candidates
+from jobs.tree.candidates import Judged, Skipped, candidates
+from jobs.tree.judged_files import load_ledger
 
 
 @job_command(
@@ -35,7 +36,9 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
 def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
     skipped, errors = Skipped(), list[str]()
     files = size = 0
-    for candidate in candidates(volume, volume.policy(), below, skipped, errors):
+    policy = volume.policy()
+    judged = Judged(load_ledger(volume, policy))
+    for candidate in candidates(volume, policy, below, skipped, errors, judged=judged):
         files += 1
         size += candidate.work_bytes
     report = {

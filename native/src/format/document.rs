@@ -2,7 +2,7 @@
 
 use super::record_header::{CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind};
 use super::table_entry::State;
-use super::{recipe, record_header, saved_index, stub, table_entry};
+use super::{recipe, record_header, saved_index, saved_notes, stub, table_entry};
 
 const TEXT: &str = include_str!("../../../docs/format.md");
 
@@ -48,6 +48,8 @@ fn every_layout_is_that_of_the_document() {
     compare("Recipe node header (40 bytes)", recipe::header::FIELDS, &[]);
     compare("Recipe entry (16 bytes)", recipe::fields::FIELDS, &[]);
     compare("Stub attribute (64 bytes)", stub::fields::FIELDS, &[]);
+    compare("Judged file (16 bytes)", saved_notes::judged::FIELDS, &[]);
+    compare("Note (16 bytes)", saved_notes::note::FIELDS, &[]);
     let header = saved_index::header::FIELDS;
     let table = [("parts", "groups"), ("runs", "planes"), ("left_over", "stashed")];
     compare("Saved table header (64 bytes)", header, &table);

@@ -8,6 +8,7 @@ pub mod ids;
 pub mod recipe;
 pub mod record_header;
 pub mod saved_index;
+pub mod saved_notes;
 pub mod stub;
 pub mod suffix;
 pub mod table_entry;

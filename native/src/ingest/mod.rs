@@ -2,5 +2,6 @@
 
 pub mod chunks;
 pub mod file_reader;
+pub mod judgement;
 pub mod new_chunks;
 pub mod small_files;

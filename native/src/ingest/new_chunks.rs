@@ -18,7 +18,7 @@ pub struct New {
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     Known(u64),
     New { group: usize, at: u64 },
 }
@@ -30,7 +30,11 @@ pub struct Placed {
     /// Of chunks that the index knows, or that came before in the same buffer.
     pub duplicate_bytes: usize,
     pub zero_bytes: usize,
-    places: Vec<Place>,
+    pub(super) places: Vec<Place>,
+    /// How many chunks each segment has.
+    pub(super) counts: Vec<usize>,
+    /// The length of each chunk, 0 for zeros.
+    pub(super) solid: Vec<u32>,
 }
 
 /// Sorts out the chunks of each segment. `known` has the id of each chunk that the index knows, and
@@ -40,10 +44,12 @@ pub fn place(found: &[Vec<Chunk>], known: &[u64], as_is: &[bool]) -> Placed {
     let mut met: HashMap<Fingerprint, Place> = HashMap::new();
     let mut known = known.iter();
     for (chunks, &as_is) in found.iter().zip(as_is) {
+        placed.counts.push(chunks.len());
         for ((at, chunk), &id) in chunks.iter().enumerate().zip(&mut known) {
             let hint = chunks.get(at + 1).map_or(0, |next| (next.end - next.start) as u32);
             let place = placed.place_of(chunk, id, hint, as_is.into(), &mut met);
             placed.places.push(place);
+            placed.solid.push(if chunk.zero { 0 } else { (chunk.end - chunk.start) as u32 });
         }
     }
     placed

@@ -1,13 +1,17 @@
-//! `Chunks`, `NewChunks`, `Placed`.
+//! `Chunks`, `NewChunks`, `Placed`, `Judgement`.
+
+use std::ops::Range;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::admission::{Ledger, Recall, thousandths};
 use super::support::input::{Input, pack_u32, pack_u64};
-use crate::format::bytes::u64s;
+use crate::format::bytes::{u32s, u64s};
 use crate::format::ids::RecordId;
 use crate::ingest::chunks::Chunk;
+use crate::ingest::judgement::{self, Encoded, Mode, NOT_STORED, Part, judge};
 use crate::ingest::new_chunks::{self, New, Placed as Inner};
 
 #[pyclass(frozen, module = "dedupd.native.chunker")]
@@ -29,6 +33,11 @@ impl Chunks {
 
     pub fn segments(&self) -> &[Vec<Chunk>] {
         &self.found
+    }
+
+    /// The numbers of the chunks of a segment.
+    pub fn range(&self, segment: usize) -> Range<usize> {
+        self.firsts[segment]..self.firsts[segment + 1]
     }
 
     pub fn count(&self) -> usize {
@@ -68,6 +77,10 @@ impl Chunks {
         PyBytes::new(py, &zero)
     }
 
+    fn end(&self, segment: usize) -> Option<usize> {
+        self.found.get(segment)?.last().map(|chunk| chunk.end)
+    }
+
     #[getter]
     fn counts<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         pack_u32(py, self.found.iter().map(|chunks| chunks.len() as u32))
@@ -90,11 +103,14 @@ impl Chunks {
         let chunks = chunks.ok_or_else(|| {
             PyValueError::new_err(format!("ids of all chunks, and a segment, not {segment}"))
         })?;
-        let own = u64s(&ids[ID_BYTES * self.firsts[segment]..]);
+        let own = || u64s(&ids[ID_BYTES * self.firsts[segment]..]).take(chunks.len());
+        if own().any(|id| id == NOT_STORED) {
+            return Err(PyValueError::new_err("a recipe may not name a chunk that is not stored"));
+        }
         let row = |(id, chunk): (u64, &Chunk)| {
             (id, chunk.end - chunk.start, PyBytes::new(py, &chunk.fingerprint))
         };
-        Ok(own.zip(chunks).map(row).collect())
+        Ok(own().zip(chunks).map(row).collect())
     }
 }
 
@@ -111,8 +127,8 @@ pub struct Placed {
 }
 
 impl Placed {
-    pub fn of(py: Python<'_>, mut inner: Inner) -> PyResult<Placed> {
-        let [first, second] = std::mem::take(&mut inner.new).map(|new| NewChunks::of(py, &new));
+    pub fn of(py: Python<'_>, inner: Inner) -> PyResult<Placed> {
+        let [first, second] = inner.new.each_ref().map(|new| NewChunks::of(py, new));
         Ok(Placed { inner, new: (Py::new(py, first)?, Py::new(py, second)?) })
     }
 }
@@ -132,6 +148,142 @@ impl Placed {
     fn ids<'py>(&self, py: Python<'py>, first: u64, first_as_is: u64) -> Bound<'py, PyBytes> {
         pack_u64(py, self.inner.ids([first, first_as_is]))
     }
+
+    #[pyo3(signature = (later, stored_lengths, modes, freed, recall, saving_min))]
+    #[allow(clippy::too_many_arguments)]
+    fn judge(
+        this: Bound<'_, Placed>,
+        later: (Input, Input),
+        stored_lengths: (Input, Input),
+        modes: Input,
+        freed: Input,
+        recall: &Recall,
+        saving_min: f64,
+    ) -> PyResult<Judgement> {
+        let later = [later.0.u64s("later")?, later.1.u64s("later")?];
+        let stored =
+            [stored_lengths.0.u32s("stored_lengths")?, stored_lengths.1.u32s("stored_lengths")?];
+        let freed = freed.u64s("freed")?;
+        let parts: Option<Vec<Part>> = modes
+            .bytes()
+            .iter()
+            .zip(&freed)
+            .map(|(&mode, &freed)| Mode::of(mode).map(|mode| Part { mode, freed }))
+            .collect();
+        let encoded = Encoded {
+            later: later.each_ref().map(Vec::as_slice),
+            stored: stored.each_ref().map(Vec::as_slice),
+        };
+        let placed = &this.get().inner;
+        let inner = parts
+            .filter(|parts| parts.len() == modes.bytes().len() && parts.len() == freed.len())
+            .and_then(|parts| judge(placed, &parts, &encoded, &recall.0.wanted, saving_min))
+            .ok_or_else(|| PyValueError::new_err("these are not the columns of these chunks"))?;
+        Ok(Judgement { inner, placed: this.unbind(), freed })
+    }
+}
+
+/// What is done with the new chunks of a buffer.
+#[pyclass(frozen, module = "dedupd.native.ingest")]
+pub struct Judgement {
+    inner: judgement::Judgement,
+    placed: Py<Placed>,
+    freed: Vec<u64>,
+}
+
+impl Judgement {
+    /// Whether it is one of so many parts.
+    pub fn is_of(&self, parts: usize) -> bool {
+        self.inner.taken.len() == parts
+    }
+
+    pub fn is_taken(&self, part: usize) -> bool {
+        self.inner.taken[part]
+    }
+
+    /// What a ledger keeps of a file that is a part: the thousandths that it would save, and how many
+    /// chunks are missing.
+    pub fn verdict(&self, part: usize, saving_min: f64) -> (u16, u16) {
+        let (freed, cost) = (self.freed[part], self.inner.costs[part]);
+        let unique = self.inner.unique[part];
+        let (saving, missing) = judgement::verdict(freed, cost, unique, saving_min);
+        (thousandths(saving), missing)
+    }
+
+    pub fn prefixes_of(&self, chunks: Range<usize>) -> impl Iterator<Item = u64> {
+        self.inner.prefixes(&self.placed.get().inner, chunks)
+    }
+}
+
+#[pymethods]
+impl Judgement {
+    #[getter]
+    fn taken<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let taken: Vec<u8> = self.inner.taken.iter().map(|&taken| taken.into()).collect();
+        PyBytes::new(py, &taken)
+    }
+
+    #[getter]
+    fn costs(&self) -> Vec<u64> {
+        self.inner.costs.clone()
+    }
+
+    #[getter]
+    fn unique(&self) -> Vec<u32> {
+        self.inner.unique.clone()
+    }
+
+    #[getter]
+    fn solid(&self) -> Vec<u64> {
+        self.inner.solid.clone()
+    }
+
+    #[getter]
+    fn later_bytes(&self) -> u64 {
+        self.inner.later_bytes
+    }
+
+    #[getter]
+    fn kept<'py>(&self, py: Python<'py>) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
+        let flags = |group: usize| {
+            let kept: Vec<u8> = self.inner.kept[group].iter().map(|&kept| kept.into()).collect();
+            PyBytes::new(py, &kept)
+        };
+        (flags(0), flags(1))
+    }
+
+    fn ids<'py>(&self, py: Python<'py>, first: u64, first_as_is: u64) -> Bound<'py, PyBytes> {
+        pack_u64(py, self.inner.ids(&self.placed.get().inner, [first, first_as_is]))
+    }
+
+    fn note_stored(&self, ledger: &Ledger) {
+        ledger.0.note_stored(self.inner.stored(&self.placed.get().inner));
+    }
+
+    fn prefixes<'py>(
+        &self,
+        py: Python<'py>,
+        part: usize,
+        found: &Chunks,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        if found.segments().len() != self.inner.taken.len() || part >= self.inner.taken.len() {
+            return Err(PyValueError::new_err("these are not the chunks that were judged"));
+        }
+        Ok(pack_u64(py, self.prefixes_of(found.range(part))))
+    }
+}
+
+/// The items of a column that are kept.
+pub fn retained<'py>(py: Python<'py>, column: &Py<PyBytes>, kept: &[u8]) -> Bound<'py, PyBytes> {
+    let bytes = column.as_bytes(py);
+    let items = bytes.chunks_exact((bytes.len() / kept.len().max(1)).max(1));
+    let items: Vec<u8> = items
+        .zip(kept)
+        .filter(|(_, flag)| **flag != 0)
+        .flat_map(|(item, _)| item)
+        .copied()
+        .collect();
+    PyBytes::new(py, &items)
 }
 
 #[pyclass(frozen, module = "dedupd.native.ingest")]
@@ -169,5 +321,22 @@ impl NewChunks {
 impl NewChunks {
     fn __len__(&self) -> usize {
         self.length
+    }
+
+    fn retained(&self, py: Python<'_>, kept: Input) -> PyResult<NewChunks> {
+        let kept = kept.bytes();
+        if kept.len() != self.length {
+            return Err(PyValueError::new_err("kept must have an item for each chunk"));
+        }
+        let column = |bytes: &Py<PyBytes>| retained(py, bytes, kept).unbind();
+        let lengths = column(&self.lengths);
+        Ok(NewChunks {
+            length: kept.iter().filter(|&&flag| flag != 0).count(),
+            raw_bytes: u32s(lengths.as_bytes(py)).map(|length| length as usize).sum(),
+            fingerprints: column(&self.fingerprints),
+            starts: column(&self.starts),
+            lengths,
+            hints: column(&self.hints),
+        })
     }
 }

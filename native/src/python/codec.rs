@@ -8,10 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{create_exception, ffi};
 
+use super::chunks::retained;
 use super::support::input::{Input, pack_u32, pack_u64};
 use super::support::output::{export, uninitialised};
 use crate::codec::encode as codec;
 use crate::codec::encode::{Buffer, Options};
+use crate::format::bytes::u32s;
 use crate::format::ids::Checksum;
 use crate::format::record_header::CODEC_ZSTD;
 
@@ -47,6 +49,45 @@ pub struct Encoded {
 impl Encoded {
     fn __len__(&self) -> usize {
         self.length
+    }
+
+    /// Only the records that are kept, one after the other.
+    fn retained(&self, py: Python<'_>, kept: Input) -> PyResult<Encoded> {
+        let kept = kept.bytes();
+        let starts: Vec<usize> = u32s(self.starts.as_bytes(py)).map(|at| at as usize).collect();
+        if kept.len() != starts.len() {
+            return Err(PyValueError::new_err("kept must have an item for each record"));
+        }
+        let ends = starts.iter().copied().skip(1).chain([self.length]);
+        let ranges: Vec<_> = starts
+            .iter()
+            .zip(ends)
+            .zip(kept)
+            .filter(|(_, flag)| **flag != 0)
+            .map(|((&start, end), _)| start..end)
+            .collect();
+        // SAFETY: the buffer stays; until it is sealed, which comes after this, nothing writes to it.
+        let all = unsafe { &*self.buffer.0.get() };
+        let length = ranges.iter().map(ExactSizeIterator::len).sum();
+        let mut buffer = Buffer::of(length);
+        let mut at = 0;
+        let starts = pack_u32(
+            py,
+            ranges.into_iter().map(|range| {
+                let start = at;
+                at += range.len();
+                buffer[start..at].copy_from_slice(&all[range]);
+                start as u32
+            }),
+        );
+        Ok(Encoded {
+            length,
+            buffer: Exported(UnsafeCell::new(buffer)),
+            starts: starts.unbind(),
+            stored_lengths: retained(py, &self.stored_lengths, kept).unbind(),
+            codecs: retained(py, &self.codecs, kept).unbind(),
+            checksums: retained(py, &self.checksums, kept).unbind(),
+        })
     }
 
     unsafe fn __getbuffer__(

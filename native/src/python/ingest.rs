@@ -6,17 +6,20 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use super::chunks::Chunks;
+use super::admission::Ledger;
+use super::chunks::{Chunks, Judgement};
 use super::commit::PlainRequests;
 use super::support::calls::c_string;
 use super::support::entries::{Fields, fields_of, identity_of};
-use super::support::input::Input;
+use super::support::input::{Input, pack_u64};
 use super::support::output::Output;
 use super::support::threads::check_threads;
+use crate::admission::ledger::judged;
 use crate::commit::batch::Request;
 use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::ingest::chunks::Segment;
 use crate::ingest::file_reader;
+use crate::ingest::judgement::NOT_STORED;
 use crate::ingest::small_files::{PlainFile, fitting};
 
 use crate::tree::candidates::unpacked;
@@ -133,20 +136,39 @@ impl FileList {
         Ok(left)
     }
 
+    fn freed_bytes<'py>(&self, py: Python<'py>, block_bytes: u64) -> PyResult<Bound<'py, PyBytes>> {
+        if block_bytes == 0 {
+            return Err(PyValueError::new_err("block_bytes must be positive"));
+        }
+        let freed = |file: &PlainFile| (file.size() as u64).next_multiple_of(block_bytes);
+        Ok(pack_u64(py, self.0.iter().map(freed)))
+    }
+
     fn single(
         &self,
         found: &Chunks,
         ids: Input,
+        judgement: &Judgement,
         mut into: PyRefMut<'_, PlainRequests>,
     ) -> PyResult<Vec<usize>> {
         let ids = ids.u64s("ids")?;
-        if found.segments().len() != self.0.len() || found.count() != ids.len() {
+        if !judgement.is_of(self.0.len())
+            || found.segments().len() != self.0.len()
+            || found.count() != ids.len()
+        {
             return Err(PyValueError::new_err("these are not the chunks of these files, and ids"));
         }
         let mut others = Vec::new();
         for (number, (file, chunks)) in self.0.iter().zip(found.segments()).enumerate() {
+            if !judgement.is_taken(number) {
+                continue;
+            }
             match (&chunks[..], found.ids_of(number, &ids)) {
                 ([chunk], &[recipe]) if !chunk.zero => {
+                    if recipe == NOT_STORED {
+                        let message = "a stub may not name a chunk that is not stored";
+                        return Err(PyValueError::new_err(message));
+                    }
                     let mut digest = [0; DIGEST_BYTES];
                     digest.copy_from_slice(&chunk.fingerprint[..DIGEST_BYTES]);
                     let (path, expected) = (file.path.clone(), file.identity);
@@ -157,5 +179,34 @@ impl FileList {
             }
         }
         Ok(others)
+    }
+
+    fn leave(
+        &self,
+        found: &Chunks,
+        judgement: &Judgement,
+        ledger: &Ledger,
+        saving_min: f64,
+        again: bool,
+    ) -> PyResult<(u64, u64)> {
+        if !judgement.is_of(self.0.len()) || found.segments().len() != self.0.len() {
+            return Err(PyValueError::new_err("these are not the chunks of these files"));
+        }
+        let (mut files, mut bytes) = (0, 0);
+        for (number, file) in self.0.iter().enumerate() {
+            if judgement.is_taken(number) {
+                continue;
+            }
+            files += 1;
+            bytes += file.size() as u64;
+            let (gain, missing) = judgement.verdict(number, saving_min);
+            let row = judged(&file.identity, gain, missing);
+            if again {
+                ledger.0.leave_again(row);
+            } else {
+                ledger.0.leave(row, judgement.prefixes_of(found.range(number)));
+            }
+        }
+        Ok((files, bytes))
     }
 }

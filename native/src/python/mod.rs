@@ -1,5 +1,6 @@
 //! The Python module `dedupd.native`; its contract is `dedupd/native/*.pyi`.
 
+mod admission;
 mod chunker;
 mod chunks;
 mod codec;
@@ -49,9 +50,23 @@ mod exported {
     }
 
     #[pymodule]
+    mod admission {
+        #[pymodule_export]
+        use crate::python::admission::{Ledger, Notes, Recall, Snapshot, pays, verdict};
+    }
+
+    #[pymodule]
     mod ingest {
         #[pymodule_export]
-        use crate::python::chunks::{NewChunks, Placed};
+        use crate::python::chunks::{Judgement, NewChunks, Placed};
+        #[pymodule_export]
+        const JUDGE: u8 = crate::ingest::judgement::Mode::Judge as u8;
+        #[pymodule_export]
+        const STORE: u8 = crate::ingest::judgement::Mode::Store as u8;
+        #[pymodule_export]
+        const LEAVE: u8 = crate::ingest::judgement::Mode::Leave as u8;
+        #[pymodule_export]
+        const BEGIN: u8 = crate::ingest::judgement::Mode::Begin as u8;
         #[pymodule_export]
         use crate::python::ingest::FileList;
     }

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use pyo3::PyClass;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyBytes, PyDict, PyList};
 
+use super::admission::{Ledger, Recall};
 use super::support::calls::c_string;
 use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan, seeds_of};
 use super::upkeep::KnownRecords;
@@ -41,13 +42,22 @@ pub struct Rules(candidates::Rules);
 #[pymethods]
 impl Rules {
     #[new]
-    #[pyo3(signature = (*, seed, size_min, newest_ns, chunk_bytes))]
-    fn new(seed: u64, size_min: i64, newest_ns: i64, chunk_bytes: i64) -> PyResult<Rules> {
+    #[pyo3(signature = (*, seed, size_min, newest_ns, chunk_bytes, ledger = None, recall = None))]
+    fn new(
+        seed: u64,
+        size_min: i64,
+        newest_ns: i64,
+        chunk_bytes: i64,
+        ledger: Option<&Ledger>,
+        recall: Option<&Recall>,
+    ) -> PyResult<Rules> {
         if chunk_bytes <= 0 {
             let message = format!("chunk_bytes must be positive: {chunk_bytes}");
             return Err(PyValueError::new_err(message));
         }
-        Ok(Rules(candidates::Rules { seed, size_min, newest_ns, chunk_bytes }))
+        let ledger = ledger.map(|ledger| Arc::clone(&ledger.0));
+        let recalled = recall.map(|recall| recall.0.inodes.clone());
+        Ok(Rules(candidates::Rules { seed, size_min, newest_ns, chunk_bytes, ledger, recalled }))
     }
 
     fn is_young(&self, identity: Fields) -> bool {

@@ -1,7 +1,10 @@
 //! What an optimize job has to do with a directory, sorted out where it is read.
 
+use std::collections::HashSet;
 use std::ffi::{CStr, CString};
+use std::sync::Arc;
 
+use crate::admission::ledger::Ledger;
 use crate::format::stub::is_settled_stub;
 use crate::system::files::{Entry, Identity};
 use crate::tree::stub_sizes::BySuffix;
@@ -18,6 +21,10 @@ pub struct Rules {
     pub newest_ns: i64,
     /// On average.
     pub chunk_bytes: i64,
+    /// The files that were found to save too little.
+    pub ledger: Option<Arc<Ledger>>,
+    /// The only files that are asked for, where that is some, by inode.
+    pub recalled: Option<HashSet<u64>>,
 }
 
 /// Why a file is passed over.
@@ -26,17 +33,20 @@ pub enum Reason {
     Optimized,
     Empty,
     Small,
+    Judged,
     Young,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 4] = [Reason::Optimized, Reason::Empty, Reason::Small, Reason::Young];
+    pub const ALL: [Reason; 5] =
+        [Reason::Optimized, Reason::Empty, Reason::Small, Reason::Judged, Reason::Young];
 
     pub fn name(self) -> &'static str {
         match self {
             Reason::Optimized => "optimized",
             Reason::Empty => "empty",
             Reason::Small => "small",
+            Reason::Judged => "judged",
             Reason::Young => "young",
         }
     }
@@ -48,11 +58,21 @@ impl Rules {
         identity.mtime_ns.max(identity.ctime_ns) > self.newest_ns
     }
 
+    /// Whether a file is known to save too little as it is.
+    fn is_judged(&self, identity: &Identity) -> bool {
+        match (&self.recalled, &self.ledger) {
+            (Some(recalled), _) => !recalled.contains(&identity.inode),
+            (None, Some(ledger)) => ledger.passes_over(identity),
+            (None, None) => false,
+        }
+    }
+
     /// Why a plain file is no candidate, as far as its identity tells.
     pub fn reason(&self, identity: &Identity) -> Option<Reason> {
         match identity.size {
             0 => Some(Reason::Empty),
             size if size < self.size_min => Some(Reason::Small),
+            _ if self.is_judged(identity) => Some(Reason::Judged),
             _ if self.is_young(identity) => Some(Reason::Young),
             _ => None,
         }

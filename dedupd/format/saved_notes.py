@@ -1,0 +1,67 @@
+"""Saved notes: the files that would save too little, and what is noted of their chunks, kept for
+the next run (docs/format.md). Native code reads and writes the rows."""
+
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from dedupd.errors import DamagedTable
+
+MAGIC = b"DEDUPNOT"
+FORMAT = 1
+HEADER_BYTES = 64
+ROW_BYTES = 16
+"""Of a judged file, and of a note."""
+
+_JOINED = 1
+
+_HEADER = struct.Struct("<8sHH4x16sIIQQ")
+_U64 = struct.Struct("<Q")
+
+assert _HEADER.size + 8 == HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class NotesHeader:
+    """The first 64 bytes. After them come ``judged`` rows of files, by inode, of which
+    ``judged_checksum`` is the xxh3, and ``notes`` rows of notes, by prefix.
+
+    ``policy`` digests what the judgements depend on. ``is_joined``: no note is new.
+    """
+
+    volume_id: bytes
+    judged: int
+    policy: int
+    notes: int
+    judged_checksum: int
+    is_joined: bool
+
+
+def encode_header(header: NotesHeader) -> bytes:
+    body = _HEADER.pack(
+        MAGIC,
+        FORMAT,
+        _JOINED if header.is_joined else 0,
+        header.volume_id,
+        header.judged,
+        header.policy,
+        header.notes,
+        header.judged_checksum,
+    )
+    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def decode_header(data: bytes, where: str) -> NotesHeader:
+    """Raises DamagedTable."""
+    body = data[: HEADER_BYTES - 8]
+    if (
+        len(data) < HEADER_BYTES
+        or body[:8] != MAGIC
+        or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
+    ):
+        raise DamagedTable(f"{where}: the saved notes have no valid header")
+    _, version, flags, volume_id, judged, policy, notes, checksum = _HEADER.unpack(body)
+    if version != FORMAT:
+        raise DamagedTable(f"{where}: saved notes of an unknown format {version}")
+    return NotesHeader(volume_id, judged, policy, notes, checksum, bool(flags & _JOINED))

@@ -1,0 +1,141 @@
+"""Which files pay, and what is remembered of those that do not.
+
+A file becomes a stub only where that frees at least the policy's ``min_file_saving`` of its blocks
+(after WOJ, seed 000, 4: what is on the disk already is not written again for nothing). One that
+does not pay stays plain. It is *judged*: as long as it is unchanged it is not read again; and
+*noted*: the first bytes of the fingerprints of its chunks are kept. At the end of a run the notes
+are joined. Files that have chunks in common, or that have chunks which the store has got meanwhile,
+are *recalled*: the run reads them again, and their common chunks cost them nothing. All of this is
+derived. A loss costs one more read of the files.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dedupd import native
+from dedupd.config.memory_budget import notes_shares
+from dedupd.config.policy import Policy
+from dedupd.errors import NoSpace
+from dedupd.failpoint import define, reach
+from dedupd.format.saved_notes import NotesHeader
+from dedupd.store.saved_notes import SavedNotes, remove_notes, save_notes
+from dedupd.stub.transition import FileIdentity
+from dedupd.volume.volume import Volume
+from jobs.tree.judged_files import found_notes, new_ledger, policy_digest
+
+_log = logging.getLogger("dedupd")
+
+_SAVED = define("optimize.notes-saved", "the files that were left, and notes of them, are durable")
+
+
+class Judging:
+    """The judgements of one run, which has two rounds: what was found, then what was recalled."""
+
+    def __init__(self, volume: Volume, policy: Policy) -> None:
+        self._volume = volume
+        self._policy = policy
+        self._entries_max = notes_shares(policy.memory_bytes).joined
+        self.saving_min = policy.min_file_saving
+        with self._saved() as saved:
+            self.ledger = new_ledger(saved, policy)
+            self.is_pending = saved is not None and not saved.header.is_joined
+            """Whether an interrupted run has left notes that are not joined."""
+        self.recall = native.admission.Recall()
+        self.is_recall = False
+        """Whether this is the second round."""
+        self.walk_is_whole = False
+        """Whether the walk has met every file of the volume."""
+        self._promising: set[int] = set()
+        self._has_given_up = False
+
+    def pays(self, freed_bytes: int, cost_bytes: int) -> bool:
+        """Whether a file that would give up so many bytes of blocks for so many in the store is
+        worth it."""
+        return native.admission.pays(freed_bytes, cost_bytes, self.saving_min)
+
+    def note(self, identity: FileIdentity, prefixes: bytes) -> None:
+        """Note chunks of a file that is read, by the first bytes of their fingerprints."""
+        if not self.is_recall:
+            self.ledger.note(identity.inode, prefixes)
+
+    def leave(
+        self, identity: FileIdentity, freed_bytes: int, cost_bytes: int, unique_chunks: int
+    ) -> None:
+        """Remember a file that does not pay; its chunks are to be noted as well."""
+        saving, missing = native.admission.verdict(
+            freed_bytes, cost_bytes, unique_chunks, self.saving_min
+        )
+        if self.is_recall:
+            self.ledger.leave_again(identity, saving, missing)
+        else:
+            self.ledger.leave(identity, saving, missing)
+
+    def read_again(self, identity: FileIdentity) -> None:
+        """A large file pays although its beginning did not: the second round stores it."""
+        self._promising.add(identity.inode)
+
+    def save_if_full(self) -> None:
+        """Make room for further notes."""
+        if self.ledger.is_full and not self._has_given_up:
+            self._save(is_joined=False)
+
+    def start_recall(self) -> bool:
+        """Join the notes. Says whether there is a second round: files to be read again."""
+        recall = native.admission.Recall()
+        if self.ledger.has_changed or self.is_pending:
+            snapshot = self.ledger.snapshot(self.walk_is_whole)
+            with self._saved() as saved:
+                notes = None if saved is None else saved.notes
+                try:
+                    recall = snapshot.join(notes, self._entries_max)
+                except OSError as error:
+                    self._give_up(error)
+        self.recall = recall.including(self._promising)
+        self.is_recall = bool(len(self.recall))
+        return self.is_recall
+
+    def save(self, is_complete: bool) -> None:
+        """Keep what this run has judged and noted for the next one; ``is_complete``: nothing that
+        was recalled is left to be read."""
+        if self._has_given_up:
+            return
+        if self.ledger.has_changed or (self.is_pending and is_complete):
+            self._save(is_joined=is_complete and not self.recall.is_cut)
+
+    @contextmanager
+    def _saved(self) -> Iterator[SavedNotes | None]:
+        """What is saved now, where it can be used."""
+        saved = found_notes(self._volume, self._policy)
+        try:
+            yield saved
+        finally:
+            if saved is not None:
+                saved.close()
+
+    def _save(self, is_joined: bool) -> None:
+        recalled = self.recall.inodes if is_joined else set()
+        snapshot = self.ledger.snapshot(self.walk_is_whole, recalled)
+        volume, digest = self._volume, policy_digest(self._policy)
+        header = NotesHeader(volume.space.volume_id, 0, digest, 0, 0, is_joined)
+        with self._saved() as saved:
+            notes = None if saved is None else saved.notes
+            need_bytes = snapshot.size_bytes + (0 if notes is None else notes[2] - notes[1])
+            try:
+                volume.room().require(need_bytes, "notes of the files that are left")
+                rows = snapshot.notes(notes, is_joined)
+                save_notes(volume.base_fd, header, snapshot.rows, rows, volume.disk)
+            except (OSError, NoSpace) as error:
+                self._give_up(error)
+                return
+        reach(_SAVED)
+        self.ledger.forget_notes()
+
+    def _give_up(self, error: Exception) -> None:
+        """Remember nothing more. Judgements without their notes would keep files from ever being
+        stored."""
+        _log.warning("files that were left may be read again by the next run: %s", error)
+        self._has_given_up = True
+        self.ledger.forget_notes()
+        if not isinstance(error, NoSpace):
+            remove_notes(self._volume.base_fd, self._volume.disk)

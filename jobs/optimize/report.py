@@ -1,0 +1,48 @@
+"""The report of an optimize run."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dedupd.store.chunk_index import IndexCounters
+from jobs.frame.report import FileReport
+from jobs.optimize.pipeline import Sums
+from jobs.tree.candidates import SAVES_LITTLE, Skipped
+
+
+@dataclass(slots=True)
+class OptimizeReport(FileReport):
+    """What a run did."""
+
+    job: str = "optimize"
+    files_optimized: int = 0
+    files_spliced: int = 0
+    files_made_plain: int = 0
+    filled_bytes: int = 0
+    logical_bytes: int = 0
+    files_left: dict[str, int] = field(default_factory=dict)
+    files_skipped: dict[str, int] = field(default_factory=dict)
+    bytes_skipped: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, Any] = field(default_factory=lambda: Sums().rounded())
+    recipe_bytes: int = 0
+    cut_bytes: int = 0
+    freed_bytes: int = 0
+    """Of blocks that files have given up. Of those, ``shared_taken_bytes`` at most are still held
+    by snapshots, or by copies below; ``shared_left_bytes`` are in files that were left for it."""
+    shared_left_bytes: int = 0
+    shared_taken_bytes: int = 0
+    free_bytes_before: int = 0
+    free_bytes_after: int = 0
+    partitions: int = 0
+    files_recalled: int = 0
+    """Read a second time, because others have chunks of theirs."""
+    index_entries: int = 0
+    index: IndexCounters = field(default_factory=IndexCounters)
+    code_path: str = ""
+
+    def count_left(self, small_files: int, skipped: Skipped) -> None:
+        """Count files that would save too little: ``small_files`` beside those counted one by one,
+        and those that were ``skipped``. What was recalled was counted twice."""
+        count = self.files_left.pop(SAVES_LITTLE, 0) + skipped.files.pop(SAVES_LITTLE, 0)
+        count += small_files - self.files_recalled
+        if count > 0:
+            self.files_left[SAVES_LITTLE] = count

@@ -1,0 +1,51 @@
+"""The files that optimize has judged to save too little: what is known of them between runs."""
+
+import zlib
+
+from dedupd import native
+from dedupd.config.memory_budget import notes_shares
+from dedupd.config.policy import Policy
+from dedupd.store.saved_notes import SavedNotes
+from dedupd.volume.volume import Volume
+
+
+def policy_digest(policy: Policy) -> int:
+    """Of what judgements depend on, besides ``min_file_saving``: where it differs, files are judged
+    anew."""
+    keys = (
+        policy.compression_level,
+        policy.compression_min_saving,
+        sorted(policy.no_compress_types),
+        policy.rules,
+    )
+    return zlib.crc32(repr(keys).encode())
+
+
+def found_notes(volume: Volume, policy: Policy) -> SavedNotes | None:
+    """What earlier runs have left by the same policy, to be closed by the caller."""
+    saved = SavedNotes.found(volume.base_fd, volume.space.volume_id)
+    if saved is not None and saved.header.policy != policy_digest(policy):
+        saved.close()
+        return None
+    return saved
+
+
+def new_ledger(saved: SavedNotes | None, policy: Policy) -> native.admission.Ledger:
+    """A ledger that goes on where an earlier run was."""
+    shares = notes_shares(policy.memory_bytes)
+    return native.admission.Ledger(
+        b"" if saved is None else saved.rows,
+        policy.min_file_saving,
+        rows_max=shares.judged,
+        notes_max=shares.notes,
+    )
+
+
+def load_ledger(volume: Volume, policy: Policy) -> native.admission.Ledger:
+    """What earlier runs have judged, to be asked."""
+    saved = found_notes(volume, policy)
+    try:
+        return new_ledger(saved, policy)
+    finally:
+        if saved is not None:
+            saved.close()

@@ -1,0 +1,215 @@
+//! The files that were judged to save too little, and the notes of a run.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::format::saved_notes::{Judged, Note};
+use crate::system::files::Identity;
+use crate::threads::lock::locked;
+
+/// A file that is left, as it is now.
+pub fn judged(identity: &Identity, gain: u16, missing: u16) -> Judged {
+    Judged { inode: identity.inode, check: check_of(identity), gain, missing }
+}
+
+/// A changed file has the check of its old state once in 2^32 times; then it is left as it was.
+fn check_of(identity: &Identity) -> u32 {
+    let mut bytes = [0; 24];
+    let values = [identity.size, identity.mtime_ns, identity.ctime_ns];
+    for (field, value) in bytes.chunks_exact_mut(8).zip(values) {
+        field.copy_from_slice(&value.to_le_bytes());
+    }
+    xxh3_64(&bytes) as u32
+}
+
+/// What the walk of this run has seen of a file that an earlier run judged.
+const UNSEEN: u8 = 0;
+const UNCHANGED: u8 = 1;
+const CHANGED: u8 = 2;
+
+/// The judgements of earlier runs, and of this one.
+pub struct Ledger {
+    /// By inode.
+    earlier: Vec<Judged>,
+    seen: Vec<AtomicU8>,
+    /// A file that would free as many thousandths, or more, is judged again: the policy has changed.
+    gain_min: u16,
+    rows_max: usize,
+    notes_max: usize,
+    run: Mutex<Run>,
+}
+
+/// The judgements of this run.
+#[derive(Default)]
+struct Run {
+    judged: Vec<Judged>,
+    /// Of files that were read a second time because others have chunks of theirs: what was noted
+    /// of them stays.
+    again: Vec<Judged>,
+    notes: Vec<Note>,
+    forgotten: u64,
+}
+
+/// The files that a run leaves judged, by inode.
+pub struct Kept {
+    pub rows: Vec<Judged>,
+    /// Inodes that this run has noted anew: what was noted of them earlier is of no file any more.
+    pub renewed: Vec<u64>,
+}
+
+impl Kept {
+    pub fn has(&self, inode: u64) -> bool {
+        self.get(inode).is_some()
+    }
+
+    pub fn get(&self, inode: u64) -> Option<&Judged> {
+        let at = self.rows.binary_search_by_key(&inode, |row| row.inode).ok()?;
+        self.rows.get(at)
+    }
+}
+
+impl Ledger {
+    /// `rows` are those of an earlier run, in any order. At most `rows_max` files are remembered, and
+    /// `notes_max` notes kept before [`Ledger::is_full`].
+    pub fn new(mut rows: Vec<Judged>, gain_min: u16, rows_max: usize, notes_max: usize) -> Ledger {
+        rows.sort_unstable_by_key(|row| row.inode);
+        rows.dedup_by_key(|row| row.inode);
+        rows.truncate(rows_max);
+        let seen = rows.iter().map(|_| AtomicU8::new(UNSEEN)).collect();
+        Ledger { earlier: rows, seen, gain_min, rows_max, notes_max, run: Mutex::default() }
+    }
+
+    /// Whether a plain file was judged as it is now: then it need not be read.
+    pub fn passes_over(&self, identity: &Identity) -> bool {
+        let Ok(at) = self.earlier.binary_search_by_key(&identity.inode, |row| row.inode) else {
+            return false;
+        };
+        let row = &self.earlier[at];
+        let is_same = row.check == check_of(identity) && row.gain < self.gain_min;
+        let seen = if is_same { UNCHANGED } else { CHANGED };
+        self.seen[at].store(seen, Ordering::Relaxed);
+        is_same
+    }
+
+    /// The thousandths that an earlier run has found a file to save, if it is as it was then.
+    pub fn gain_of(&self, identity: &Identity) -> Option<u16> {
+        let at = self.earlier.binary_search_by_key(&identity.inode, |row| row.inode).ok()?;
+        let row = self.earlier.get(at)?;
+        (row.check == check_of(identity)).then_some(row.gain)
+    }
+
+    /// Remember a file that is left, with the first bytes of the fingerprints of its chunks.
+    pub fn leave(&self, judged: Judged, prefixes: impl Iterator<Item = u64>) {
+        let mut run = locked(&self.run);
+        if self.earlier.len() + run.judged.len() >= self.rows_max {
+            run.forgotten += 1;
+            return;
+        }
+        run.judged.push(judged);
+        let owner = judged.inode;
+        run.notes.extend(prefixes.map(|prefix| Note::new(prefix, owner)));
+    }
+
+    /// Remember a file that is left though others have chunks of it; its notes stay as they are.
+    pub fn leave_again(&self, judged: Judged) {
+        locked(&self.run).again.push(judged);
+    }
+
+    /// Note chunks of a file that is being read.
+    pub fn note(&self, inode: u64, prefixes: impl Iterator<Item = u64>) {
+        let mut run = locked(&self.run);
+        run.notes.extend(prefixes.map(|prefix| Note::new(prefix, inode)));
+    }
+
+    /// Note chunks that are stored: a file that was left may have them.
+    pub fn note_stored(&self, prefixes: impl Iterator<Item = u64>) {
+        let mut run = locked(&self.run);
+        if !self.earlier.is_empty() || !run.judged.is_empty() {
+            run.notes.extend(prefixes.map(Note::stored));
+        }
+    }
+
+    /// Whether the notes of this run are to be saved before there are more.
+    pub fn is_full(&self) -> bool {
+        locked(&self.run).notes.len() >= self.notes_max
+    }
+
+    /// Whether this run has changed anything.
+    pub fn has_changed(&self) -> bool {
+        let run = locked(&self.run);
+        !(run.judged.is_empty() && run.again.is_empty() && run.notes.is_empty())
+    }
+
+    /// How many files there was no memory for.
+    pub fn forgotten(&self) -> u64 {
+        locked(&self.run).forgotten
+    }
+
+    /// The notes of this run, in order.
+    pub fn notes(&self) -> Vec<Note> {
+        let notes = &mut locked(&self.run).notes;
+        notes.sort_unstable();
+        notes.dedup();
+        notes.clone()
+    }
+
+    /// Forget the notes of this run, which are saved.
+    pub fn forget_notes(&self) {
+        locked(&self.run).notes = Vec::new();
+    }
+
+    /// The files that stay judged. With `whole` the walk has met every file: those that it has not
+    /// seen are gone, or no plain files any more. `recalled` were read again, and are judged only as
+    /// this run has found them.
+    pub fn kept(&self, whole: bool, recalled: &[u64]) -> Kept {
+        let run = locked(&self.run);
+        let is_recalled = |inode: &u64| recalled.binary_search(inode).is_ok();
+        let earlier = self.earlier.iter().zip(&self.seen).filter(|(row, seen)| {
+            let is_there = match seen.load(Ordering::Relaxed) {
+                UNSEEN => !whole,
+                seen => seen == UNCHANGED,
+            };
+            is_there && !is_recalled(&row.inode)
+        });
+        let judged = run.judged.iter().filter(|row| !is_recalled(&row.inode));
+        let mut rows: Vec<Judged> =
+            run.again.iter().chain(judged).copied().chain(earlier.map(|(row, _)| *row)).collect();
+        // The first of an inode stays: the sort is stable.
+        rows.sort_by_key(|row| row.inode);
+        rows.dedup_by_key(|row| row.inode);
+        let mut renewed: Vec<u64> = run.judged.iter().map(|row| row.inode).collect();
+        renewed.sort_unstable();
+        renewed.dedup();
+        Kept { rows, renewed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(inode: u64, size: i64) -> Identity {
+        Identity { inode, size, mtime_ns: 3, ctime_ns: 4 }
+    }
+
+    #[test]
+    fn a_file_is_passed_over_as_long_as_it_is_unchanged() {
+        let rows = vec![judged(&identity(7, 100), 10, 1), judged(&identity(3, 100), 60, 1)];
+        let ledger = Ledger::new(rows, 50, 10, 10);
+        assert!(ledger.passes_over(&identity(7, 100)));
+        assert!(!ledger.passes_over(&identity(3, 100)), "the policy takes it by now");
+        assert!(!ledger.passes_over(&identity(8, 100)));
+        assert_eq!(ledger.kept(true, &[]).rows.len(), 1);
+        assert!(!ledger.passes_over(&identity(7, 101)));
+        assert_eq!(ledger.kept(true, &[]).rows.len(), 0);
+    }
+
+    #[test]
+    fn what_was_not_seen_stays_unless_the_walk_was_whole() {
+        let ledger = Ledger::new(vec![judged(&identity(7, 100), 10, 1)], 50, 10, 10);
+        assert!(ledger.kept(false, &[]).has(7));
+        assert!(!ledger.kept(true, &[]).has(7));
+    }
+}
