@@ -228,6 +228,11 @@ def remove_policy_value(lab: Lab) -> tuple[str | Path, ...]:
     return ("run", "optimize", lab.root)
 
 
+def fifo(lab: Lab) -> tuple[str | Path, ...]:
+    os.mkfifo(lab.data / "fifo")
+    return ("file", lab.root / "fifo")
+
+
 USAGE_ERRORS: list[tuple[str, Callable[[Lab], tuple[str | Path, ...]]]] = [
     ("not a volume", lambda lab: ("status", lab.root.parent)),
     ("no such directory", lambda lab: ("run", "optimize", lab.root.parent / "none" / "none")),
@@ -237,7 +242,7 @@ USAGE_ERRORS: list[tuple[str, Callable[[Lab], tuple[str | Path, ...]]]] = [
     ("policy.toml: min_age = 3", remove_policy_value),
     ("min_age = '3y'", lambda lab: ("enable", "--min-age", "3y", lab.root.parent)),
     ("is the volume itself", lambda lab: ("expand", lab.root)),
-    ("not a regular file", lambda lab: ("file", lab.root)),
+    ("not a regular file", fifo),
 ]
 
 

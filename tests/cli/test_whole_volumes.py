@@ -93,7 +93,7 @@ WRONG = '# mine\nmin_size = "nonsense"\ncores = "many"\nno_such_key = 1\nexclude
 
 def test_a_key_is_put_right_however_wrong_it_is(plain_lab: Lab) -> None:
     root = plain_lab.root
-    plain_lab.set_policy(WRONG)
+    plain_lab.write_policy(WRONG)
     assert run_cli("policy", root).returncode == USAGE
     assert f"`dedupd policy {root} --reset min_size`" in remedy(root)
     done = run_cli("policy", root, "min_size", "32k")
@@ -119,7 +119,7 @@ def edit(root: Path, tmp_path: Path, text: str) -> subprocess.CompletedProcess[s
 
 def test_a_file_that_is_no_toml_is_mended_by_an_editor(plain_lab: Lab, tmp_path: Path) -> None:
     root = plain_lab.root
-    plain_lab.set_policy("min_size = = 3\n")
+    plain_lab.write_policy("min_size = = 3\n")
     refused = run_cli("policy", root, "min_size", "32k")
     assert refused.returncode == USAGE and "`dedupd policy --edit`" in refused.stderr
     assert f"`dedupd policy --edit {root}`" in remedy(root)

@@ -175,7 +175,10 @@ class Lab:
     def set_policy(self, text: str) -> None:
         """A new policy, which takes every file, unless it says what a file has to save."""
         takes_all = "" if "min_file_saving" in text else "min_file_saving = 0\n"
-        (self.base / "policy.toml").write_text(takes_all + text)
+        self.write_policy(takes_all + text)
+
+    def write_policy(self, text: str) -> None:
+        (self.base / "policy.toml").write_text(text)
 
 
 def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> Lab:

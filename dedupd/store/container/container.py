@@ -324,7 +324,7 @@ class Container:
             result = self._read_at(entry.offset, entry.stored_length, ordinal)
             if result is not None:
                 return result
-            if entry.state == tbl.State.TOMBSTONE and self._is_at(entry.offset, ordinal):
+            if entry.state == tbl.State.TOMBSTONE and self._is_at(entry, ordinal):
                 return _tombstone(ordinal, entry), b""  # its payload was punched
         found = self._find(ordinal)
         if found is not None:
@@ -397,9 +397,13 @@ class Container:
             raise self._damaged(ordinal, _BYTES_GONE)
         return record, stored
 
-    def _is_at(self, offset: int, ordinal: int) -> bool:
-        record = self._header_at(offset)
-        return record is not None and record.ordinal == ordinal
+    def _is_at(self, entry: tbl.TableEntry, ordinal: int) -> bool:
+        """Whether the record that an entry states lies where it says, with or without its bytes."""
+        record = self._header_at(entry.offset)
+        return record is not None and (
+            (record.ordinal, record.stored_length, record.fingerprint)
+            == (ordinal, entry.stored_length, entry.fingerprint)
+        )
 
     def _header_at(self, offset: int) -> fmt.Record | None:
         return fmt.unpack_record(read_at(self.fd, fmt.RECORD_HEADER_BYTES, offset), 0, self.seed)
