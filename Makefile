@@ -51,6 +51,7 @@ lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 
 types: setup-develop ## mypy, strict
 	$(BIN)/mypy
+	$(BIN)/mypy -p tests
 
 format: setup-develop ## rewrite the sources in their form
 	$(BIN)/ruff check --fix --exit-zero --quiet .

@@ -132,8 +132,8 @@ class FileList:
 
         Each takes as many bytes as it had, read or not. One is read only if its inode, size, mtime
         and ctime are its identity before and after, the last change is more than ``settle_ns`` ago,
-        nobody has it open for writing, and no block of it belongs to another file, or to a snapshot,
-        as well. The others are taken out of the list and returned, for
+        nobody has it open for writing, and no block of it belongs to another file, or to a
+        snapshot, as well. The others are taken out of the list and returned, for
         the caller to find out why; their room may hold anything. Raises ValueError where ``out`` is
         short.
         """

@@ -59,8 +59,8 @@ def unwritten_ranges(fd: int, end: int, sync: bool) -> list[tuple[int, int]]:
     """
 
 def local_bytes(fd: int, end: int, sync: bool) -> tuple[int, int]:
-    """How many bytes below ``end`` lie in blocks that were written and have their place on the disk,
-    and how many in others.
+    """How many bytes below ``end`` lie in blocks that were written and have their place on the
+    disk, and how many in others.
 
     The others are allocated ones, and those of dirty pages that have no place yet; with ``sync``
     these are written first. (0, 0) on a file system without an extent map.

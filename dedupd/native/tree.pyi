@@ -76,8 +76,8 @@ class StubCounter:
         """Look at directories: paths below ``root_fd``, over no link and into no other file system.
 
         Left are files of several names, and stubs of which anything is out of the ordinary: blocks
-        of their own, an attribute that is bound to another inode, a transition, a recipe of several nodes, a record that is not there, or that leads to another
-        one.
+        of their own, an attribute that is bound to another inode, a transition, a recipe of
+        several nodes, a record that is not there, or that leads to another one.
         """
 
 Reason = Literal["optimized", "empty", "small", "judged", "young"]

@@ -152,8 +152,8 @@ class KnownRecords:
     def numbers(self) -> list[int]: ...
     def holds(self, record_id: int, raw_length: int, fingerprint_check: int) -> bool: ...
     def known(self, record_id: int) -> tuple[int, int]:
-        """Raw length and fingerprint check of the record that an id leads to, or of its second copy;
-        (0, 0) where neither is there."""
+        """Raw length and fingerprint check of the record that an id leads to, or of its second
+        copy; (0, 0) where neither is there."""
     def is_primary(self, record_id: int) -> bool: ...
     def relied_on(self) -> list[int]: ...
     def refer(self, record_id: int) -> None: ...
@@ -182,7 +182,8 @@ def scan_stubs(
 ) -> NamedByStubs:
     """What the stubs of a directory name, whatever state they are in.
 
-    ``seed`` is that of the attribute's checksum; ``safe_point`` as for :func:`.tree.scan_directory`.
+    ``seed`` is that of the attribute's checksum; ``safe_point`` as for
+    :func:`.tree.scan_directory`.
     Raises OSError.
     """
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +31,7 @@ from dedupd.config.policy import Policy
 from dedupd.errors import Damaged, UsageError
 from dedupd.system import file_reader as system_reader
 from dedupd.system import page_cache
+from dedupd.system.page_cache import read_uncached
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.support.dataset import generate
@@ -261,9 +263,7 @@ def test_a_collection_goes_on_from_where_files_were_being_found(
     found = set()
     add = tree_walk.Scan._add
 
-    def add_some(
-        self: tree_walk.Scan, table: Any, failures: Any, after: tree_walk.ScanState, **more: bool
-    ) -> None:
+    def add_some(self: tree_walk.Scan, table: Any, failures: Any, after: Any, **more: bool) -> None:
         """The rest is to be found when the reading is stopped, however long that takes."""
         add(self, table, failures, after, **more)
         while after.parts % 20 == 0 and not self._stop:
@@ -374,7 +374,7 @@ def test_a_file_that_fails_half_way_does_not_count(
     for number in range(3):
         content = random.Random(number).randbytes(9 * MIB)
         (tree / f"file{number}").write_bytes(content)
-    read = system_reader.read_uncached
+    read = read_uncached
 
     def failing(fd: int, view: memoryview, offset: int) -> int:
         """A disk that cannot read the end of one of the files."""
@@ -486,7 +486,7 @@ def test_what_is_mounted_once_more_below_is_not_entered(tmp_path: Path) -> None:
     with ExitStack() as stack:
         for point, source in mounts.items():
             subprocess.run(["mount", "--bind", source, point], check=True)
-            stack.callback(subprocess.run, ["umount", point], check=True)
+            stack.callback(partial(subprocess.run, ["umount", str(point)], check=True))
         log = collected(tmp_path / "out", spec_of({"x": tree}))
     assert [path for path, *_ in whole_of(log)] == [b"own/a"]
 

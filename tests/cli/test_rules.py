@@ -1,6 +1,5 @@
 """What decides on a file, told and kept: `policy --why`, `file`, `expand`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from tests.support.mounts import mounted_lab
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
+def lab(tmp_path: Path) -> Lab:
     lab = new_lab(tmp_path / "volume")
     fill(lab)
     return lab

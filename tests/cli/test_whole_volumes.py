@@ -173,7 +173,7 @@ def test_a_program_that_stays_on_one_file_system_passes_over_a_volume(tmp_path: 
             check=True,
         )
         assert found.stdout == b""
-        mounted = ["findmnt", "--mountpoint", lab.view, "--types", "fuse.dedupd"]
+        mounted = ["findmnt", "--mountpoint", str(lab.view), "--types", "fuse.dedupd"]
         assert subprocess.run(mounted, capture_output=True, check=False).returncode == 0
         lab.unmount()
         assert subprocess.run(mounted, capture_output=True, check=False).returncode == 1

@@ -36,7 +36,7 @@ class _Recorded:
 
     contents: Contents
     instance: bytes = b""
-    bindings: dict[str, bytes] | None = None
+    bindings: dict[str, int] | None = None
 
 
 _recorded = _Recorded({})
@@ -75,7 +75,7 @@ def adopting(scene: Scene) -> None:
     name = parameters_of(base).attribute
     _recorded.instance = (base / os.fsdecode(INSTANCE_FILE)).read_bytes()
     _recorded.bindings = {
-        str(path.relative_to(base)): binding_in(os.getxattr(path, name)) or b""
+        str(path.relative_to(base)): binding_in(os.getxattr(path, name))
         for path in (base / "data").rglob("*")
         if path.is_file() and name in os.listxattr(path)
     }

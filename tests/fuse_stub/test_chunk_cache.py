@@ -1,7 +1,7 @@
 """The cache of decompressed chunks: bounded, never wrong, one load for readers that meet."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class CountingReader(RecordReader):
     gate: threading.Event | None = None
 
     def read_chunks(
-        self, wanted: "list[tuple[int, int, int]]", *, cached_only: bool, threads: int = 1
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
     ) -> list[bytes | None]:
         if self.gate is not None:
             self.gate.wait()

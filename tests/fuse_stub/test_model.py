@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     consumes,
     initialize,
@@ -234,7 +235,7 @@ class MountMachine(RuleBasedStateMachine):
     # --- handles ------------------------------------------------------------------------------
 
     @rule(target=handles, name=names, write=st.booleans())
-    def hold_open(self, name: str, write: bool) -> object:
+    def hold_open(self, name: str, write: bool) -> MultipleResults[Handle] | Handle:
         found = self.existing(name)
         if not found or len(self.open) > 4:
             return multiple()
@@ -335,9 +336,9 @@ def run(lab: MountedLab, steps: int) -> None:
     began = time.monotonic()
     first = random.getrandbits(32)
     print(f"seed {first}")
-    machine = type("Machine", (MountMachine,), {"lab": lab})
+    machine: type[MountMachine] = type("Machine", (MountMachine,), {"lab": lab})
     for number in itertools.count(first):
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             seed(number)(machine),
             settings=settings(
                 max_examples=max(5, (steps - machine.steps) // STEPS),

@@ -48,7 +48,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
 @pytest.fixture
 def here(lab: MountedLab, request: pytest.FixtureRequest) -> Path:
     """A directory of its own for the test, which anybody may use."""
-    path = lab.view / request.node.name.replace("/", "_")[:200]
+    path: Path = lab.view / request.node.name.replace("/", "_")[:200]
     path.mkdir()
     os.chmod(path, 0o777)
     return path

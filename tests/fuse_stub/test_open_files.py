@@ -30,7 +30,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedLab]:
 @pytest.fixture(params=["plain", "stub"])
 def path(lab: MountedLab, request: pytest.FixtureRequest) -> Path:
     """A file with the content of :func:`original`."""
-    path = lab.view / request.node.name.replace("/", "_")
+    path: Path = lab.view / request.node.name.replace("/", "_")
     path.write_bytes(original())
     if request.param == "stub":
         lab.optimize()

@@ -19,6 +19,7 @@ from dedupd import native
 from dedupd.errors import NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag
+from dedupd.stub import transition
 from dedupd.stub.filling import Filling
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.disk import Disk
@@ -267,7 +268,7 @@ def refuse_to_revert(*_arguments: object) -> None:
 def test_a_mount_may_end_while_a_commit_is_being_finished(
     lab: Lab, operations: Operations, request_of_f: CommitRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, go_on = commit_lane.finish_commit, threading.Event()
+    finish, go_on = transition.finish_commit, threading.Event()
 
     def wait_and_finish(*arguments: object) -> None:
         go_on.wait(timeout=60)

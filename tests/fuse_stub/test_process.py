@@ -59,9 +59,9 @@ def test_mounting_over_the_volume_itself_shows_its_files(tmp_path: Path) -> None
     root.mkdir()
     (root / "f").write_bytes(CONTENT)
     for command in (
-        ["enable", root, "--min-age", "0s", "--force"],
-        ["mount", root],
-        ["run", "optimize", root],
+        ("enable", root, "--min-age", "0s", "--force"),
+        ("mount", root),
+        ("run", "optimize", root),
     ):
         result = run_cli(*command)
         assert result.returncode == 0, result.stderr

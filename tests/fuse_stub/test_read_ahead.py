@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ class WatchedReader(RecordReader):
         self.begun: list[int] = []
 
     def begin_window(
-        self, wanted: "list[tuple[int, int, int]]", head: bytes | memoryview, helpers: int
+        self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int
     ) -> native.store.Window | None:
         self.begun += [chunk for chunk, _, _ in wanted]
         return super().begin_window(wanted, head, helpers)

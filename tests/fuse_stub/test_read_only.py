@@ -118,7 +118,7 @@ def test_a_snapshot_that_cannot_be_changed(loop_fs: MakeFileSystem) -> None:
     subvolume, snapshot = point / "live", point / "snapshot"
     subprocess.run(["btrfs", "-q", "subvolume", "create", subvolume], check=True)
     with unmounted_lab(subvolume) as (lab, contents):
-        command = ["btrfs", "-q", "subvolume", "snapshot", "-r", subvolume, snapshot]
+        command = ("btrfs", "-q", "subvolume", "snapshot", "-r", subvolume, snapshot)
         subprocess.run(command, check=True)
         expect_reading_alone(MountedLab(snapshot / "volume", lab.view), contents)
 

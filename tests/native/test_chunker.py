@@ -189,7 +189,9 @@ def test_cuts_do_not_depend_on_how_a_file_is_read(
     assert b"".join(fingerprint for _, fingerprint in streamed) == whole.fingerprints
 
 
-def _stream(data: bytes, worker: native.chunker.Chunker, sizes: list[int]) -> Iterator[tuple[int, bytes]]:
+def _stream(
+    data: bytes, worker: native.chunker.Chunker, sizes: list[int]
+) -> Iterator[tuple[int, bytes]]:
     """The file in reads of ``sizes`` bytes in turn, the unfinished chunk carried to the next."""
     done = read = turn = 0
     while read < len(data):

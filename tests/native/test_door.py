@@ -92,9 +92,7 @@ def test_a_step_that_fails_costs_its_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("a mistake")])
-def test_an_exception_ends_a_batch_with_no_more_steps(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_an_exception_ends_a_batch_with_no_more_steps(tmp_path: Path, error: BaseException) -> None:
     door = Door(20, error)
     with batch_of(tmp_path, door) as (batch, requests):
         with pytest.raises(type(error)):

@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,8 @@ import xxhash
 
 from dedupd import native
 from dedupd.format.stub import Flag, StubAttribute, attribute_seed, encode_stub
-from dedupd.system.files import opened
 from dedupd.stub.transition import FileIdentity
+from dedupd.system.files import opened
 from tests.support.lab import as_user, public_directory
 
 NAME = b"user.dedupd"
@@ -86,9 +86,7 @@ def test_a_scan_finds_thousands_of_names(tmp_path: Path, directory: int) -> None
     assert inodes == sorted(inodes)
 
 
-def test_a_scan_of_a_large_directory_reaches_safe_points(
-    tmp_path: Path, directory: int
-) -> None:
+def test_a_scan_of_a_large_directory_reaches_safe_points(tmp_path: Path, directory: int) -> None:
     (tmp_path / "0").touch()
     for number in range(1, 20_000):
         os.link("0", str(number), src_dir_fd=directory, dst_dir_fd=directory)
@@ -284,7 +282,7 @@ Fields = tuple[int, int, int, int]
 
 def read_files(
     directory: int,
-    files: list[tuple[bytes, Fields]],
+    files: Sequence[tuple[bytes, Fields]],
     settle_ns: int,
     buffer: bytes | bytearray | mmap.mmap,
     offset: int,
@@ -346,9 +344,7 @@ def test_a_file_that_has_just_changed_is_not_read(tmp_path: Path, directory: int
     assert read(directory, b"file", identity, settle_ns=SETTLE_NS) == b"content"
 
 
-def test_a_file_that_is_open_for_writing_is_not_read(
-    tmp_path: Path, directory: int
-) -> None:
+def test_a_file_that_is_open_for_writing_is_not_read(tmp_path: Path, directory: int) -> None:
     identity = make(tmp_path / "file", b"content")
     with open(tmp_path / "file", "r+b"):
         assert read(directory, b"file", identity) is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dedupd import native
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
-from dedupd.format.table import TableEntry, State
+from dedupd.format.table import State, TableEntry
 from dedupd.store.mark_set import Marks, Needs
 from tests.support.lab import noise
 
@@ -29,7 +29,9 @@ def test_columns_are_compared_item_by_item(one: list[int], other: list[int]) -> 
     ]
     assert len(bits) == -(-len(one) // 8)
     assert not any(bits) or int.from_bytes(bits, "little").bit_length() <= len(one)
-    assert native.upkeep.longest(packed(one), packed(other)) == packed([max(pair) for pair in pairs])
+    assert native.upkeep.longest(packed(one), packed(other)) == packed(
+        [max(pair) for pair in pairs]
+    )
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(0, 2**64 - 1))

@@ -18,7 +18,6 @@ import xxhash
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from typing_extensions import Buffer
 
 from dedupd import native
@@ -490,7 +489,9 @@ class TestTheGilIsReleased:
         "prepare",
         [
             lambda data: lambda: native.hashing.fingerprint(data[: 64 * MIB], "sha256"),
-            lambda data: lambda: native.hashing.fingerprints(data[: 64 * MIB], u32(64 * MIB), "sha256"),
+            lambda data: (
+                lambda: native.hashing.fingerprints(data[: 64 * MIB], u32(64 * MIB), "sha256")
+            ),
             lambda data: lambda: native.testing.cut(_chunker("64k"), data),
             lambda data: lambda: native.testing.candidates(_chunker("64k"), data),
             lambda data: lambda: _chunker("64k").process(data, [(0, len(data), True)]),

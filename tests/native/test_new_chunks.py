@@ -3,6 +3,7 @@
 import itertools
 import struct
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -32,8 +33,8 @@ def packed(numbers: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(numbers)}Q", *numbers)
 
 
-def unpacked(column: bytes, item: str) -> list[int]:
-    return memoryview(column).cast(item).tolist()
+def unpacked(column: bytes, item: Literal["B", "I", "Q"]) -> list[int]:
+    return list(memoryview(column).cast(item))
 
 
 def cut(files: list[bytes]) -> native.chunker.Chunks:

@@ -19,7 +19,9 @@ START = fmt.FILE_HEADER_BYTES
 
 
 def check(data: bytes, offset: int = START, threads: int = 2) -> native.store.CheckedRecords:
-    return native.store.check_records(data, seed=SEED, offset=offset, algorithm="blake3", threads=threads)
+    return native.store.check_records(
+        data, seed=SEED, offset=offset, algorithm="blake3", threads=threads
+    )
 
 
 def container(directory: Path) -> bytes:

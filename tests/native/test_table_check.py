@@ -12,19 +12,19 @@ from dedupd import native
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id
-from dedupd.format.table_columns import UncheckedEntries
 from dedupd.format.table import State
-from dedupd.system.files import opened
+from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.compaction import compact
-from dedupd.store.container.recovery import (recover)
-from dedupd.store.container.table_file import (Recovered)
 from dedupd.store.container.record_states import set_entries
-from jobs.frame.run import JobRun
+from dedupd.store.container.recovery import recover
+from dedupd.store.container.table_file import Recovered
+from dedupd.system.files import opened
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import RecordCheck, check_all
-from jobs.check.references import ReferenceWalk
 from jobs.check.record_windows import Passed, RecordPosition, WindowReader
-from tests.support.lab import (as_user, fill, flip_bit, lab_in, noise, prose)
+from jobs.check.references import ReferenceWalk
+from jobs.frame.run import JobRun
+from tests.support.lab import as_user, fill, flip_bit, lab_in, noise, prose
 from tests.support.stores import Records
 
 START = fmt.FILE_HEADER_BYTES

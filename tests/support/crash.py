@@ -121,9 +121,9 @@ def make_tree(root: Path, seed: int = 1) -> None:
     os.chmod(root / "docs" / "copy.bin", 0o4751)
     if os.geteuid() == 0:
         os.chown(root / "docs" / "edited.bin", 1234, 4321)
-    for directory, names, others in os.walk(root, topdown=False):
-        for name in names + others:
-            os.utime(os.path.join(directory, name), ns=(MTIME_NS, MTIME_NS), follow_symlinks=False)
+    for place, names, others in os.walk(root, topdown=False):
+        for entry in names + others:
+            os.utime(os.path.join(place, entry), ns=(MTIME_NS, MTIME_NS), follow_symlinks=False)
     os.utime(root, ns=(MTIME_NS, MTIME_NS))
 
 

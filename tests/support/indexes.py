@@ -33,7 +33,7 @@ class Indexed:
     def open(self, page_entries: int = 10, cache_entries: int = 40) -> TableIndex | BloomIndex:
         """What the next job begins with."""
         containers = self.store.reopen()
-        index = self.kind(
+        index: TableIndex | BloomIndex = self.kind(
             self.directory,
             self.saved,
             capacity=len(self.store.contents),

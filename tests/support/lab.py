@@ -88,7 +88,7 @@ class Lab:
         self.base = root / ".dedupd"
         self.data = self.base / "data"
 
-    def put(self, name: str | bytes, content: bytes) -> Path:
+    def put(self, name: str | bytes, content: bytes | bytearray) -> Path:
         """A plain file of long ago."""
         path = self.data / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)

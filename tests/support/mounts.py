@@ -68,7 +68,7 @@ class MountedLab(Lab):
             os.statvfs(self.view)
         return super().optimize()
 
-    def make_stub(self, name: str | bytes, content: bytes) -> Path:
+    def make_stub(self, name: str | bytes, content: bytes | bytearray) -> Path:
         """A file that is a stub, as users see it."""
         path = self.view / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,8 @@ from dedupd import native
 from dedupd.system.disk import Disk
 from dedupd.system.files import data_ranges, read_at
 
+Bytes = memoryview | bytes | bytearray
+
 BLOCK_BYTES = 4096
 SECTOR_BYTES = 512
 """What a device writes whole, or not at all."""
@@ -226,7 +228,7 @@ class RecordingDisk(Disk):
             self._add(dir_fd, Link(name, self._new_number(made.st_ino), made.st_mode))
             return fd
 
-    def write_at(self, fd: int, data: Sequence[Buffer], offset: int) -> int:
+    def write_at(self, fd: int, data: Sequence[Bytes], offset: int) -> int:
         with self._lock:
             written = super().write_at(fd, data, offset)
             self._add(fd, _write_event(fd, data, offset, written))
@@ -235,7 +237,9 @@ class RecordingDisk(Disk):
     def write_out(self, fd: int, data: memoryview, offset: int) -> None:
         self.write_at(fd, [data], offset)
 
-    def write_some(self, fd: int, data: Sequence[Buffer], offset: int) -> int:
+    def write_some(
+        self, fd: int, data: Sequence[memoryview | bytes | bytearray], offset: int
+    ) -> int:
         with self._lock:
             written = super().write_some(fd, data, offset)
             self._add(fd, _write_event(fd, data, offset, written))

@@ -166,7 +166,7 @@ def _kind(status: os.stat_result) -> str:
 
 def _metadata(path: bytes, mine: os.stat_result, theirs: os.stat_result) -> Iterator[Difference]:
     """What ``stat`` says of two entries of one type."""
-    compared = {
+    compared: dict[str, list[str] | list[int]] = {
         "mode": [oct(stat.S_IMODE(status.st_mode)) for status in (mine, theirs)],
         "owner": [status.st_uid for status in (mine, theirs)],
         "group": [status.st_gid for status in (mine, theirs)],

@@ -112,7 +112,7 @@ def test_a_quarter_of_the_memory_is_for_the_index() -> None:
 def put_types(lab: Lab, count: int = 4) -> dict[str, bytes]:
     """Files of several types: two equal ones of each, and one that all types share."""
     shared = noise(300 * KIB, 99)
-    contents = {}
+    contents: dict[str, bytes] = {}
     for n in range(count):
         own = noise(200 * KIB, n)
         contents |= {f"a{n}.t{n}": own, f"d/b{n}.t{n}": own, f"shared.t{n}": shared}

@@ -409,7 +409,8 @@ def test_garbage_goes_and_the_history_is_written_with_the_disk_full(
     loop_fs: MakeFileSystem, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     lab = new_lab(loop_fs(kind, "320M") / "volume")
-    monkeypatch.setitem(ContainerWriter.__init__.__kwdefaults__, "container_bytes_max", 8 * MIB)
+    defaults = ContainerWriter.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "container_bytes_max", 8 * MIB)
     for at in range(3):
         lab.put(f"old{at}", noise(8 * MIB, at))
         lab.optimize()

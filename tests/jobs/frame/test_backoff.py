@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,10 +143,18 @@ def test_an_eager_job_waits_for_nothing_but_memory(before: list[Readings], seen:
 # --- the pace ---------------------------------------------------------------------------------
 
 
+def in_turn(*steps: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
 def test_a_job_that_is_held_waits_and_goes_on() -> None:
     run, passed = JobRun("scrub"), threading.Event()
     run.pace.hold("test", "because")
-    thread = threading.Thread(target=lambda: (run.safe_point(), passed.set()))
+    thread = threading.Thread(target=in_turn(run.safe_point, passed.set))
     thread.start()
     assert not passed.wait(0.3)
     assert run.pace.reason == "because"
@@ -215,13 +224,13 @@ def test_what_a_jobs_other_threads_do_while_it_waits_is_work() -> None:
 def test_a_job_that_rests_goes_on_as_soon_as_it_may() -> None:
     run, passed = JobRun("scrub"), threading.Event()
     run.pace.slow(CRAWL_SHARE / 1e6, "slow")
-    thread = threading.Thread(target=lambda: (time.sleep(0.01), run.safe_point(), passed.set()))
+    thread = threading.Thread(target=in_turn(lambda: time.sleep(0.01), run.safe_point, passed.set))
     thread.start()
     assert not passed.wait(0.3)
-    assert run.pace.is_held
+    held = [run.pace.is_held]
     run.pace.slow(1.0, "")
     assert passed.wait(30)
-    assert not run.pace.is_held
+    assert [*held, run.pace.is_held] == [True, False]
     thread.join()
 
 

@@ -160,19 +160,22 @@ def test_a_repaired_recipe_needs_not_be_read_again(tmp_path: Path) -> None:
 
 
 @contextmanager
-def stopped_after(points: int, named: str = "") -> Iterator[None]:
-    """Stop whatever runs in the block behind so many fail points, or passes of one of them."""
-    left = points
+def stopped_after(points: int, named: str = "") -> Iterator[list[str]]:
+    """Stop whatever runs in the block behind so many fail points, or passes of one of them.
+
+    Gives a list that has the name of the fail point afterwards, if there was one."""
+    left, stopped = points, list[str]()
 
     def hook(name: str) -> None:
         nonlocal left
         left -= named in ("", name)
         if left < 0:
+            stopped.append(name)
             raise StoppedAt(name)
 
     failpoint.hook = hook
     try:
-        yield
+        yield stopped
     except StoppedAt:
         pass
     finally:
@@ -218,16 +221,14 @@ def test_every_run_that_dies_gets_further(tmp_path: Path) -> None:
         lab.optimize()
         (lab.data / "gone").unlink()
         runs = read = 0
-        while True:
-            job: Gc | None = None
-            try:
-                with stopped_after(1, "gc.marks-saved"), lab.opened() as volume, volume.job_lock():
-                    job = Gc(volume, JobRun("gc"))
+        is_done = False
+        while not is_done:
+            with lab.opened() as volume, volume.job_lock():
+                job = Gc(volume, JobRun("gc"))
+                with stopped_after(1, "gc.marks-saved") as stopped:
                     job.run()
-                    break
-            finally:
-                assert job is not None
-                runs, read = runs + 1, read + job.report().recipes
+                is_done = not stopped
+            runs, read = runs + 1, read + job.report().recipes
             assert runs < 100
             assert read < 100
         assert runs > 3

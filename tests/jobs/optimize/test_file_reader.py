@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd.format.volume_parameters import new_parameters
+from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.system.page_cache import BufferPool
 from dedupd.units import KIB, MIB
 from jobs.optimize import file_reader
-from jobs.optimize.buffers import Batch, FilesBatch, FileTask
+from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Segment
 from jobs.optimize.file_reader import BatchReader, ReaderLimits
 from jobs.tree.candidates import Candidate
 from jobs.tree.walk import walk
@@ -38,7 +39,7 @@ BUFFERS = 3
 @contextmanager
 def reading(lab: Lab, candidates: list[Candidate]) -> Iterator[tuple[BatchReader, BufferPool]]:
     with lab.opened() as volume:
-        pool = BufferPool(mmap.mmap(-1, HEADROOM + file_reader.BATCH_BYTES) for _ in range(BUFFERS))
+        pool = BufferPool(mmap.mmap(-1, HEADROOM + BATCH_BYTES) for _ in range(BUFFERS))
         found = [(c, True) for c in candidates]
         reader = BatchReader(volume, found, pool, ReaderLimits(HEADROOM, threads=2))
         try:
@@ -131,7 +132,7 @@ def test_a_batch_holds_a_limited_number_of_files(
 
 def test_a_large_file_comes_in_pieces(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
-        content = noise(3 * file_reader.BATCH_BYTES + 77)
+        content = noise(3 * BATCH_BYTES + 77)
         lab.put("large", content)
         lab.put("small", b"x" * 500)
         assert read_all(lab, candidates_of(lab)) == ({b"large": content, b"small": b"x" * 500}, {})
@@ -204,9 +205,9 @@ def test_a_file_that_is_not_the_one_that_was_found_is_given_up(tmp_path: Path) -
 def test_nothing_is_read_of_a_file_that_has_changed(tmp_path: Path) -> None:
     """What a checkpoint says of a file is of the one that was found."""
     with lab_in(tmp_path) as lab:
-        path = lab.put("large", noise(6 * file_reader.BATCH_BYTES))
+        path = lab.put("large", noise(6 * BATCH_BYTES))
         with reading(lab, candidates_of(lab)) as (reader, pool):
-            seen = []
+            seen: list[Segment] = []
             for batch in reader:
                 assert not isinstance(batch, FilesBatch) and batch.buffer is not None
                 if not seen:
@@ -215,7 +216,7 @@ def test_nothing_is_read_of_a_file_that_has_changed(tmp_path: Path) -> None:
                 seen += batch.segments
                 pool.give(batch.buffer)
         assert seen[-1].final and seen[-1].task.failure == "changed while it was read"
-        assert sum(piece.end - piece.start for piece in seen) < 6 * file_reader.BATCH_BYTES
+        assert sum(piece.end - piece.start for piece in seen) < 6 * BATCH_BYTES
 
 
 @pytest.mark.parametrize("size", [50 * KIB, 3 * MIB])
@@ -266,7 +267,7 @@ def test_a_reader_stops_at_once_wherever_it_is(tmp_path: Path, batches_taken: in
     """With all buffers in use, too: nobody gives any back here."""
     with lab_in(tmp_path) as lab:
         for at in range(6):
-            lab.put(f"{at}", noise(file_reader.BATCH_BYTES, at))
+            lab.put(f"{at}", noise(BATCH_BYTES, at))
         found = candidates_of(lab)
         before = descriptors_to_begin_with()
         with reading(lab, found) as (reader, _):
@@ -282,7 +283,7 @@ def test_an_error_of_the_scan_reaches_the_reader(tmp_path: Path) -> None:
         raise OSError(5, "Input/output error")
 
     with lab_in(tmp_path) as lab, lab.opened() as volume:
-        pool = BufferPool(mmap.mmap(-1, HEADROOM + file_reader.BATCH_BYTES) for _ in range(BUFFERS))
+        pool = BufferPool(mmap.mmap(-1, HEADROOM + BATCH_BYTES) for _ in range(BUFFERS))
         reader = BatchReader(volume, failing(), pool, ReaderLimits(HEADROOM))
         with pytest.raises(OSError, match="Input/output error"):
             list(reader)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from dedupd import failpoint, native
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
+from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.units import KIB, MIB
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize import file_reader
 from jobs.optimize.job import Optimize
 from tests.conftest import MakeFileSystem
 from tests.support.lab import OLD_NS, Lab, fill, free_bytes, lab_in, new_lab, noise, prose, stop_at
@@ -138,7 +138,7 @@ def test_any_content_comes_back(shared_lab: Lab, files: list[list[tuple[str, int
 
 def test_a_file_larger_than_a_buffer_is_cut_as_if_it_were_read_at_once(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab:
-        content = noise(2 * file_reader.BATCH_BYTES + 12_345)
+        content = noise(2 * BATCH_BYTES + 12_345)
         lab.put("file", content)
         lab.optimize()
         with lab.opened() as volume:

@@ -65,7 +65,8 @@ def test_a_file_that_a_snapshot_has_is_left_unless_the_policy_takes_it(
     contents = {"large": noise(9 * MIB), "small": noise(200 * KIB, 1)}
     for name, content in contents.items():
         lab.put(name, content)
-    snapshot = ["btrfs", "subvolume", "snapshot", "-r", point / "share", point / "snapshot"]
+    snapshot: list[str | Path] = ["btrfs", "subvolume", "snapshot", "-r"]
+    snapshot += [point / "share", point / "snapshot"]
     subprocess.run(snapshot, check=True)
     report = lab.optimize()
     assert (report.files_optimized, report.files_left) == (0, {SHARED: 2})

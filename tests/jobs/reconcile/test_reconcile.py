@@ -479,7 +479,7 @@ def test_orphans_leave_the_set_also_where_their_container_is_full_by_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defaults = ContainerWriter.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "container_bytes_max", 300 * KIB)
+    monkeypatch.setitem(defaults or {}, "container_bytes_max", 300 * KIB)
     with lab_in(tmp_path) as lab:
         lab.set_policy(PLAIN + "partitions = 2\n")
         shared = noise(90 * KIB, 1)

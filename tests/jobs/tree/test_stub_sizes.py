@@ -14,7 +14,7 @@ from jobs.tree.stub_sizes import stub_bytes_by_type
 from jobs.tree.walk import walk
 from tests.support.lab import Lab, lab_in, noise
 
-NAMES = (
+NAMES: tuple[str | bytes, ...] = (
     *("a.txt", "b.TXT", "c.Ärger", "d.ÄRGER", "e", "f.", ".hidden", ".hidden.txt", "two.dots.gz"),
     *(b"odd.\xff", b"odd.\xff\xfe", b"line\n.b\n", b"dir.d/none", b"dir.d/.d/g.txt"),
     b"x." + b"y" * 200,
