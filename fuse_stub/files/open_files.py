@@ -300,7 +300,7 @@ class OpenFiles:
             return checked_stub(fd, self._volume.stub_files, "")
         except DamagedStub as error:
             if trunc:
-                os.ftruncate(fd, 0)
+                self._volume.disk.truncate(fd, 0)
                 self._volume.disk.remove_attribute(fd, self._volume.space.name)
                 return None
             raise type(error)(f"{where(fd)}{error}") from error

@@ -17,21 +17,14 @@ from tests.support.sources import ROOT, parse
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
-BY_THE_MOUNT = "in the mount process, which tests/crash/test_mount.py kills before each step"
-
 ONE_CALL = "one call, the steps of which are met elsewhere"
 
 ELSEWHERE = {
     "dedupd.cli.policy._saved replace_file": ONE_CALL,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,
-    "dedupd.volume.commit._commit_by_mount sync_file_system": BY_THE_MOUNT,
-    "dedupd.volume.volume.note_mount set_times": BY_THE_MOUNT,
-    "fuse_stub.commit_lane._take_back sync_file": BY_THE_MOUNT,
-    "fuse_stub.files.open_files._read_attribute remove_attribute": BY_THE_MOUNT,
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",
     "fuse_stub.namespace.rename exchange": "what a user asks for, one system call",
-    "fuse_stub.process.serve sync_file_system": BY_THE_MOUNT,
 }
 """Places that no scenario comes by, each for a reason."""
 
