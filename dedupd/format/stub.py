@@ -43,6 +43,9 @@ class Flag(enum.IntFlag):
 
 
 NO_FLAGS = Flag(0)
+STUB_FLAGS = int(~NO_FLAGS)
+"""All flags that there are. An attribute with another one is of a later version, and means something
+that this one would do wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def decode_stub(value: bytes, volume_id: bytes, where: str) -> StubAttribute:
         )
     if version != FORMAT:
         raise DamagedStub(f"{where}: stub format {version}; this program reads {FORMAT}")
-    if len(value) != HEAD_BYTES or reserved != 0:
+    if len(value) != HEAD_BYTES or reserved != 0 or flags & ~STUB_FLAGS:
         raise DamagedStub(f"{where}: the stub attribute has parts that this program does not know")
     return StubAttribute(recipe, digest, covered, mtime_ns, Flag(flags), local_bytes)
 

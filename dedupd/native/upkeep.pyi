@@ -251,9 +251,7 @@ class Usage:
     ) -> bytes:
         """The table of a container, or of a container of copies, as a collection leaves it: as
         things are, without the group ``gone``, or without all groups but the last, ``rest``."""
-    def sole_groups(
-        self, recipes: bool, number: int, copies: Buffer | None = None
-    ) -> list[int]:
+    def sole_groups(self, recipes: bool, number: int, copies: Buffer | None = None) -> list[int]:
         """Groups that alone need any record of a container, or of those that the table ``copies``
         has copies of."""
     def referred_more_than(self, count: int, number: int, table: Buffer) -> tuple[int, int]:

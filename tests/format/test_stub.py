@@ -1,5 +1,7 @@
 """The stub attribute: small enough for the inode, and no flipped bit goes unseen."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,3 +74,10 @@ def test_each_file_of_each_instance_has_a_binding_of_its_own(
 ) -> None:
     one, other = (seed, inode, generation), (seed2, inode2, generation2)
     assert (binding(*one) == binding(*other)) == (one == other)
+
+
+@given(stubs, UUID, st.integers(4, 7))
+def test_flags_of_a_later_version_are_refused(stub: StubAttribute, volume: bytes, bit: int) -> None:
+    later = replace(stub, flags=Flag(stub.flags | 1 << bit))
+    with pytest.raises(DamagedStub, match="does not know"):
+        decode_stub(encode_stub(later, volume, 7), volume, "here")

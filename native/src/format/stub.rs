@@ -38,6 +38,8 @@ pub const RESTORING: u8 = 2;
 pub const DIRECT: u8 = 4;
 /// Blocks may have been added to those that the attribute counts.
 pub const WRITTEN: u8 = 8;
+/// All flags that there are. An attribute with another one is of a later version.
+const STUB_FLAGS: u8 = COMMITTING | RESTORING | DIRECT | WRITTEN;
 
 /// What the attributes of a volume's stubs have in common: the seeds of the checksum and of the
 /// binding.
@@ -95,10 +97,14 @@ impl StubHead {
     }
 }
 
-/// Decodes an attribute. None where it is damaged, or belongs to another volume.
+/// Decodes an attribute. None where it is damaged, belongs to another volume, or has parts that this
+/// version does not know.
 pub fn stub_head(value: &[u8], seed: u64) -> Option<StubHead> {
     let head: &[u8; STUB_BYTES] = value.try_into().ok()?;
-    if fields::FORMAT.u8(head) != FORMAT || fields::RESERVED.u16(head) != 0 {
+    let is_known = fields::FORMAT.u8(head) == FORMAT
+        && fields::RESERVED.u16(head) == 0
+        && fields::FLAGS.u8(head) & !STUB_FLAGS == 0;
+    if !is_known {
         return None;
     }
     let mut blank = *head;
@@ -123,4 +129,33 @@ pub fn is_settled_stub(value: &[u8], size: i64, seed: u64) -> bool {
             && stub.local == 0
             && i64::try_from(stub.covered).is_ok_and(|covered| covered >= size)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: u64 = 7;
+
+    fn encoded(flags: u8) -> [u8; STUB_BYTES] {
+        let digest = [1; DIGEST_BYTES];
+        StubHead {
+            flags,
+            recipe: RecordId(1),
+            digest,
+            covered: 2,
+            mtime_ns: 3,
+            binding: 4,
+            local: 5,
+        }
+        .to_bytes(SEED)
+    }
+
+    #[test]
+    fn flags_of_a_later_version_are_refused() {
+        for flags in 0..=u8::MAX {
+            let found = stub_head(&encoded(flags), SEED).map(|stub| stub.flags);
+            assert_eq!(found, (flags < 16).then_some(flags));
+        }
+    }
 }
