@@ -1,6 +1,6 @@
 """Writing ``policy.toml``: comments and other keys stay as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tomlkit
@@ -13,7 +13,7 @@ from dedupd.errors import PolicyError
 from dedupd.units import brief
 
 
-def policy_text(values: dict[str, Any]) -> str:
+def policy_text(values: Mapping[str, Any]) -> str:
     """A new policy file that sets ``values`` and explains every key."""
     document = tomlkit.document()
     document.add(tomlkit.comment("What dedupd optimizes on this volume, and how."))

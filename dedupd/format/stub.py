@@ -44,8 +44,8 @@ class Flag(enum.IntFlag):
 
 NO_FLAGS = Flag(0)
 STUB_FLAGS = int(~NO_FLAGS)
-"""All flags that there are. An attribute with another one is of a later version, and means something
-that this one would do wrong."""
+"""All flags that there are. An attribute with another one is of a later version, and means what
+this one would do wrong."""
 
 
 @dataclass(frozen=True, slots=True)

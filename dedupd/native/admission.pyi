@@ -10,20 +10,20 @@ Saved = tuple[int, int, int]
 """A descriptor, and the start and the end of the notes in that file."""
 
 def pays(freed: int, cost: int, saving_min: float) -> bool:
-    """Whether giving up ``freed`` bytes of blocks for ``cost`` bytes in the store saves the fraction
-    ``saving_min`` of them. 0: always."""
+    """Whether giving up ``freed`` bytes of blocks for ``cost`` bytes in the store saves the
+    fraction ``saving_min`` of them. 0: always."""
 
 def verdict(freed: int, cost: int, unique: int, saving_min: float) -> tuple[float, int]:
-    """The fraction of its blocks that a file saves, and about how many of its ``unique`` chunks would
-    have to be in the store for it to save ``saving_min``."""
+    """The fraction of its blocks that a file saves, and about how many of its ``unique`` chunks
+    would have to be in the store for it to save ``saving_min``."""
 
 class Ledger:
     """The files that earlier runs have judged, and those of this run. For several threads."""
 
     def __new__(cls, rows: Buffer, saving_min: float, *, rows_max: int, notes_max: int) -> Ledger:
-        """``rows`` are those of judged files (docs/format.md). A file that would save ``saving_min``
-        is judged again. Of more than ``rows_max`` files, and of their chunks, nothing is
-        remembered; see :attr:`is_full` for ``notes_max``. Raises ValueError."""
+        """``rows`` are those of judged files (docs/format.md). A file that would save
+        ``saving_min`` is judged again. Of more than ``rows_max`` files, and of their chunks,
+        nothing is remembered; see :attr:`is_full` for ``notes_max``. Raises ValueError."""
     def saving_of(self, identity: Identity) -> float | None:
         """The fraction of its blocks that an earlier run has found a file to save, if the file is
         as it was then."""

@@ -155,5 +155,5 @@ class FileList:
         saving_min: float,
         again: bool,
     ) -> tuple[int, int]:
-        """Have the files remembered that are not taken; with ``again`` as recalled ones. Returns how
-        many, and their bytes. Raises ValueError."""
+        """Have the files remembered that are not taken; with ``again`` as recalled ones. Returns
+        how many, and their bytes. Raises ValueError."""

@@ -8,7 +8,7 @@ goes back by itself.
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from dedupd.config.policy_file import policy_text
@@ -60,7 +60,7 @@ _EMPTIED = define("disable.emptied", "all entries have moved back, .dedupd is st
 def enable(
     path: str,
     *,
-    policy_values: dict[str, str],
+    policy_values: Mapping[str, str | int],
     disk: Disk,
     chunk_size: str = next(iter(PRESETS)),
     fingerprint: str = FINGERPRINTS[0],

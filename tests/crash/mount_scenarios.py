@@ -130,8 +130,9 @@ def serve_users_and_a_job(scene: Scene) -> None:
 
         def hook(point: str) -> None:
             if point == "commit.begun" and not touched:
-                (view / "more/text").chmod(0o640)
-                touched.append("more/text")
+                touched.extend(os.listdir(view / "more"))
+                for name in touched:
+                    (view / "more" / name).chmod(0o750)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(failpoint, "hook", hook)

@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 
 ONE_CALL = "one call, the steps of which are met elsewhere"
 
+BY_A_THREAD = "a thread calls it, and no line of the product: the scenario of a mount comes by"
+
 OUT_OF_A_VOLUME = ("jobs.backup.restore", "jobs.backup.tree_writer")
 """Modules that write into a directory that is no part of a volume: a restore that is cut off is
 begun again."""
@@ -26,6 +28,7 @@ begun again."""
 ELSEWHERE = {
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,
+    "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",
     "fuse_stub.namespace.rename exchange": "what a user asks for, one system call",

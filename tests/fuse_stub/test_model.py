@@ -314,7 +314,7 @@ def lab(loop_fs: MakeFileSystem, request: pytest.FixtureRequest) -> Iterator[Mou
     root, view = point / "volume", point.parent / "view"
     root.mkdir()
     view.mkdir()
-    values = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
+    values: dict[str, str | int] = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
     lab = MountedLab(root, view, Nursery())
     enable(
         str(root),

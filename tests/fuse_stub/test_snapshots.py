@@ -14,7 +14,7 @@ import pytest
 
 from dedupd.system import mount_table
 from dedupd.units import KIB, MIB
-from fuse_stub import process
+from fuse_stub.mounts.mount_points import is_dead_mount
 from fuse_stub.snapshot import mount_snapshot_in_background
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
@@ -210,7 +210,7 @@ def test_a_snapshot_whose_process_was_killed_is_mounted_again(
             os.waitpid(pid, 0)
         assert run_cli("umount", tmp_path).returncode == 0
         assert not mount_table.snapshot_points()
-        assert process.is_dead_mount(str(lab.view)) is False
+        assert is_dead_mount(str(lab.view)) is False
 
 
 def test_the_policy_holds_compaction_back_while_snapshots_have_the_blocks(

@@ -29,7 +29,8 @@ from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun
 from tests.conftest import MakeFileSystem
-from tests.support.lab import Lab, fill, new_lab, noise, run_cli, stop_at, write_out
+from tests.support import crash
+from tests.support.lab import Lab, fill, new_lab, noise, run_cli, write_out
 
 pytestmark = pytest.mark.root
 
@@ -554,16 +555,16 @@ def test_every_command_refuses_a_copy_and_names_the_remedy(lab: Lab, tmp_path: P
     assert run_cli("run", "verify", root).returncode == 0
 
 
-def test_an_interrupted_adoption_goes_on(lab: Lab, tmp_path: Path) -> None:
+def test_an_adoption_that_is_killed_goes_on(lab: Lab, tmp_path: Path) -> None:
     root = tmp_path / "copy"
     run("cp", "-a", lab.root, root)
     for point in ("adopt.bound", "adopt.synced"):
-        with stop_at(point):
-            adopt(root)
+        killed = crash.run_cli("adopt", root, fail_at=point)
+        assert crash.was_killed(killed), killed.stderr
         with pytest.raises(CopiedVolume):
             Volume.open(str(root))
-    with stop_at("adopt.recorded"):
-        adopt(root)
+    killed = crash.run_cli("adopt", root, fail_at="adopt.recorded")
+    assert crash.was_killed(killed), killed.stderr
     Lab(root).verify_clean()
     report = adopt(root)
     assert (report.own, report.adopted) == (2, 0)

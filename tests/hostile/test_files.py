@@ -331,7 +331,7 @@ def own(root: Path) -> Path:
 
 
 def enable_own(root: Path) -> None:
-    values = {"min_age": "0s", "min_file_saving": 0}
+    values: dict[str, str | int] = {"min_age": "0s", "min_file_saving": 0}
     parameters = enable(str(root), policy_values=values, force=True, disk=Disk())
     assert parameters.attribute == "user.dedupd"
 

@@ -67,13 +67,11 @@ def test_a_file_is_taken_where_its_blocks_are_more_than_what_is_new_of_it(
     new = [
         [one.fingerprints[at : at + 32] for at in range(0, len(one) * 32, 32)] for one in placed.new
     ]
-    sizes = {
-        one: data.draw(st.integers(1, 5000)) for group in new for one in group
-    }
+    sizes = {one: data.draw(st.integers(1, 5000)) for group in new for one in group}
     late = {prints[at]: 5000 + at for at in later_at if at < len(prints)}
     freed = [data.draw(st.integers(0, 60)) * KIB for _ in contents]
     judgement = placed.judge(
-        (packed([late.get(one, 0) for one in new[0]]), packed([late.get(one, 0) for one in new[1]])),
+        (packed([late.get(i, 0) for i in new[0]]), packed([late.get(i, 0) for i in new[1]])),
         (u32([sizes[one] for one in new[0]]), u32([sizes[one] for one in new[1]])),
         bytes(modes[:count]),
         packed(freed),
@@ -112,7 +110,9 @@ def test_a_file_is_taken_where_its_blocks_are_more_than_what_is_new_of_it(
         for group, first in zip(new, (FIRST, FIRST_AS_IS), strict=True)
     ]
     expected = [
-        0 if found.zero[n] else late.get(one) or ranks[0].get(one) or ranks[1].get(one) or NOT_STORED
+        0
+        if found.zero[n]
+        else late.get(one) or ranks[0].get(one) or ranks[1].get(one) or NOT_STORED
         for n, one in enumerate(prints)
     ]
     ids = judgement.ids(FIRST, FIRST_AS_IS)

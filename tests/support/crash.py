@@ -213,7 +213,7 @@ def make_volume(root: Path, seed: int = 1) -> dict[str, Seen]:
 
 def enable_volume(root: Path, disk: Disk | None = None) -> None:
     """Enable with a policy that takes every file at once."""
-    values = {"min_age": "0s", "min_file_saving": 0}
+    values: dict[str, str | int] = {"min_age": "0s", "min_file_saving": 0}
     enable(str(root), policy_values=values, force=True, disk=disk or Disk())
 
 

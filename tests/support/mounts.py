@@ -153,7 +153,7 @@ def mounted_lab(
     root.mkdir()
     view.mkdir()
     lab = MountedLab(root, view, nursery)
-    takes_all = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
+    takes_all: dict[str, str | int] = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
     values = {**takes_all, **(policy or {})}
     enable(str(root), policy_values=values, force=True, disk=lab.disk)
     lab.mount()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.root
 def make_volume(point: Path, *, force: bool = False) -> Lab:
     root = point / "share"
     root.mkdir(exist_ok=True)
-    values = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
+    values: dict[str, str | int] = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
     enable(str(root), policy_values=values, disk=Disk(), force=force)
     return Lab(root)
 

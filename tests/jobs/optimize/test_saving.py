@@ -10,8 +10,8 @@ import pytest
 
 from dedupd.config import memory_budget
 from dedupd.store.saved_notes import NAME, SavedNotes
+from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.units import KIB, MIB
-from jobs.optimize import file_reader
 from jobs.tree import judged_files
 from jobs.tree.candidates import SAVES_LITTLE
 from tests.support.lab import OLD_NS, Lab, new_lab, noise, prose
@@ -39,7 +39,7 @@ def put_media(lab: Lab, count: int = 12) -> dict[str, bytes]:
     """Files that no compression makes smaller: small ones, and some of several buffers."""
     sizes = [20 * KIB, 300 * KIB, 900 * KIB, 3 * MIB]
     contents = {f"media/{at}": noise(sizes[at % 4] + at * 1000, at) for at in range(count)}
-    contents["media/film"] = noise(file_reader.BATCH_BYTES + 2 * MIB, 99)
+    contents["media/film"] = noise(BATCH_BYTES + 2 * MIB, 99)
     for name, content in contents.items():
         lab.put(name, content)
     return contents
@@ -168,12 +168,12 @@ def test_what_a_stored_file_contains_is_found_again_in_one_that_was_left(tmp_pat
 
 def test_a_large_file_whose_beginning_does_not_pay_is_read_again(tmp_path: Path) -> None:
     lab = saving_lab(tmp_path)
-    content = noise(file_reader.BATCH_BYTES + MIB) + prose(2 * file_reader.BATCH_BYTES)
+    content = noise(BATCH_BYTES + MIB) + prose(2 * BATCH_BYTES)
     lab.put("image", content)
     report = lab.optimize()
     assert (report.files_optimized, report.files_recalled) == (1, 1)
     assert lab.read("image") == content
-    assert store_bytes(lab) < len(content) - file_reader.BATCH_BYTES
+    assert store_bytes(lab) < len(content) - BATCH_BYTES
     lab.verify_clean()
 
 
@@ -181,7 +181,7 @@ def test_a_large_file_whose_beginning_pays_alone_is_stored_if_it_saves_anything(
     tmp_path: Path,
 ) -> None:
     lab = saving_lab(tmp_path)
-    content = prose(MIB) + noise(5 * file_reader.BATCH_BYTES)
+    content = prose(MIB) + noise(5 * BATCH_BYTES)
     lab.put("image", content)
     assert lab.optimize().files_optimized == 1
     assert store_bytes(lab) < len(content)
