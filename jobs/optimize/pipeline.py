@@ -389,7 +389,8 @@ class Ingest:
             task.unique_chunks += unique
             if task.taking is Taking.UNDECIDED and (solid_bytes or segment.final):
                 task.taking = Taking.STORED if taken else Taking.NOTED
-            if task.taking is not Taking.NOTED:
+            # The chunks of a file that has changed while it was read are left, whatever it was.
+            if task.taking is not Taking.NOTED and not task.failure:
                 for kept in segment.kept:
                     self._builder(task).push(*kept)
                 self._extend_recipe(task, found.rows(number, ids))

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dedupd import native
 from dedupd.config import memory_budget
 from dedupd.store.saved_notes import NAME, SavedNotes
 from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.units import KIB, MIB
+from jobs.optimize.in_flight import Cut, InFlight
+from jobs.optimize.pipeline import Ingest
 from jobs.tree import judged_files
 from jobs.tree.candidates import SAVES_LITTLE
 from tests.support.lab import OLD_NS, Lab, new_lab, noise, prose
@@ -260,3 +263,30 @@ def test_little_memory_saves_notes_on_the_way(
         lab.put(f"copies/{name}", content)
     assert lab.optimize().files_optimized == 2 * len(contents)
     assert lab.optimize().sums["raw_bytes"] == 0
+
+
+def test_a_large_file_that_changes_while_its_parts_are_judged_stays_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader says so at any moment, also between two parts of it."""
+    judged = Ingest._judged
+    parts: list[bytes] = []
+
+    def change(self: Ingest, state: InFlight, cut: Cut) -> native.ingest.Judgement:
+        for segment in state.segments:
+            parts.append(segment.task.candidate.path)
+            if len(parts) > 1:
+                segment.task.failure = "changed while it was read"
+        return judged(self, state, cut)
+
+    monkeypatch.setattr(Ingest, "_judged", change)
+    lab = new_lab(tmp_path / "volume")
+    content = noise(3 * BATCH_BYTES)
+    lab.put("large", content)
+    report = lab.optimize()
+    assert len(parts) > 1 and report.files_optimized == 0
+    assert lab.stub("large") is None and lab.read("large") == content
+    monkeypatch.undo()
+    assert lab.optimize().files_optimized == 1
+    assert lab.read("large") == content
+    lab.verify_clean()
