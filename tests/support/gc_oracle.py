@@ -87,7 +87,9 @@ class Needed:
                 if (one in self.ids[kind]) == (entry.state in COLLECTED):
                     yield f"{kind.name} {one:#x}: {State(entry.state).name}"
             for entry in self.entries[COPIES_OF[kind]].values():
-                if entry.state == State.LIVE and entry.target not in self.ids[kind]:
+                # Of a container that is gone nobody can tell.
+                is_known = entry.target in self.entries[kind]
+                if entry.state == State.LIVE and is_known and entry.target not in self.ids[kind]:
                     yield f"a copy of {kind.name} {entry.target:#x} is live"
 
 
