@@ -21,10 +21,12 @@ from jobs.frame.run import JobRun
 
 @dataclass(frozen=True, slots=True)
 class Conduct:
-    """The options of ``dedupd run``. ``here``: in this process, service or not."""
+    """The options of ``dedupd run``. ``here``: in this process, service or not; ``pressing``: slow
+    down for users, and do not wait for them."""
 
     here: bool = False
     gentle: bool = False
+    pressing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ OPTIONS: Mapping[str, Callable[..., Any]] = {
     "min_age": click.option(
         "--min-age", metavar="TIME", help="Instead of the policy's, like 0s, for all paths."
     ),
+    "min_age_at_most": click.option(
+        "--min-age-at-most",
+        metavar="TIME",
+        help="No path needs a longer age, whatever the policy says.",
+    ),
     "memory": click.option("--memory", metavar="SIZE", help="Instead of the policy's, like 1G."),
     "cores": click.option("--cores", metavar="N", help="Instead of the policy's; 0 is all."),
     "rate": click.option(
@@ -62,6 +69,7 @@ def take_limits(options: dict[str, Any]) -> None:
     click.get_current_context().meta[_LIMITS] = Limits(
         RunLimits(
             _meant("--min-age", said["min_age"], parse_duration),
+            _meant("--min-age-at-most", said["min_age_at_most"], parse_duration),
             _meant("--memory", said["memory"], parse_size),
             _meant("--cores", said["cores"], whole(0, 1024)),
         ),
@@ -109,9 +117,11 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
         if not told.here and not told.gentle:
             yield run
             return
-        from jobs.frame.backoff import backing_off, decide, decide_eager
+        from jobs.frame.backoff import backing_off, decide, decide_eager, decide_pressing
 
-        rule = decide if told.gentle and policy.stop_when_busy else decide_eager
+        rule = decide_eager
+        if policy.stop_when_busy:
+            rule = decide if told.gentle else decide_pressing if told.pressing else decide_eager
         with backing_off(volume.parameters.uuid, run.pace, rule, run.tell):
             yield run
 

@@ -20,6 +20,7 @@ REFRESH_S = 1.0
 
 _STARTED = {
     "by_hand": "started by hand",
+    "space": "started because space is short",
     "window": "started by its schedule",
     "missed": "started by its schedule, late",
     "background": "started in the background",

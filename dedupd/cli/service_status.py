@@ -9,7 +9,7 @@ from rich.table import Table
 from dedupd.cli.common import print_json
 from dedupd.cli.terminal import figures, show
 from dedupd.service.client import ServiceClient
-from dedupd.units import counted, format_size
+from dedupd.units import counted, format_duration, format_size
 
 TASK_LABELS = {
     "background": "optimize, in the background",
@@ -47,6 +47,7 @@ def _show(volume: dict[str, Any]) -> None:
     place = f" at {volume['mountpoint']}" if mount["state"] == "mounted" else ""
     table.add_row("mount", f"{mount['state']}{place}")
     _add_savings(table, volume["savings"])
+    _add_space(table, volume.get("space"))
     job = volume["job"]
     if job is not None:
         why = f": {job['waits_for']}" if job["waits_for"] else ""
@@ -75,6 +76,20 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
         table.add_row(
             "quarantined", f"{counted(savings['quarantined_records'], 'record')}: run scrub"
         )
+
+
+def _add_space(table: Table, space: dict[str, Any] | None) -> None:
+    """How short space is, when it will be gone, and what would free some."""
+    if space is None:
+        return
+    free = f"{format_size(space['free_bytes'])} of {format_size(space['total_bytes'])} free"
+    level = "" if space["level"] == "enough" else f": {space['level']}"
+    until = "" if space["full_s"] is None else f"; full about {_time(space['full_s'])}"
+    table.add_row("space", f"{free}{level}{until}")
+    for one in space["reclaimable"]:
+        if one["bytes"]:
+            took = "" if one["length_s"] is None else f", in {format_duration(one['length_s'])}"
+            table.add_row("", f"{one['job']} would free {format_size(one['bytes'])}{took}")
 
 
 def _when(task: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from dedupd.config.config_values import (
 )
 from dedupd.config.profiles import plain
 from dedupd.config.reserve import DEFAULT as DEFAULT_RESERVE
-from dedupd.config.reserve import Reserve, parse_reserve, show_reserve
+from dedupd.config.reserve import Reserve, parse_reserve, parse_threshold, show_reserve
 from dedupd.config.rules import Rule, decided, extension_of, parse_rules
 from dedupd.config.schedule import Schedule, parse_schedule, show_schedule
 from dedupd.errors import PolicyError, UsageError
@@ -30,6 +30,7 @@ _HOURLY = parse_schedule("every 1h")
 _EARLY = parse_schedule("daily 01:00 for 5h")
 _WEEKLY = parse_schedule("Sat 02:45 for 8h")
 _WEEKLY_LATER = parse_schedule("Sat 03:45 for 8h")
+_LOW, _CRITICAL = Reserve(percent=10.0), Reserve(percent=5.0)
 _MONTHLY = parse_schedule("first Sun 03:45 for 12h")
 
 
@@ -80,6 +81,9 @@ class Policy:
     compaction_min_dead: float = 0.05
     compaction_shared: SharedExtents = SharedExtents.TAKE
     reserve: Reserve = DEFAULT_RESERVE
+    space_low: Reserve = _LOW
+    space_critical: Reserve = _CRITICAL
+    space_min_age_s: float = 3600.0
     redundancy_threshold: int = 100
     scrub_rate_bytes_per_s: int = 0
     memory_bytes: int = 256 << 20
@@ -108,6 +112,12 @@ class Policy:
         ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
         sizes = [rule.min_size_bytes for rule in self.rules if rule.min_size_bytes is not None]
         return min([self.min_age_s, *ages]), min([self.min_size_bytes, *sizes])
+
+    @property
+    def strictest_age_s(self) -> float:
+        """The highest age that it asks of any path."""
+        ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
+        return max([self.min_age_s, *ages])
 
     def excludes(self, path: bytes) -> bool:
         """Whether a path, relative to the volume, is left alone, whatever its age and size."""
@@ -217,6 +227,25 @@ KEYS = {
             parse_reserve,
             show_reserve,
             "the free space that jobs leave to users: a size, a percentage, or auto",
+        ),
+        Key(
+            "space_low",
+            parse_threshold,
+            show_reserve,
+            "below so much free space the service frees some at once; 0 is never",
+        ),
+        Key(
+            "space_critical",
+            parse_threshold,
+            show_reserve,
+            "below so much it also optimizes files of the age space_min_age",
+        ),
+        Key(
+            "space_min_age",
+            duration,
+            exact_duration,
+            "the age that is enough for a file while space is critical",
+            unit="s",
         ),
         Key(
             "redundancy_threshold",

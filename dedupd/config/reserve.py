@@ -47,6 +47,16 @@ def parse_reserve(value: Any) -> Reserve:
         raise UsageError(valid) from None
 
 
+def parse_threshold(value: Any) -> Reserve:
+    """As :func:`parse_reserve`, without ``"auto"``. Raises UsageError."""
+    try:
+        if value != _AUTO:
+            return parse_reserve(value)
+    except UsageError:
+        pass
+    raise UsageError('write a size, like "20 GiB", a percentage, like "5%", or 0')
+
+
 def show_reserve(reserve: Reserve) -> str:
     """A text that :func:`parse_reserve` reads back as the same."""
     if reserve.size_bytes is not None:

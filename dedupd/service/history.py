@@ -31,6 +31,8 @@ class Savings:
     free_bytes: int
     quarantined_records: int = 0
     """Records that scrub found damaged and could not repair."""
+    garbage_bytes: int = 0
+    """What a compaction would give back."""
 
     @property
     def saved_bytes(self) -> int:

@@ -45,6 +45,8 @@ class JobProcess:
     submitted_s: float
     task: TaskName | None = None
     eager: bool = True
+    pressing: bool = False
+    """Whether it frees space that is short: it is slow for users, and does not wait."""
     started_s: float | None = None
     finished_s: float | None = None
     until_s: float | None = None
@@ -186,7 +188,7 @@ class JobProcess:
         self.output, self.errors, self.exit_status = output, errors, status
 
     def _command(self) -> list[str]:
-        gentle = [] if self.eager else ["--gentle"]
+        gentle = ["--pressing"] if self.pressing else [] if self.eager else ["--gentle"]
         command = [sys.executable, "-P", "-m", "dedupd.cli.main", "run", "--here", *gentle]
         return [*command, self.job, *self.arguments, "--", self.path]
 

@@ -48,4 +48,5 @@ async def measure(path: str) -> Savings | None:
         row["occupied_bytes"],
         row["free_bytes"],
         row["garbage"]["quarantined_records"],
+        row["garbage"]["compaction_frees_bytes"],
     )

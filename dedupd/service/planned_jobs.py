@@ -38,7 +38,7 @@ def schedules(policy: Policy) -> dict[TaskName, Schedule]:
 _ANY = frozenset({"for", "cores"})
 
 JOBS: Mapping[str, frozenset[str]] = {
-    "optimize": _ANY | {"min_age", "memory", "rate"},
+    "optimize": _ANY | {"min_age", "min_age_at_most", "memory", "rate"},
     "reconcile": _ANY | {"strategy", "memory"},
     "gc": _ANY | {"full", "all_garbage"},
     "compact": _ANY | {"rate"},

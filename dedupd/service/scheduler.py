@@ -30,13 +30,44 @@ WAIT_S_MAX = 3600.0
 """The longest wait; clocks are set now and then."""
 
 
+SPACE_S_MIN = 60.0
+REMOVED_S_MIN = 20.0
+OPTIMIZE_S_MIN = 900.0
+SPACE_REST, REMOVED_REST = 20.0, 5.0
+"""While space is short: from the end of a run to the next one of the same task at least, and in
+multiples of the time that the last one took. For gc shorter where files were removed since."""
+
+
 class Urgency(IntEnum):
     """The lower goes first."""
 
     BY_HAND = 0
-    WINDOW = 1
-    MISSED = 2
-    BACKGROUND = 3
+    SPACE = 1
+    WINDOW = 2
+    MISSED = 3
+    BACKGROUND = 4
+
+
+class SpaceLevel(IntEnum):
+    """How short the space of a volume's file system is."""
+
+    ENOUGH = 0
+    LOW = 1
+    CRITICAL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceState:
+    """The space of a volume. Times are seconds since 1970.
+
+    ``since_s`` is when it became as short as it is, ``removed_s`` when files were last seen to have
+    been removed; ``age`` is the age that is enough for a file now, empty where the policy's holds.
+    """
+
+    level: SpaceLevel = SpaceLevel.ENOUGH
+    since_s: float = 0.0
+    removed_s: float = 0.0
+    age: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +95,7 @@ class VolumeView:
     """When it became a volume: windows before that were not missed."""
     served_s: float = 0.0
     """When its last job ended: the volume that has waited longest goes first."""
+    space: SpaceState = SpaceState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +129,8 @@ class StartTask:
     task: TaskName
     urgency: Urgency
     until_s: float | None
+    arguments: tuple[str, ...] = ()
+    """Of this run alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +168,7 @@ class Due:
     length_s: float | None = None
     """How long it may run, where that does not end with its window."""
     end_s: float | None = None
+    arguments: tuple[str, ...] = ()
 
     def until_s(self, now_s: float) -> float | None:
         return self.end_s if self.length_s is None else now_s + self.length_s
@@ -150,15 +185,52 @@ def due(
     """When a task is to run next, as seen from now; None for never."""
     if history is not None and _is_of_the_future(history, now_s):
         history = None  # the clock was set back: nothing is known
-    retry_s = 0.0
-    if history is not None and history.failures:
-        doubled = RETRY_S_MIN * 2.0 ** min(history.failures - 1, 20)
-        retry_s = history.finished_s + min(RETRY_S_MAX, doubled)
+    retry_s = _retry_s(history)
     if isinstance(schedule, Off):
         return None
     if isinstance(schedule, Every):
         return Due(task, Urgency.BACKGROUND, max(retry_s, _next_interval(schedule, history)))
     return _calendar(task, schedule, history, since_s, retry_s, now_s, zone)
+
+
+def _retry_s(history: TaskHistory | None) -> float:
+    """Before this a task is not to run again: it has failed."""
+    if history is None or not history.failures:
+        return 0.0
+    doubled = RETRY_S_MIN * 2.0 ** min(history.failures - 1, 20)
+    return history.finished_s + min(RETRY_S_MAX, doubled)
+
+
+def due_for_space(
+    space: SpaceState, histories: Mapping[TaskName, TaskHistory], now_s: float
+) -> Iterator[Due]:
+    """Tasks that are to run because space is short, the cheapest first: what is garbage already,
+    what has become garbage, what can be optimized."""
+    if space.level is SpaceLevel.ENOUGH:
+        return
+    known = {name: one for name, one in histories.items() if not _is_of_the_future(one, now_s)}
+    gc, compact, optimize = known.get("gc"), known.get("compact"), known.get("throughput")
+    collected_s = gc.finished_s if gc is not None and gc.completed else 0.0
+    if collected_s > (compact.started_s if compact is not None else 0.0):
+        yield Due("compact", Urgency.SPACE, _retry_s(compact))
+    is_removed = gc is not None and space.removed_s > gc.started_s
+    rest = (REMOVED_S_MIN, REMOVED_REST) if is_removed else (SPACE_S_MIN, SPACE_REST)
+    yield Due("gc", Urgency.SPACE, _again_s(space, gc, *rest))
+    arguments = (f"--min-age-at-most={space.age}",) if space.age else ()
+    at_s = _again_s(space, optimize, OPTIMIZE_S_MIN, SPACE_REST)
+    yield Due("throughput", Urgency.SPACE, at_s, arguments=arguments)
+
+
+def _again_s(
+    space: SpaceState, last: TaskHistory | None, rest_s: float, rest_share: float
+) -> float:
+    """When a task is to run again while space is short: at once where it has not since then."""
+    if last is None:
+        return 0.0
+    if last.started_s < space.since_s and not last.failures:
+        return 0.0
+    took_s = max(0.0, last.finished_s - last.started_s)
+    return max(_retry_s(last), last.finished_s + max(rest_s, rest_share * took_s))
 
 
 def _is_of_the_future(history: TaskHistory, now_s: float) -> bool:
@@ -226,7 +298,7 @@ def next_action(
         if any(one.stopping for one in blockers):
             continue
         for blocker in blockers:
-            if _gives_way(urgency, blocker):
+            if _gives_way(urgency, blocker) or _frees_sooner(start, blocker):
                 return Stop(blocker.uuid, "something more urgent is to run")
         for blocker in blockers:
             if not _takes_turns(urgency, uuid, blocker):
@@ -241,7 +313,19 @@ def next_action(
 def _gives_way(urgency: Urgency, running: Running) -> bool:
     if urgency == Urgency.BY_HAND:
         return running.urgency != Urgency.BY_HAND
+    if urgency == Urgency.SPACE:
+        return running.urgency > Urgency.SPACE
     return urgency < Urgency.BACKGROUND and running.urgency == Urgency.BACKGROUND
+
+
+def _frees_sooner(start: Action, running: Running) -> bool:
+    """Whether a job would free space at once, and the one that runs does so file by file."""
+    if not isinstance(start, StartTask) or start.urgency != Urgency.SPACE:
+        return False
+    return start.task != "throughput" and (running.task, running.urgency) == (
+        "throughput",
+        Urgency.SPACE,
+    )
 
 
 def _takes_turns(urgency: Urgency, uuid: str, running: Running) -> bool:
@@ -272,7 +356,8 @@ def _waiting(
             if one.at_s > now_s:
                 wakes.append(one.at_s)
                 continue
-            start = StartTask(volume.uuid, one.task, one.urgency, one.until_s(now_s))
+            until_s = one.until_s(now_s)
+            start = StartTask(volume.uuid, one.task, one.urgency, until_s, one.arguments)
             # Those without a window take turns: the others would leave the last one no time.
             due_s = one.at_s if one.urgency == Urgency.BACKGROUND else 0.0
             order = (one.urgency, volume.served_s, due_s, rank)
@@ -282,6 +367,8 @@ def _waiting(
 
 
 def _tasks(volume: VolumeView, now_s: float, zone: tzinfo | None) -> Iterator[tuple[int, Due]]:
+    if volume.schedules:  # else the policy cannot be read
+        yield from enumerate(due_for_space(volume.space, volume.history, now_s))
     for rank, (task, schedule) in enumerate(volume.schedules.items()):
         history = volume.history.get(task)
         found = due(task, schedule, history, volume.since_s, now_s, zone)

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,11 +17,16 @@ from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountKeeper, MountState
 from dedupd.service.planned_jobs import schedules
 from dedupd.service.scheduler import TaskHistory, TaskName, VolumeView
+from dedupd.service.space import Reclaimable, SpaceWatch, reclaimable, sample_of
 from dedupd.system.files import opened
 from dedupd.system.paths import explain
 from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
+from jobs.tree.candidates import YOUNG
 
 R = TypeVar("R")
+
+RUNS_LOOKED_AT = 50
+"""For the last one of optimize."""
 
 BUSY_RETRY_S = 60.0
 """When to try again where another process held the volume."""
@@ -39,6 +44,11 @@ class ServedVolume:
         self.policy_problem = ""
         self.tasks: dict[TaskName, TaskHistory] = {}
         self.savings: Savings | None = None
+        self.space = SpaceWatch()
+        self.garbage_bytes = 0
+        """What a compaction would give back, as far as jobs and measurements have told."""
+        self.young_bytes = 0
+        """Of files that the last optimize run found too young."""
         self.since_s = 0.0
         self._served_s = 0.0
         self._not_before_s = 0.0
@@ -81,7 +91,25 @@ class ServedVolume:
             self.paused,
             self.since_s,
             self._served_s,
+            self.space.state(self.policy),
         )
+
+    async def look_at_space(self) -> bool:
+        """Look at the free space. Whether something may have to be done now."""
+        base = self.keeper.base
+        if base is None or not self.is_mounted:
+            return False
+        try:
+            sample = await asyncio.to_thread(sample_of, base, time.time())
+        except OSError:
+            return False  # it has just been unmounted, or the disk is gone, which others say
+        return self.space.look(sample, self.policy)
+
+    @property
+    def reclaimable(self) -> list[Reclaimable]:
+        """Jobs that would free space, the cheapest first."""
+        saved = 0.0 if self.savings is None else self.savings.saved_fraction
+        return reclaimable(self.tasks, self.garbage_bytes, self.young_bytes, saved)
 
     @property
     def is_read_only(self) -> bool:
@@ -112,6 +140,7 @@ class ServedVolume:
         """Remember the outcome of a job."""
         assert job.started_s is not None and job.finished_s is not None
         self._served_s = job.finished_s
+        self._note_report(job.report or {})
         if job.report is None:
             started_s = job.started_s
             report = _report_of(job, started_s, job.finished_s)
@@ -127,8 +156,17 @@ class ServedVolume:
         self.tasks[name] = history
         await self.remember(lambda kept: kept.note_task(name, history))
 
+    def _note_report(self, report: Mapping[str, Any]) -> None:
+        """Take in what a run says of space that could be freed."""
+        if report.get("job") == "optimize":
+            self.young_bytes = report.get("bytes_skipped", {}).get(YOUNG, 0)
+        elif report.get("job") == "gc":
+            self.garbage_bytes += report.get("orphaned_bytes", 0)
+        elif report.get("job") == "compact":
+            self.garbage_bytes = max(0, report["dead_bytes"] - report["freed_bytes"])
+
     async def note_savings(self, savings: Savings) -> None:
-        self.savings = savings
+        self.savings, self.garbage_bytes = savings, savings.garbage_bytes
         await self.remember(lambda history: history.note_savings(savings))
 
     async def remember(self, act: Callable[[History], R]) -> R | None:
@@ -155,6 +193,12 @@ class ServedVolume:
         self.tasks = dict(memory.tasks)
         self.paused = memory.paused
         self.savings = memory.savings
+        if self.savings is not None:
+            self.garbage_bytes = self.savings.garbage_bytes
+        runs = await self.remember(lambda history: history.runs(RUNS_LOOKED_AT)) or []
+        for run in reversed(runs):
+            if run.get("job") == "optimize":
+                self._note_report(run)
         self._served_s = max((one.finished_s for one in self.tasks.values()), default=0.0)
         self.is_known = True
 

@@ -34,6 +34,7 @@ from dedupd.service.scheduler import (
     next_action,
 )
 from dedupd.service.served_volume import ServedVolume
+from dedupd.service.space import LOOK_S as SPACE_LOOK_S
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.notify import Notifier
 from dedupd.system.files import locked
@@ -103,6 +104,7 @@ class Service:
                     await volume.keeper.settled.wait()
                     await volume.view()
                 schedule = self._group.create_task(self._schedule())
+                space = self._group.create_task(self._watch_space())
                 self._notifier.ready(self.status)
                 report(Event.SERVICE_READY, f"dedupd is ready: {self.status}", pid=os.getpid())
                 await self._stop.wait()
@@ -110,6 +112,7 @@ class Service:
                 self._notifier.extend(DRAIN_S)
                 report(Event.SERVICE_STOPPING, "dedupd is stopping")
                 schedule.cancel()
+                space.cancel()
                 await self._drain()
                 watch.cancel()
 
@@ -208,6 +211,14 @@ class Service:
             self._notifier.alive()
             await asyncio.sleep(seconds)
 
+    async def _watch_space(self) -> None:
+        """Have the schedule decide as soon as space is short, or files were removed while it is."""
+        while True:
+            for volume in list(self.volumes.values()):
+                if await volume.look_at_space():
+                    self.look_again()
+            await asyncio.sleep(SPACE_LOOK_S)
+
     # --- jobs -------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
@@ -264,11 +275,12 @@ class Service:
             uuid=action.uuid,
             job=task.job,
             path=self.by_uuid(action.uuid).config.path,
-            arguments=task.options,
+            arguments=(*task.options, *action.arguments),
             urgency=action.urgency,
             submitted_s=time.time(),
             task=action.task,
             eager=task.eager,
+            pressing=action.urgency is Urgency.SPACE and not task.eager,
             until_s=action.until_s,
         )
 

@@ -135,6 +135,15 @@ def decide_eager(state: State, seen: Readings, now_s: float) -> State:
     return decide(state, Readings(memory_pressure=seen.memory_pressure), now_s)
 
 
+def decide_pressing(state: State, seen: Readings, now_s: float) -> State:
+    """The rule of a job that frees space while it is short: where others would have it wait, it is
+    slow. Where memory is short, it waits."""
+    if seen.memory_pressure >= MEMORY_PRESSURE or state.gait is Gait.PAUSE:
+        return decide_eager(state, seen, now_s)
+    gait, reason = _wanted(seen, waits=False)
+    return State(Gait.SLOW if gait is Gait.PAUSE else gait, reason, None, state.probed_s)
+
+
 Decide = Callable[[State, Readings, float], State]
 
 

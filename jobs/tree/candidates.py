@@ -32,6 +32,7 @@ from jobs.tree.walk import (
 
 OPTIMIZED = "already optimized"
 EXCLUDED = "excluded"
+YOUNG = "too young"
 LONG = "too long"
 LINKED = "linked from elsewhere"
 """A name outside of the volume shows the blocks alone: those of a stub are gone."""
@@ -47,7 +48,7 @@ _REASONS: "dict[native.tree.Reason, str]" = {
     "empty": "empty",
     "small": "below the minimum size",
     "judged": SAVES_LITTLE,
-    "young": "too young",
+    "young": YOUNG,
 }
 """What native code passes over, as users are told."""
 

@@ -10,12 +10,10 @@ from dedupd.config.rules import Decision, decided
 from dedupd.system.paths import show_path
 from dedupd.units import exact_duration, exact_size, format_duration
 from dedupd.volume.volume import Volume
-from jobs.tree.candidates import Candidate, Judged, Skipped, candidates
+from jobs.tree.candidates import YOUNG, Candidate, Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
 from jobs.tree.marked_directories import MarkedDirectories
 from jobs.tree.walk import single_file
-
-YOUNG = "too young"
 
 
 @dataclass(frozen=True, slots=True)

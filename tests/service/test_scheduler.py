@@ -15,6 +15,8 @@ from dedupd.service.scheduler import (
     Action,
     JobRequest,
     Running,
+    SpaceLevel,
+    SpaceState,
     StartRequest,
     StartTask,
     Stop,
@@ -430,3 +432,74 @@ def test_no_run_outlives_its_window(seed: int) -> None:
             assert isinstance(schedule, Calendar)
             window = schedule.latest(run.start_s, UTC)
             assert window is not None and run.end_s <= window.end_s + 1
+
+
+# --- space --------------------------------------------------------------------------------------
+
+LOW = SpaceState(SpaceLevel.LOW, since_s=night(2, 12))
+OFF: dict[TaskName, Schedule] = dict.fromkeys(USUAL, Off())
+
+
+def task_of(action: Action) -> TaskName | None:
+    return action.task if isinstance(action, StartTask) else None
+
+
+def test_what_frees_space_runs_at_once_the_cheapest_first_and_then_rests() -> None:
+    now, history, seen = night(2, 12.1), dict[TaskName, TaskHistory](), list[TaskName | None]()
+    history["gc"] = ran(night(1))
+    for _ in range(5):
+        volume = VolumeView("a", OFF, dict(history), space=LOW)
+        task = task_of(decide(volume, now=now))
+        seen.append(task)
+        if task is not None:
+            history[task] = ran(now, 5)
+            now += 6
+    assert seen == ["compact", "gc", "compact", "throughput", None]
+    assert task_of(decide(VolumeView("a", OFF, history, space=SpaceState()), now=now + DAY)) is None
+    later = VolumeView("a", OFF, history, space=LOW)
+    assert task_of(decide(later, now=now + 40)) is None
+    assert task_of(decide(later, now=now + 130)) == "gc"
+
+
+def test_removed_files_bring_the_next_collection_forward() -> None:
+    begun = night(2, 13)
+    history: dict[TaskName, TaskHistory] = {
+        "gc": ran(begun, 2),
+        "compact": ran(begun + 3, 2),
+        "throughput": ran(begun + 6, 2),
+    }
+    for removed_s, soon in ((begun + 10, "gc"), (begun - 10, None)):
+        space = replace(LOW, removed_s=removed_s)
+        volume = VolumeView("a", OFF, history, space=space)
+        assert task_of(decide(volume, now=begun + 30)) == soon
+
+
+def test_optimization_gives_way_to_what_frees_space_at_once() -> None:
+    begun = night(2, 13)
+    history = {"gc": ran(begun, 2), "compact": ran(begun + 3, 2)}
+    space = replace(LOW, removed_s=begun + 20)
+    volume = VolumeView("a", OFF, history, space=space)
+    running = [Running("a", Urgency.SPACE, begun + 6, task="throughput")]
+    assert isinstance(decide(volume, now=begun + 10, running=running), Wait)
+    assert isinstance(decide(volume, now=begun + 40, running=running), Stop)
+    for urgency, stops in ((Urgency.BY_HAND, False), (Urgency.WINDOW, True)):
+        held = [replace(running[0], urgency=urgency, task="scrub")]
+        assert isinstance(decide(volume, now=begun + 40, running=held), Stop) is stops
+
+
+def test_a_shorter_age_holds_while_space_is_critical_alone() -> None:
+    begun = night(2, 13)
+    history = {"gc": ran(begun, 2), "compact": ran(begun + 3, 2)}
+    for age, arguments in (("1h", ("--min-age-at-most=1h",)), ("", ())):
+        space = replace(LOW, level=SpaceLevel.CRITICAL, age=age)
+        action = decide(VolumeView("a", OFF, history, space=space), now=begun + 10)
+        assert isinstance(action, StartTask) and action.arguments == arguments
+
+
+def test_a_failing_task_does_not_run_without_end_while_space_is_short() -> None:
+    failed = ran(night(2, 13), 1, completed=False, failures=3)
+    history: dict[TaskName, TaskHistory] = {"gc": failed, "throughput": ran(night(2, 13))}
+    history["compact"] = ran(night(2, 14))
+    volume = VolumeView("a", OFF, history, space=replace(LOW, since_s=night(2, 13.5)))
+    assert task_of(decide(volume, now=failed.finished_s + 100)) != "gc"
+    assert task_of(decide(volume, now=failed.finished_s + 300)) == "gc"

@@ -256,6 +256,8 @@ class ServiceLab:
 QUIET_POLICY = """
 min_age = "0s"
 min_size = "1"
+space_low = 0
+space_critical = 0
 schedule_background = "off"
 schedule_throughput = "off"
 schedule_reconcile = "off"

@@ -14,10 +14,13 @@ JOBS = ("compact", "gc", "optimize", "rebuild", "reconcile", "scrub", "unoptimiz
 @click.group("run", cls=LazyGroup, package=__name__, names=JOBS)
 @click.option("--here", is_flag=True, help="In this process, also where the service runs.")
 @click.option("--gentle", is_flag=True, help="Slow down and pause while users are at work.")
+@click.option(
+    "--pressing", is_flag=True, help="Slow down, and do not pause, while users are at work."
+)
 @click.pass_context
-def command(context: click.Context, here: bool, gentle: bool) -> None:
+def command(context: click.Context, here: bool, gentle: bool, pressing: bool) -> None:
     """Run one job on a volume, or on a part of its tree, at the lowest priority.
 
     Where the service runs and serves the volume, it runs the job.
     """
-    context.obj = Conduct(here or gentle, gentle)
+    context.obj = Conduct(here or gentle, gentle, pressing)

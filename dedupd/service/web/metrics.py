@@ -101,6 +101,7 @@ class _ServiceCollector(Collector):
         yield _single("dedupd_problems", "What somebody should look at.", {}, count)
         yield from self._mounts()
         yield from self._savings()
+        yield from self._space()
         yield from self._tasks()
         yield from self._jobs()
 
@@ -139,6 +140,31 @@ class _ServiceCollector(Collector):
                 if volume.savings is not None:
                     family.add_metric(path, getattr(volume.savings, one.key))
             yield family
+
+    def _space(self) -> Iterator[Metric]:
+        level = GaugeMetricFamily(
+            "dedupd_space_level", "0: enough is free, 1: it is low, 2: critical.", None, _PATH
+        )
+        free = GaugeMetricFamily("dedupd_space_free_bytes", "Free now.", None, _PATH)
+        total = GaugeMetricFamily("dedupd_space_total_bytes", "Of the file system.", None, _PATH)
+        full = GaugeMetricFamily(
+            "dedupd_space_full_timestamp_seconds", "When it is full at this rate.", None, _PATH
+        )
+        gain = GaugeMetricFamily(
+            "dedupd_space_reclaimable_bytes", "What a job would free.", None, [*_PATH, "job"]
+        )
+        for path, volume in self._volumes():
+            if (latest := volume.space.latest) is None:
+                continue
+            level.add_metric(path, volume.space.level)
+            free.add_metric(path, latest.free_bytes)
+            total.add_metric(path, latest.total_bytes)
+            if volume.space.full_s is not None:
+                full.add_metric(path, volume.space.full_s)
+            for one in volume.reclaimable:
+                if one.bytes is not None:
+                    gain.add_metric([*path, one.job], one.bytes)
+        yield from (level, free, total, full, gain)
 
     def _tasks(self) -> Iterator[Metric]:
         labels = [*_PATH, "task"]

@@ -122,6 +122,7 @@ def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
             job_view(one, service, right) for one in service.waiting if one.uuid == volume.uuid
         ],
         "tasks": _tasks(volume),
+        "space": _space(volume),
         "savings": None
         if savings is None
         else {
@@ -129,6 +130,23 @@ def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
             "saved_bytes": savings.saved_bytes,
             "saved_fraction": savings.saved_fraction,
         },
+    }
+
+
+def _space(volume: ServedVolume) -> Json | None:
+    """How short space is, what would free some, and when it will be gone."""
+    watch = volume.space
+    if watch.latest is None:
+        return None
+    return {
+        "level": watch.level.name.lower(),
+        "free_bytes": watch.latest.free_bytes,
+        "total_bytes": watch.latest.total_bytes,
+        "low_bytes": watch.low_bytes,
+        "critical_bytes": watch.critical_bytes,
+        "taken_bytes_per_s": watch.rate_bytes_per_s,
+        "full_s": watch.full_s,
+        "reclaimable": [asdict(one) for one in volume.reclaimable],
     }
 
 

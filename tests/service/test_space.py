@@ -1,0 +1,127 @@
+"""Space that comes back by itself: a volume that is nearly full, and a folder that is deleted."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dedupd.config.policy import Policy
+from dedupd.config.reserve import Reserve
+from dedupd.service.scheduler import SpaceLevel
+from dedupd.service.space import Sample, SpaceWatch, level_of, rate_of, reclaimable
+from dedupd.units import MIB
+from tests.conftest import MakeFileSystem
+from tests.support.lab import noise
+from tests.support.service import ServiceLab, eventually
+
+HOUR = 3600.0
+POLICY = Policy(space_low=Reserve(percent=10.0), space_critical=Reserve(percent=5.0))
+
+
+def sample(time_s: float, free: int, inodes: int = 10) -> Sample:
+    return Sample(time_s, free, 1000, inodes)
+
+
+def test_a_level_ends_a_little_above_where_it_begins() -> None:
+    level, seen = SpaceLevel.ENOUGH, []
+    for free in (101, 99, 105, 109, 49, 53, 56, 111, 105):
+        level = level_of(free, 100, 50, level)
+        seen.append(level)
+    enough, low, critical = SpaceLevel
+    assert seen == [enough, low, low, low, critical, critical, low, enough, enough]
+
+
+def test_a_look_says_when_there_is_something_to_do() -> None:
+    watch = SpaceWatch()
+    assert not watch.look(sample(1, 500), POLICY)
+    assert not watch.look(sample(2, 500, inodes=5), POLICY)  # removed, and there is enough
+    assert watch.look(sample(3, 80, inodes=5), POLICY)
+    assert not watch.look(sample(4, 80, inodes=6), POLICY)
+    assert watch.look(sample(5, 80, inodes=5), POLICY)
+    assert watch.look(sample(6, 40, inodes=5), POLICY)
+    state = watch.state(POLICY)
+    assert (state.level, state.since_s, state.removed_s) == (SpaceLevel.CRITICAL, 6, 5)
+    assert state.age == "1h"
+    assert watch.state(Policy(min_age_s=0)).age == ""
+
+
+def test_the_forecast_is_the_line_through_what_was_seen() -> None:
+    watch = SpaceWatch()
+    for hour in range(5):
+        watch.look(Sample(hour * HOUR, 10_000 - hour * 1000, 20_000, 1), POLICY)
+    assert watch.full_s == pytest.approx(10 * HOUR)
+    assert rate_of([Sample(at * HOUR, 5 + at, 9, 1) for at in range(4)]) == pytest.approx(-1 / HOUR)
+    assert rate_of([sample(at, 9 - at) for at in range(9)]) is None
+
+
+def test_what_could_be_freed_is_told_by_job() -> None:
+    found = reclaimable({}, 100, 50, 0.5)
+    assert [(one.job, one.bytes) for one in found] == [
+        ("compact", 100),
+        ("gc", None),
+        ("optimize", 25),
+    ]
+
+
+@pytest.fixture
+def machine(loop_fs: MakeFileSystem) -> Iterator[ServiceLab]:
+    machine = ServiceLab(loop_fs("ext4", "256M"))
+    try:
+        yield machine
+    finally:
+        machine.close()
+
+
+def free_bytes(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+@pytest.mark.root
+def test_the_space_of_a_deleted_folder_comes_back_by_itself(machine: ServiceLab) -> None:
+    """40 % of the volume, at 95 %: 90 % of it is free again within two minutes."""
+    lab = machine.add_volume(policy='reserve = "0"\n')
+    text = (lab.base / "policy.toml").read_text()
+    total = os.statvfs(lab.root).f_blocks * os.statvfs(lab.root).f_frsize
+    share = int(total * 0.4) // (8 * MIB)
+    for at in range(share):  # containers of their own, as a folder has that came in one go
+        lab.put(f"folder/{at}", noise(8 * MIB, at))
+    lab.optimize()
+    lab.put("kept", noise(40 * MIB, 999))
+    lab.optimize()
+    ballast = free_bytes(lab.root) - int(total * 0.05)
+    lab.put("ballast", b"").write_bytes(b"\1" * ballast)
+    lab.set_policy(text.replace("space_low = 0", 'space_low = "10%"') + 'exclude = ["ballast"]\n')
+    machine.start()
+    level = eventually(lambda: (machine.view(lab)["space"] or {}).get("level"), "it was looked at")
+    assert level in ("low", "critical")
+    eventually(lambda: machine.view(lab)["tasks"]["gc"]["last"], "it has looked for garbage")
+    eventually(lambda: machine.view(lab)["tasks"]["throughput"]["last"], "and optimized")
+    before, began_s = free_bytes(lab.root), time.monotonic()
+    shutil.rmtree(lab.root / "folder")
+    wanted = before + int(0.9 * share * 8 * MIB)
+    eventually(lambda: free_bytes(lab.root) >= wanted, "the space is back")
+    print(f"back after {time.monotonic() - began_s:.0f} s")
+    assert (lab.root / "kept").read_bytes() == noise(40 * MIB, 999)
+    eventually(lambda: machine.view(lab)["space"]["level"] == "enough", "it is over")
+    assert machine.run("status", lab.root).stdout.count("free") >= 1
+    machine.stop()
+    machine.verify()
+
+
+@pytest.mark.root
+def test_younger_files_are_taken_while_space_is_critical(machine: ServiceLab) -> None:
+    lab = machine.add_volume()
+    lab.set_policy(
+        (lab.base / "policy.toml").read_text().replace('min_age = "0s"', 'min_age = "9d"')
+        + 'space_min_age = "0s"\nreserve = "0"\n'
+    )
+    os.utime(lab.put("f", noise(1 * MIB)))
+    machine.start()
+    assert machine.view(lab)["tasks"]["throughput"]["last"] is None
+    assert machine.run("policy", lab.root, "space_critical", "99%").returncode == 0
+    eventually(lambda: lab.stub("f") is not None, "it is a stub")
+    assert machine.view(lab)["space"]["level"] == "critical"
