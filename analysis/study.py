@@ -251,7 +251,9 @@ class _Queries:
         for name, values in PROFILES.items():
             self._step(f"profile {name}")
             policy = apply_values(Policy(), values, name)
-            self._database.set(exclude_types=list(policy.exclude_types))
+            self._database.set(
+                exclude_types=list(policy.exclude_types), min_file_saving=policy.min_file_saving
+            )
             now = self._profile(policy.min_size_bytes, policy.min_age_s)
             later = self._profile(policy.min_size_bytes, 0) if policy.min_age_s else now
             profiles[name] = Forecast(now, later)
