@@ -75,6 +75,9 @@ class Judgement:
     def unique(self) -> list[int]:
         """How many chunks of each neither the store has nor a segment before."""
     @property
+    def fresh(self) -> list[int]:
+        """The bytes of these."""
+    @property
     def solid(self) -> list[int]:
         """The bytes of each that are not zeros."""
     @property
@@ -100,11 +103,13 @@ class FileList:
         packed: bytes = b"",
         suffixes: Set[bytes] | None = None,
         as_is: Set[bytes] = frozenset(),
+        sample: tuple[int, int, bool] | None = None,
     ) -> FileList:
         """The plain files that :func:`.tree.find_candidates` has packed: paths are names after
         ``directory``. Of all, or of those whose names end in one of ``suffixes``; those whose names
-        end in one of ``as_is`` are not to be compressed. Raises ValueError where these are no such
-        files.
+        end in one of ``as_is`` are not to be compressed. With ``sample`` (n, k, True) only of those
+        whose inodes leave k when they are divided by n, with (n, k, False) of the others. Raises
+        ValueError where these are no such files.
         """
     def __len__(self) -> int: ...
     def __getitem__(self, at: int, /) -> tuple[bytes, tuple[int, int, int, int], bool]:
@@ -147,6 +152,9 @@ class FileList:
 
         ``found`` are the chunks of these files, ``ids`` the u64 ids of all. Raises ValueError.
         """
+    def tally(self, judgement: Judgement) -> list[tuple[bytes, bytes, int, int, int, int]]:
+        """By the folder at the top of their paths, and what follows the last dot of their names: how
+        many files, their bytes, bytes of new chunks, bytes of blocks saved. Raises ValueError."""
     def leave(
         self,
         found: Chunks,

@@ -115,6 +115,8 @@ class PackedFiles:
     size_bytes: Final[int]
     chunks: Final[list[tuple[bytes, int]]]
     """About how many chunks they have, by what follows the last dot of their names."""
+    files: Final[list[tuple[bytes, int]]]
+    """How many they are, likewise."""
 
 class DirectoryCandidates(Directory):
     """What an optimize job has to do with a directory.

@@ -38,6 +38,8 @@ class HintKey(enum.StrEnum):
     ids come to name other records, so that their second copies cannot be used."""
     UNFINISHED_FILES = "resume/"
     """How far very large files have been read, by inode. A loss has them read from the start."""
+    CLASSES = "classes"
+    """What classes of files have saved for their cost. Without it a large run learns it anew."""
     LAST_COLLECTION = "gc/last"
     """A digest of the state that the last gc left. Without it the next gc reads recipes even where
     nothing has changed."""

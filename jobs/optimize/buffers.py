@@ -43,6 +43,7 @@ class FileTask:
     """Of its blocks, which it gives up."""
     cost_bytes: int = 0
     """What it has added to the store so far, or would have."""
+    new_bytes: int = 0
     unique_chunks: int = 0
     """How many chunks of it, so far, nobody else had."""
     taking: Taking = Taking.UNDECIDED

@@ -1,7 +1,5 @@
 """The optimize job: candidates of the policy become stubs."""
 
-import gc
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -27,7 +25,9 @@ from jobs.optimize.admission import NO_ROOM, Admission
 from jobs.optimize.buffers import FileTask, Ready
 from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
 from jobs.optimize.group_commit import GroupCommit, GroupResult
+from jobs.optimize.interpreter import let_objects_stream
 from jobs.optimize.judging import Judging
+from jobs.optimize.order import Order
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest
 from jobs.optimize.report import OptimizeReport
@@ -41,6 +41,7 @@ from jobs.tree.candidates import (
     candidates,
     found_candidates,
 )
+from jobs.tree.file_classes import Choice
 
 __all__ = ["Optimize", "OptimizeReport"]
 
@@ -52,13 +53,6 @@ GROUP_READ_BYTES = 1024 * MIB
 
 GROUP_FILES_MAX = 4096
 """Files per group: a descriptor each while they are committed."""
-
-GARBAGE_THRESHOLD = 100_000
-"""Objects between two searches for cycles; 700 is Python's own choice."""
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long a thread keeps the interpreter from others that wait for it: the reader and the commit
-give it up at every system call. Python's own 5 ms made a run of small files 6 % longer."""
 
 BUFFERS_MIN = 4
 """One that is read into, one that is cut, and two whose chunks are compressed."""
@@ -86,6 +80,7 @@ class Optimize(Job[OptimizeReport]):
         self._room = volume.room()
         self._judging = Judging(volume, self._policy)
         self._judged = Judged(self._judging.ledger)
+        self._order = Order(self._judging.classes)
         self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
     def run(self) -> OptimizeReport:
@@ -95,10 +90,7 @@ class Optimize(Job[OptimizeReport]):
         """
         require_suitable(self._volume)  # which the mount, if there is one, has not done of late
         has_work = self._count_candidates()
-        # Few of the objects that stream through here are in cycles; looking for them all the time
-        # took 3 % of a run.
-        gc.set_threshold(GARBAGE_THRESHOLD)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        let_objects_stream()
         if not has_work:
             return self.report()
         self._run.update(phase="loading the index")
@@ -138,6 +130,7 @@ class Optimize(Job[OptimizeReport]):
         ):
             total += found.work_bytes if isinstance(found, Candidate) else found.size_bytes
             self._partitioning.expect(found)
+            self._order.expect(found)
             self._found.add(found)
             self._run.update(total=total)
         self._unsettled = skipped.unsettled
@@ -192,22 +185,30 @@ class Optimize(Job[OptimizeReport]):
         if self._judging.is_recall:
             yield from self._recalled(is_in)
             return
-        if not self._walks_again:
+        for number, choice in enumerate(self._order.choices()):
+            if self._walks_again:
+                yield from self._walked(is_in, choice, is_first and number == 0)
+                continue
             wanted = None if is_only else is_in
-            for found in self._found.through(wanted, self._policy.compresses_type):
-                if isinstance(found, Candidate):
-                    yield found, self._policy.compresses(found.path)
-                else:
-                    yield found
-            return
+            for found in self._found.through(wanted, self._policy.compresses_type, choice):
+                yield self._work(found) if isinstance(found, Candidate) else found
+
+    def _work(self, candidate: Candidate) -> Work:
+        return candidate, self._policy.compresses(candidate.path)
+
+    def _walked(
+        self, is_in: Callable[[str], bool], choice: Choice, is_first: bool
+    ) -> Iterator[Work]:
+        """Those of a choice, by another walk: the first one has found more than is kept."""
         errors: list[str] = []
         skipped = self._skipped if is_first else Skipped()
         check = self._run.safe_point
         for candidate in candidates(
             self._volume, self._policy, self._below, skipped, errors, check, self._judged
         ):
-            if is_in(type_of(candidate.path)):
-                yield candidate, self._policy.compresses(candidate.path)
+            path = candidate.path
+            if is_in(type_of(path)) and choice.takes(path, candidate.identity.inode):
+                yield self._work(candidate)
         for message in errors if is_first else ():
             self._run.findings.add(message)
 
@@ -217,7 +218,7 @@ class Optimize(Job[OptimizeReport]):
         for found in candidates(self._volume, self._policy, b"", Skipped(), [], check, judged):
             if found.attribute is None and is_in(type_of(found.path)):
                 self._report.files_recalled += 1
-                yield found, self._policy.compresses(found.path)
+                yield self._work(found)
 
     def _optimize(self, store: StoreSession, partitions: list[int]) -> None:
         threads = self._threads

@@ -22,6 +22,7 @@ from dedupd.format.saved_notes import NotesHeader
 from dedupd.store.saved_notes import SavedNotes, remove_notes, save_notes
 from dedupd.stub.transition import FileIdentity
 from dedupd.volume.volume import Volume
+from jobs.optimize.order import ClassFigures
 from jobs.tree.judged_files import found_notes, new_ledger, policy_digest
 
 _log = logging.getLogger("dedupd")
@@ -42,6 +43,7 @@ class Judging:
             self.is_pending = saved is not None and not saved.header.is_joined
             """Whether an interrupted run has left notes that are not joined."""
         self.recall = native.admission.Recall()
+        self.classes = ClassFigures.load(volume.hints)
         self.is_recall = False
         """Whether this is the second round."""
         self.walk_is_whole = False
@@ -98,6 +100,7 @@ class Judging:
     def save(self, is_complete: bool) -> None:
         """Keep what this run has judged and noted for the next one; ``is_complete``: nothing that
         was recalled is left to be read."""
+        self.classes.save(self._volume.hints)
         if self._has_given_up:
             return
         if self.ledger.has_changed or (self.is_pending and is_complete):

@@ -26,8 +26,10 @@ from dedupd.volume.volume import Volume
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, Ready, Segment, Taking
 from jobs.optimize.in_flight import Cut, Group, InFlight, Part
 from jobs.optimize.judging import Judging
+from jobs.optimize.order import Figures
 from jobs.optimize.store_session import StoreSession
 from jobs.tree.candidates import SAVES_LITTLE
+from jobs.tree.file_classes import class_of
 
 
 @dataclass(slots=True)
@@ -367,6 +369,7 @@ class Ingest:
             task = FileTask.plain(*files[number])
             self._extend_recipe(task, found.rows(number, ids))
             state.finished.tasks.append(task)
+        judging.classes.add_tally(files.tally(judgement))
         left_files, left_bytes = files.leave(
             found, judgement, judging.ledger, judging.saving_min, judging.is_recall
         )
@@ -380,13 +383,14 @@ class Ingest:
         ids: bytes,
         judgement: native.ingest.Judgement,
     ) -> None:
-        verdicts = judgement.taken, judgement.costs, judgement.unique, judgement.solid
-        columns = zip(*verdicts, strict=True)
+        verdicts = judgement.taken, judgement.costs, judgement.unique
+        columns = zip(*verdicts, judgement.fresh, judgement.solid, strict=True)
         for number, (segment, row) in enumerate(zip(state.segments, columns, strict=True)):
-            taken, cost_bytes, unique, solid_bytes = row
+            taken, cost_bytes, unique, new_bytes, solid_bytes = row
             task = segment.task
             task.cost_bytes += cost_bytes
             task.unique_chunks += unique
+            task.new_bytes += new_bytes
             if task.taking is Taking.UNDECIDED and (solid_bytes or segment.final):
                 task.taking = Taking.STORED if taken else Taking.NOTED
             # The chunks of a file that has changed while it was read are left, whatever it was.
@@ -408,8 +412,12 @@ class Ingest:
             return
         judging = self._judging
         pays = judging.pays(task.freed_bytes, task.cost_bytes)
-        if task.taking is not Taking.NOTED and (pays or task.freed_bytes > task.cost_bytes):
-            return  # what is stored already may save less
+        saved_bytes = task.freed_bytes - task.cost_bytes
+        is_stored = task.taking is not Taking.NOTED and (pays or saved_bytes > 0)
+        figures = Figures(1, task.identity.size, task.new_bytes, saved_bytes * is_stored)
+        judging.classes.add(class_of(task.candidate.path), figures)
+        if is_stored:
+            return  # of what is stored already less may do
         if pays:
             judging.read_again(task.identity)
         else:

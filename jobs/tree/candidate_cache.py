@@ -13,6 +13,7 @@ from dedupd import native
 from dedupd.stub.transition import FileIdentity
 from dedupd.volume.partition_map import type_of, type_of_suffix
 from jobs.tree.candidates import Candidate, PlainFiles
+from jobs.tree.file_classes import ALL, Choice, FileClass, top_of
 
 _PER_BLOCK = 1024
 _LEVEL = 1
@@ -93,18 +94,20 @@ class CandidateCache:
         self,
         is_wanted: Callable[[str], bool] | None = None,
         compresses: Callable[[str], bool] = lambda file_type: True,
+        choice: Choice = ALL,
     ) -> Iterator[Candidate | native.ingest.FileList]:
-        """Those of a type that is wanted, or all, in order: plain files by the directory, with
-        whether to compress them by their type."""
+        """Those of a choice, and of a type that is wanted, in order: plain files by the directory,
+        with whether to compress them by their type."""
         for block in self._blocks:
-            yield from _wanted(block.rows(), is_wanted, compresses)
-        yield from _wanted(self._rows, is_wanted, compresses)
+            yield from _wanted(block.rows(), is_wanted, compresses, choice)
+        yield from _wanted(self._rows, is_wanted, compresses, choice)
 
 
 def _wanted(
     rows: list[_Row],
     is_wanted: Callable[[str], bool] | None,
     compresses: Callable[[str], bool],
+    choice: Choice,
 ) -> Iterator[Candidate | native.ingest.FileList]:
     for row in rows:
         if len(row) == 3:
@@ -112,11 +115,17 @@ def _wanted(
             types = {suffix: type_of_suffix(suffix) for suffix in suffixes}
             as_is = {suffix for suffix, name in types.items() if not compresses(name)}
             chosen = None
-            if is_wanted is not None:
-                chosen = {suffix for suffix, name in types.items() if is_wanted(name)}
+            if is_wanted is not None or choice is not ALL:
+                top = top_of(directory)
+                chosen = {
+                    suffix
+                    for suffix, name in types.items()
+                    if (is_wanted is None or is_wanted(name)) and choice.has(FileClass(top, name))
+                }
             if chosen != set():
-                yield native.ingest.FileList(directory, packed, chosen, as_is)
+                yield native.ingest.FileList(directory, packed, chosen, as_is, choice.sample)
         else:
             path, identity, attribute, work_bytes = row
-            if is_wanted is None or is_wanted(type_of(path)):
+            is_chosen = is_wanted is None or is_wanted(type_of(path))
+            if is_chosen and choice.takes(path, identity[0]):
                 yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)

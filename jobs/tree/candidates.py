@@ -98,7 +98,8 @@ class PlainFiles:
     """Some plain files of one directory that the policy takes: candidates, and as yet no objects.
 
     ``directory`` is what their paths begin with, ``packed`` what native code found. ``chunks`` says
-    how many chunks they have, about, by what follows the last dot of their names.
+    how many chunks they have, about, by what follows the last dot of their names, ``files`` how
+    many they are.
     """
 
     directory: bytes
@@ -106,6 +107,7 @@ class PlainFiles:
     count: int
     size_bytes: int
     chunks: Sequence[tuple[bytes, int]]
+    files: Sequence[tuple[bytes, int]]
 
     def candidates(self) -> Iterator[Candidate]:
         """One by one, in the order of their inodes."""
@@ -229,9 +231,8 @@ class _Search:
             if is_marked:
                 self._skipped.add(EXCLUDED, files.size_bytes, files.count)
                 continue
-            yield from self._plain(
-                PlainFiles(prefix, files.packed, files.count, files.size_bytes, files.chunks)
-            )
+            figures = files.count, files.size_bytes, files.chunks, files.files
+            yield from self._plain(PlainFiles(prefix, files.packed, *figures))
         for file in self._linked.judged(directory, here.files):
             yield from self._judged(TreeFile.of(prefix, file))
 

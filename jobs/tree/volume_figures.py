@@ -9,10 +9,14 @@ from dedupd.errors import CatalogUnusable
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.system import mount_table
+from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.tree.candidates import SHARED_BELOW
 from jobs.tree.judged_files import load_ledger
 from jobs.tree.walk import walk
+
+CLASSES = 10
+"""How many of the largest classes are shown."""
 
 RUNS = 200
 """How many of the last runs are asked what they have left, and taken."""
@@ -21,9 +25,10 @@ RUNS = 200
 def volume_figures(volume: Volume) -> dict[str, Any]:
     """The figures of one volume, as it is now; ``messages`` say what of it cannot be had.
 
-    ``judged``: plain files, and bytes, that would save too little. ``held_bytes_max``: of what
-    files have given up, as much may be held by snapshots, or by copies below. ``shared_left``:
-    files, and bytes, that the last optimize run left for that.
+    ``classes``: the largest classes of files, and what optimize has found them to save, the best
+    first. ``judged``: plain files, and bytes, that would save too little. ``held_bytes_max``: of
+    what files have given up, as much may be held by snapshots, or by copies below.
+    ``shared_left``: files, and bytes, that the last optimize run left for that.
     """
     stubs = plain = stub_bytes = plain_bytes = allocated = 0
     errors: list[str] = []
@@ -65,6 +70,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "saved_bytes": max(0, logical - occupied),
         "saved_fraction": max(0.0, (logical - occupied) / logical) if logical else 0.0,
         "lost_bytes": max(0, occupied - logical),
+        "classes": _classes(volume),
         "judged": {"files": judged, "bytes": judged_bytes},
         "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
         "shared_left": shared_left(runs),
@@ -95,3 +101,9 @@ def _directory_bytes(path: str) -> int:
             return sum(entry.stat().st_blocks * 512 for entry in entries)
     except FileNotFoundError:
         return 0  # a volume from before there were second copies
+
+
+def _classes(volume: Volume) -> list[dict[str, Any]]:
+    """What optimize knows of the largest classes of files, the best first."""
+    kept = volume.hints.get(HintKey.CLASSES) or {}
+    return sorted(kept.get("classes", [])[:CLASSES], key=lambda row: -row["rate"])

@@ -56,6 +56,8 @@ pub struct Judgement {
     pub costs: Vec<u64>,
     /// How many chunks of each nobody else has.
     pub unique: Vec<u32>,
+    /// The bytes of these.
+    pub fresh: Vec<u64>,
     /// The bytes of chunks of each that are not zeros.
     pub solid: Vec<u64>,
     /// The bytes of new chunks that the store has got meanwhile.
@@ -126,6 +128,7 @@ pub fn judge(
         taken: Vec::with_capacity(parts.len()),
         costs: Vec::with_capacity(parts.len()),
         unique: Vec::with_capacity(parts.len()),
+        fresh: Vec::with_capacity(parts.len()),
         solid: Vec::with_capacity(parts.len()),
         later_bytes: later_bytes(placed, &encoded.later),
         kept: Default::default(),
@@ -137,13 +140,15 @@ pub fn judge(
         let solid = placed.solid[first..first + rows].iter().map(|&length| u64::from(length)).sum();
         first += rows;
         let mut cost = if rows > 1 || solid == 0 { recipe_bytes(rows) } else { 0 };
-        let mut unique = 0;
+        let (mut unique, mut fresh) = (0, 0);
         for &(group, at) in new {
             if encoded.later[group][at] != 0 || kept[group][at] {
                 continue;
             }
             unique += 1;
-            let fingerprint = &placed.new[group].chunks[at].fingerprint;
+            let chunk = &placed.new[group].chunks[at];
+            fresh += (chunk.end - chunk.start) as u64;
+            let fingerprint = &chunk.fingerprint;
             if wanted.is_empty() || !wanted.contains(&prefix_of(fingerprint)) {
                 cost += record_bytes(encoded.stored[group][at]) / u64::from(owners[group][at]);
             }
@@ -162,6 +167,7 @@ pub fn judge(
         judgement.taken.push(is_taken);
         judgement.costs.push(cost);
         judgement.unique.push(unique);
+        judgement.fresh.push(fresh);
         judgement.solid.push(solid);
     });
     judgement.kept = kept;

@@ -210,6 +210,13 @@ impl Judgement {
         (thousandths(saving), missing)
     }
 
+    /// The bytes of chunks of a part that nobody else had, and those of blocks that it gives up beyond
+    /// what the store grows by.
+    pub fn spent_and_saved(&self, part: usize) -> (u64, u64) {
+        let saved = self.freed[part].saturating_sub(self.inner.costs[part]);
+        (self.inner.fresh[part], if self.inner.taken[part] { saved } else { 0 })
+    }
+
     pub fn prefixes_of(&self, chunks: Range<usize>) -> impl Iterator<Item = u64> {
         self.inner.prefixes(&self.placed.get().inner, chunks)
     }
@@ -236,6 +243,11 @@ impl Judgement {
     #[getter]
     fn solid(&self) -> Vec<u64> {
         self.inner.solid.clone()
+    }
+
+    #[getter]
+    fn fresh(&self) -> Vec<u64> {
+        self.inner.fresh.clone()
     }
 
     #[getter]

@@ -1,6 +1,6 @@
 //! `FileList`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -17,6 +17,7 @@ use super::support::threads::check_threads;
 use crate::admission::ledger::judged;
 use crate::commit::batch::Request;
 use crate::format::ids::{DIGEST_BYTES, RecordId};
+use crate::format::suffix::suffix;
 use crate::ingest::chunks::Segment;
 use crate::ingest::file_reader;
 use crate::ingest::judgement::NOT_STORED;
@@ -26,6 +27,9 @@ use crate::tree::candidates::unpacked;
 
 #[pyclass(module = "dedupd.native.ingest")]
 pub struct FileList(Vec<PlainFile>);
+
+/// Folder at the top, end of the name; files, their bytes, those that were new, those saved.
+type Tally<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, u64, u64, u64, u64);
 
 /// Path, identity, and whether it is not to be compressed.
 type One<'py> = (Bound<'py, PyBytes>, Fields, bool);
@@ -44,21 +48,32 @@ impl FileList {
 impl FileList {
     #[new]
     #[pyo3(signature = (
-        directory = b"".as_slice(), packed = b"".as_slice(), suffixes = None, as_is = HashSet::new()
+        directory = b"".as_slice(),
+        packed = b"".as_slice(),
+        suffixes = None,
+        as_is = HashSet::new(),
+        sample = None
     ))]
     fn new(
         directory: &[u8],
         packed: &[u8],
         suffixes: Option<HashSet<Vec<u8>>>,
         as_is: HashSet<Vec<u8>>,
+        sample: Option<(u64, u64, bool)>,
     ) -> PyResult<FileList> {
+        if sample.is_some_and(|(of, ..)| of == 0) {
+            return Err(PyValueError::new_err("sample: one in 0 files is none"));
+        }
+        let is_in =
+            |inode: u64| sample.is_none_or(|(of, rest, is_it)| (inode % of == rest) == is_it);
         let files = unpacked(packed)
             .ok_or_else(|| PyValueError::new_err("these are no files that were packed"))?;
         let is_wanted = |end: &[u8]| suffixes.as_ref().is_none_or(|wanted| wanted.contains(end));
         let is_as_is = |end: &[u8]| as_is.contains(end);
         let named =
             |(identity, name)| PlainFile::named(directory, name, identity, is_wanted, is_as_is);
-        Ok(FileList(files.into_iter().filter_map(named).collect()))
+        let files = files.into_iter().filter(|(identity, _)| is_in(identity.inode));
+        Ok(FileList(files.filter_map(named).collect()))
     }
 
     fn __len__(&self) -> usize {
@@ -179,6 +194,27 @@ impl FileList {
             }
         }
         Ok(others)
+    }
+
+    fn tally<'py>(&self, py: Python<'py>, judgement: &Judgement) -> PyResult<Vec<Tally<'py>>> {
+        if !judgement.is_of(self.0.len()) {
+            return Err(PyValueError::new_err("these are not the files that were judged"));
+        }
+        let mut sums: HashMap<(&[u8], &[u8]), [u64; 4]> = HashMap::new();
+        for (number, file) in self.0.iter().enumerate() {
+            let path = file.path.to_bytes();
+            let top = path.iter().position(|&byte| byte == b'/').map_or(&[][..], |at| &path[..at]);
+            let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+            let sum = sums.entry((top, suffix(name))).or_default();
+            let (new, saved) = judgement.spent_and_saved(number);
+            for (sum, more) in sum.iter_mut().zip([1, file.size() as u64, new, saved]) {
+                *sum += more;
+            }
+        }
+        let row = |((top, suffix), [files, size, new, saved]): ((&[u8], &[u8]), [u64; 4])| {
+            (PyBytes::new(py, top), PyBytes::new(py, suffix), files, size, new, saved)
+        };
+        Ok(sums.into_iter().map(row).collect())
     }
 
     fn leave(

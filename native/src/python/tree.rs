@@ -85,6 +85,7 @@ pub struct PackedFiles {
     count: usize,
     size_bytes: i64,
     chunks: Py<PyList>,
+    files: Py<PyList>,
 }
 
 #[pyfunction]
@@ -118,6 +119,7 @@ pub fn find_candidates<'py>(
                 count: one.count,
                 size_bytes: one.size,
                 chunks: summed(py, one.chunks)?.unbind(),
+                files: summed(py, one.files)?.unbind(),
             };
             plain.append(Py::new(py, files)?)?;
         }

@@ -174,6 +174,8 @@ pub struct Packed {
     pub size: i64,
     /// How many chunks they have, about.
     pub chunks: BySuffix,
+    /// How many of them there are.
+    pub files: BySuffix,
 }
 
 impl Packed {
@@ -182,6 +184,7 @@ impl Packed {
         for (identity, name) in files {
             packed.size += identity.size;
             packed.chunks.add(name.to_bytes(), 1 + identity.size / rules.chunk_bytes);
+            packed.files.add(name.to_bytes(), 1);
             packed.bytes.extend_from_slice(&identity.inode.to_le_bytes());
             for field in [identity.size, identity.mtime_ns, identity.ctime_ns] {
                 packed.bytes.extend_from_slice(&field.to_le_bytes());

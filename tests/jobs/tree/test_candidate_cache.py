@@ -71,7 +71,7 @@ def test_plain_files_are_kept_by_the_directory(counts: list[int], others: int) -
             struct.pack("<Qqqq", *one) + name + b"\0"
             for one, name in zip(fields, names, strict=True)
         )
-        kept.add(PlainFiles(b"%d/" % at, packed, count, 0, chunks))
+        kept.add(PlainFiles(b"%d/" % at, packed, count, 0, chunks, []))
         everything += [
             Candidate(b"%d/%s" % (at, name), FileIdentity(*one), None, one[1])
             for one, name in zip(fields, names, strict=True)

@@ -1,0 +1,237 @@
+"""The order of a run: which classes of files give the most for the time that they take.
+
+After NV-Dedup (seed 001, 3.2), which samples how much is duplicate and compares what its methods
+cost; its thresholds are those of memory, and do not carry over. What the files of a class have
+saved for their cost is remembered from run to run, as a hint. A large run takes one file in sixteen
+of classes that are new, then the best class, one file in sixteen of the others, and then these by
+what they promise. Every class has its turn: the order changes when space is freed, not how much.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dedupd.units import GIB, KIB
+from dedupd.volume.hints import HintKey, Hints
+from dedupd.volume.partition_map import type_of_suffix
+from jobs.tree.candidates import Candidate, PlainFiles
+from jobs.tree.file_classes import ALL, Choice, FileClass, class_of, top_of
+
+RUN_BYTES_MIN = 1 * GIB
+"""A smaller run is over before an order matters."""
+
+FILE_COST_BYTES = 40 * KIB
+"""A file costs as much as so many bytes take to be read, cut and fingerprinted, besides its own."""
+
+NEW_COST = 4.0
+"""What it costs to compress and write a byte, in bytes that are read, cut and fingerprinted."""
+
+WINDOW_BYTES = 4 * GIB
+"""Of a class, about 50,000 chunks. Once so many bytes were read, what came before counts half."""
+
+CLASSES_MAX = 1000
+"""The largest classes, which are remembered."""
+
+SAMPLE = 16
+"""One file in so many is taken of a class before the class has its turn."""
+
+FILES_SAMPLED_MIN = 3
+"""Files of a class that are a sample, about, where there are so many."""
+
+TIER_RATIO = 0.8
+"""Classes that promise at least this part of the best one are taken together, in the order of the
+tree: estimates that differ by less change nothing."""
+
+HOPELESS = 0.02
+"""Classes that promise less than this part of the mean are taken together, last."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What is known of a class. All but ``files`` in bytes: what was read, what of it was new, and
+    the blocks that were given up beyond what the store has grown by."""
+
+    files: float = 0.0
+    read_bytes: float = 0.0
+    new_bytes: float = 0.0
+    saved_bytes: float = 0.0
+
+    @property
+    def cost_bytes(self) -> float:
+        """The time that it took, in bytes that are only read."""
+        return self.read_bytes + self.files * FILE_COST_BYTES + self.new_bytes * NEW_COST
+
+    @property
+    def rate(self) -> float:
+        """What it saves for what it costs."""
+        return self.saved_bytes / self.cost_bytes if self.cost_bytes else 0.0
+
+    def add(self, other: "Figures") -> None:
+        self.files += other.files
+        self.read_bytes += other.read_bytes
+        self.new_bytes += other.new_bytes
+        self.saved_bytes += other.saved_bytes
+
+    def fade(self) -> None:
+        """Let what comes next count more, where much is known."""
+        while self.read_bytes > WINDOW_BYTES:
+            self.files /= 2
+            self.read_bytes /= 2
+            self.new_bytes /= 2
+            self.saved_bytes /= 2
+
+
+@dataclass(slots=True)
+class ClassFigures:
+    """The figures of the classes of a volume. ``turn`` counts the runs that went by them: it says
+    which sixteenth is the sample."""
+
+    known: dict[FileClass, Figures] = field(default_factory=dict)
+    turn: int = 0
+    is_changed: bool = False
+
+    @classmethod
+    def load(cls, hints: Hints) -> "ClassFigures":
+        """What earlier runs have left; nothing where that cannot be read."""
+        try:
+            kept = hints.get(HintKey.CLASSES) or {"turn": 0, "classes": []}
+            rows = {
+                FileClass(str(row["top"]), str(row["type"])): _figures(row)
+                for row in kept["classes"]
+            }
+            return cls(rows, int(kept["turn"]))
+        except (KeyError, TypeError, ValueError):
+            return cls()
+
+    def save(self, hints: Hints) -> None:
+        """Keep them for the next run."""
+        if self.is_changed:
+            hints.put(HintKey.CLASSES, {"turn": self.turn + 1, "classes": self.rows()})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The largest classes, and what each saves for its cost."""
+        largest = sorted(self.known.items(), key=lambda row: -row[1].read_bytes)
+        return [
+            {**one._asdict(), **asdict(figures), "rate": figures.rate}
+            for one, figures in largest[:CLASSES_MAX]
+        ]
+
+    def add(self, one: FileClass, figures: Figures) -> None:
+        """Count files of a class that a run has been through."""
+        self.is_changed = True
+        known = self.known.get(one)
+        if known is None:
+            if len(self.known) >= 2 * CLASSES_MAX:
+                return
+            known = self.known[one] = Figures()
+        known.add(figures)
+        known.fade()
+
+    def add_tally(self, rows: Iterable[tuple[bytes, bytes, int, int, int, int]]) -> None:
+        """Count files as native code has summed them up."""
+        for top, suffix, files, read, new, saved in rows:
+            one = FileClass(top.decode("utf-8", "surrogateescape"), type_of_suffix(suffix))
+            self.add(one, Figures(files, read, new, saved))
+
+    def knows(self, one: FileClass) -> bool:
+        """Whether files of a class were read of late."""
+        figures = self.known.get(one)
+        return figures is not None and figures.read_bytes > 0
+
+    def tiers(self, classes: Iterable[FileClass]) -> list[set[FileClass]]:
+        """Classes by what they promise, the best first, those together that promise alike. One of
+        which nothing is known promises as much as all together."""
+        total = Figures()
+        for figures in list(self.known.values()):
+            total.add(figures)
+        mean = total.rate
+
+        def promised(one: FileClass) -> float:
+            return self.known[one].rate if self.knows(one) else mean
+
+        found: list[set[FileClass]] = []
+        best = 0.0
+        for one in sorted(classes, key=promised, reverse=True):
+            rate = promised(one)
+            if not found or (rate < TIER_RATIO * best and best > HOPELESS * mean):
+                found.append(set())
+                best = rate
+            found[-1].add(one)
+        return found
+
+
+def _figures(row: Mapping[str, Any]) -> Figures:
+    return Figures(*(float(row[name]) for name in Figures.__slots__))
+
+
+class Order:
+    """The order of one run."""
+
+    def __init__(self, figures: ClassFigures) -> None:
+        self._figures = figures
+        self._files: Counter[FileClass] = Counter()
+        self._size_bytes = 0
+        self._sampled: set[FileClass] = set()
+
+    def expect(self, found: Candidate | PlainFiles) -> None:
+        """Take note of candidates that are to come."""
+        if isinstance(found, PlainFiles):
+            top = top_of(found.directory)
+            for suffix, files in found.files:
+                self._files[FileClass(top, type_of_suffix(suffix))] += files
+            self._size_bytes += found.size_bytes
+        else:
+            self._files[class_of(found.path)] += 1
+            self._size_bytes += found.work_bytes
+
+    def choices(self) -> Iterator[Choice]:
+        """The ways through the candidates, the best classes first; each file is in one of them.
+
+        To be asked for one by one: what a way shows of the classes orders those to come.
+        """
+        if self._size_bytes < RUN_BYTES_MIN or len(self._files) < 2:
+            yield ALL
+            return
+        left = set(self._files)
+        yield from self._samples({one for one in left if not self._figures.knows(one)})
+        while left:
+            best = self._figures.tiers(left)[0]
+            left -= best
+            yield from self._rest(best)
+            # So a class that has changed is seen, also where no run comes to its end.
+            yield from self._samples(left - self._sampled)
+        yield Choice(_NotIn(set(self._files)).__contains__, None)
+
+    def _samples(self, classes: set[FileClass]) -> Iterator[Choice]:
+        """Some files of each class."""
+        for of, group in self._by_sample(classes).items():
+            yield Choice(group.__contains__, (of, self._figures.turn % of, True))
+        self._sampled |= classes
+
+    def _rest(self, classes: set[FileClass]) -> Iterator[Choice]:
+        """All of each class, but what was sampled."""
+        whole = frozenset(classes - self._sampled)
+        if whole:
+            yield Choice(whole.__contains__, None)
+        for of, group in self._by_sample(classes & self._sampled).items():
+            if of > 1:
+                yield Choice(group.__contains__, (of, self._figures.turn % of, False))
+
+    def _by_sample(self, classes: set[FileClass]) -> dict[int, frozenset[FileClass]]:
+        """Classes by the number of files of which one is a sample: some of each, also of few."""
+        found: dict[int, set[FileClass]] = {}
+        for one in classes:
+            few = max(1, self._files[one] // FILES_SAMPLED_MIN)
+            found.setdefault(min(SAMPLE, 1 << (few.bit_length() - 1)), set()).add(one)
+        return {of: frozenset(group) for of, group in sorted(found.items(), reverse=True)}
+
+
+class _NotIn:
+    """All classes but some."""
+
+    def __init__(self, others: set[FileClass]) -> None:
+        self._others = frozenset(others)
+
+    def __contains__(self, one: FileClass) -> bool:
+        return one not in self._others

@@ -1,0 +1,46 @@
+"""Classes of files: those of one type below one folder at the top of the tree."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dedupd.volume.partition_map import type_of
+
+
+class FileClass(NamedTuple):
+    """Files of one type below one folder at the top; ``top`` is empty for files beside these."""
+
+    top: str
+    type: str
+
+
+def class_of(path: bytes) -> FileClass:
+    """The class of a file, by its path."""
+    return FileClass(top_of(path), type_of(path))
+
+
+def top_of(path: bytes) -> str:
+    """The folder at the top that a path lies in, or empty."""
+    top, slash, _ = path.partition(b"/")
+    return top.decode("utf-8", "surrogateescape") if slash else ""
+
+
+class Choice(NamedTuple):
+    """Some of the candidates: those of classes that ``has`` says, and of these one part by inode.
+
+    ``sample`` is (n, k, True) for the inodes that leave k when they are divided by n, (n, k, False)
+    for all others, and None for all.
+    """
+
+    has: Callable[[FileClass], bool]
+    sample: tuple[int, int, bool] | None
+
+    def takes(self, path: bytes, inode: int) -> bool:
+        """Whether a file is among them."""
+        if self.sample is not None:
+            of, rest, is_sample = self.sample
+            if (inode % of == rest) is not is_sample:
+                return False
+        return self.has(class_of(path))
+
+
+ALL = Choice(lambda _: True, None)

@@ -1,0 +1,160 @@
+"""The order of a run: classes of files by what they save for their cost, and each in its turn."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dedupd.units import GIB, KIB, MIB
+from dedupd.volume.hints import HintKey
+from jobs.optimize import order
+from jobs.optimize.order import ClassFigures, Figures, Order
+from jobs.tree.candidates import Candidate
+from jobs.tree.file_classes import Choice, FileClass, class_of
+from tests.support.lab import Lab, new_lab, noise, prose
+
+names = st.builds(
+    lambda top, name, ending: f"{top}/{name}.{ending}" if top else f"{name}.{ending}",
+    st.sampled_from(["", "a", "b", "c"]),
+    st.integers(0, 99),
+    st.sampled_from(["jpg", "txt", "c", "iso"]),
+)
+
+
+def candidate(path: str, inode: int, size_bytes: int) -> Candidate:
+    return Candidate.plain(path.encode(), (inode, size_bytes, 0, 0))
+
+
+@given(
+    st.lists(st.tuples(names, st.integers(1, 10_000)), min_size=1, max_size=60),
+    st.dictionaries(names, st.floats(0, 1), max_size=6),
+    st.lists(st.tuples(names, st.floats(0, 1)), max_size=20),
+    st.integers(0, 40),
+)
+def test_each_file_has_its_turn_once(
+    files: list[tuple[str, int]],
+    known: dict[str, float],
+    learned: list[tuple[str, float]],
+    turn: int,
+) -> None:
+    """Also files of classes that nobody expected, and while classes turn out to be others."""
+    figures = ClassFigures(
+        {class_of(path.encode()): Figures(1, 1e6, 1e6, 1e6 * rate) for path, rate in known.items()},
+        turn,
+    )
+    one = Order(figures)
+    for path, inode in files[: len(files) // 2 + 1]:
+        one.expect(candidate(path, inode, GIB))
+    taken: list[tuple[str, int]] = []
+    pending = iter(learned)
+    for choice in one.choices():
+        taken += [(path, inode) for path, inode in files if choice.takes(path.encode(), inode)]
+        for path, rate in [next(pending, ("", 0.0))]:
+            if path:
+                figures.add(class_of(path.encode()), Figures(9, 1e8, 1e8, 1e8 * rate))
+    assert sorted(taken) == sorted(files)
+
+
+def test_a_small_run_goes_by_the_tree() -> None:
+    one = Order(ClassFigures())
+    for at in range(50):
+        one.expect(candidate(f"{at}/file.{at}", at, 10 * MIB))
+    assert [choice.sample for choice in one.choices()] == [None]
+
+
+def test_the_best_class_comes_first_and_hopeless_ones_last() -> None:
+    rates = {"vm": 0.9, "text": 0.2, "mail": 0.19, "jpg": 0.001, "mp4": 0.0}
+    known = {FileClass("x", name): Figures(10, 1e9, 0, 1e9 * rate) for name, rate in rates.items()}
+    tiers = ClassFigures(known).tiers(known)
+    assert [{one.type for one in tier} for tier in tiers] == [
+        {"vm"},
+        {"text", "mail"},
+        {"jpg", "mp4"},
+    ]
+
+
+def test_what_compressing_takes_counts() -> None:
+    """Duplicates cost less than new data that compresses as well."""
+    copies = Figures(1, 1e9, 0, 5e8)
+    texts = Figures(1, 1e9, 1e9, 6e8)
+    assert copies.rate > texts.rate
+
+
+def test_a_class_that_changes_is_known_again_soon() -> None:
+    figures, one, other = ClassFigures(), FileClass("a", "iso"), FileClass("a", "txt")
+    for _ in range(50):
+        figures.add(one, Figures(1, 1e9, 1e9, 0))
+        figures.add(other, Figures(1, 1e9, 1e9, 2e8))
+    assert figures.tiers({one, other})[0] == {other}
+    for _ in range(4):
+        figures.add(one, Figures(1, 1e9, 0, 8e8))
+    assert figures.tiers({one, other})[0] == {one}
+
+
+def test_what_is_known_is_kept_and_may_be_lost(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    with lab.opened() as volume:
+        figures = ClassFigures()
+        for at in range(order.CLASSES_MAX + 50):
+            figures.add(FileClass("top", f"t{at}"), Figures(1, 1000 + at, 5, 7))
+        figures.save(volume.hints)
+        again = ClassFigures.load(volume.hints)
+        assert (len(again.known), again.turn) == (order.CLASSES_MAX, 1)
+        assert again.known[FileClass("top", "t900")] == Figures(1, 1900, 5, 7)
+        for wrong in ("nonsense", {"classes": [{"top": "x"}], "turn": 1}, {"classes": 5}, []):
+            volume.hints.put(HintKey.CLASSES, wrong)
+            assert ClassFigures.load(volume.hints).known == {}
+
+
+def fill_classes(lab: Lab) -> dict[str, bytes]:
+    """Media first in the tree, texts last."""
+    contents = {f"a-media/{at}.jpg": noise(300 * KIB, at) for at in range(40)}
+    contents |= {f"b-odd/{at}.bin": noise(40 * KIB, 1000 + at) for at in range(40)}
+    contents |= {f"z-texts/{at}.txt": prose(300 * KIB, at) for at in range(40)}
+    for name, content in contents.items():
+        lab.put(name, content)
+    return contents
+
+
+def test_a_run_takes_the_best_class_first_and_all_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "RUN_BYTES_MIN", MIB)
+    asked: list[Choice] = []
+    choices = Order.choices
+
+    def noted(one: Order):  # type: ignore[no-untyped-def]
+        for choice in choices(one):
+            asked.append(choice)
+            yield choice
+
+    monkeypatch.setattr(Order, "choices", noted)
+    lab = new_lab(tmp_path / "volume")
+    lab.set_policy('min_age = "0s"\nmin_file_saving = 0.05\n')
+    known = {
+        FileClass("a-media", "jpg"): Figures(40, 1e7, 1e7, 0),
+        FileClass("b-odd", "bin"): Figures(40, 1e7, 1e7, 0),
+        FileClass("z-texts", "txt"): Figures(40, 1e7, 1e7, 7e6),
+    }
+    with lab.opened() as volume:
+        figures = ClassFigures(known, is_changed=True)
+        figures.save(volume.hints)
+    contents = fill_classes(lab)
+    report = lab.optimize()
+    assert report.files_optimized == 40
+    assert report.sums["raw_bytes"] == sum(map(len, contents.values()))
+    texts, media = FileClass("z-texts", "txt"), FileClass("a-media", "jpg")
+    assert [(one.has(texts), one.has(media), one.sample) for one in asked] == [
+        (True, False, None),
+        (False, True, (8, 1, True)),
+        (False, True, (8, 1, False)),
+        (False, False, None),
+    ]
+    assert {name: lab.read(name) for name in contents} == contents
+    with lab.opened() as volume:
+        again = ClassFigures.load(volume.hints)
+    assert again.turn == 2
+    assert again.known[FileClass("z-texts", "txt")].saved_bytes > 7e6 + 40 * 100 * KIB
+    assert again.known[FileClass("a-media", "jpg")].saved_bytes == 0
+    assert lab.optimize().sums["raw_bytes"] == 0
