@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 import pyfuse3
 
 from dedupd.errors import UsageError
+from dedupd.replica.replica import is_replica
 from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
@@ -34,7 +35,7 @@ def options_for(volume: Volume, mount: MountedVolume, debug: bool) -> set[str]:
         }
         if below & os.ST_NOEXEC:
             options.add("noexec")
-    if mount.is_read_only:
+    if mount.is_read_only or is_replica(volume.base_fd):
         options.add("ro")
     if debug:
         options.add("debug")

@@ -28,6 +28,8 @@ COMMANDS = {
     "du": "Show what folders take, share, and would free.",
     "file": "Show what the store knows about files.",
     "expand": "Make files plain again.",
+    "send": "Write a volume, or what is new in it, as a stream.",
+    "receive": "Make a volume what a stream says.",
     "restore": "Take files out of a copy of a volume, without mounting it.",
     "analyze": "Report what deduplication would save on any directory.",
     "demo": "Try everything on real files, in a temporary volume.",

@@ -286,16 +286,20 @@ class ContainerWriter:
             sum(raw_lengths) - sum(stored_lengths),
         )
 
-    def append_copies(self, first_id: int, records: Sequence[tuple[fmt.Record, bytes]]) -> int:
-        """Write reserved records that repeat others: each one's ``target``, with its payload.
-
-        Of the records given, kind and ordinal do not matter. For the rest as :meth:`append`.
+    def append_copies(
+        self,
+        first_id: int,
+        records: Sequence[tuple[fmt.Record, bytes]],
+        kind: fmt.RecordKind = fmt.RecordKind.COPY,
+    ) -> int:
+        """Write reserved records, each with its payload: by default those that repeat others, each
+        its ``target``. Their own kind and ordinal do not matter. For the rest as :meth:`append`.
         """
         target = self._reserved(first_id)
         buffer = bytearray(sum(fmt.record_size(len(payload)) for _, payload in records))
         view, entries, at, saved = memoryview(buffer), bytearray(), 0, 0
         for number, (given, payload) in enumerate(records):
-            record = replace(given, kind=fmt.RecordKind.COPY, ordinal=target.count + number)
+            record = replace(given, kind=kind, ordinal=target.count + number)
             fmt.pack_record_into(view, at, record, target.seed)
             start = at + fmt.RECORD_HEADER_BYTES
             view[start : start + len(payload)] = payload

@@ -93,3 +93,8 @@ def is_protected(fd: int) -> bool:
             return False  # no such thing on this file system
         raise
     return bool(struct.unpack("=I", buffer[:4])[0] & (_IMMUTABLE | _APPEND_ONLY))
+
+
+def block_bytes_of(fd: int) -> int:
+    """The unit in which the file system, or the page cache, keeps data."""
+    return max(os.fstatvfs(fd).f_bsize, os.sysconf("SC_PAGE_SIZE"))

@@ -278,7 +278,7 @@ def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) 
     """Remove all of ``.dedupd``, the marker last, and make the directory look untouched."""
     names = [os.fsencode(name) for name in os.listdir(base_fd)]
     for name in sorted(names, key=lambda name: (name == DISABLING, name)):
-        _remove(base_fd, name, disk)
+        remove_all(base_fd, name, disk)
     disk.remove_dir(root_fd, _BASE)
     disk.set_times(root_fd, times.st_atime_ns, times.st_mtime_ns)
     disk.sync_file(root_fd)
@@ -402,14 +402,14 @@ def _refuse_collisions(root: str, data: str) -> None:
         )
 
 
-def _remove(dir_fd: int, name: bytes, disk: Disk) -> None:
+def remove_all(dir_fd: int, name: bytes, disk: Disk) -> None:
     """Remove a file, or a directory with all that is in it."""
     if not stat.S_ISDIR(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
         disk.unlink(dir_fd, name)
         return
     with opened(_open_dir(dir_fd, name)) as fd:
         for entry in os.listdir(fd):
-            _remove(fd, os.fsencode(entry), disk)
+            remove_all(fd, os.fsencode(entry), disk)
     disk.remove_dir(dir_fd, name)
 
 

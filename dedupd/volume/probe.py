@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from dedupd.errors import UnsuitableFileSystem
 from dedupd.system.disk import Disk
-from dedupd.system.file_system import file_system_of
+from dedupd.system.file_system import block_bytes_of, file_system_of
 from dedupd.system.files import data_ranges, opened, read_at
-from dedupd.volume.volume import Volume, block_bytes_of
+from dedupd.volume.volume import Volume
 
 ACCEPTED_FILE = b"accepted.json"
 """The obstacles of the file system that the administrator has accepted for this volume."""

@@ -26,6 +26,7 @@ from dedupd.stub.transition import AttributeSpace, StubFiles
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
 from dedupd.system.disk import Disk
+from dedupd.system.file_system import block_bytes_of
 from dedupd.system.files import locked, opened, read_at
 from dedupd.system.paths import named, open_beneath, parents, resolved
 from dedupd.volume.catalog import catalogue_of
@@ -46,6 +47,7 @@ STORE_DIRS = {
     Kind.RECIPE_COPIES: "store/copies/recipes",
 }
 MERGE_DIR = "store/merge"
+SWITCHING = "receive/switching"  # there while a state that was received is put into its place
 
 _CONNECT_POLL_S = 0.05
 """Between two attempts to reach a mount process that is about to start or to end."""
@@ -361,6 +363,8 @@ class Volume:
             os.stat(VOLUME_FILE, dir_fd=self.base_fd)
         except FileNotFoundError:
             raise NotAVolume(f"{self.root}: the volume is being disabled") from None
+        if os.path.lexists(os.path.join(self.base, SWITCHING)):
+            raise Busy(f"{self.root}: half received; `dedupd receive --finish {self.root}` goes on")
 
     def _open_lock(self, name: str, reads_only: bool = False) -> int:
         with named(os.path.join(self.root, BASE_NAME, name)):
@@ -443,8 +447,3 @@ def _base_behind(mount: mount_table.Mount) -> int:
         else:
             remedy = f"`dedupd umount {mount.point}` clears the mount away"
         raise ServiceUnreachable(f"{mount.point}: {error}; {remedy}") from error
-
-
-def block_bytes_of(fd: int) -> int:
-    """The unit in which the file system, or the page cache, keeps data."""
-    return max(os.fstatvfs(fd).f_bsize, os.sysconf("SC_PAGE_SIZE"))

@@ -28,6 +28,7 @@ class Node:
     size: int
     atime_ns: int
     mtime_ns: int
+    ctime_ns: int
     target: bytes = b""
     attributes: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -77,7 +78,7 @@ def node_of(fd: int, hidden: bytes) -> Node:
     return Node(
         *(status.st_mode, status.st_uid, status.st_gid, status.st_rdev),
         *(status.st_ino, status.st_nlink, status.st_size),
-        *(status.st_atime_ns, status.st_mtime_ns),
+        *(status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns),
         target,
         tuple(attributes),
     )

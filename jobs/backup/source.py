@@ -12,10 +12,11 @@ from dedupd.format.volume_parameters import Parameters
 from dedupd.store.reader import RecordReader
 from dedupd.stub.instance import instance_of
 from dedupd.system.disk import Disk
+from dedupd.system.file_system import block_bytes_of
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import sees_trusted_attributes
-from dedupd.volume.volume import BASE_NAME, VOLUME_FILE, block_bytes_of
+from dedupd.volume.volume import BASE_NAME, VOLUME_FILE
 from jobs.adopt.proof import NOT_TRUSTED, TRUSTED_WITH, has_chunks, prove
 from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.run import JobRun

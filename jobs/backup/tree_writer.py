@@ -8,12 +8,12 @@ removes.
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dedupd.errors import DedupdError, FileChanged
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
-from dedupd.system.paths import DirectoryOpener, explain, show_path
+from dedupd.system.paths import DirectoryOpener, explain, open_beneath, show_path
 from jobs.backup.nodes import PATH_FLAGS, Node, node_of
 from jobs.frame.run import Findings
 
@@ -87,10 +87,16 @@ class TreeWriter:
             self._remove_unfinished(readable)
             self._dress(readable, path, node)
 
-    def make_file(self, path: bytes, node: Node, pieces: Pieces) -> int:
+    def make_file(
+        self,
+        path: bytes,
+        node: Node,
+        pieces: Pieces = (),
+        attach: Callable[[int], None] = lambda fd: None,
+    ) -> int:
         """A regular file with the bytes of ``pieces``; returns how many these are.
 
-        Nothing is left of it where anything fails.
+        ``attach`` may add to the open file. Nothing is left of it where anything fails.
         """
         directory, name = self._parent(path)
         self._remove_unfinished(directory)
@@ -102,6 +108,7 @@ class TreeWriter:
                     self._disk.write_at(fd, [data], offset)
                     count += len(data)
                 self._disk.truncate(fd, node.size)
+                attach(fd)
                 self._dress(fd, path, node)
             directory, name = self._parent(path)
             self._disk.rename_new(directory, UNFINISHED, directory, name)
@@ -113,14 +120,15 @@ class TreeWriter:
 
     def make_link(self, path: bytes, node: Node) -> None:
         """One more name of a file that was made already."""
-        old = self._first_names[node.inode]
+        self.link_from(self._target_fd, self._first_names[node.inode], path, node)
+
+    def link_from(self, from_fd: int, old: bytes, path: bytes, node: Node) -> None:
+        """A name of the file that has the path ``old`` below another directory."""
         old_directory, _, old_name = old.rpartition(b"/")
-        opener = DirectoryOpener(self._target_fd)
-        try:
+        with opened(open_beneath(from_fd, old_directory, os.O_PATH | os.O_DIRECTORY)) as old_fd:
             directory, name = self._parent(path)
-            self._disk.make_link(opener.open(old_directory), old_name, directory, name)
-        finally:
-            opener.close()
+            self._disk.make_link(old_fd, old_name, directory, name)
+        self._note(path, node)
 
     def make_other(self, path: bytes, node: Node) -> None:
         """A link, device, pipe or socket."""

@@ -16,6 +16,7 @@ from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import show_id
 from dedupd.format.table import State
+from dedupd.replica.replica import refuse_unfinished
 from dedupd.store import saved_marks
 from dedupd.store.container.record_states import set_entries
 from dedupd.store.container.table_file import LOST
@@ -97,6 +98,7 @@ class Gc(Job[GcReport]):
         what it was.
         """
         volume = self._volume
+        refuse_unfinished(volume.base_fd, volume.root)
         if not self._dry_run:
             # Chunks that only a checkpoint names are garbage from here on.
             Checkpoints(volume).clear()

@@ -19,7 +19,7 @@ import dedupd
 import jobs
 from dedupd import failpoint, native
 from dedupd.format import container as fmt
-from dedupd.format import merge_log, recipe, saved_marks, saved_notes, stub
+from dedupd.format import merge_log, recipe, saved_marks, saved_notes, stream, stub
 from dedupd.format import table as tbl
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.volume.enable import DISABLING, ENABLING
@@ -126,6 +126,49 @@ def test_the_merge_log_header() -> None:
     assert len(data) == merge_log.HEADER_BYTES
     pair = layout("Merge log pair (16 bytes)")
     expect(struct.pack("<QQ", 5, 6), pair, {"merged": 5, "stays": 6})
+
+
+def test_the_frames_of_a_stream() -> None:
+    frame = stream.Frame(stream.FrameKind.TREE, 1, 77, b"payload")
+    data = stream.encode_frame(frame, 5, 9)
+    places = layout("Frame header (32 bytes)")
+    seed = native.hashing.xxh3_64(b"payload", 9)
+    values = {
+        "magic": b"DDSF",
+        "kind": 5,
+        "codec": 1,
+        "sequence": 5,
+        "raw_length": 77,
+        "stored_length": 7,
+        "checksum": native.hashing.xxh3_64(data[:24], seed),
+    }
+    expect(data, places, values)
+    assert len(data) == stream.HEADER_BYTES + 7
+    kinds = [int(row[0]) for row in rows("Kinds of frames")]
+    assert kinds == [int(kind) for kind in stream.FrameKind]
+
+
+def test_the_nodes_of_a_stream() -> None:
+    attributes = ((b"user.a", b"value"), (b"user.b", b""))
+    flags = stream.NodeFlag.RECIPE | stream.NodeFlag.LINKED
+    names = ("mode", "uid", "gid", "device", "inode", "size", "atime_ns", "mtime_ns")
+    numbers = dict(zip(names, (1, 2, 3, 4, 5, 6, -7, 8), strict=True))
+    node = stream.StreamNode(b"a/path", flags, **numbers, recipe=9, attributes=attributes)
+    data = stream.encode_node(node)
+    tail = 6 + 6 + 6 + 5 + 6 + 6
+    values = {
+        "flags": 6,
+        "path_bytes": 6,
+        "target_bytes": 0,
+        "attributes": 2,
+        "attributes_bytes": tail - 6,
+        "recipe": 9,
+        **numbers,
+    }
+    places = layout("Tree node (68 bytes)")
+    expect(data, places, {name: values[name] for name in places})
+    assert len(data) == 68 + tail
+    assert list(stream.decode_nodes(data * 2, "")) == [node, node]
 
 
 def test_the_saved_marks_header() -> None:

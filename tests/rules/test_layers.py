@@ -67,6 +67,7 @@ FLOORS = (
     "dedupd.index",
     "dedupd.stub",
     "dedupd.volume",
+    "dedupd.replica",
     "jobs.frame",
     "jobs.tree",
     "jobs.check",

@@ -1,0 +1,64 @@
+"""``dedupd receive``: a stream becomes the state of a replica."""
+
+import os
+import sys
+
+import click
+
+from dedupd.cli.common import PATH, answer, exits, job_run, json_option
+from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd.units import counted, format_size
+from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, finish, token
+
+
+@click.command("receive")
+@click.argument("path", type=PATH)
+@click.option("--negotiate", is_flag=True, help="Answer on standard output what is here already.")
+@click.option("--finish", "is_finish", is_flag=True, help="Put into place what was received.")
+@click.option("--drop", "is_drop", is_flag=True, help="Give up a stream that was cut.")
+@click.option("--token", "is_token", is_flag=True, help="Print what send --resume takes.")
+@json_option
+@exits
+def command(
+    path: str, negotiate: bool, is_finish: bool, is_drop: bool, is_token: bool, as_json: bool
+) -> None:
+    """Make the volume PATH a replica of the one whose stream comes on standard input.
+
+    It has to be empty, or a replica already. It is what it was until the stream has come to its end
+    and was checked; then it is what was sent. Users can only read it.
+    """
+    if sum((is_finish, is_drop, is_token)) > 1:
+        raise UsageError("--finish, --drop and --token exclude each other")
+    with ReplicaVolume.open(path) as volume, volume.job_lock(), job_run("receive") as run:
+        if is_token:
+            found = token(volume)
+            answer(as_json, {"token": found}, found)
+            sys.exit(EXIT_DONE if found else EXIT_FINDINGS)
+        if is_finish or is_drop:
+            if is_finish:
+                finish(volume, run)
+            else:
+                drop(volume)
+            answer(as_json, {"path": path}, f"{path}: done.")
+            return
+        if sys.stdin.isatty():
+            raise UsageError("the stream comes on standard input, and that is a terminal")
+        out = os.dup(sys.stdout.fileno()) if negotiate else None
+        report = Receiver(volume, run, sys.stdin.fileno(), out).run()
+    _show(report, as_json and not negotiate)
+    sys.exit(EXIT_FINDINGS if report.errors else EXIT_DONE)
+
+
+def _show(report: ReceiveReport, as_json: bool) -> None:
+    answer_to_stderr = not as_json
+    text = (
+        f"state {report.point}: {counted(report.nodes, 'name')};"
+        f" {format_size(report.wire_bytes)} received, {counted(report.chunks, 'chunk')},"
+        f" {report.present} were there"
+    )
+    if answer_to_stderr:
+        click.echo(text, err=True)
+        for message in report.messages:
+            click.echo(f"  {message}", err=True)
+    else:
+        answer(True, report.to_json(), text)

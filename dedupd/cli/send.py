@@ -1,0 +1,83 @@
+"""``dedupd send``: a volume, or what is new in it, as a stream."""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+
+from dedupd.cli.common import PATH, exits, job_run, json_option
+from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, DedupdError, UsageError
+from dedupd.units import counted, format_size
+from dedupd.volume.volume import Volume
+from jobs.backup.sender import Resume, Sender, SendReport
+
+
+@click.command("send")
+@click.argument("path", type=PATH)
+@click.option("--since", metavar="ID", default="", help="Send what is new since this state.")
+@click.option(
+    "--resume", metavar="TOKEN", help="Go on with a stream that was cut; receive --token prints it."
+)
+@click.option(
+    "--negotiate",
+    is_flag=True,
+    help="The receiver answers on standard input: send what it lacks.",
+)
+@click.option(
+    "--through", metavar="COMMAND", help="Run COMMAND with both pipes, as of --negotiate."
+)
+@json_option
+@exits
+def command(
+    path: str,
+    since: str,
+    resume: str | None,
+    negotiate: bool,
+    through: str | None,
+    as_json: bool,
+) -> None:
+    """Write the volume PATH to standard output, for `dedupd receive`; PATH may be a snapshot.
+
+    The id of the state that was sent is told on standard error, and in the report of --json there.
+    """
+    token = Resume.parse(resume) if resume else None
+    if through is None and sys.stdout.isatty():
+        raise UsageError("the stream goes to standard output, and that is a terminal; use a pipe")
+    with Volume.open(path) as volume, volume.job_lock(reads_only=True), job_run("send") as run:
+        if through is None:
+            back = sys.stdin.fileno() if negotiate else None
+            sender = Sender(volume, run, sys.stdout.fileno(), back, since=since, resume=token)
+            report = sender.run()
+        else:
+            report = _through(
+                through, lambda out, back: Sender(volume, run, out, back, since=since, resume=token)
+            )
+    _show(report, as_json)
+    sys.exit(EXIT_DAMAGED if report.damaged else EXIT_FINDINGS if report.errors else EXIT_DONE)
+
+
+def _through(command: str, sender: Callable[[int, int], Sender]) -> SendReport:
+    process = subprocess.Popen(shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin as out, process.stdout as back:
+        report = sender(out.fileno(), back.fileno()).run()
+    if process.wait():
+        raise DedupdError(f"{command}: ended with status {process.returncode}")
+    return report
+
+
+def _show(report: SendReport, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=2), err=True)
+        return
+    click.echo(
+        f"state {report.point}: {counted(report.files, 'file')}, {report.same} of them as before;"
+        f" {format_size(report.wire_bytes)} sent, {counted(report.chunks, 'chunk')},"
+        f" {report.known} known",
+        err=True,
+    )
+    for message in report.messages:
+        click.echo(f"  {message}", err=True)

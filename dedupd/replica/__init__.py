@@ -1,0 +1,1 @@
+"""Volumes that are kept as another one was."""

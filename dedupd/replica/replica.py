@@ -1,0 +1,69 @@
+"""A replica: a volume that holds a state of another one, and takes no changes by users.
+
+``replica.json`` says which state (docs/format.md, "Replica"); ``receive`` is where the next one is
+put together.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from dedupd.errors import Busy, Damaged
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened, read_at
+
+REPLICA_FILE = b"replica.json"
+RECEIVE_DIR = b"receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The uuid of the volume that was sent, the id of the state, and when that was."""
+
+    volume: str
+    point: str
+    moment_ns: int
+
+
+def is_replica(base_fd: int) -> bool:
+    """Whether users may only read."""
+    try:
+        os.stat(REPLICA_FILE, dir_fd=base_fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def replica_of(base_fd: int, where: str) -> Replica | None:
+    """What the volume is a replica of; None where it is none. Raises Damaged."""
+    try:
+        fd = os.open(REPLICA_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)
+    except FileNotFoundError:
+        return None
+    with opened(fd):
+        data = read_at(fd, os.fstat(fd).st_size, 0)
+    try:
+        return Replica(**json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise Damaged(
+            f"{where}: {REPLICA_FILE.decode()} is not valid ({error}); receive a full stream"
+        ) from error
+
+
+def note_replica(base_fd: int, replica: Replica, disk: Disk) -> None:
+    """Say which state the volume has, durably."""
+    text = json.dumps(asdict(replica), indent=2, sort_keys=True)
+    disk.replace_file(base_fd, REPLICA_FILE, text.encode() + b"\n")
+
+
+def refuse_unfinished(base_fd: int, root: str) -> None:
+    """Raises Busy while a stream is received in parts: the files that need its chunks are not in
+    the tree yet."""
+    try:
+        os.stat(RECEIVE_DIR, dir_fd=base_fd)
+    except FileNotFoundError:
+        return
+    raise Busy(
+        f"{root}: a stream was received in part, and its chunks would be garbage; receive the rest,"
+        f" or give it up by `dedupd receive --drop {root}`"
+    )

@@ -1,0 +1,172 @@
+"""What was received of a stream so far: its chunks by their numbers, its recipes, its tree.
+
+It lies in ``.dedupd/receive`` until the tree is in its place. Chunks that are durable in the store
+are good for the next stream, too, where this one is cut; recipes and tree come again.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from dedupd.errors import Damaged
+from dedupd.format.recipe import RecipeRef
+from dedupd.format.stream import StreamNode, decode_nodes
+from dedupd.replica.replica import RECEIVE_DIR, Replica
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened, read_at
+from dedupd.volume.enable import remove_all
+
+STATE_FILE, CHUNKS_FILE, RECIPES_FILE, PLAN_FILE = b"stream.json", b"chunks", b"recipes", b"plan"
+
+_CHUNK = struct.Struct("<QI32s")
+_RECIPE = struct.Struct("<Q16sB7xQ")
+_LENGTH = struct.Struct("<I")
+
+
+class ReceivedChunk(NamedTuple):
+    """Id here, length and fingerprint."""
+
+    chunk: int
+    length: int
+    fingerprint: bytes
+
+
+class ReceivedRecipe(NamedTuple):
+    """A recipe here, and how many bytes it stands for."""
+
+    ref: RecipeRef
+    length: int
+
+
+class Received:
+    """The directory, opened for one stream. One user at a time, who has the job lock."""
+
+    def __init__(self, base_fd: int, disk: Disk) -> None:
+        self._disk = disk
+        with suppress(FileExistsError):
+            disk.make_dir(base_fd, RECEIVE_DIR)
+            disk.sync_dir(base_fd)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self.fd = os.open(RECEIVE_DIR, flags, dir_fd=base_fd)
+        self.state = self._load()
+        self._files = {name: self._opened(name) for name in (CHUNKS_FILE, RECIPES_FILE, PLAN_FILE)}
+        self._ends = {name: os.fstat(fd).st_size for name, fd in self._files.items()}
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            with opened(os.open(STATE_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)) as fd:
+                state: dict[str, Any] = json.loads(read_at(fd, os.fstat(fd).st_size, 0))
+                return state
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def _opened(self, name: bytes) -> int:
+        disk = self._disk
+        try:
+            return disk.open_write(self.fd, name)
+        except FileNotFoundError:
+            return disk.create(self.fd, name)
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        os.close(self.fd)
+
+    def begin(self, replica: Replica, chunks: int) -> None:
+        """Begin the stream of a state, of which the first chunks are here already."""
+        state = {**asdict(replica), "chunks": chunks, "is_complete": False}
+        if chunks > self.chunks:
+            raise Damaged(
+                f"the stream counts on {chunks} chunks that were received before, and there are"
+                f" {self.chunks}; send anew, without --resume"
+            )
+        self._cut(CHUNKS_FILE, chunks * _CHUNK.size)
+        self._cut(RECIPES_FILE, 0)
+        self._cut(PLAN_FILE, 0)
+        self.note(state)
+
+    def _cut(self, name: bytes, length: int) -> None:
+        self._disk.truncate(self._files[name], length)
+        self._ends[name] = length
+
+    def note(self, state: dict[str, Any]) -> None:
+        """Replace the state, durably; the files before it."""
+        for fd in self._files.values():
+            self._disk.sync_data(fd)
+        self.state = state
+        self._disk.replace_file(self.fd, STATE_FILE, json.dumps(state).encode())
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks are durable in the store."""
+        return int(self.state.get("chunks", 0))
+
+    @property
+    def stream(self) -> str:
+        """The id of the stream that is received."""
+        return str(self.state.get("point", ""))
+
+    @property
+    def complete(self) -> Replica | None:
+        """The state that was received as a whole; None before."""
+        state = self.state
+        if not state.get("is_complete"):
+            return None
+        return Replica(state["volume"], state["point"], state["moment_ns"])
+
+    @property
+    def chunk_count(self) -> int:
+        """How many there are, durable or not."""
+        return self._ends[CHUNKS_FILE] // _CHUNK.size
+
+    def _append(self, name: bytes, data: bytes) -> None:
+        self._disk.write_at(self._files[name], [data], self._ends[name])
+        self._ends[name] += len(data)
+
+    def add_chunks(self, rows: list[ReceivedChunk]) -> None:
+        self._append(CHUNKS_FILE, b"".join(_CHUNK.pack(*row) for row in rows))
+
+    def chunk(self, number: int) -> ReceivedChunk:
+        """The chunk of a number, from 0 on. Raises Damaged."""
+        data = os.pread(self._files[CHUNKS_FILE], _CHUNK.size, number * _CHUNK.size)
+        if len(data) != _CHUNK.size:
+            raise Damaged(f"the stream names chunk {number}, which it has not")
+        return ReceivedChunk._make(_CHUNK.unpack(data))
+
+    @property
+    def recipe_count(self) -> int:
+        return self._ends[RECIPES_FILE] // _RECIPE.size
+
+    def add_recipe(self, ref: RecipeRef, length: int) -> None:
+        row = _RECIPE.pack(ref.recipe, ref.digest, ref.direct, length)
+        self._append(RECIPES_FILE, row)
+
+    def recipe(self, number: int) -> ReceivedRecipe:
+        """Raises Damaged."""
+        data = os.pread(self._files[RECIPES_FILE], _RECIPE.size, number * _RECIPE.size)
+        if len(data) != _RECIPE.size:
+            raise Damaged(f"the stream names recipe {number}, which it has not")
+        recipe, digest, is_direct, length = _RECIPE.unpack(data)
+        return ReceivedRecipe(RecipeRef(recipe, digest, bool(is_direct)), length)
+
+    def add_nodes(self, data: bytes) -> None:
+        self._append(PLAN_FILE, _LENGTH.pack(len(data)) + data)
+
+    def nodes(self) -> Iterator[StreamNode]:
+        """The tree, in the order of the stream. Raises Damaged."""
+        at, fd = 0, self._files[PLAN_FILE]
+        while at < self._ends[PLAN_FILE]:
+            (length,) = _LENGTH.unpack(read_at(fd, _LENGTH.size, at))
+            at += _LENGTH.size
+            yield from decode_nodes(read_at(fd, length, at), "the tree that was received")
+            at += length
+
+
+def remove_tree(disk: Disk, dir_fd: int, name: bytes) -> None:
+    """Remove a directory, if it is there, and all below it."""
+    with suppress(FileNotFoundError):
+        remove_all(dir_fd, name, disk)

@@ -1,0 +1,382 @@
+"""The receive job: a stream becomes the state of a replica, as a whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.errors import Busy, Damaged, UsageError
+from dedupd.failpoint import define, reach
+from dedupd.format import stream
+from dedupd.format.container import Record, RecordKind
+from dedupd.format.ids import HOLE
+from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
+from dedupd.format.stream import Frame, FrameKind, RecipePart
+from dedupd.replica.replica import RECEIVE_DIR, Replica, replica_of
+from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
+from dedupd.store.recipe.recipe_writer import RecipeBuilder
+from dedupd.system.processes import cores
+from dedupd.units import MIB
+from dedupd.volume.volume import VOLUME_FILE, Volume
+from jobs.backup.received import Received, ReceivedChunk, remove_tree
+from jobs.backup.switch import TreeBuilder, finish_switch, is_switching, switch
+from jobs.backup.wire import FrameReader, FrameWriter, unpacked
+from jobs.frame.report import FileReport
+from jobs.frame.run import JobRun
+from jobs.optimize.store_session import StoreSession
+
+GROUP_BYTES = 64 * MIB
+"""Received between two syncs: what is lost where the stream is cut."""
+BATCH_BYTES = 8 * MIB
+"""Of chunks that are checked at once."""
+
+_GROUP = define("receive.group-durable", "chunks are durable, and noted as received")
+_COMPLETE = define("receive.complete", "all of the stream is here, and the volume as it was")
+
+
+@dataclass(slots=True)
+class ReceiveReport(FileReport):
+    """The results of a run. ``present`` chunks were in the store already."""
+
+    job: str = "receive"
+    point: str = ""
+    since: str = ""
+    nodes: int = 0
+    chunks: int = 0
+    present: int = 0
+    wire_bytes: int = 0
+
+
+class ReplicaVolume(Volume):
+    """A volume to be received into, also in the middle of a switch."""
+
+    def _require_enabled(self) -> None:
+        os.stat(VOLUME_FILE, dir_fd=self.base_fd)
+
+
+class Receiver:
+    """Receives one stream. Needs the job lock; the volume may be mounted until the switch."""
+
+    def __init__(
+        self, volume: ReplicaVolume, run: JobRun, in_fd: int, back_fd: int | None = None
+    ) -> None:
+        """``back_fd``: where a sender that negotiates hears what is here."""
+        self._volume = volume
+        self._run = run
+        self._in = FrameReader(in_fd, "the stream")
+        self._back = None if back_fd is None else FrameWriter(back_fd)
+        self._report = ReceiveReport(started_s=run.started_s)
+        self._pending: list[Frame] = []
+        self._pending_bytes = 0
+        self._group_bytes = 0
+        self._builder: RecipeBuilder | None = None
+        self._digest = b""
+
+    def run(self) -> ReceiveReport:
+        """Receive a stream to its end, and put its tree into its place.
+
+        Raises Damaged, UsageError, Busy (all is received, and the volume is mounted), NoSpace,
+        PipeClosed, Cancelled: then the volume is what it was.
+        """
+        volume, run, report = self._volume, self._run, self._report
+        finish(volume, run, is_asked=False)
+        own = replica_of(volume.base_fd, volume.root)
+        self._say_hello(own)
+        fields = stream.fields_of(self._in.read(), "the stream")
+        self._in.use_stream(fields["stream"])
+        self._refuse(fields, own)
+        report.point, report.since = fields["stream"], fields["since"]
+        run.update(phase="receiving")
+        with ExitStack() as stack:
+            self._pool = stack.enter_context(
+                ThreadPoolExecutor(cores(), thread_name_prefix="check")
+            )
+            received = stack.enter_context(closing(Received(volume.base_fd, volume.disk)))
+            self._received = received
+            is_resumed = fields["resumes"] and fields["resumes"] == received.stream
+            if fields["chunks"] and not is_resumed:
+                raise UsageError(
+                    f"{volume.root}: the stream goes on with one that was not begun here; send"
+                    " anew, without --resume"
+                )
+            replica = Replica(fields["volume"], report.point, fields["moment_ns"])
+            received.begin(replica, fields["chunks"])
+            policy = volume.policy()
+            with closing(StoreSession(volume, policy.index, 0, run.safe_point)) as store:
+                self._store = store
+                self._receive()
+                store.save_index()
+            reach(_COMPLETE)
+            _put_in_place(volume, run, received, replica)
+        self._answer(FrameKind.DONE, {"format": stream.FORMAT, "point": report.point})
+        report.wire_bytes = self._in.read_bytes
+        report.complete(run)
+        return report
+
+    def _say_hello(self, own: Replica | None) -> None:
+        if self._back is None:
+            return
+        name = str(uuid.uuid4())
+        fields: dict[str, object] = {
+            "format": stream.FORMAT,
+            "hello": name,
+            "point": own.point if own else "",
+        }
+        self._back.begin(FrameKind.HELLO, fields, name)
+        self._back.flush()
+
+    def _answer(self, kind: FrameKind, fields: dict[str, object]) -> None:
+        if self._back is not None:
+            self._back.write(stream.told(kind, fields))
+            self._back.flush()
+
+    def _refuse(self, fields: dict[str, str], own: Replica | None) -> None:
+        """Raises UsageError where the stream does not fit the volume."""
+        volume = self._volume
+        if fields["volume"] == volume.parameters.uuid:
+            raise UsageError(f"{volume.root}: is the volume that was sent, or a copy of it")
+        if fields["fingerprint"] != volume.parameters.fingerprint:
+            raise UsageError(
+                f"{volume.root}: has fingerprints by {volume.parameters.fingerprint}, and the"
+                f" stream by {fields['fingerprint']}; receive into a volume that was enabled alike"
+            )
+        if own is not None and own.volume != fields["volume"]:
+            raise UsageError(f"{volume.root}: is a replica of another volume, {own.volume}")
+        if own is None and os.listdir(volume.data_fd):
+            raise UsageError(
+                f"{volume.root}: has files of its own, and a stream replaces all; receive into a"
+                " volume that is empty"
+            )
+        has = own.point if own else ""
+        if fields["since"] and fields["since"] != has:
+            raise UsageError(
+                f"{volume.root}: has the state {has or 'of no stream'}, and the stream builds on"
+                f" {fields['since']}; " + (f"send --since {has}" if has else "send without --since")
+            )
+        if bool(fields["negotiates"]) != (self._back is not None):
+            raise UsageError("--negotiate takes a pair of pipes, and has to be said on both sides")
+
+    # --- the store ----------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        run, report = self._run, self._report
+        while True:
+            run.safe_point()
+            frame = self._in.read()
+            if frame.kind is FrameKind.CHUNK:
+                self._pending.append(frame)
+                self._pending_bytes += frame.raw_length
+                if self._pending_bytes < BATCH_BYTES:
+                    continue
+            self._take_chunks()
+            if frame.kind is FrameKind.OFFER:
+                self._reply(frame)
+            elif frame.kind is FrameKind.KNOWN:
+                self._take_known(frame)
+            elif frame.kind is FrameKind.RECIPE:
+                data = unpacked(frame, "the stream")
+                self._take_recipe(stream.decode_recipe(data, "the stream"))
+            elif frame.kind is FrameKind.TREE:
+                self._received.add_nodes(unpacked(frame, "the stream"))
+            elif frame.kind is FrameKind.END:
+                self._end(frame)
+                return
+            elif frame.kind is not FrameKind.CHUNK:
+                raise Damaged(f"the stream: a frame of kind {frame.kind.name} within it")
+            if self._group_bytes >= GROUP_BYTES:
+                self._sync()
+            run.update(done=self._in.read_bytes, files=report.nodes)
+
+    def _take_chunks(self) -> None:
+        """Check the chunks that have come, and store those that are new."""
+        frames, self._pending, self._pending_bytes = self._pending, [], 0
+        if not frames:
+            return
+        store, report = self._store, self._report
+        for problem in self._pool.map(self._problem, frames):
+            if problem:
+                raise Damaged(f"the stream: {problem}")
+        fingerprints = b"".join(frame.payload[:32] for frame in frames)
+        ids = list(store.index.lookup(fingerprints))
+        new: dict[bytes, Frame] = {}
+        for frame, known in zip(frames, ids, strict=True):
+            if not known:
+                new.setdefault(frame.payload[:32], frame)
+        made: dict[bytes, int] = {}
+        if new:
+            stored = sum(len(frame.payload) for frame in new.values())
+            first = store.chunks.reserve(len(new), stored)
+            records = [(_record(frame), frame.payload[32:]) for frame in new.values()]
+            store.chunks.append_copies(first, records, RecordKind.DATA)
+            made = {fingerprint: first + at for at, fingerprint in enumerate(new)}
+            store.index.insert(b"".join(new), range(first, first + len(new)))
+            self._group_bytes += stored
+        rows = []
+        for frame, known in zip(frames, ids, strict=True):
+            fingerprint = frame.payload[:32]
+            chunk = known or made[fingerprint]
+            rows.append(ReceivedChunk(chunk, frame.raw_length, fingerprint))
+            report.present += bool(known)
+        report.chunks += len(frames)
+        self._received.add_chunks(rows)
+
+    def _problem(self, frame: Frame) -> str:
+        """Why a chunk is not what it says; empty where it is."""
+        stored = frame.payload[32:]
+        try:
+            checksum = native.hashing.xxh3_64(stored)
+            raw = native.codec.decode(stored, frame.codec, frame.raw_length, checksum)
+        except native.codec.CorruptPayload as error:
+            return f"a chunk that does not decode ({error})"
+        algorithm = self._volume.parameters.fingerprint
+        if native.hashing.fingerprint(raw, algorithm) != frame.payload[:32]:
+            return "a chunk that has another fingerprint"
+        return ""
+
+    def _reply(self, frame: Frame) -> None:
+        if self._back is None:
+            raise Damaged("the stream: an offer, and nobody negotiates")
+        has = bytes(bool(one) for one in self._store.index.lookup(frame.payload))
+        self._back.write(Frame(FrameKind.ANSWER, 0, len(has), has))
+        self._back.flush()
+
+    def _take_known(self, frame: Frame) -> None:
+        rows = stream.decode_known(frame.payload)
+        ids = self._store.index.lookup(b"".join(fingerprint for fingerprint, _ in rows))
+        if not all(ids):
+            raise UsageError(
+                f"{self._volume.root}: lacks a chunk that it had at the state before; send with"
+                " --negotiate, or without --since"
+            )
+        self._received.add_chunks(
+            [
+                ReceivedChunk(chunk, length, fingerprint)
+                for chunk, (fingerprint, length) in zip(ids, rows, strict=True)
+            ]
+        )
+        self._report.present += len(rows)
+
+    def _take_recipe(self, part: RecipePart) -> None:
+        if self._builder is not None and part.recipe == self._received.recipe_count + 1:
+            self._give_up_recipe()
+        if part.recipe != self._received.recipe_count:
+            raise Damaged(f"the stream: recipe {part.recipe} out of order")
+        if self._builder is None:
+            self._builder, self._digest = RecipeBuilder(self._store.recipes), b""
+        builder, rows = self._builder, []
+        for number, length in part.rows:
+            if number == 0:
+                builder.push(HOLE, length, HOLE_FINGERPRINT)
+                rows.append((HOLE_FINGERPRINT, length))
+                continue
+            chunk = self._received.chunk(number - 1)
+            if chunk.length != length:
+                raise Damaged(f"the stream: chunk {number - 1} has another length")
+            builder.push(chunk.chunk, length, chunk.fingerprint)
+            rows.append((chunk.fingerprint, length))
+        self._digest = stream.chained(self._digest, rows)
+        if self._digest != part.digest:
+            raise Damaged(f"the stream: recipe {part.recipe} is not what was sent")
+        if part.is_last:
+            length, self._builder = builder.length, None
+            self._received.add_recipe(builder.finish(), length)
+
+    def _give_up_recipe(self) -> None:
+        """The sender could not read the rest of the file: no node names its recipe."""
+        self._builder = None
+        self._received.add_recipe(RecipeRef(0, bytes(DIGEST_BYTES)), 0)
+
+    def _end(self, frame: Frame) -> None:
+        fields = stream.fields_of(frame, "the stream")
+        received = self._received
+        if self._builder is not None:
+            self._give_up_recipe()
+        have = received.chunk_count, received.recipe_count, sum(1 for _ in received.nodes())
+        if have != (fields["chunks"], fields["recipes"], fields["nodes"]):
+            raise Damaged("the stream: has other chunks, recipes or files than its end says")
+        self._report.nodes = have[2]
+        self._sync(is_complete=True)
+
+    def _sync(self, *, is_complete: bool = False) -> None:
+        """Make everything durable that was received, and note it."""
+        noted = self._store.begin_sync()
+        self._store.finish_sync(noted)
+        self._store.keep(noted)
+        state = {"chunks": self._received.chunk_count, "is_complete": is_complete}
+        self._received.note(self._received.state | state)
+        self._group_bytes = 0
+        reach(_GROUP)
+
+
+def _put_in_place(volume: ReplicaVolume, run: JobRun, received: Received, replica: Replica) -> None:
+    TreeBuilder(volume, run, received).build()
+    with _unmounted(volume):
+        switch(volume, received, replica)
+
+
+def finish(volume: ReplicaVolume, run: JobRun, *, is_asked: bool = True) -> bool:
+    """Go on with a switch that was interrupted, or with a tree that was received as a whole.
+
+    Says whether there was one. Raises UsageError where ``is_asked`` and there is none; Busy.
+    """
+    if is_switching(volume.base_fd):
+        with closing(Received(volume.base_fd, volume.disk)) as received, _unmounted(volume):
+            finish_switch(volume, received.fd)
+        return True
+    if _has_received(volume):
+        with closing(Received(volume.base_fd, volume.disk)) as received:
+            replica = received.complete
+            if replica is not None and replica != replica_of(volume.base_fd, volume.root):
+                _put_in_place(volume, run, received, replica)
+                return True
+        if replica is not None:  # all that was left to do is to tidy up
+            remove_tree(volume.disk, volume.base_fd, RECEIVE_DIR)
+            return True
+    if is_asked:
+        raise UsageError(f"{volume.root}: nothing was received as a whole that waits for its end")
+    return False
+
+
+def drop(volume: ReplicaVolume) -> None:
+    """Give up what was received in part. Raises Busy in the middle of a switch."""
+    if is_switching(volume.base_fd):
+        raise Busy(f"{volume.root}: half in its place; `dedupd receive --finish` goes on")
+    remove_tree(volume.disk, volume.base_fd, RECEIVE_DIR)
+
+
+def token(volume: ReplicaVolume) -> str:
+    """What `dedupd send --resume` takes; empty where no stream was cut."""
+    if not _has_received(volume):
+        return ""
+    with closing(Received(volume.base_fd, volume.disk)) as received:
+        if received.complete or not received.chunks:
+            return ""
+        return f"{received.stream}:{received.chunks}"
+
+
+def _has_received(volume: ReplicaVolume) -> bool:
+    return os.path.isdir(b"/proc/self/fd/%d/%s" % (volume.base_fd, RECEIVE_DIR))
+
+
+@contextmanager
+def _unmounted(volume: Volume) -> Iterator[None]:
+    """Nobody may look while the tree changes. Raises Busy."""
+    try:
+        with volume.mount_lock():
+            yield
+    except Busy as error:
+        raise Busy(
+            f"{error}; all was received: unmount the volume, and run `dedupd receive --finish"
+            f" {volume.root}`"
+        ) from None
+
+
+def _record(frame: Frame) -> Record:
+    fingerprint, stored = frame.payload[:32], frame.payload[32:]
+    return Record(
+        *(0, RecordKind.DATA, frame.codec, frame.raw_length, len(stored), 0),
+        *(fingerprint, 0, native.hashing.xxh3_64(stored)),
+    )

@@ -1,0 +1,158 @@
+"""What the content of a file consists of, for a stream: chunks of the store as they are, holes, and
+chunks that are cut for the stream, where the file's own blocks are."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dedupd.byte_ranges import missing_ranges
+from dedupd.errors import FileChanged
+from dedupd.format.container import RECORD_HEADER_BYTES
+from dedupd.format.ids import HOLE
+from dedupd.format.stub import StubAttribute
+from dedupd.store.writer import encode_records
+from dedupd.stub.stub_file import SparseStub
+from dedupd.system.extents import has_unwritten
+from dedupd.system.files import data_ranges
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+
+CUT_BYTES = 4 * MIB
+"""Read at a time of what is to be cut."""
+
+
+Key = int | bytes
+"""Of a chunk: its id, or the fingerprint of one that is not in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A part of a file: the chunk ``chunk`` of the store, or a hole, or a chunk that was cut, whose
+    bytes are ``raw``. ``fingerprint`` is empty where it takes a look at the store."""
+
+    length: int
+    chunk: int = HOLE
+    fingerprint: bytes = b""
+    raw: bytes = b""
+
+    @property
+    def is_hole(self) -> bool:
+        return self.chunk == HOLE and not self.fingerprint
+
+    @property
+    def key(self) -> "Key":
+        """What tells the chunk from all others."""
+        return self.chunk or self.fingerprint
+
+
+class Rows:
+    """Takes files of a volume apart."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._chunker = volume.parameters.chunker()
+
+    def of(self, fd: int, stub: StubAttribute | None, where: str) -> Iterator[Row]:
+        """The rows of an open file, in order; their lengths add up to its size. Raises Damaged."""
+        size = os.fstat(fd).st_size
+        if stub is None:
+            yield from self._own(fd, 0, size)
+            return
+        sparse = SparseStub(
+            fd, stub, self._volume.stub_files, lambda one: self._volume.content(one, where)
+        )
+        sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, size)
+        covered = min(stub.covered, size)
+        for start, end, chunk in _parts(sparse, covered):
+            if chunk is None:
+                yield from self._cut(sparse, start, end)
+            else:
+                yield Row(end - start, chunk)
+        if covered < size:
+            yield from self._own(fd, covered, size)
+
+    def _own(self, fd: int, start: int, end: int) -> Iterator[Row]:
+        """A range that has nothing of the store."""
+        at = start
+        for low, high in data_ranges(fd, start, end):
+            if at < low:
+                yield Row(low - at)
+            yield from self._cut(fd, low, high)
+            at = high
+        if at < end:
+            yield Row(end - at)
+
+    def _cut(self, source: "int | SparseStub", start: int, end: int) -> Iterator[Row]:
+        carry, at = b"", start
+        while at < end:
+            count = min(CUT_BYTES, end - at)
+            if isinstance(source, int):
+                data = carry + os.pread(source, count, at)
+            else:
+                data = carry + bytes(source.read(at, count))
+            if len(data) != len(carry) + count:
+                raise FileChanged("the file was cut while it was read")
+            at += count
+            found = self._chunker.process(data, [(0, len(data), at == end)])
+            ends = memoryview(found.ends).cast("I")
+            low = 0
+            for number, high in enumerate(ends):
+                fingerprint = found.fingerprints[32 * number : 32 * number + 32]
+                if found.zero[number]:
+                    yield Row(high - low)
+                else:
+                    yield Row(high - low, HOLE, fingerprint, data[low:high])
+                low = high
+            carry = data[low:]
+
+
+def _parts(sparse: SparseStub, covered: int) -> Iterator[tuple[int, int, int | None]]:
+    """(start, end, chunk) of what the recipe covers: ``HOLE`` for zeros, None for what has to be
+    cut because the file's own blocks, or its end, are in it. Neighbours to be cut are one."""
+    missing = sparse.missing(0, covered)
+    pending: tuple[int, int] | None = None
+    at = 0
+    for span in sparse.content.recipe.spans(0, covered):
+        low, high = span.offset, span.offset + span.length
+        while at < len(missing) and missing[at][1] <= low:
+            at += 1
+        is_whole = at < len(missing) and missing[at][0] <= low and high <= missing[at][1]
+        if is_whole and (span.chunk != HOLE or high <= covered):
+            parts: list[tuple[int, int, int | None]] = [(low, high, span.chunk)]
+        elif span.chunk != HOLE:
+            parts = [(low, min(high, covered), None)]
+        else:
+            parts = _hole_parts(missing, at, low, min(high, covered))
+        for part in parts:
+            if part[2] is None:
+                pending = (pending[0] if pending else part[0], part[1])
+                continue
+            if pending:
+                yield *pending, None
+                pending = None
+            yield part
+    if pending:
+        yield *pending, None
+
+
+def _hole_parts(
+    missing: list[tuple[int, int]], first: int, low: int, high: int
+) -> list[tuple[int, int, int | None]]:
+    """A hole of the recipe in which the file has blocks of its own."""
+    holes = []
+    for start, end in missing[first:]:
+        if start >= high:
+            break
+        if end > low:
+            holes.append((max(start, low), min(end, high)))
+    parts: list[tuple[int, int, int | None]] = [(*hole, HOLE) for hole in holes]
+    parts += [(*own, None) for own in missing_ranges(holes, low, high)]
+    return sorted(parts, key=lambda part: part[0])
+
+
+def encoded(raw: bytes) -> tuple[int, bytes]:
+    """Codec and payload of a chunk, compressed where that pays."""
+    records = encode_records(raw, array("I", [0]), array("I", [len(raw)]))
+    (stored,) = memoryview(records.stored_lengths).cast("I")
+    return records.codecs[0], bytes(memoryview(records)[RECORD_HEADER_BYTES:][:stored])

@@ -1,0 +1,447 @@
+"""The send job: a volume as it is, or what is new in it, as a stream."""
+
+import os
+import time
+import uuid
+from array import array
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+from dedupd.errors import Damaged, DamagedContainer, FileChanged, UsageError
+from dedupd.format import stream
+from dedupd.format.container import Codec, Kind, RecordKind
+from dedupd.format.stream import Frame, FrameKind, NodeFlag, RecipePart, StreamNode
+from dedupd.format.stub import StubAttribute
+from dedupd.stub.local_blocks import checked_stub
+from dedupd.stub.transition import FileIdentity
+from dedupd.system.files import opened
+from dedupd.system.paths import explain, open_beneath, show_path
+from dedupd.system.processes import cores
+from dedupd.volume.volume import Volume
+from jobs.backup.nodes import Node, walk_nodes
+from jobs.backup.rows import Key, Row, Rows, encoded
+from jobs.backup.sent_points import Numbers, Point, SentPoints, decode_rows, encode_row
+from jobs.backup.wire import FrameReader, FrameWriter, packed
+from jobs.frame.report import FileReport
+from jobs.frame.run import JobRun
+
+ROWS_AT_ONCE = 256
+"""Of a file, in memory: 32 MiB of the largest chunks that are cut."""
+RECIPES_KNOWN_MAX = 1 << 18
+"""Of recipes that several files have; one that was forgotten is sent again."""
+ATTEMPTS = 3
+"""To read a file that users write to."""
+
+
+@dataclass(slots=True)
+class SendReport(FileReport):
+    """The results of a run. ``point`` is the id of the state that was sent.
+
+    ``known`` chunks were there already; ``kept`` files could not be read, and stay at the receiver
+    as they are there.
+    """
+
+    job: str = "send"
+    point: str = ""
+    since: str = ""
+    files: int = 0
+    same: int = 0
+    kept: int = 0
+    damaged: int = 0
+    chunks: int = 0
+    known: int = 0
+    wire_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Used:
+    """What a file needs: chunks of the store by their ids, and others by their fingerprints."""
+
+    ids: "array[int]" = field(default_factory=lambda: array("Q"))
+    cut: list[bytes] = field(default_factory=list)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.chunk:
+                self.ids.append(row.chunk)
+            else:
+                self.cut.append(row.fingerprint)
+
+
+class Resume(NamedTuple):
+    """A stream that was cut, and how many chunks of it were received."""
+
+    stream: str
+    chunks: int
+
+    @classmethod
+    def parse(cls, token: str) -> "Resume":
+        """Raises UsageError."""
+        name, _, count = token.partition(":")
+        try:
+            return cls(str(uuid.UUID(name)), int(count))
+        except ValueError:
+            raise UsageError(
+                f"{token!r}: no token of `dedupd receive --token`, which is an id and a number"
+            ) from None
+
+
+class Sender:
+    """One stream of one volume. Needs the volume's job lock; the volume may be mounted."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        run: JobRun,
+        out_fd: int,
+        back_fd: int | None = None,
+        *,
+        since: str = "",
+        resume: Resume | None = None,
+    ) -> None:
+        """``back_fd``: where the receiver answers; then it says itself what it has."""
+        self._volume = volume
+        self._run = run
+        self._out = FrameWriter(out_fd)
+        self._back = None if back_fd is None else FrameReader(back_fd, "the receiver")
+        self._resume = resume
+        self._report = SendReport(point=str(uuid.uuid4()), since=since, started_s=run.started_s)
+        self._since = Point()
+        self._point = Point()
+        self._numbers = Numbers()
+        self._cut_numbers: dict[bytes, int] = {}
+        self._chunks = 0
+        self._recipes: dict[tuple[int, bytes, int], int] = {}
+        self._recipe_count = 0
+        self._nodes = bytearray()
+        self._node_count = 0
+        self._rows = Rows(volume)
+        self._linked: dict[int, NodeFlag] = {}
+        self._log_fd: int | None = None
+        self._log_at = 0
+
+    def run(self) -> SendReport:
+        """Send everything. Raises PipeClosed, Damaged, UsageError, Cancelled."""
+        volume, run, report = self._volume, self._run, self._report
+        run.update(phase="sending", total=_store_bytes(volume))
+        with ExitStack() as stack:
+            self._pool = stack.enter_context(
+                ThreadPoolExecutor(cores(), thread_name_prefix="records")
+            )
+            memory: SentPoints | None = None
+            if not volume.is_read_only:
+                memory = SentPoints(volume.base_fd, volume.disk, volume.root)
+                stack.enter_context(closing(memory))
+            self._begin(memory, stack)
+            for met in walk_nodes(volume.data_fd, b"", volume.space.name, _no_directory):
+                run.safe_point()
+                if not met.is_left:
+                    self._send(met.path, met.node)
+                    run.update(files=report.files, done=self._out.written_bytes)
+            if memory is not None:
+                # Before the end is sent: a receiver has no state that is not known here.
+                memory.save(report.point, self._point)
+            self._end()
+        report.wire_bytes = self._out.written_bytes
+        report.complete(run)
+        return report
+
+    def _begin(self, memory: SentPoints | None, stack: ExitStack) -> None:
+        report, rows, resume = self._report, b"", self._resume
+        if self._back is not None:
+            hello = stream.fields_of(self._back.read(), "the receiver")
+            self._back.use_stream(hello["hello"])
+            if not report.since and hello["point"] and memory is not None:
+                report.since = hello["point"] if hello["point"] in memory.points() else ""
+        if (report.since or resume) and memory is None:
+            raise UsageError(
+                f"{self._volume.root}: takes no changes, and remembers nothing that was sent; use"
+                " --negotiate, or send all"
+            )
+        if memory is not None:
+            if report.since:
+                self._since = memory.load(report.since)
+                self._since_cut = self._since.cut_fingerprints()
+            if resume is not None:
+                rows = memory.log_rows(resume.stream, resume.chunks)
+                self._take_numbers(rows)
+            self._log_fd = memory.new_log(report.point, rows)
+            self._log_at = len(rows)
+            stack.callback(os.close, self._log_fd)
+        fields: dict[str, object] = {
+            "format": stream.FORMAT,
+            "stream": report.point,
+            "volume": self._volume.parameters.uuid,
+            "fingerprint": self._volume.parameters.fingerprint,
+            "since": report.since,
+            "resumes": resume.stream if resume else "",
+            "chunks": self._chunks,
+            "negotiates": self._back is not None,
+            "moment_ns": time.time_ns(),
+        }
+        self._out.begin(FrameKind.BEGIN, fields, report.point)
+
+    _since_cut: set[bytes] = set()  # noqa: RUF012 - replaced, never changed
+
+    def _take_numbers(self, rows: bytes) -> None:
+        """The receiver has these chunks of an earlier stream, by their numbers."""
+        for record_id, fingerprint in decode_rows(rows):
+            self._chunks += 1
+            self._note_number(record_id, fingerprint, self._chunks)
+
+    def _note_number(self, record_id: int, fingerprint: bytes, number: int) -> None:
+        if record_id:
+            self._numbers.put(record_id, number)
+        else:
+            self._cut_numbers[fingerprint] = number
+
+    def _number(self, row: Row) -> int:
+        if row.chunk:
+            return self._numbers.get(row.chunk)
+        return self._cut_numbers.get(row.fingerprint, 0)
+
+    # --- the tree -----------------------------------------------------------------------------
+
+    def _send(self, path: bytes, node: Node) -> None:
+        flags, recipe = NodeFlag(0), 0
+        if node.is_file and node.inode in self._linked:
+            flags = self._linked[node.inode]
+        elif node.is_file:
+            self._report.files += 1
+            try:
+                flags, recipe, node = self._send_file(path, node)
+            except (FileChanged, Damaged, OSError) as error:
+                self._keep(path, error)
+                flags = NodeFlag.KEPT
+        if node.links > 1 and not node.is_directory:
+            flags |= NodeFlag.LINKED
+            self._linked[node.inode] = flags & (NodeFlag.KEPT | NodeFlag.LINKED)
+        self._put_node(
+            StreamNode(
+                *(path, flags, node.mode, node.uid, node.gid, node.device, node.inode, node.size),
+                *(node.atime_ns, node.mtime_ns, recipe, node.target, node.attributes),
+            )
+        )
+
+    def _keep(self, path: bytes, error: Exception) -> None:
+        report, where = self._report, show_path(path)
+        report.kept += 1
+        report.damaged += isinstance(error, Damaged)
+        text = explain(error) if isinstance(error, OSError) else str(error)
+        self._run.findings.add(text if text.startswith(where) else f"{where}: {text}")
+
+    def _send_file(self, path: bytes, node: Node) -> tuple[NodeFlag, int, Node]:
+        """Send the content of a file, whole as it is at some moment of this call."""
+        where = show_path(path)
+        for _ in range(ATTEMPTS):
+            flags = os.O_RDONLY | os.O_NONBLOCK
+            with opened(open_beneath(self._volume.data_fd, path, flags)) as fd:
+                before = FileIdentity.of(os.fstat(fd))
+                stub = checked_stub(fd, self._volume.stub_files, where)
+                used = _Used()
+                is_same = self._since.files.has(before.inode, before.ctime_ns, before.size)
+                try:
+                    if is_same:
+                        recipe = self._note_same(before.inode, stub, where, used)
+                    else:
+                        recipe = self._send_content(fd, stub, before.size, where, used)
+                except (FileChanged, Damaged):
+                    if FileIdentity.of(os.fstat(fd)) == before:
+                        raise
+                    continue
+                if FileIdentity.of(os.fstat(fd)) != before:
+                    continue
+                self._point.files.add(before.inode, before.ctime_ns, before.size)
+                for chunk in used.ids:
+                    self._point.ids.add(chunk)
+                if used.cut:
+                    self._point.cut[before.inode] = b"".join(used.cut)
+                if is_same:
+                    self._report.same += 1
+                    return NodeFlag.SAME, 0, node
+                kind = NodeFlag.RECIPE if before.size else NodeFlag(0)
+                return kind, recipe, _sized(node, before, stub)
+        raise FileChanged(f"{where}: was written to each time it was read; sent next time")
+
+    def _note_same(self, inode: int, stub: StubAttribute | None, where: str, used: _Used) -> int:
+        """Note what a file needs that the receiver has as it is."""
+        joined = self._since.cut.get(inode, b"")
+        if joined:
+            used.cut.append(joined)
+        if stub is not None:
+            spans = self._volume.content(stub, where).recipe.spans(0, stub.covered)
+            used.ids.extend(span.chunk for span in spans if span.chunk)
+        return 0
+
+    def _send_content(
+        self, fd: int, stub: StubAttribute | None, size: int, where: str, used: _Used
+    ) -> int:
+        """Send what is new of a file, and its recipe; returns the number of that."""
+        if size == 0:
+            return 0
+        key = None
+        if stub is not None and stub.is_clean and stub.covered == size:
+            key = stub.recipe, stub.digest, size
+            if key in self._recipes:
+                return self._recipes[key]
+        number, digest = -1, b""
+        rows = self._rows.of(fd, stub, where)
+        part = list(islice(rows, ROWS_AT_ONCE))
+        while part:
+            following = list(islice(rows, ROWS_AT_ONCE))
+            known = self._send_chunks(part, used)
+            if number < 0:
+                number = self._recipe_count
+                self._recipe_count += 1
+            fingerprints = (bytes(32) if row.is_hole else known[row.key] for row in part)
+            lengths = [row.length for row in part]
+            digest = stream.chained(digest, list(zip(fingerprints, lengths, strict=True)))
+            numbers = (0 if row.is_hole else self._number(row) for row in part)
+            lines = list(zip(numbers, lengths, strict=True))
+            sent = RecipePart(number, not following, digest, lines)
+            self._out.write(packed(FrameKind.RECIPE, stream.encode_recipe(sent)))
+            part = following
+        if key is not None and len(self._recipes) < RECIPES_KNOWN_MAX:
+            self._recipes[key] = number
+        return number
+
+    # --- chunks -------------------------------------------------------------------------------
+
+    def _send_chunks(self, rows: list[Row], used: _Used) -> dict[Key, bytes]:
+        """Have the receiver know all chunks of these rows; returns their fingerprints."""
+        self._run.safe_point()
+        real = {row.key: row for row in rows if not row.is_hole}
+        new = {key: row for key, row in real.items() if not self._number(row)}
+        used.add(row for row in rows if not row.is_hole)
+        theirs = {key for key, row in new.items() if self._is_theirs(row)}
+        found: dict[Key, bytes] = {}
+        if self._back is not None:
+            self._find(real, found)
+            asked = [key for key in new if key not in theirs]
+            theirs |= self._offered(asked, found) if asked else set()
+        ours = [key for key in new if key not in theirs]
+        frames = dict(zip(ours, self._pool.map(self._chunk, map(new.get, ours)), strict=True))
+        found |= {key: frame.payload[:32] for key, frame in frames.items()}
+        self._find(real, found)
+        self._note_sent(new, found)
+        known: list[tuple[bytes, int]] = []
+        for key, row in new.items():
+            if key in theirs:
+                known.append((found[key], row.length))
+                continue
+            self._put_known(known)
+            self._out.write(frames[key])
+        self._put_known(known)
+        self._report.chunks += len(ours)
+        self._report.known += len(theirs)
+        return found
+
+    def _note_sent(self, new: dict[Key, Row], found: dict[Key, bytes]) -> None:
+        """Give chunks their numbers, which is logged before anything of them is sent: a receiver
+        can say of none that it has it, unless it is here."""
+        log = bytearray()
+        for key, row in new.items():
+            self._chunks += 1
+            self._note_number(row.chunk, row.fingerprint, self._chunks)
+            log += encode_row(row.chunk, found[key])
+        if self._log_fd is not None:
+            self._volume.disk.write_at(self._log_fd, [log], self._log_at)
+            self._log_at += len(log)
+
+    def _put_known(self, known: list[tuple[bytes, int]]) -> None:
+        if known:
+            data = stream.encode_known(known)
+            self._out.write(Frame(FrameKind.KNOWN, 0, len(data), data))
+            known.clear()
+
+    def _find(self, rows: dict[Key, Row], found: dict[Key, bytes]) -> None:
+        """Look up the fingerprints that are missing."""
+        records = self._volume.chunk_records
+        for key, row in rows.items():
+            if key not in found:
+                found[key] = row.fingerprint or records.describe(row.chunk).fingerprint
+
+    def _is_theirs(self, row: Row) -> bool:
+        if row.chunk:
+            return row.chunk in self._since.ids
+        return row.fingerprint in self._since_cut
+
+    def _offered(self, keys: list[Key], found: dict[Key, bytes]) -> set[Key]:
+        """Those of chunks that the receiver says it has."""
+        assert self._back is not None
+        data = b"".join(found[key] for key in keys)
+        self._out.write(Frame(FrameKind.OFFER, 0, len(data), data))
+        self._out.flush()
+        answer = self._back.read()
+        if answer.kind is not FrameKind.ANSWER or len(answer.payload) != len(keys):
+            raise Damaged("the receiver: not an answer to what was offered")
+        return {key for key, has in zip(keys, answer.payload, strict=True) if has}
+
+    def _chunk(self, row: Row | None) -> Frame:
+        """A chunk as it is stored, or as it would be."""
+        assert row is not None
+        if row.chunk:
+            try:
+                record, payload = self._volume.chunk_records.read_stored(row.chunk)
+                if record.codec in (Codec.RAW, Codec.ZSTD) and record.kind != RecordKind.FORWARD:
+                    head = record.fingerprint + payload
+                    return Frame(FrameKind.CHUNK, record.codec, record.raw_length, head)
+            except (DamagedContainer, OSError):
+                pass  # it leads elsewhere, or has a second copy
+            record, raw = self._volume.chunk_records.read(row.chunk)
+            fingerprint = record.fingerprint
+        else:
+            fingerprint, raw = row.fingerprint, row.raw
+        codec, payload = encoded(raw)
+        return Frame(FrameKind.CHUNK, codec, len(raw), fingerprint + payload)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _put_node(self, node: StreamNode) -> None:
+        self._nodes += stream.encode_node(node)
+        self._node_count += 1
+        if len(self._nodes) >= stream.TREE_BYTES:
+            self._flush_nodes()
+
+    def _flush_nodes(self) -> None:
+        if self._nodes:
+            self._out.write(packed(FrameKind.TREE, bytes(self._nodes)))
+            self._nodes.clear()
+
+    def _end(self) -> None:
+        self._flush_nodes()
+        totals = {
+            "format": stream.FORMAT,
+            "stream": self._report.point,
+            "chunks": self._chunks,
+            "recipes": self._recipe_count,
+            "nodes": self._node_count,
+        }
+        self._out.write(stream.told(FrameKind.END, totals))
+        self._out.flush()
+        if self._back is not None:
+            done = stream.fields_of(self._back.read(), "the receiver")
+            if done.get("point") != self._report.point:
+                raise Damaged("the receiver: says that it has something else than what was sent")
+
+
+def _sized(node: Node, identity: FileIdentity, stub: StubAttribute | None) -> Node:
+    """The node as the file was when it was read."""
+    return replace(node, size=identity.size, mtime_ns=identity.mtime_ns).settled(stub)
+
+
+def _no_directory(path: bytes, error: OSError) -> None:
+    raise Damaged(
+        f"{show_path(path) or '.'}: {error.strerror}: it cannot be sent, and the receiver would"
+        " delete what it has of it"
+    )
+
+
+def _store_bytes(volume: Volume) -> int:
+    """The length of all containers of chunks: what a full stream takes, about."""
+    with os.scandir(volume.directory(Kind.CHUNKS)) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".dat"))

@@ -1,0 +1,248 @@
+"""What a sender remembers of the states that it has sent: to send what is new since, and to go on
+with a stream that was cut.
+
+All of it is derived: where it is lost, the next stream is a full one.
+"""
+
+import io
+import os
+import struct
+import uuid
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dedupd.errors import UsageError
+from dedupd.format.ids import container_of, ordinal_of
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened, read_at
+
+SENT_DIR = b"sent"
+KEPT_MAX = 8
+"""Points; older ones go."""
+LOGS_KEPT_MAX = 2
+"""Of streams that may have been cut: the receiver knows only of the last."""
+
+_U64_MAX = (1 << 64) - 1
+_ROW = struct.Struct("<Q32s")
+_POINT, _LOG = b".point", b".log"
+
+
+class Numbers:
+    """u32 by record id; 0 for those that have none. 4 bytes for each record of a container."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, npt.NDArray[np.uint32]] = {}
+
+    def get(self, record_id: int) -> int:
+        table = self._tables.get(container_of(record_id))
+        at = ordinal_of(record_id)
+        return int(table[at]) if table is not None and at < len(table) else 0
+
+    def put(self, record_id: int, number: int) -> None:
+        container, at = container_of(record_id), ordinal_of(record_id)
+        table = self._tables.get(container)
+        if table is None or at >= len(table):
+            grown = np.zeros(max(1024, 2 * (at + 1)), np.uint32)
+            if table is not None:
+                grown[: len(table)] = table
+            table = self._tables[container] = grown
+        table[at] = number
+
+
+class IdSet:
+    """Record ids, a bit for each."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, bytearray] = {}
+
+    def add(self, record_id: int) -> None:
+        at = ordinal_of(record_id)
+        bits = self._bits.setdefault(container_of(record_id), bytearray())
+        if at >> 3 >= len(bits):
+            bits.extend(bytes(max(128, len(bits), (at >> 3) + 1 - len(bits))))
+        bits[at >> 3] |= 1 << (at & 7)
+
+    def __contains__(self, record_id: int) -> bool:
+        bits, at = self._bits.get(container_of(record_id), b""), ordinal_of(record_id)
+        return at >> 3 < len(bits) and bool(bits[at >> 3] >> (at & 7) & 1)
+
+    def columns(self) -> tuple[list[int], list[bytes]]:
+        return list(self._bits), [bytes(bits) for bits in self._bits.values()]
+
+    @classmethod
+    def of(cls, numbers: Iterable[int], columns: Iterable[bytes]) -> "IdSet":
+        made = cls()
+        made._bits = {n: bytearray(bits) for n, bits in zip(numbers, columns, strict=True)}
+        return made
+
+
+class FileTable:
+    """Change time (ns) and length of files by inode: 24 bytes each."""
+
+    def __init__(self, rows: npt.NDArray[np.uint64] | None = None) -> None:
+        self._new = array("Q")
+        self._sorted = np.zeros((0, 3), np.uint64) if rows is None else rows[rows[:, 0].argsort()]
+
+    def add(self, inode: int, ctime_ns: int, size: int) -> None:
+        self._new.extend((inode, ctime_ns & _U64_MAX, size))
+
+    def has(self, inode: int, ctime_ns: int, size: int) -> bool:
+        """Whether a file is in it as it is now."""
+        at = int(np.searchsorted(self._sorted[:, 0], np.uint64(inode)))
+        return at < len(self._sorted) and (
+            self._sorted[at].tolist() == [inode, ctime_ns & _U64_MAX, size]
+        )
+
+    def rows(self) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self._new, np.uint64).reshape(-1, 3)
+
+
+@dataclass(slots=True)
+class Point:
+    """A state that was sent: the files in it, by inode, and the chunks that these need.
+
+    ``cut`` are the fingerprints of chunks that a file has
+    besides those of the store, because they were cut for the stream.
+    """
+
+    files: FileTable = field(default_factory=FileTable)
+    cut: dict[int, bytes] = field(default_factory=dict)
+    ids: IdSet = field(default_factory=IdSet)
+
+    def cut_fingerprints(self) -> set[bytes]:
+        return {
+            joined[at : at + 32] for joined in self.cut.values() for at in range(0, len(joined), 32)
+        }
+
+    def encode(self) -> bytes:
+        numbers, bits = self.ids.columns()
+        columns: dict[str, Any] = {
+            "files": self.files.rows(),
+            "cut_inodes": np.array(list(self.cut), np.uint64),
+            "cut_lengths": np.array([len(v) for v in self.cut.values()], np.uint64),
+            "cut": np.frombuffer(b"".join(self.cut.values()), np.uint8),
+            "containers": np.array(numbers, np.uint64),
+            "bit_lengths": np.array([len(one) for one in bits], np.uint64),
+            "bits": np.frombuffer(b"".join(bits), np.uint8),
+        }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **columns)
+        data = buffer.getvalue()
+        return data + xxhash.xxh3_64_digest(data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Point":
+        """Raises ValueError."""
+        if len(data) < 8 or xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
+            raise ValueError("it fails its checksum")
+        with np.load(io.BytesIO(data[:-8]), allow_pickle=False) as columns:
+            files = FileTable(columns["files"])
+            cut = dict(
+                zip(
+                    columns["cut_inodes"].tolist(),
+                    _parts(columns["cut"].tobytes(), columns["cut_lengths"].tolist()),
+                    strict=True,
+                )
+            )
+            bits = _parts(columns["bits"].tobytes(), columns["bit_lengths"].tolist())
+            return cls(files, cut, IdSet.of(columns["containers"].tolist(), bits))
+
+
+def _parts(data: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
+    at = 0
+    for length in lengths:
+        yield data[at : at + length]
+        at += length
+
+
+class SentPoints:
+    """The directory of what was sent, below ``base_fd``."""
+
+    def __init__(self, base_fd: int, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._root = root
+        with suppress(FileExistsError):
+            disk.make_dir(base_fd, SENT_DIR)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._fd = os.open(SENT_DIR, flags, dir_fd=base_fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def load(self, point: str) -> Point:
+        """Raises UsageError where it is not known any more."""
+        try:
+            fd = os.open(_name(point, _POINT), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+            with opened(fd):
+                return Point.decode(read_at(fd, os.fstat(fd).st_size, 0))
+        except (FileNotFoundError, ValueError) as error:
+            raise UsageError(
+                f"{self._root}: what was sent as {point} is not known here any more ({error});"
+                " known are: "
+                + (", ".join(self.points()) or "none")
+                + "; `--negotiate`, or a full stream, need no such memory"
+            ) from None
+
+    def points(self) -> list[str]:
+        """Those that can be built upon, the latest first."""
+        return [os.fsdecode(name[: -len(_POINT)]) for name in self._names(_POINT)]
+
+    def save(self, point: str, value: Point) -> None:
+        """Remember a state, durably; older ones go."""
+        self._disk.replace_file(self._fd, _name(point, _POINT), value.encode())
+        disk = self._disk
+        for name in self._names(_POINT)[KEPT_MAX:]:
+            disk.unlink(self._fd, name)
+
+    def new_log(self, point: str, rows: bytes = b"") -> int:
+        """A descriptor of the log of chunks of a new stream, with rows of an earlier one."""
+        disk = self._disk
+        for name in self._names(_LOG)[LOGS_KEPT_MAX - 1 :]:
+            disk.unlink(self._fd, name)
+        fd = disk.create(self._fd, _name(point, _LOG))
+        disk.write_at(fd, [rows], 0)
+        return fd
+
+    def log_rows(self, point: str, count: int) -> bytes:
+        """The first rows of the log of a stream that was cut. Raises UsageError."""
+        try:
+            fd = os.open(_name(point, _LOG), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        except FileNotFoundError:
+            rows = b""
+        else:
+            with opened(fd):
+                rows = read_at(fd, count * _ROW.size, 0)
+        if len(rows) != count * _ROW.size:
+            raise UsageError(
+                f"{self._root}: nothing is known here of the stream {point}, or less than what was"
+                " received of it; send anew, without --resume: what is there is kept"
+            )
+        return rows
+
+    def _names(self, suffix: bytes) -> list[bytes]:
+        names = [n for n in map(os.fsencode, os.listdir(self._fd)) if n.endswith(suffix)]
+        times = {name: os.stat(name, dir_fd=self._fd).st_mtime_ns for name in names}
+        return sorted(names, key=lambda name: times[name], reverse=True)
+
+
+def encode_row(record_id: int, fingerprint: bytes) -> bytes:
+    """Of a log: the id of a chunk, or 0 for one that was cut, and its fingerprint."""
+    return _ROW.pack(record_id, fingerprint)
+
+
+def decode_rows(rows: bytes) -> Iterator[tuple[int, bytes]]:
+    return _ROW.iter_unpack(rows)
+
+
+def _name(point: str, suffix: bytes) -> bytes:
+    try:
+        return str(uuid.UUID(point)).encode() + suffix
+    except ValueError:
+        raise UsageError(f"{point!r} is no id of a stream") from None

@@ -1,0 +1,244 @@
+"""The tree that was received, put together beside the volume's own, and then in its place.
+
+Until the switch the volume is what it was; while it is under way nobody can open it; from then on
+it is what was received. A crash at any point leaves one of the three, and the next `receive` goes
+on.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import lmdb
+
+from dedupd.errors import Damaged
+from dedupd.failpoint import define, reach
+from dedupd.format.stream import NodeFlag, StreamNode, decode_nodes, encode_node
+from dedupd.format.stub import NO_FLAGS, Flag, StubAttribute
+from dedupd.replica.replica import RECEIVE_DIR, Replica, note_replica
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath, show_path
+from dedupd.volume.volume import Volume
+from jobs.backup.nodes import Node
+from jobs.backup.received import Received, remove_tree
+from jobs.backup.tree_writer import TreeWriter
+from jobs.frame.run import Findings, JobRun
+
+_TREE, _OLD, _SWITCHING, _PATHS, _ROOT = b"tree", b"old", b"switching", b"paths", b"root"
+PATHS_FILE = b"replica.paths"
+"""Beside ``replica.json``: where each file of the sender's is here, by its inode there."""
+PATHS_BYTES_MAX = 64 << 30
+"""Address space for that, not memory or disk."""
+
+_BUILT = define("receive.built", "the tree that was received is durable, beside the volume's own")
+_BEGUN = define("receive.begun", "the switch is noted: nobody can open the volume")
+_MOVED_OUT = define("receive.moved-out", "one more entry of the old tree is out of the way")
+_CLEARED = define("receive.cleared", "all of them are, and that is noted")
+_MOVED_IN = define("receive.moved-in", "one more entry of the new tree is in its place")
+_NOTED = define("receive.noted", "the volume has the new state, and nobody can open it yet")
+_SWITCHED = define("receive.switched", "the volume can be opened again")
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextmanager
+def _paths(path: bytes, *, write: bool) -> Iterator[lmdb.Environment]:
+    """Inode of the sender (8 bytes) → path here."""
+    found = lmdb.open(
+        os.fsdecode(path),
+        subdir=False,
+        map_size=PATHS_BYTES_MAX,
+        readonly=not write,
+        lock=False,
+        sync=False,
+        writemap=False,
+    )
+    try:
+        yield found
+    finally:
+        found.sync(True) if write else None
+        found.close()
+
+
+class TreeBuilder:
+    """Builds the tree of a stream that was received as a whole."""
+
+    def __init__(self, volume: Volume, run: JobRun, received: Received) -> None:
+        self._volume = volume
+        self._run = run
+        self._received = received
+        self._own_paths: dict[int, bytes] = {}
+
+    def build(self) -> None:
+        """Everything that ``finish`` needs. Raises Damaged, NoSpace, Cancelled."""
+        volume, disk, receive_fd = self._volume, self._volume.disk, self._received.fd
+        remove_tree(disk, receive_fd, _TREE)
+        with suppress(FileNotFoundError):
+            disk.unlink(receive_fd, _PATHS)
+        disk.make_dir(receive_fd, _TREE)
+        at = b"/proc/self/fd/%d/" % receive_fd
+        old = b"/proc/self/fd/%d/%s" % (volume.base_fd, PATHS_FILE)
+        self._run.update(phase="making the tree", done=0, total=0)
+        with (
+            opened(os.open(_TREE, _DIRECTORY, dir_fd=receive_fd)) as tree_fd,
+            _paths(at + _PATHS, write=True) as new_paths,
+        ):
+            writer = TreeWriter(tree_fd, disk, self._run.findings)
+            try:
+                if os.path.exists(old):
+                    with _paths(old, write=False) as env, env.begin() as known:
+                        self._make_all(writer, new_paths, known)
+                else:
+                    self._make_all(writer, new_paths, None)
+            finally:
+                writer.close()
+        disk.sync_file_system(receive_fd)
+        reach(_BUILT)
+
+    def _make_all(
+        self, writer: TreeWriter, new_paths: lmdb.Environment, known: lmdb.Transaction | None
+    ) -> None:
+        run, directories = self._run, []
+        with new_paths.begin(write=True) as notes:
+            for count, node in enumerate(self._received.nodes()):
+                run.safe_point()
+                run.update(files=count)
+                found = _node(node)
+                if found.is_directory:
+                    if node.path:
+                        writer.make_directory(node.path)
+                        directories.append((node.path, found))
+                    else:
+                        self._note_root(node)
+                    continue
+                if self._make(writer, node, found, known) and found.is_file:
+                    notes.put(node.inode.to_bytes(8, "little"), node.path, overwrite=False)
+        for path, found in reversed(directories):
+            writer.finish_directory(path, found)
+
+    def _note_root(self, node: StreamNode) -> None:
+        self._volume.disk.replace_file(self._received.fd, _ROOT, encode_node(node))
+
+    def _make(
+        self, writer: TreeWriter, node: StreamNode, found: Node, known: lmdb.Transaction | None
+    ) -> bool:
+        """Make anything but a directory; says whether it is there."""
+        if writer.first_name(found) is not None:
+            writer.make_link(node.path, found)
+        elif node.flags & (NodeFlag.SAME | NodeFlag.KEPT):
+            return self._keep(writer, node, found, known)
+        elif not found.is_file:
+            writer.make_other(node.path, found)
+        elif node.flags & NodeFlag.RECIPE:
+            ref, length = self._received.recipe(node.recipe)
+            if length != node.size:
+                raise Damaged(
+                    f"{show_path(node.path)}: has {node.size} bytes, and its recipe {length}"
+                )
+            flags = Flag.DIRECT if ref.direct else NO_FLAGS
+            stub = StubAttribute(ref.recipe, ref.digest, length, 0, flags)
+            files = self._volume.stub_files
+            writer.make_file(node.path, found, attach=lambda fd: files.write(fd, stub))
+        elif node.size:
+            raise Damaged(f"{show_path(node.path)}: has {node.size} bytes, and no recipe")
+        else:
+            writer.make_file(node.path, found)
+        return True
+
+    def _keep(
+        self, writer: TreeWriter, node: StreamNode, found: Node, known: lmdb.Transaction | None
+    ) -> bool:
+        """A file that is here already."""
+        where, is_same = show_path(node.path), NodeFlag.SAME in node.flags
+        old = known.get(node.inode.to_bytes(8, "little")) if known is not None else None
+        # A file that was replaced since, and cannot be read, is better old than not there.
+        for path in (old, None if is_same else node.path):
+            size = None if path is None else _size(self._volume.data_fd, bytes(path))
+            if path is not None and size is not None and (not is_same or size == node.size):
+                writer.link_from(self._volume.data_fd, bytes(path), node.path, found)
+                return True
+        if is_same:
+            raise Damaged(
+                f"{where}: should be here from the state before, and is not: the replica was"
+                " changed; send without --since"
+            )
+        self._run.findings.add(f"{where}: could not be sent, and is not here from before")
+        return False
+
+
+def _size(data_fd: int, path: bytes) -> int | None:
+    """The length of a regular file; None where there is none."""
+    try:
+        with opened(open_beneath(data_fd, path, os.O_PATH)) as fd:
+            status = os.stat(fd)
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _node(node: StreamNode) -> Node:
+    links = 2 if NodeFlag.LINKED in node.flags else 1
+    return Node(
+        *(node.mode, node.uid, node.gid, node.device, node.inode, links, node.size),
+        *(node.atime_ns, node.mtime_ns, 0, node.target, node.attributes),
+    )
+
+
+def switch(volume: Volume, received: Received, replica: Replica) -> None:
+    """Put the tree that was built into its place. Needs both locks."""
+    fields = {"volume": replica.volume, "point": replica.point, "moment_ns": replica.moment_ns}
+    state = json.dumps({**fields, "is_cleared": False}).encode()
+    remove_tree(volume.disk, received.fd, _OLD)
+    volume.disk.replace_file(received.fd, _SWITCHING, state)
+    reach(_BEGUN)
+    finish_switch(volume, received.fd)
+
+
+def is_switching(base_fd: int) -> bool:
+    """Whether a switch was begun and not finished."""
+    return os.path.exists(b"/proc/self/fd/%d/%s/%s" % (base_fd, RECEIVE_DIR, _SWITCHING))
+
+
+def finish_switch(volume: Volume, receive_fd: int) -> None:
+    """From wherever it was interrupted to the end. Needs both locks."""
+    disk, base_fd, data_fd = volume.disk, volume.base_fd, volume.data_fd
+    with opened(os.open(_SWITCHING, os.O_RDONLY | os.O_CLOEXEC, dir_fd=receive_fd)) as fd:
+        state = json.loads(os.read(fd, 1 << 16))
+    is_cleared = state.pop("is_cleared")
+    with suppress(FileExistsError):
+        disk.make_dir(receive_fd, _OLD)
+    if not is_cleared:
+        with opened(os.open(_OLD, _DIRECTORY, dir_fd=receive_fd)) as old_fd:
+            for name in map(os.fsencode, os.listdir(data_fd)):
+                disk.rename_new(data_fd, name, old_fd, name)
+                reach(_MOVED_OUT)
+        disk.sync_file_system(receive_fd)
+        marker = json.dumps({**state, "is_cleared": True}).encode()
+        disk.replace_file(receive_fd, _SWITCHING, marker)
+        reach(_CLEARED)
+    with opened(os.open(_TREE, _DIRECTORY, dir_fd=receive_fd)) as tree_fd:
+        for name in map(os.fsencode, os.listdir(tree_fd)):
+            disk.rename_new(tree_fd, name, data_fd, name)
+            reach(_MOVED_IN)
+    _dress_root(volume, receive_fd)
+    with suppress(FileNotFoundError):
+        disk.rename(receive_fd, _PATHS, base_fd, PATHS_FILE)
+    disk.sync_file_system(receive_fd)
+    note_replica(base_fd, Replica(**state), disk)
+    reach(_NOTED)
+    disk.unlink(receive_fd, _SWITCHING)
+    disk.sync_dir(receive_fd)
+    reach(_SWITCHED)
+    remove_tree(disk, base_fd, RECEIVE_DIR)
+
+
+def _dress_root(volume: Volume, receive_fd: int) -> None:
+    with opened(open_beneath(receive_fd, _ROOT, os.O_RDONLY)) as fd:
+        (root,) = decode_nodes(os.read(fd, 1 << 20), "the root that was received")
+    writer = TreeWriter(volume.data_fd, volume.disk, Findings())
+    try:
+        writer.finish_directory(b"", _node(root))
+    finally:
+        writer.close()

@@ -1,0 +1,79 @@
+"""Volumes that are sent to others."""
+
+import os
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+from dedupd.replica.replica import replica_of
+from dedupd.volume.volume import Volume
+from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume
+from jobs.backup.restore import Restore
+from jobs.backup.sender import Resume, Sender, SendReport
+from jobs.backup.source import BackupSource
+from jobs.backup.wire import PipeClosed
+from jobs.frame.run import JobRun
+from tests.support.lab import Lab
+from tests.support.trees import Seen, seen
+
+
+def sent(
+    lab: Lab,
+    to: Lab,
+    *,
+    since: str = "",
+    resume: Resume | None = None,
+    negotiates: bool = False,
+) -> tuple[SendReport, ReceiveReport]:
+    """Sends one volume to another by pipes, each side in a thread of its own."""
+    out, back = os.pipe(), os.pipe()
+    received: list[ReceiveReport | BaseException] = []
+
+    def receive() -> None:
+        try:
+            with ReplicaVolume.open(str(to.root)) as volume, volume.job_lock():
+                job = Receiver(volume, JobRun("receive"), out[0], back[1] if negotiates else None)
+                received.append(job.run())
+        except BaseException as error:
+            received.append(error)
+        finally:
+            os.close(out[0])
+            os.close(back[1])
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    failure: BaseException | None = None
+    with ExitStack() as stack:
+        stack.callback(thread.join)
+        stack.callback(os.close, out[1])
+        stack.callback(os.close, back[0])
+        try:
+            with Volume.open(str(lab.root)) as volume, volume.job_lock(reads_only=True):
+                answers = back[0] if negotiates else None
+                sender = Sender(volume, JobRun("send"), out[1], answers, since=since, resume=resume)
+                report = sender.run()
+        except BaseException as error:
+            failure = error
+    (result,) = received
+    if isinstance(result, BaseException) and (failure is None or isinstance(failure, PipeClosed)):
+        raise result
+    if failure is not None:
+        raise failure
+    assert isinstance(result, ReceiveReport)
+    return report, result
+
+
+def content(lab: Lab, directory: Path, name: str) -> Seen:
+    """What a volume holds, taken out of it file by file, with every byte checked."""
+    out = directory / name
+    out.mkdir()
+    with BackupSource.found(str(lab.root)) as volume:
+        report = Restore(volume, JobRun("restore"), str(out)).run([b""])
+    assert report.messages == [], report.messages
+    return seen(out)
+
+
+def point_of(lab: Lab) -> str:
+    with ReplicaVolume.open(str(lab.root)) as volume:
+        replica = replica_of(volume.base_fd, "")
+    return replica.point if replica else ""
