@@ -33,6 +33,7 @@ from fuse_stub.attributes import (
 )
 from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
+from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
 from fuse_stub.files.directory_listing import DirectoryListing, HeldListings
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.mounted_volume import MountedVolume
@@ -364,6 +365,8 @@ class NamespaceOperations(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         if name == self._reserved:
             raise FUSEError(pyfuse3.ENOATTR)
+        if name == CONTENT_ATTRIBUTE:
+            return await self._content(inode, ctx)
         try:
             return os.getxattr(self._inodes.path(inode), name)
         except OSError as error:
@@ -372,16 +375,27 @@ class NamespaceOperations(pyfuse3.Operations):
                 raise FUSEError(errno.EOPNOTSUPP) from None
             raise
 
+    async def _content(self, inode: InodeT, ctx: RequestContext) -> bytes:
+        path = self._inodes.path(inode)
+        found = None
+        if stat.S_ISREG(os.stat(path).st_mode):
+            found = await self._mount.in_thread(ctx.uid, content_of, self._mount.volume, path)
+        if found is None:
+            raise FUSEError(pyfuse3.ENOATTR)
+        return found
+
     @answers
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[XAttrNameT]:
         names = [os.fsencode(name) for name in os.listxattr(self._inodes.path(inode))]
-        return visible(names, self._reserved, ctx.uid)
+        return [
+            name for name in visible(names, self._reserved, ctx.uid) if name != CONTENT_ATTRIBUTE
+        ]
 
     @answers
     async def setxattr(
         self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext
     ) -> None:
-        if name == self._reserved:
+        if name in (self._reserved, CONTENT_ATTRIBUTE):
             raise FUSEError(errno.EPERM)
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
@@ -393,7 +407,7 @@ class NamespaceOperations(pyfuse3.Operations):
 
     @answers
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
-        if name == self._reserved:
+        if name in (self._reserved, CONTENT_ATTRIBUTE):
             raise FUSEError(errno.EPERM)
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
