@@ -26,7 +26,7 @@ from fuse_stub.process import mount_in_background, unmount
 from jobs.check.verify import Verify
 from jobs.frame.run import JobRun
 from jobs.optimize.job import Optimize, OptimizeReport
-from jobs.tree.volume_figures import volume_figures
+from jobs.usage.volume_figures import volume_figures
 
 _POLICY = {"min_age": "0s", "min_size": "4k"}
 """The demonstration doesn't wait three days, and takes all that fills more than a block."""

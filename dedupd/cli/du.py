@@ -82,14 +82,15 @@ def _by_volume(paths: tuple[str, ...]) -> Iterator[tuple[Volume, list[tuple[byte
 
 
 def _show(found: Usage, *, has_shares: bool) -> None:
-    from dedupd.cli.terminal import headed, show
-
-    share = ["fair share"] if has_shares else []
-    table = headed("", "files", "size", "takes", "shared", "deleting frees", *share)
     rows = [*found.rows, found.together] if len(found.rows) > 1 else found.rows
-    for row in rows:
-        table.add_row(show_text(row.name), *_cells(row, has_shares=has_shares))
-    show(table)
+    head = ["files", "size", "takes", "shared", "deleting frees"]
+    lines = [head + ["fair share"] * has_shares]
+    lines += [_cells(row, has_shares=has_shares) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for cells, name in zip(lines, ["", *(row.name for row in rows)], strict=True):
+        # Names come last, and whole, as in du(1).
+        figures = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        click.echo(f"{figures}  {show_text(name)}".rstrip())
     if found.together.frees_bytes:
         click.echo(
             f"Deleted files give their space back with the next gc and compact: `dedupd run gc"

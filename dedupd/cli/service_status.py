@@ -1,6 +1,7 @@
 """The output of ``dedupd status`` where the service runs."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -9,17 +10,8 @@ from rich.table import Table
 from dedupd.cli.common import print_json
 from dedupd.cli.terminal import figures, show
 from dedupd.service.client import ServiceClient
+from dedupd.service.planned_jobs import TASKS
 from dedupd.units import counted, format_duration, format_size
-
-TASK_LABELS = {
-    "background": "optimize, in the background",
-    "throughput": "optimize, at full speed",
-    "reconcile": "merge partitions",
-    "gc": "collect garbage",
-    "compact": "give space back",
-    "scrub": "look for damage",
-    "full_scrub": "check every byte",
-}
 
 
 def show_service(path: str | None, as_json: bool) -> bool:
@@ -58,7 +50,7 @@ def _show(volume: dict[str, Any]) -> None:
     if volume["paused"]:
         table.add_row("paused", f"until `dedupd resume {volume['path']}`")
     for name, task in volume["tasks"].items():
-        table.add_row(TASK_LABELS.get(name, name), _when(task))
+        table.add_row(TASKS[name].label if name in TASKS else name, _when(task))
     show(table, title=volume["path"])
 
 
@@ -66,11 +58,12 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     if savings is None:
         table.add_row("saved", "not measured yet")
         return
-    table.add_row("files", f"{savings['files']}, {savings['files_optimized']} of them optimized")
+    table.add_row(
+        "files", f"{savings['files']:,}, {savings['files_optimized']:,} of them optimized"
+    )
     table.add_row("logical size", format_size(savings["logical_bytes"]))
     table.add_row("occupied", format_size(savings["occupied_bytes"]))
-    saved = f"{format_size(savings['saved_bytes'])} ({savings['saved_fraction']:.1%})"
-    table.add_row("saved", f"{saved}, {_time(savings['time_s'])}")
+    table.add_row("saved", f"{saved_text(savings)}; measured {_time(savings['time_s'])}")
     table.add_row("free", format_size(savings["free_bytes"]))
     if savings["quarantined_records"]:
         table.add_row(
@@ -90,6 +83,12 @@ def _add_space(table: Table, space: dict[str, Any] | None) -> None:
         if one["bytes"]:
             took = "" if one["length_s"] is None else f", in {format_duration(one['length_s'])}"
             table.add_row("", f"{one['job']} would free {format_size(one['bytes'])}{took}")
+
+
+def saved_text(row: Mapping[str, Any]) -> str:
+    """What a volume saves, in blocks: what files would take that are plain, less what they take."""
+    plain = format_size(row["plain_bytes"])
+    return f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%} of {plain})"
 
 
 def _when(task: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
-from dedupd.cli.service_status import show_service
+from dedupd.cli.service_status import saved_text, show_service
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, DedupdError
 from dedupd.system import mount_table
@@ -15,7 +15,7 @@ from dedupd.system.processes import give_way
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
 from jobs.tree.candidates import SAVES_LITTLE, SHARED_BELOW
-from jobs.tree.volume_figures import volume_figures
+from jobs.usage.volume_figures import volume_figures
 
 
 @click.command("status")
@@ -71,31 +71,35 @@ def _show_all(points: list[str], as_json: bool) -> None:
 def _show(row: dict[str, Any]) -> None:
     table = figures()
     table.add_row("mounted at", row["mounted_at"] or "not mounted")
-    table.add_row("files", f"{row['files']}, {row['files_optimized']} of them optimized")
+    table.add_row("files", f"{row['files']:,}, {row['files_optimized']:,} of them optimized")
     table.add_row("logical size", format_size(row["logical_bytes"]))
     table.add_row("occupied", format_size(row["occupied_bytes"]))
-    table.add_row("saved", f"{format_size(row['saved_bytes'])} ({row['saved_fraction']:.1%})")
-    if row["lost_bytes"] and any(row["store_bytes"].values()):
+    table.add_row("saved", saved_text(row))
+    if row["logical_bytes"] > row["plain_bytes"]:
+        holes = format_size(row["logical_bytes"] - row["plain_bytes"])
+        table.add_row("holes", f"{holes} of sparse files: they take nothing, and are not saved")
+    if row["lost_bytes"]:
         table.add_row("lost", f"{format_size(row['lost_bytes'])}: run gc, then compact")
     if row["held_bytes_max"]:
         held = format_size(row["held_bytes_max"])
         table.add_row("of it held", f"up to {held}, by snapshots or copies below")
-    if row["judged"]["files"]:
-        left = format_size(row["judged"]["bytes"])
-        table.add_row("left", f"{counted(row['judged']['files'], 'file')}, {left}: {SAVES_LITTLE}")
+    if row["files_judged"]:
+        table.add_row("left", f"{counted(row['files_judged'], 'file')}: {SAVES_LITTLE}")
     if row["shared_left"]["files"]:
         left = format_size(row["shared_left"]["bytes"])
         table.add_row(
             "left", f"{counted(row['shared_left']['files'], 'file')}, {left}: {SHARED_BELOW}"
         )
     table.add_row("store", format_size(sum(row["store_bytes"].values())))
-    table.add_row("of it second copies", format_size(row["redundancy_bytes"]))
+    if row["redundancy_bytes"]:
+        table.add_row("of it safety copies", format_size(row["redundancy_bytes"]))
     garbage = row["garbage"]
-    table.add_row(
-        "of it garbage",
-        f"{format_size(garbage['dead_bytes'])}, of which a compaction gives"
-        f" {format_size(garbage['compaction_frees_bytes'])} back",
-    )
+    if garbage["compaction_frees_bytes"]:
+        table.add_row(
+            "of it garbage",
+            f"{format_size(garbage['compaction_frees_bytes'])} that"
+            f" `dedupd run compact {row['path']}` gives back",
+        )
     if garbage["quarantined_records"]:
         table.add_row(
             "quarantined", f"{counted(garbage['quarantined_records'], 'record')}: run scrub"

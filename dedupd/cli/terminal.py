@@ -2,26 +2,26 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 
-from dedupd.units import counted, format_size
+from dedupd.units import format_size
 from jobs.frame.run import Progress as JobProgress
 
 PIPED_COLUMNS = 1000
 """Where no terminal bounds a line: programs and mails need whole names."""
+
+BAR_COLUMNS_MIN = 110
+"""Below that the line has no room for a bar beside what it says."""
+
+TIME_TOLD_AFTER_S = 2.0
+"""Of a phase; before that its speed is not known."""
 
 
 def console() -> Console:
@@ -58,36 +58,69 @@ def show(table: RenderableType, title: str = "") -> None:
         click.echo(line.rstrip())
 
 
+class ProgressText:
+    """One line of how far a job is, the amount first and the time to go last: in 80 columns."""
+
+    def __init__(self, job: str, unit: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._unit = unit
+        self._now = now
+        self._began_s = self._phase_s = now()
+        self._phase = ""
+        self._first = 0
+        """What was done already when the phase began."""
+
+    def of(self, progress: JobProgress) -> str:
+        """The line for a state of the job."""
+        now_s, done = self._now(), progress.done
+        if progress.phase != self._phase:
+            self._phase, self._phase_s, self._first = progress.phase, now_s, done
+        parts = [self._amount(progress)] if done or progress.total else []
+        if progress.files:
+            parts.append(f"{progress.files:,} file{'' if progress.files == 1 else 's'}")
+        parts.append(self._time(progress, now_s))
+        share = f" {min(1.0, done / progress.total):.0%}" if progress.total else ""
+        return f"{self._job}: {progress.phase}{share}, {', '.join(parts)}"
+
+    def _amount(self, progress: JobProgress) -> str:
+        def size(value: int) -> str:
+            return format_size(value) if self._unit == "bytes" else f"{value:,}"
+
+        done = size(progress.done)
+        return f"{done} of {size(progress.total)}" if progress.total else done
+
+    def _time(self, progress: JobProgress, now_s: float) -> str:
+        """What remains, as soon as it can be told; else what has passed."""
+        passed_s, more = now_s - self._phase_s, progress.done - self._first
+        if progress.total and more > 0 and passed_s >= TIME_TOLD_AFTER_S:
+            to_go_s = passed_s * max(0, progress.total - progress.done) / more
+            return f"about {_clock(to_go_s)} to go"
+        return f"{_clock(now_s - self._began_s)} so far"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 @contextmanager
 def progress_bar(job: str, unit: str) -> Iterator[Callable[[JobProgress], None]]:
-    """A bar on standard error; the function moves it. ``unit``: bytes, or things counted."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(job, total=None, amount="")
+    """A line on standard error, with a bar where there is room; the function moves it. ``unit``:
+    bytes, or things counted."""
+    out, text = Console(stderr=True), ProgressText(job, unit)
+    columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+    if out.width >= BAR_COLUMNS_MIN:
+        columns.append(BarColumn(bar_width=None))
+    with Progress(*columns, console=out, transient=True, expand=True) as bar:
+        task = bar.add_task(job, total=None)
 
         def show(progress: JobProgress) -> None:
-            def size(value: int) -> str:
-                return format_size(value) if unit == "bytes" else str(value)
-
-            amount = size(progress.done)
-            if progress.total:
-                amount += f" of {size(progress.total)}"
-            if progress.files:
-                amount += f", {counted(progress.files, 'file')}"
             bar.update(
                 task,
-                description=f"{job}: {progress.phase}",
+                description=text.of(progress),
                 completed=progress.done,
                 total=progress.total or None,
-                amount=amount,
             )
 
         yield show

@@ -74,7 +74,7 @@ def _through_service(job: str) -> Decorator:
             if as_json:
                 print_json(submitted)
             else:
-                click.echo(f"{submitted['id']} is in the service's hands; `dedupd jobs` shows it.")
+                click.echo(f"Queued as {submitted['id']}; `dedupd jobs --watch` shows it.")
                 for line in _what_it_waits_for(client, path):
                     click.echo(line)
 

@@ -153,8 +153,9 @@ class FileList:
         ``found`` are the chunks of these files, ``ids`` the u64 ids of all. Raises ValueError.
         """
     def tally(self, judgement: Judgement) -> list[tuple[bytes, bytes, int, int, int, int]]:
-        """By the folder at the top of their paths, and what follows the last dot of their names: how
-        many files, their bytes, bytes of new chunks, bytes of blocks saved. Raises ValueError."""
+        """By the folder at the top of their paths, and by what follows the last dot of their names:
+        how many files, their bytes, bytes of new chunks, bytes of blocks saved. Raises ValueError.
+        """
     def leave(
         self,
         found: Chunks,

@@ -164,6 +164,12 @@ class UsageSums:
     stubs: Final[int]
     logical_bytes: Final[int]
     own_bytes: Final[int]
+    stubs_own_bytes: Final[int]
+    """Of the stubs among them."""
+    optimized_bytes: Final[int]
+    """Lengths of stubs."""
+    direct_bytes: Final[int]
+    """Lengths of stubs that name a chunk, in whole blocks."""
     chunks: Final[bytes]
     """u64 ids that stubs name."""
     recipes: Final[bytes]

@@ -198,6 +198,8 @@ class TakenByGroup:
     """Its share, where the bytes of each record are split among all references to it."""
     strays: Final[int]
     """References to records that are not there."""
+    plain_bytes: Final[int]
+    """What its stubs with a recipe would take if they were plain: no holes, whole blocks."""
 
 class Usage:
     """What groups of files need of a store: see ``jobs/usage/needs.py``. 12 bytes a record.

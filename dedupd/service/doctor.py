@@ -41,7 +41,7 @@ from dedupd.volume.probe import accepted_by, obstacle_of, probe
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounts.mount_points import covered, is_dead_mount
 from jobs.tree.candidates import SHARED_BELOW
-from jobs.tree.volume_figures import RUNS, shared_left
+from jobs.usage.volume_figures import RUNS, shared_left
 
 FREE_BYTES_MIN = 1 * GIB
 """A job writes up to a container ahead of what it frees."""

@@ -27,6 +27,8 @@ class Savings:
     files_optimized: int
     logical_bytes: int
     optimized_bytes: int
+    plain_bytes: int
+    """What all files would take if none was a stub, in blocks."""
     occupied_bytes: int
     free_bytes: int
     quarantined_records: int = 0
@@ -36,12 +38,12 @@ class Savings:
 
     @property
     def saved_bytes(self) -> int:
-        """0 where files and store take more than the files' length."""
-        return max(0, self.logical_bytes - self.occupied_bytes)
+        """0 where files and store take more than plain files would."""
+        return max(0, self.plain_bytes - self.occupied_bytes)
 
     @property
     def saved_fraction(self) -> float:
-        return self.saved_bytes / self.logical_bytes if self.logical_bytes else 0.0
+        return self.saved_bytes / self.plain_bytes if self.plain_bytes else 0.0
 
 
 T = TypeVar("T", TaskHistory, Savings)

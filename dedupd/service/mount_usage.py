@@ -45,6 +45,7 @@ async def measure(path: str) -> Savings | None:
         row["files_optimized"],
         row["logical_bytes"],
         row["optimized_bytes"],
+        row["plain_bytes"],
         row["occupied_bytes"],
         row["free_bytes"],
         row["garbage"]["quarantined_records"],

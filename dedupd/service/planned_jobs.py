@@ -11,21 +11,28 @@ from dedupd.service.scheduler import TaskName
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job as it is run by the schedule. ``eager``: it does not give way to users."""
+    """A job as it is run by the schedule. ``eager``: it does not give way to users. ``about``: what
+    it is for."""
 
     job: str
+    about: str
     options: tuple[str, ...] = ()
     eager: bool = False
 
+    @property
+    def label(self) -> str:
+        """What to type after ``dedupd run``, and what that is for."""
+        return f"{' '.join((self.job, *self.options))} ({self.about})"
+
 
 TASKS: Mapping[TaskName, Task] = {
-    "reconcile": Task("reconcile"),
-    "gc": Task("gc"),
-    "compact": Task("compact"),
-    "scrub": Task("scrub"),
-    "full_scrub": Task("scrub", ("--full",)),
-    "throughput": Task("optimize", eager=True),
-    "background": Task("optimize"),
+    "reconcile": Task("reconcile", "merges partitions"),
+    "gc": Task("gc", "finds garbage"),
+    "compact": Task("compact", "gives the space of garbage back"),
+    "scrub": Task("scrub", "looks for damage"),
+    "full_scrub": Task("scrub", "checks every byte", ("--full",)),
+    "throughput": Task("optimize", "throughput: at full speed", eager=True),
+    "background": Task("optimize", "background: gives way to users"),
 }
 """In the order in which they go first. Each has its schedule in the policy."""
 

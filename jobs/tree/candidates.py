@@ -32,6 +32,7 @@ from jobs.tree.walk import (
 
 OPTIMIZED = "already optimized"
 EXCLUDED = "excluded"
+SMALL = "below the minimum size"
 YOUNG = "too young"
 LONG = "too long"
 LINKED = "linked from elsewhere"
@@ -46,7 +47,7 @@ CAPABLE = "has capabilities"
 _REASONS: "dict[native.tree.Reason, str]" = {
     "optimized": OPTIMIZED,
     "empty": "empty",
-    "small": "below the minimum size",
+    "small": SMALL,
     "judged": SAVES_LITTLE,
     "young": YOUNG,
 }

@@ -12,6 +12,7 @@ from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import Directory, FileEntry, StubUsage, Unreadable, UsageSums
 from dedupd.system.paths import show_path
 from dedupd.system.processes import cores
+from dedupd.units import align_up
 from dedupd.volume.partition_map import type_of, type_of_suffix
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
@@ -19,7 +20,11 @@ from jobs.tree.walk import each_directory, listed, unreadable
 from jobs.usage.needs import REST, StoreNeeds
 
 By = Literal["", "owner", "type", "folder"]
-BLOCK_BYTES = 512
+SECTOR_BYTES = 512
+"""The unit of ``st_blocks``."""
+
+BLOCK_BYTES = 4096
+"""Of the file systems that volumes are on."""
 
 
 @dataclass(slots=True)
@@ -32,6 +37,11 @@ class GroupFiles:
     logical_bytes: int = 0
     own_bytes: int = 0
     own_freed_bytes: int = 0
+    stubs_own_bytes: int = 0
+    optimized_bytes: int = 0
+    direct_bytes: int = 0
+    """Lengths of stubs that name a chunk, in whole blocks: what they would take if they were plain.
+    """
 
 
 @dataclass(slots=True)
@@ -167,7 +177,7 @@ class Groups:
         if not path:
             return
         try:
-            taken = os.lstat(self._below(path)).st_blocks * BLOCK_BYTES
+            taken = os.lstat(self._below(path)).st_blocks * SECTOR_BYTES
         except OSError:
             return  # gone
         self.all[group].own_bytes += taken
@@ -181,6 +191,9 @@ class Groups:
         own.logical_bytes += sums.logical_bytes
         own.own_bytes += sums.own_bytes
         own.own_freed_bytes += sums.own_bytes
+        own.stubs_own_bytes += sums.stubs_own_bytes
+        own.optimized_bytes += sums.optimized_bytes
+        own.direct_bytes += sums.direct_bytes
         if group != REST:
             self.own_freed_together += sums.own_bytes
         self._needs.native.name(group, sums.chunks, sums.recipes, sums.covered)
@@ -198,12 +211,16 @@ class Groups:
         own.own_bytes += file.allocated_bytes
         stub = None
         if file.attribute is not None:
+            own.stubs_own_bytes += file.allocated_bytes
+            own.optimized_bytes += size
             try:
                 stub = decode_stub(
                     file.attribute, self._volume.space.volume_id, show_path(prefix + file.name)
                 )
             except DamagedStub as error:
                 self._run.findings.add(f"{error}; what it names does not count; run scrub")
+        if stub is not None and stub.flags & Flag.DIRECT:
+            own.direct_bytes += align_up(size, BLOCK_BYTES)
         linked = _Linked(file.links, file.allocated_bytes, stub, 1, {group: None})
         if file.links > 1:
             self._linked[inode] = linked

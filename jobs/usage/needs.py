@@ -70,6 +70,13 @@ class StoreNeeds:
                 self.native.add_copies(kind is Kind.RECIPES, table.entries, seed_of(table.header))
         self._take([*range(1, groups + 1), REST])
 
+    def count_plain(self, groups: int) -> None:
+        """Find out only what the stubs of groups would take if they were plain: without tables.
+
+        Raises Cancelled.
+        """
+        self._take([*range(1, groups + 1), REST])
+
     def count_shares(self, groups: int) -> None:
         """Split the bytes of each record among its references. Raises Cancelled."""
         self._is_sharing = self.shares_counted = True

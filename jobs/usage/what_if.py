@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dedupd.config.policy import KEYS, Policy, apply_values
+from dedupd.config.rules import decided
 from dedupd.errors import UsageError
 from dedupd.native.tree import FileEntry
 from dedupd.units import align_up
@@ -85,7 +86,8 @@ def what_if(volume: Volume, run: JobRun, values: dict[str, Any]) -> WhatIf:
 
 
 def _is_wanted(policy: Policy, path: bytes, file: FileEntry) -> bool:
-    return file.identity[1] >= policy.min_size_bytes and not policy.excludes(path)
+    decision = decided(policy, path)
+    return file.identity[1] >= decision.min_size_bytes and not decision.excluded
 
 
 def _more_copies(needs: StoreNeeds, now: Policy, then: Policy) -> int:

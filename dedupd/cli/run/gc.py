@@ -1,5 +1,7 @@
 """``dedupd run gc``: chunks that no file needs become garbage."""
 
+from functools import partial
+
 import click
 
 from dedupd.cli.job_limits import working
@@ -27,23 +29,32 @@ def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bo
     with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:
         job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
         report = job.run() if dry_run else job.recorded()
-    finish(report, as_json, _show, findings=report.errors)
+    shown = partial(_show, path=path, dry_run=dry_run)
+    finish(report, as_json, shown, findings=report.errors)
 
 
-def _show(report: GcReport) -> None:
+def _show(report: GcReport, *, path: str, dry_run: bool) -> None:
     if report.outcome == NOTHING_NEW:
         click.echo(f"{counted(report.stubs, 'stub')}: {report.outcome}{_given_back(report)}")
         show_messages(report.errors, report.messages)
         return
-    known = ", the others were known" if report.resumed else ""
-    click.echo(
-        f"{counted(report.stubs, 'stub')} need {report.chunks_needed}"
-        f" of {counted(report.chunks, 'chunk')} ({counted(report.recipes, 'recipe')} read{known});"
-        f" {counted(report.orphaned_chunks, 'chunk')} and"
-        f" {counted(report.orphaned_recipes, 'recipe')}"
-        f" ({format_size(report.orphaned_bytes)}) are garbage now,"
-        f" {report.orphans_before} were before: {report.outcome}{_given_back(report)}"
-    )
+    chunks = counted(report.orphaned_chunks, "chunk")
+    garbage = f"{format_size(report.orphaned_bytes)}, {chunks}"
+    back = _given_back(report)
+    if dry_run:
+        click.echo(f"{garbage}, would become garbage; nothing was changed.")
+    elif report.outcome != "done":
+        click.echo(f"gc: {report.outcome}{back}")
+    elif report.orphaned_bytes:
+        click.echo(
+            f"{garbage}, are no longer needed{back}."
+            f" `dedupd run compact {path}` gives the rest of the space back."
+        )
+    else:
+        click.echo(
+            f"No new garbage: {counted(report.stubs, 'stub')} need {report.chunks_needed:,} of"
+            f" {counted(report.chunks, 'chunk')}{back}."
+        )
     show_messages(report.errors, report.messages)
 
 

@@ -1,17 +1,19 @@
 """``dedupd run optimize``: files that the policy takes become stubs."""
 
-from collections import Counter
+from functools import partial
 
 import click
 
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, working
+from dedupd.cli.left_out import left_out
 from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import job_command
+from dedupd.config.policy import Policy
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
 from jobs.optimize.job import Optimize, OptimizeReport
-from jobs.tree.candidates import Judged, Skipped, candidates
+from jobs.tree.candidates import OPTIMIZED, Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
 
 
@@ -30,7 +32,8 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
         with working(volume, "optimize") as run:
             job = Optimize(volume, run, below)
             report = job.recorded()
-    finish(report, as_json, _show, findings=report.errors)
+        policy = Policy() if as_json else volume.policy()
+    finish(report, as_json, partial(_show, policy=policy, path=path), findings=report.errors)
 
 
 def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
@@ -53,11 +56,38 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
         print_json(report)
     else:
         click.echo(f"would optimize {counted(files, 'file')}, {format_size(size)}")
-        for reason, count in skipped.files.items():
-            click.echo(f"  left: {count} {reason}")
+        for line in left_out(volume.policy(), volume.root, skipped.files, skipped.size_bytes):
+            click.echo(f"  {line}")
 
 
-def _show(report: OptimizeReport) -> None:
+def _show(report: OptimizeReport, *, policy: Policy, path: str) -> None:
+    if report.sums["raw_bytes"] or report.files_optimized or report.files_made_plain:
+        _show_work(report)
+    show_messages(report.errors, report.messages)
+    files, sizes = dict(report.files_skipped), dict(report.bytes_skipped)
+    for reason, count in report.files_left.items():
+        files[reason] = files.get(reason, 0) + count
+    for line in left_out(policy, path, files, sizes):
+        click.echo(line)
+    click.echo(_result(report))
+
+
+def _result(report: OptimizeReport) -> str:
+    """What came of it: the last line."""
+    stored = report.sums["stored_bytes"] + report.recipe_bytes
+    if not report.files_optimized:
+        done = report.files_skipped.get(OPTIMIZED, 0)
+        already = f": {counted(done, 'file')} are optimized already" if done else ""
+        return f"Nothing was optimized{already}."
+    net = report.freed_bytes - stored
+    share = f" ({net / report.freed_bytes:.0%})" if report.freed_bytes and net > 0 else ""
+    return (
+        f"Saved {format_size(max(0, net))}{share}: {counted(report.files_optimized, 'file')} gave"
+        f" up {format_size(report.freed_bytes)}, and the store grew by {format_size(stored)}."
+    )
+
+
+def _show_work(report: OptimizeReport) -> None:
     from dedupd.cli.terminal import figures, show
 
     sums, used = report.sums, report.resources
@@ -82,13 +112,6 @@ def _show(report: OptimizeReport) -> None:
         table.add_row("stored in vain, cut off", format_size(report.cut_bytes))
     if report.shared_left_bytes:
         table.add_row("left for sharing blocks", format_size(report.shared_left_bytes))
-    index = report.index
-    table.add_row(
-        "index",
-        f"{counted(report.index_entries, 'chunk')};"
-        f" {counted(index.lookups, 'look-up')}, {index.hits} found,"
-        f" {index.false_positives} false, {index.disk_reads} reads",
-    )
     if report.files_made_plain:
         table.add_row(
             "made plain",
@@ -98,7 +121,4 @@ def _show(report: OptimizeReport) -> None:
     table.add_row("time", format_duration(used["wall_s"]))
     if raw and used["wall_s"]:
         table.add_row("throughput", f"{raw / used['wall_s'] / 1e6:.0f} MB/s")
-    for reason, count in (Counter(report.files_skipped) + Counter(report.files_left)).items():
-        table.add_row("left", f"{count} {reason}")
     show(table)
-    show_messages(report.errors, report.messages)

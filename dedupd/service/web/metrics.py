@@ -43,20 +43,25 @@ SAVINGS = (
     _Gauge("dedupd_volume_files", "Files when the volume was measured last.", "files"),
     _Gauge("dedupd_volume_files_optimized", "Files that are stubs.", "files_optimized"),
     _Gauge("dedupd_volume_logical_bytes", "What the files hold.", "logical_bytes"),
-    _Gauge("dedupd_volume_occupied_bytes", "What files and store take.", "occupied_bytes"),
-    _Gauge("dedupd_volume_saved_bytes", "The difference of the two.", "saved_bytes"),
-    _Gauge("dedupd_volume_free_bytes", "What is left on the file system.", "free_bytes"),
+    _Gauge("dedupd_volume_plain_bytes", "What all files would take if plain.", "plain_bytes"),
+    _Gauge("dedupd_volume_occupied_bytes", "Blocks that files and store take.", "occupied_bytes"),
+    _Gauge(
+        "dedupd_volume_saved_bytes",
+        "What plain files would take, less what files and store take.",
+        "saved_bytes",
+    ),
+    _Gauge("dedupd_volume_free_bytes", "Free space of the file system.", "free_bytes"),
     _Gauge(
         "dedupd_volume_quarantined_records",
         "Records of the store that are damaged and could not be repaired.",
         "quarantined_records",
     ),
-    _Gauge("dedupd_volume_measured_timestamp_seconds", "When that was.", "time_s"),
+    _Gauge("dedupd_volume_measured_timestamp_seconds", "When a volume was measured.", "time_s"),
 )
 
 MOUNT_COUNTERS = (
     _Gauge("dedupd_mount_requests", "Requests of users.", "requests"),
-    _Gauge("dedupd_mount_busy_seconds", "What those took, added up.", "busy_s"),
+    _Gauge("dedupd_mount_busy_seconds", "Time that requests of users took, added up.", "busy_s"),
     _Gauge("dedupd_mount_chunk_hits", "Chunks found in the cache.", "chunk_hits"),
     _Gauge("dedupd_mount_chunk_misses", "Chunks read from the store.", "chunk_misses"),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dedupd import __version__
 from dedupd.config.schedule import Off
 from dedupd.service.job_process import JobProcess
-from dedupd.service.planned_jobs import schedules
+from dedupd.service.planned_jobs import TASKS, schedules
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.web.peers import Right
@@ -159,6 +159,7 @@ def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
         last = volume.tasks.get(name)
         coming = due(name, schedule, last, volume.since_s, now_s)
         found[name] = {
+            "label": TASKS[name].label,
             "last": None if last is None else asdict(last),
             "next_s": None if coming is None else max(now_s, coming.at_s),
             "off": isinstance(schedule, Off),

@@ -31,6 +31,9 @@ pub struct UsageSums {
     stubs: u64,
     logical_bytes: i64,
     own_bytes: i64,
+    stubs_own_bytes: i64,
+    optimized_bytes: i64,
+    direct_bytes: i64,
     chunks: Py<PyBytes>,
     recipes: Py<PyBytes>,
     covered: Py<PyBytes>,
@@ -43,6 +46,9 @@ impl UsageSums {
             stubs: sums.stubs,
             logical_bytes: sums.logical_bytes,
             own_bytes: sums.own_bytes,
+            stubs_own_bytes: sums.stubs_own_bytes,
+            optimized_bytes: sums.optimized_bytes,
+            direct_bytes: sums.direct_bytes,
             chunks: pack_ids(py, sums.chunks).unbind(),
             recipes: pack_ids(py, sums.recipes).unbind(),
             covered: pack_u64(py, sums.covered).unbind(),
@@ -121,6 +127,7 @@ pub struct TakenByGroup {
     first_bytes: u64,
     share_bytes: f64,
     strays: u64,
+    plain_bytes: u64,
 }
 
 /// The nodes of a container that a group needs: number, ordinals, how much of each, how often.
@@ -273,9 +280,13 @@ impl Usage {
         let entries = table.entries("table")?;
         let recipes = Recipes { data: data_fd, entries: &entries, first, seed };
         let left = self.work(py, group, |store, own| {
-            each_needed(&recipes, &nodes, |count, id| {
+            let (left, plain_bytes) = each_needed(&recipes, &nodes, |count, id| {
                 store.chunks.meet(id, group, count, is_sharing, &mut own.chunks);
-            })
+            });
+            if !is_sharing {
+                own.recipes.plain_bytes += plain_bytes;
+            }
+            left
         })?;
         Ok(pack_u32(py, left))
     }
@@ -292,6 +303,7 @@ impl Usage {
             first_bytes: chunks.first_bytes + recipes.first_bytes,
             share_bytes: chunks.share_bytes + recipes.share_bytes,
             strays: chunks.strays + recipes.strays,
+            plain_bytes: recipes.plain_bytes,
         })
     }
 

@@ -7,6 +7,8 @@ use crate::format::stub::{DIRECT, stub_head};
 use crate::format::suffix::suffix;
 use crate::system::files::Entry;
 
+const BLOCK_BYTES: i64 = crate::upkeep::usage::BLOCK_BYTES as i64;
+
 /// What files of a directory are told apart by.
 #[derive(Clone, Copy)]
 pub enum By {
@@ -22,6 +24,11 @@ pub struct Sums {
     pub stubs: u64,
     pub logical_bytes: i64,
     pub own_bytes: i64,
+    /// Of the stubs among them.
+    pub stubs_own_bytes: i64,
+    pub optimized_bytes: i64,
+    /// Lengths of stubs that name a chunk, in whole blocks.
+    pub direct_bytes: i64,
     pub chunks: Vec<RecordId>,
     pub recipes: Vec<RecordId>,
     /// How many bytes are needed of each of `recipes`.
@@ -65,7 +72,11 @@ impl Usage {
             sums.own_bytes += *allocated;
             if let Some(stub) = stub {
                 sums.stubs += 1;
+                sums.stubs_own_bytes += *allocated;
+                sums.optimized_bytes += identity.size;
                 if stub.flags & DIRECT != 0 {
+                    sums.direct_bytes +=
+                        (identity.size + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
                     sums.chunks.push(stub.recipe);
                 } else {
                     sums.recipes.push(stub.recipe);

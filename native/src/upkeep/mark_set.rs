@@ -126,7 +126,7 @@ impl Recipes<'_> {
 pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) -> Marked {
     let mut marked = Marked::default();
     each_leaf(recipes, needed, |at, rows| {
-        let Some(rows) = rows else {
+        let Some((rows, _)) = rows else {
             marked.left.push(needed[at].ordinal);
             return;
         };
@@ -142,11 +142,12 @@ pub fn mark_named(recipes: &Recipes<'_>, needed: &[Needed], chunks: &mut Marks) 
 }
 
 /// Reads nodes, in the order of their ordinals, which may repeat. `found` gets the place of each in
-/// `needed`, and the ids that its needed part names; None where the node is no sound leaf.
+/// `needed`, the ids that its needed part names, and the bytes of it that are no holes; None where
+/// the node is no sound leaf.
 pub fn each_leaf(
     recipes: &Recipes<'_>,
     needed: &[Needed],
-    mut found: impl FnMut(usize, Option<Vec<RecordId>>),
+    mut found: impl FnMut(usize, Option<(Vec<RecordId>, u64)>),
 ) {
     let last = needed.last().and_then(|node| recipes.entry(*node)).map(TableEntry::unchecked);
     let end = last.map_or(0, |last| {
@@ -163,20 +164,24 @@ pub fn each_leaf(
     }
 }
 
-/// The ids, holes included, of the first `end` bytes of a leaf; None where it is no sound leaf.
-fn named_by_leaf(payload: &[u8], end: u64) -> Option<Vec<RecordId>> {
+/// The ids, holes included, of the first `end` bytes of a leaf, and how many of these are no holes;
+/// None where it is no sound leaf.
+fn named_by_leaf(payload: &[u8], end: u64) -> Option<(Vec<RecordId>, u64)> {
     let leaf = Leaf::of(payload)?;
     let whole = end >= leaf.length;
     let rows = leaf.rows();
-    let (mut ids, mut start) = (Vec::with_capacity(rows.len()), 0u64);
+    let (mut ids, mut start, mut present) = (Vec::with_capacity(rows.len()), 0u64, 0u64);
     for row in rows {
         ids.push(row.id);
+        if !row.id.is_hole() {
+            present += row.length.min(end.saturating_sub(start));
+        }
         start = start.checked_add(row.length)?;
         if !whole && start >= end {
-            return Some(ids);
+            return Some((ids, present));
         }
     }
-    whole.then_some(ids)
+    whole.then_some((ids, present))
 }
 
 struct Reader {

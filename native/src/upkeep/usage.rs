@@ -17,6 +17,9 @@ pub type Group = u32;
 /// Set in [`Record::seen`] where several groups need the record.
 const SHARED: u32 = 1 << 31;
 
+/// Of the file systems that volumes are on.
+pub const BLOCK_BYTES: u64 = 4096;
+
 /// Groups are fewer.
 pub const GROUPS_MAX: u32 = SHARED - 2;
 
@@ -57,6 +60,8 @@ pub struct Taken {
     pub share_bytes: f64,
     /// References to ids of no record.
     pub strays: u64,
+    /// What its files would take if they were plain, as far as leaves of recipes say.
+    pub plain_bytes: u64,
 }
 
 /// The files that are gone.
@@ -294,18 +299,22 @@ impl Named {
 }
 
 /// Reads nodes, in the order of their ordinals, and gives the ids that leaves name to `found`, with
-/// the place of the node. Returns the places of the nodes that are no sound leaves.
+/// how often the node is needed. Returns the places of the nodes that are no sound leaves, and the
+/// bytes that leaves stand for without their holes, in whole blocks, as often as they are needed.
 pub fn each_needed(
     recipes: &Recipes<'_>,
     nodes: &[NodeNeed],
     mut found: impl FnMut(u32, RecordId),
-) -> Vec<u32> {
+) -> (Vec<u32>, u64) {
     let needed: Vec<Needed> =
         nodes.iter().map(|node| Needed { ordinal: node.id.ordinal(), end: node.end }).collect();
-    let mut left = Vec::new();
+    let (mut left, mut plain) = (Vec::new(), 0);
     each_leaf(recipes, &needed, |at, rows| match rows {
         None => left.push(at as u32),
-        Some(rows) => rows.into_iter().for_each(|id| found(nodes[at].count, id)),
+        Some((rows, present)) => {
+            plain += present.next_multiple_of(BLOCK_BYTES) * u64::from(nodes[at].count);
+            rows.into_iter().for_each(|id| found(nodes[at].count, id));
+        }
     });
-    left
+    (left, plain)
 }

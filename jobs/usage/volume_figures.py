@@ -11,9 +11,10 @@ from dedupd.store.garbage import Garbage, garbage_of, weights
 from dedupd.system import mount_table
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
-from jobs.tree.candidates import SHARED_BELOW
-from jobs.tree.judged_files import load_ledger
-from jobs.tree.walk import walk
+from jobs.frame.run import JobRun
+from jobs.tree.candidates import SAVES_LITTLE, SHARED_BELOW
+from jobs.usage.groups import Groups
+from jobs.usage.needs import StoreNeeds
 
 CLASSES = 10
 """How many of the largest classes are shown."""
@@ -25,29 +26,28 @@ RUNS = 200
 def volume_figures(volume: Volume) -> dict[str, Any]:
     """The figures of one volume, as it is now; ``messages`` say what of it cannot be had.
 
-    ``classes``: the largest classes of files, and what optimize has found them to save, the best
-    first. ``judged``: plain files, and bytes, that would save too little. ``held_bytes_max``: of
-    what files have given up, as much may be held by snapshots, or by copies below.
-    ``shared_left``: files, and bytes, that the last optimize run left for that.
+    ``plain_bytes``: what all files would take if none was a stub, in blocks: holes count neither
+    there nor as saved. ``classes``: the largest classes of files, and what optimize has found them
+    to save, the best first. ``held_bytes_max``: of what files have given up, as much may be held by
+    snapshots, or by copies below. ``files_judged``: those that the last optimize run has left
+    because they would save too little; ``shared_left``: files, and bytes, that it left because
+    snapshots, or copies below, have their blocks.
     """
-    stubs = plain = stub_bytes = plain_bytes = allocated = 0
-    errors: list[str] = []
-    ledger = load_ledger(volume, volume.policy())
-    judged = judged_bytes = 0
-    for found in walk(volume, errors=errors):
-        allocated += found.allocated_bytes
-        if found.is_stub:
-            stubs += 1
-            stub_bytes += found.identity.size
-        else:
-            plain += 1
-            plain_bytes += found.identity.size
-            if ledger.saving_of(found.identity) is not None:
-                judged += 1
-                judged_bytes += found.identity.size
+    run = JobRun("status")
+    needs = StoreNeeds(volume, run)
+    groups = Groups(volume, run, needs)
+    groups.by_path([b""], [""], "")
+    needs.count_plain(1)
+    files = groups.all[1]
     store = {kind.name.lower(): _directory_bytes(volume.directory(kind)) for kind in Kind}
-    logical = stub_bytes + plain_bytes
-    occupied = allocated + sum(store.values())
+    occupied = files.own_bytes + sum(store.values())
+    plain = (
+        files.own_bytes
+        - files.stubs_own_bytes
+        + files.direct_bytes
+        + needs.native.taken(1).plain_bytes
+    )
+    errors = run.findings.messages
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
     try:
@@ -59,19 +59,20 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "path": volume.root,
         "uuid": volume.parameters.uuid,
         "mounted_at": points[0] if points else None,
-        "files": stubs + plain,
-        "files_optimized": stubs,
-        "logical_bytes": logical,
-        "optimized_bytes": stub_bytes,
+        "files": files.files,
+        "files_optimized": files.files_optimized,
+        "logical_bytes": files.logical_bytes,
+        "optimized_bytes": files.optimized_bytes,
+        "plain_bytes": plain,
         "occupied_bytes": occupied,
         "store_bytes": store,
         "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
         "garbage": asdict(_garbage(volume)),
-        "saved_bytes": max(0, logical - occupied),
-        "saved_fraction": max(0.0, (logical - occupied) / logical) if logical else 0.0,
-        "lost_bytes": max(0, occupied - logical),
+        "saved_bytes": max(0, plain - occupied),
+        "saved_fraction": max(0.0, (plain - occupied) / plain) if plain else 0.0,
+        "lost_bytes": max(0, occupied - plain),
         "classes": _classes(volume),
-        "judged": {"files": judged, "bytes": judged_bytes},
+        "files_judged": _files_left(_last_optimize(runs), SAVES_LITTLE),
         "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
         "shared_left": shared_left(runs),
         "free_bytes": space.f_bavail * space.f_frsize,
@@ -84,9 +85,18 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
 def shared_left(runs: list[dict[str, Any]]) -> dict[str, int]:
     """How many files, and bytes, the last optimize run of these has left because snapshots, or
     copies below, have their blocks as well."""
-    last: dict[str, Any] = next((run for run in runs if run["job"] == "optimize"), {})
-    files = last.get("files_left", {}).get(SHARED_BELOW, 0)
+    last = _last_optimize(runs)
+    files = _files_left(last, SHARED_BELOW)
     return {"files": files, "bytes": last.get("shared_left_bytes", 0)}
+
+
+def _last_optimize(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return next((run for run in runs if run["job"] == "optimize"), {})
+
+
+def _files_left(run: dict[str, Any], reason: str) -> int:
+    count: int = run.get("files_left", {}).get(reason, 0)
+    return count
 
 
 def _garbage(volume: Volume) -> Garbage:
