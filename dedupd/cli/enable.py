@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -78,6 +80,33 @@ def command(
         values["min_age"] = min_age
     if min_size is not None:
         values["min_size"] = min_size
+    made = make_volume(path, values, chunk_size, fingerprint, no_mount=no_mount, force=force)
+    answer(as_json, made.value, "\n".join(made.lines))
+    if made.problem:
+        raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {made.problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A volume that was made. ``problem`` says why it could not be mounted, where it was to be."""
+
+    value: dict[str, Any]
+    lines: list[str]
+    problem: str
+    is_served: bool
+
+
+def make_volume(
+    path: str,
+    values: dict[str, Any],
+    chunk_size: str,
+    fingerprint: str,
+    *,
+    no_mount: bool = False,
+    force: bool = False,
+) -> Made:
+    """Make ``path`` a volume with these values of its policy, and mount it. Raises what
+    :func:`enable` raises, PolicyError."""
     apply_values(Policy(), values, "command line")
     parameters = enable(
         path,
@@ -103,9 +132,7 @@ def command(
         "problem": problem,
         "one_file_system": ONE_FILE_SYSTEM,
     }
-    answer(as_json, value, "\n".join(_lines(path, is_mounted, is_registered, is_served)))
-    if problem:
-        raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {problem}")
+    return Made(value, list(_lines(path, is_mounted, is_registered, is_served)), problem, is_served)
 
 
 def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""What a run of optimize has left alone, and which key of the policy would change that."""
+"""What came of a run of optimize; what it has left alone, and which key would change that."""
 
 from collections.abc import Iterator, Mapping
 
 from dedupd.config.policy import Policy
 from dedupd.units import counted, exact_duration, exact_size, format_size
+from jobs.optimize.job import OptimizeReport
 from jobs.tree.candidates import EXCLUDED, OPTIMIZED, SMALL, YOUNG
 
 _UNTOLD = frozenset({OPTIMIZED, "empty"})
@@ -37,3 +38,26 @@ def _told(reason: str, policy: Policy, path: str) -> str:
     if reason == EXCLUDED:
         return f"are excluded. `dedupd policy {path} --why FILE` says by what."
     return f"left: {reason}."
+
+
+def outcome_of(report: OptimizeReport, policy: Policy, path: str) -> Iterator[str]:
+    """What was left, and in the last line what came of the run."""
+    files = dict(report.files_skipped)
+    for reason, count in report.files_left.items():
+        files[reason] = files.get(reason, 0) + count
+    yield from left_out(policy, path, files, report.bytes_skipped)
+    yield _result(report)
+
+
+def _result(report: OptimizeReport) -> str:
+    stored = report.sums["stored_bytes"] + report.recipe_bytes
+    if not report.files_optimized:
+        done = report.files_skipped.get(OPTIMIZED, 0)
+        already = f": {counted(done, 'file')} are optimized already" if done else ""
+        return f"Nothing was optimized{already}."
+    net = report.freed_bytes - stored
+    share = f" ({net / report.freed_bytes:.0%})" if report.freed_bytes and net > 0 else ""
+    return (
+        f"Saved {format_size(max(0, net))}{share}: {counted(report.files_optimized, 'file')} gave"
+        f" up {format_size(report.freed_bytes)}, and the store grew by {format_size(stored)}."
+    )

@@ -11,6 +11,7 @@ from dedupd import __version__
 from dedupd.cli.lazy_command import LazyGroup
 
 COMMANDS = {
+    "setup": "Look, estimate, ask; then make a volume, mount it, and optimize it once.",
     "enable": "Make a directory a volume.",
     "adopt": "Take over a copy of a volume.",
     "disable": "Make a volume a plain directory again.",

@@ -6,14 +6,14 @@ import click
 
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, working
-from dedupd.cli.left_out import left_out
+from dedupd.cli.left_out import left_out, outcome_of
 from dedupd.cli.run.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.config.policy import Policy
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
 from jobs.optimize.job import Optimize, OptimizeReport
-from jobs.tree.candidates import OPTIMIZED, Judged, Skipped, candidates
+from jobs.tree.candidates import Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
 
 
@@ -64,27 +64,8 @@ def _show(report: OptimizeReport, *, policy: Policy, path: str) -> None:
     if report.sums["raw_bytes"] or report.files_optimized or report.files_made_plain:
         _show_work(report)
     show_messages(report.errors, report.messages)
-    files, sizes = dict(report.files_skipped), dict(report.bytes_skipped)
-    for reason, count in report.files_left.items():
-        files[reason] = files.get(reason, 0) + count
-    for line in left_out(policy, path, files, sizes):
+    for line in outcome_of(report, policy, path):
         click.echo(line)
-    click.echo(_result(report))
-
-
-def _result(report: OptimizeReport) -> str:
-    """What came of it: the last line."""
-    stored = report.sums["stored_bytes"] + report.recipe_bytes
-    if not report.files_optimized:
-        done = report.files_skipped.get(OPTIMIZED, 0)
-        already = f": {counted(done, 'file')} are optimized already" if done else ""
-        return f"Nothing was optimized{already}."
-    net = report.freed_bytes - stored
-    share = f" ({net / report.freed_bytes:.0%})" if report.freed_bytes and net > 0 else ""
-    return (
-        f"Saved {format_size(max(0, net))}{share}: {counted(report.files_optimized, 'file')} gave"
-        f" up {format_size(report.freed_bytes)}, and the store grew by {format_size(stored)}."
-    )
 
 
 def _show_work(report: OptimizeReport) -> None:

@@ -1,0 +1,265 @@
+"""``dedupd setup``: from a directory to a volume that saves, in one conversation."""
+
+import os
+import stat
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from dedupd.cli.analyze import open_log
+from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
+from dedupd.cli.enable import Made, make_volume
+from dedupd.cli.left_out import outcome_of
+from dedupd.config.policy import Policy, apply_values
+from dedupd.config.profiles import PROFILES
+from dedupd.config.run_limits import RunLimits
+from dedupd.errors import EXIT_FINDINGS, ServiceUnreachable, UsageError
+from dedupd.format.volume_parameters import PRESETS
+from dedupd.service.client import ServiceClient, absolute
+from dedupd.service.doctor import Check, Verdict, check_machine, check_path
+from dedupd.system import mount_table
+from dedupd.system.processes import give_way
+from dedupd.units import GIB, counted, exact_duration, exact_size, format_size
+from dedupd.volume.volume import BASE_NAME, Volume
+from jobs.frame.run import JobRun
+from jobs.optimize.job import Optimize, OptimizeReport
+
+ESTIMATE_BYTES_MAX = 20 * GIB
+"""An estimate reads every byte: minutes for so many. Larger trees are estimated if asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The files of a directory, as far as their names and lengths tell."""
+
+    files: int
+    size_bytes: int
+    small_files: int
+    small_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a study of all files says: fractions of ``data_bytes``, once they are old enough."""
+
+    data_bytes: int
+    saved: float
+    confidence: str
+
+
+@click.command("setup")
+@click.argument("path", type=PATH)
+@click.option(
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    default="general",
+    show_default=True,
+    help="What the policy is written for.",
+)
+@click.option("--min-age", metavar="DURATION", help="How long a file must have been unchanged.")
+@click.option("--min-size", metavar="SIZE", help="Smaller files are left alone.")
+@click.option(
+    "--chunk-size",
+    type=click.Choice(list(PRESETS)),
+    default="64k",
+    show_default=True,
+    help="Average size of a chunk; can not be changed later.",
+)
+@click.option(
+    "--estimate/--no-estimate",
+    default=None,
+    help="Read all files first, to say what it would save; by default up to 20 GiB.",
+)
+@click.option("--now", is_flag=True, help="Have the first run take files of any age.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
+)
+@json_option
+@exits
+def command(
+    path: str,
+    profile: str,
+    min_age: str | None,
+    min_size: str | None,
+    chunk_size: str,
+    estimate: bool | None,
+    now: bool,
+    yes: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Look at PATH, estimate, ask; then make it a volume, mount it and optimize it once."""
+    if not yes and (as_json or not sys.stdin.isatty()):
+        raise UsageError("nobody is here to be asked: give --yes, or run it in a terminal")
+    values = dict(PROFILES[profile])
+    values |= {key: v for key, v in (("min_age", min_age), ("min_size", min_size)) if v is not None}
+    policy = apply_values(Policy(), values, "command line")
+    said: dict[str, Any] = {"path": path}
+
+    def say(text: str = "") -> None:
+        if not as_json:
+            click.echo(text)
+
+    checks = _looked_at(path, force)
+    said["checks"] = [asdict(check) for check in checks]
+    for check in checks:
+        say(f"  {check.verdict.value}: {check.what}: {check.found}. {check.remedy}")
+    if any(check.verdict is Verdict.BAD for check in checks):
+        say("Nothing was changed. See to these, and run it again.")
+        if as_json:
+            print_json(said)
+        sys.exit(EXIT_FINDINGS)
+    found = _counted(path, policy)
+    said["found"] = asdict(found)
+    say(f"{path}: {counted(found.files, 'file')}, {format_size(found.size_bytes)}.")
+    if estimate or (estimate is None and 0 < found.size_bytes <= ESTIMATE_BYTES_MAX):
+        reckoned = _estimated(path, chunk_size, profile)
+        said["estimate"] = None if reckoned is None else asdict(reckoned)
+        if reckoned is not None:
+            say(
+                f"It would save about {reckoned.saved:.0%}, {_of(reckoned)}, once all files are old"
+                " enough."
+            )
+    elif found.size_bytes:
+        say(f"`dedupd analyze {path}` measures what it would save, by reading all of it.")
+    for line in _plan(path, policy, found, now=now):
+        say(line)
+    if not yes and not click.confirm("Go on?", default=False):
+        say("Nothing was changed.")
+        sys.exit(EXIT_FINDINGS)
+    made = make_volume(path, values, chunk_size, "blake3", force=force)
+    said["volume"] = made.value
+    if made.problem:
+        raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {made.problem}")
+    say(made.lines[0])
+    said["run"] = _first_run(path, made, policy, now=now, say=say)
+    for line in _next(path, made):
+        say(line)
+    if as_json:
+        print_json(said)
+
+
+def _looked_at(path: str, force: bool) -> list[Check]:
+    """What is not fine, the worst first. Raises UsageError where it is a volume already."""
+    mounted = mount_table.find(os.path.realpath(path))
+    if mounted is not None or os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
+        there = "is" if mounted is None or mounted.point == os.path.realpath(path) else "lies in"
+        raise UsageError(f"{path}: {there} a volume already; `dedupd status {path}` shows it")
+    found = [one for one in check_machine() + check_path(path) if one.verdict is not Verdict.FINE]
+    if force:
+        found = [one for one in found if one.what != "file system"]
+    return sorted(found, key=lambda one: one.verdict is not Verdict.BAD)
+
+
+def _counted(path: str, policy: Policy) -> Found:
+    files = size = small = small_bytes = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(directory, name))
+            except OSError:
+                continue  # gone
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            files += 1
+            size += status.st_size
+            if status.st_size < policy.min_size_bytes:
+                small += 1
+                small_bytes += status.st_size
+    return Found(files, size, small, small_bytes)
+
+
+def _estimated(path: str, chunk_size: str, profile: str) -> Estimate | None:
+    """The forecast of a study with one chunking; None where there is nothing to read."""
+    from analysis.collection.chunk_log import Dataset, Spec
+    from analysis.collection.collector import collect
+    from analysis.report.advice import advise
+    from analysis.study import run_study
+
+    spec = Spec((Dataset("it", os.path.abspath(path)),), (chunk_size,), 0.01)
+    with tempfile.TemporaryDirectory(prefix="dedupd-setup-", dir="/var/tmp") as out:
+        log = open_log(os.path.join(out, "log"), spec)
+        give_way()
+        with job_run("estimate") as run:
+            collect(log, out, run)
+        with job_run("estimate", unit="queries") as run:
+            study = run_study(
+                [log], os.path.join(out, "database"), lambda query: run.update(phase=query)
+            )
+        if study.empty:
+            return None
+        advice = advise(study)
+    chosen = next(one for one in advice.profiles if one.name == profile)
+    data = sum(row.data_bytes for row in study.table1_datasets)
+    return Estimate(round(data), max(0.0, chosen.saved_later), advice.confidence)
+
+
+def _of(estimate: Estimate) -> str:
+    saved = format_size(estimate.saved * estimate.data_bytes)
+    return f"{saved} of {format_size(estimate.data_bytes)}"
+
+
+def _plan(path: str, policy: Policy, found: Found, *, now: bool) -> list[str]:
+    """What will happen."""
+    age = exact_duration(policy.min_age_s)
+    lines = [
+        "What will happen:",
+        f"  {path} becomes a volume: its entries move into {path}/{BASE_NAME}, and the mount shows"
+        " them in their place. Users miss them for an instant; nothing may have a file open.",
+    ]
+    if found.small_files:
+        lines.append(
+            f"  Files below min_size = {exact_size(policy.min_size_bytes)} stay as they are:"
+            f" {counted(found.small_files, 'file')}, {format_size(found.small_bytes)}."
+        )
+    if now:
+        lines.append("  The first run takes files of any age.")
+    elif policy.min_age_s:
+        lines.append(
+            f"  Files that changed in the last {age} (min_age) wait until they are older; copied"
+            " files are new. `--now` has the first run take them."
+        )
+    lines.append(f"  `dedupd disable --unoptimize {path}` undoes it.")
+    return lines
+
+
+def _first_run(path: str, made: Made, policy: Policy, *, now: bool, say: Any) -> Any:
+    """Optimize once: here, or, where the service serves the volume, by the service."""
+    client = ServiceClient.serving(path) if made.is_served else None
+    if client is not None:
+        options = {"min_age": "0s"} if now else {}
+        body = {"job": "optimize", "path": absolute(path), "options": options}
+        queued = client.post("/v1/jobs", body)
+        say(f"The first run is queued as {queued['id']}; `dedupd jobs --watch` shows it.")
+        return queued
+    with job_run("optimize") as run:
+        report = _optimized(path, run, now=now)
+    for line in outcome_of(report, policy, path):
+        say(line)
+    return report.to_json()
+
+
+def _optimized(path: str, run: JobRun, *, now: bool) -> OptimizeReport:
+    with Volume.open(path) as volume, volume.job_lock():
+        if now:
+            volume.limits = RunLimits(min_age_s=0.0)
+        give_way(volume.policy().io_priority)
+        return Optimize(volume, run).recorded()
+
+
+def _next(path: str, made: Made) -> list[str]:
+    service = "The service runs the jobs by their schedule."
+    if not made.is_served:
+        service = (
+            "`systemctl enable --now dedupd` mounts it after a restart, and runs the jobs by their"
+            " schedule."
+        )
+    return [
+        "What comes next:",
+        f"  {service}",
+        f"  `dedupd status {path}` shows what it saves; `dedupd policy {path}` what is taken.",
+    ]
