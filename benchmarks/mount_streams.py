@@ -74,7 +74,7 @@ def payloads_of(volume_path: Path, name: str) -> list[Payload]:
         assert attribute is not None
         found = []
         for span in volume.content(attribute, name).spans(0, size):
-            record, stored = volume.chunk_records.read_stored(span.chunk)
+            record, stored = volume.chunk_records.read_alone(span.chunk)
             found.append((stored, record.codec, record.raw_length, record.checksum))
         return found
 

@@ -33,7 +33,7 @@ CHUNKS, RECIPES = 1, 2
 FOLDERS = {CHUNKS: "store/chunks", RECIPES: "store/recipes"}
 COPY_FOLDERS = {CHUNKS: "store/copies/chunks", RECIPES: "store/copies/recipes"}
 DATA, FORWARD, TOMBSTONE, COPY = range(4)
-RAW, ZSTD = 0, 1
+RAW, ZSTD, DELTA = 0, 1, 2
 COMMITTING, RESTORING, DIRECT, WRITTEN = 1, 2, 4, 8
 
 RECORD = struct.Struct("<IIBBHIII32sQQQ")
@@ -220,9 +220,16 @@ class Store:
         payload = read_at(container.fd, stored, at + 80)
         if len(payload) != stored or xxh3(payload) != checksum:
             raise Damaged(f"{where}: its payload fails its checksum")
-        if codec == ZSTD:
+        if codec in (ZSTD, DELTA):
+            base = b""
+            if codec == DELTA:
+                if record_kind != DATA or target in seen or len(seen) > 64:
+                    raise Damaged(f"{where}: it leans on nothing that can be read")
+                _, base = self.read(kind, target, seen)
+            prefix = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            decoder = zstandard.ZstdDecompressor(**({"dict_data": prefix} if base else {}))
             try:
-                payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=raw)
+                payload = decoder.decompress(payload, max_output_size=raw)
             except zstandard.ZstdError as error:
                 raise Damaged(f"{where}: {error}") from None
         elif codec != RAW:

@@ -116,12 +116,19 @@ class Rebuild(Job[RebuildReport]):
 
 
 def _target(containers: OpenContainers, kind: Kind, number: int, ordinal: int) -> int | None:
-    """The record that an orphan repeats, in the place of which its entry has the epoch: only second
-    copies are found by that. None where it cannot be told any more."""
-    if kind in COPIES_OF:
-        return 0
+    """The record that an orphan repeats, or leans on, which its entry does not say. None where it
+    cannot be told any more, or is gone. Only second copies are found by what they repeat."""
     container = containers.get(number)
+    entry = None if container is None else container.entry(ordinal)
+    if kind in COPIES_OF and (entry is None or not entry.leans):
+        return 0
     try:
-        return None if container is None else container.describe_own(ordinal).target
+        if container is None:
+            return None
+        if kind in COPIES_OF:
+            base = container.describe_own(ordinal).base
+            # What only an orphan leans on may have been collected.
+            return base if containers.has_base(base) else None
+        return container.describe_own(ordinal).target
     except DamagedChunk:
         return None

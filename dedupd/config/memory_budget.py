@@ -13,6 +13,11 @@ and `reconcile`
     fixed         64 MiB
     join          96 MiB    half of the rest
 
+and `refine`
+
+    fixed         96 MiB
+    similar       80 MiB    half of the rest
+
 The remainder is for memory that the allocator keeps. Below 72 MiB the least needs of all parts add
 up to more than ``memory``. Other jobs need memory by the size of the store: a bit or more for each
 record (docs/partitions.md). The mount has no part in this; its cache is
@@ -26,6 +31,7 @@ from dedupd.units import MIB
 
 CANDIDATES_SHARE = 1 / 32
 JOIN_BYTES_MIN = 8 * MIB
+SIMILAR_BYTES_MIN = 8 * MIB
 
 
 class OptimizeShares(NamedTuple):
@@ -76,6 +82,20 @@ class ReconcileShares(NamedTuple):
 def reconcile_shares(memory_bytes: int) -> ReconcileShares:
     fixed = 64 * MIB
     return ReconcileShares(fixed, max(JOIN_BYTES_MIN, (memory_bytes - fixed) // 2))
+
+
+class RefineShares(NamedTuple):
+    """What the parts of a refine run may take, in bytes."""
+
+    fixed_bytes: int
+    """The interpreter, batches of payloads, bases that were decoded, and a bit for each record."""
+    similar_bytes: int
+    """Super-features of the chunks of a round."""
+
+
+def refine_shares(memory_bytes: int) -> RefineShares:
+    fixed = 96 * MIB
+    return RefineShares(fixed, max(SIMILAR_BYTES_MIN, (memory_bytes - fixed) // 2))
 
 
 # --- the index --------------------------------------------------------------------------------

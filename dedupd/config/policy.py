@@ -51,6 +51,14 @@ class Marker(StrEnum):
     NODEDUP = ".nodedup"
 
 
+class RefineMode(StrEnum):
+    """Values of the key ``refine``."""
+
+    OFF = "off"
+    QUICK = "quick"
+    """Chunks that are like others are stored as the difference, at zstd 3."""
+
+
 class SharedExtents(StrEnum):
     """Values of the keys ``shared_extents`` and ``compaction_shared``."""
 
@@ -78,6 +86,9 @@ class Policy:
     partial_files: bool = True
     partial_local_max: float = 0.5
     shared_extents: SharedExtents = SharedExtents.SKIP
+    refine: RefineMode = RefineMode.OFF
+    refine_age_s: float = 7 * 86400.0
+    refine_min_saving: float = 0.2
     compaction_min_dead: float = 0.05
     compaction_shared: SharedExtents = SharedExtents.TAKE
     reserve: Reserve = DEFAULT_RESERVE
@@ -95,6 +106,7 @@ class Policy:
     schedule_background: Schedule = _HOURLY
     schedule_throughput: Schedule = _EARLY
     schedule_reconcile: Schedule = _WEEKLY
+    schedule_refine: Schedule = _EARLY
     schedule_gc: Schedule = _WEEKLY
     schedule_compact: Schedule = _WEEKLY
     schedule_scrub: Schedule = _WEEKLY_LATER
@@ -211,6 +223,20 @@ KEYS = {
             "files whose blocks snapshots or reflinks below have as well: skip or take",
         ),
         Key(
+            "refine",
+            one_of(RefineMode),
+            str,
+            "whether what is stored and cold is made smaller: off or quick",
+        ),
+        Key(
+            "refine_age",
+            duration,
+            exact_duration,
+            "how long a chunk must have been stored before that",
+            unit="s",
+        ),
+        Key("refine_min_saving", fraction, float, "a chunk that shrinks by less stays as it is"),
+        Key(
             "compaction_min_dead",
             fraction,
             float,
@@ -292,6 +318,7 @@ KEYS = {
                 ("background", "when files are optimized, giving way to everybody"),
                 ("throughput", "when files are optimized as fast as it goes"),
                 ("reconcile", "when duplicates across partitions are merged"),
+                ("refine", "when what is stored and cold is made smaller"),
                 ("gc", "when garbage is collected"),
                 ("compact", "when the space of garbage is given back"),
                 ("scrub", "when damage is looked for"),

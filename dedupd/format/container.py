@@ -65,6 +65,8 @@ class Codec(enum.IntEnum):
 
     RAW = 0
     ZSTD = 1
+    DELTA = 2
+    """Compressed with the raw bytes of another record, its base, which ``target`` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,12 @@ class Record:
     fingerprint: bytes
     target: int
     checksum: int
+
+    @property
+    def base(self) -> int:
+        """The id of the record that this one leans on; 0 where it leans on none."""
+        leans = self.codec == Codec.DELTA and self.kind == RecordKind.DATA
+        return self.target if leans else 0
 
     @property
     def next_ordinal(self) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import xxhash
 
 from dedupd.errors import DamagedTable
-from dedupd.format.container import FORMAT, FileHeader, Kind
+from dedupd.format.container import FORMAT, Codec, FileHeader, Kind
 
 MAGIC = b"DEDUPDIR"
 HEADER_BYTES = 64
@@ -77,6 +77,16 @@ class TableEntry(NamedTuple):
     hint: int
     state: int
     codec: int
+
+    @property
+    def leans(self) -> bool:
+        """Whether its payload can only be decoded with the bytes of another record, the base."""
+        return self.codec == Codec.DELTA and self.stored_length > 0
+
+    @property
+    def base(self) -> int:
+        """The id of the base, as far as the entry says it; else 0: the record's header does."""
+        return self.target if self.leans and self.state == State.LIVE else 0
 
 
 def encode_header(header: TableHeader) -> bytes:

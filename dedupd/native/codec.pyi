@@ -44,5 +44,8 @@ def encode(
     saves less than ``saving_min`` (a fraction) of it. Zeros pad records to ``align_bytes``.
     """
 
-def decode(stored: Buffer, codec: int, raw_length: int, checksum: int) -> bytes:
-    """Verify XXH3-64 of ``stored`` and decompress. Raises CorruptPayload."""
+def decode(
+    stored: Buffer, codec: int, raw_length: int, checksum: int, base: Buffer | None = None
+) -> bytes:
+    """Verify XXH3-64 of ``stored`` and decompress; codec 2 needs the raw bytes of its ``base``.
+    Raises CorruptPayload."""

@@ -7,6 +7,25 @@ from typing_extensions import Buffer
 
 from .codec import Encoded
 
+class Bases:
+    """The raw bytes of records on which others lean, read from the containers of a directory by id.
+
+    Some of them, up to ``bytes_max``, are kept. Safe to use from several threads.
+    """
+
+    def __init__(self, dir_fd: int, volume_id: bytes, bytes_max: int) -> None:
+        """``dir_fd`` stays the caller's. Raises OSError where there is no descriptor left."""
+
+    def raw(self, record_id: int) -> bytes | None:
+        """The raw bytes of a live, orphaned or merged record that leans on none; None where
+        anything else is the case, or anything is not as expected."""
+
+    def is_live(self, record_id: int) -> bool:
+        """Whether a record is live, or leads to one that is, and leans on none."""
+
+    def drop(self, numbers: Sequence[int]) -> None:
+        """Let go of containers that were replaced."""
+
 def read_chunks(
     data_fd: int,
     table_fd: int,
@@ -14,6 +33,7 @@ def read_chunks(
     wanted: Sequence[tuple[int, int, int]],
     cached_only: bool,
     threads: int,
+    bases: Bases | None = None,
 ) -> list[bytes | None]:
     """Raw bytes of many records of a container, verified as ``Container.read`` does.
 
@@ -21,7 +41,7 @@ def read_chunks(
     ``seed`` is the container's (``format.container.seed_of``). None where anything about a
     record is not as expected, or where it is not live; with ``cached_only``, which never waits for
     the disk, also where the page cache does not have all of it. Up to ``threads`` threads share the
-    work. Raises MemoryError only.
+    work. Records that lean on others are read with ``bases``, else not. Raises MemoryError only.
     """
 
 class Window(Buffer):
@@ -39,6 +59,7 @@ class Window(Buffer):
         wanted: Sequence[tuple[int, int, int]],
         head: Buffer,
         helpers: int,
+        bases: Bases | None = None,
     ) -> None: ...
     def finish(self) -> bool:
         """Decode the rest. True: the bytes are complete and never change. False: a record is not as
@@ -94,14 +115,21 @@ class CheckedRecords:
     kinds: Final[bytes]
     """u8 kind of each record."""
     statuses: Final[bytes]
-    """u8: 0 intact, 1 its payload is damaged, 2 its bytes have another fingerprint."""
+    """u8: 0 intact, 1 its payload is damaged, 2 its bytes have another fingerprint, 3 what it leans
+    on cannot be read."""
     entries: Final[bytes]
     """64 bytes each: the entries for the redirection table that the records imply."""
     raw_bytes: Final[int]
     """Sum of the raw lengths."""
 
 def check_records(
-    data: Buffer, *, seed: int, offset: int, algorithm: str, threads: int
+    data: Buffer,
+    *,
+    seed: int,
+    offset: int,
+    algorithm: str,
+    threads: int,
+    bases: Bases | None = None,
 ) -> CheckedRecords:
     """Check the records that ``data`` begins with: headers, checksums, payloads, fingerprints.
 
@@ -133,6 +161,7 @@ def pass_records(
     bytes_max: int,
     algorithm: str,
     threads: int,
+    bases: Bases | None = None,
 ) -> PassedRecords:
     """The end of the records of a container that are intact, and as the entries of its ``table``
     say.

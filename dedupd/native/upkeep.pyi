@@ -5,6 +5,7 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from .store import Bases
 from .tree import Directory
 
 FORWARDS_MAX: int
@@ -45,6 +46,16 @@ class Followed:
     strays: Final[bytes]
     """u64 targets that are ids of no record."""
 
+class Leaned:
+    """Result of :meth:`MarkSet.lean`."""
+
+    found_any: Final[bool]
+    """Whether anything was marked."""
+    unknown: Final[bytes]
+    """u32 places of entries that do not say what their record leans on."""
+    strays: Final[bytes]
+    """u64 ids of no record, on which marked records lean."""
+
 class NamedByLeaves:
     """Result of :meth:`MarkSet.add_named`."""
 
@@ -79,6 +90,8 @@ class MarkSet:
 
         ``table`` begins with the entry of ``first_id``.
         """
+    def lean(self, first_id: int, table: Buffer) -> Leaned:
+        """Mark what marked records lean on, by a table from the entry of ``first_id`` on."""
     def add_copies(self, first_id: int, table: Buffer, of: MarkSet) -> int:
         """Mark second copies, by their entries, of records that are marked in ``of`` or unknown to
         it. Returns the highest epoch of an orphan, or 0."""
@@ -258,3 +271,69 @@ class Usage:
         has copies of."""
     def referred_more_than(self, count: int, number: int, table: Buffer) -> tuple[int, int]:
         """How many chunks of a container have more references, and the bytes of a copy of each."""
+
+def deltas(table: Buffer, seed: int) -> tuple[bytes, bytes]:
+    """The entries of records that lean on others, and are not collected: their places (u32), and
+    the ids of these (u64), 0 where the entry does not say."""
+
+def sketch_records(fd: int, table: Buffer, *, seed: int, first: int, threads: int) -> bytes:
+    """Sketches (six u64 each) of the records of a part of a table, which begins with the ordinal
+    ``first``; all zeros for those that are not live, are damaged, or lean on others.
+
+    The container ``fd`` is read past the page cache.
+    """
+
+class Refined:
+    """Result of :meth:`Refiner.refine`: the records with a new payload."""
+
+    places: Final[bytes]
+    """u32 places of the records in what was given."""
+    bases: Final[bytes]
+    """u64 ids of the records that they are to lean on."""
+    lengths: Final[bytes]
+    """u32 bytes of the payloads, which follow one another in ``payloads``."""
+    checksums: Final[bytes]
+    """u64 XXH3-64 of the payloads."""
+    payloads: Final[bytes]
+
+class Refiner:
+    """Finds records that are alike, and tries the difference. For one thread."""
+
+    def __new__(
+        cls,
+        leaned: MarkSet,
+        bases: Bases,
+        *,
+        level: int,
+        saving_min: float,
+        algorithm: str,
+    ) -> Refiner:
+        """``leaned`` are the records on which others lean: they stay as they are, and more are
+        marked as they come to be. A payload is given up for one that is smaller by the part
+        ``saving_min``, at least."""
+    def bytes(self) -> int:
+        """The memory of all super-features."""
+    def forget(self) -> None:
+        """Forget all chunks."""
+    def want(self, sketches: Buffer) -> None:
+        """Look for what is like these chunks from now on."""
+    def offer(self, first_id: int, sketches: Buffer, table: Buffer, *, seed: int) -> None:
+        """Let the live records of a part of a table, which begins with the entry of
+        ``first_id``, be leaned on."""
+    def refine(
+        self,
+        *,
+        ids: Buffer,
+        codecs: Buffer,
+        raw_lengths: Buffer,
+        checksums: Buffer,
+        fingerprints: Buffer,
+        lengths: Buffer,
+        payloads: Buffer,
+        sketches: Buffer,
+    ) -> Refined:
+        """New payloads for records, in order. Those that keep theirs may be leaned on by later
+        ones.
+
+        Every new payload was decoded, and has given the bytes of the record's fingerprint.
+        """

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dedupd.config.policy import Policy
-from dedupd.config.schedule import Schedule
+from dedupd.config.policy import Policy, RefineMode
+from dedupd.config.schedule import Off, Schedule
 from dedupd.errors import UsageError
 from dedupd.service.scheduler import TaskName
 
@@ -32,6 +32,7 @@ TASKS: Mapping[TaskName, Task] = {
     "scrub": Task("scrub", "looks for damage"),
     "full_scrub": Task("scrub", "checks every byte", ("--full",)),
     "throughput": Task("optimize", "throughput: at full speed", eager=True),
+    "refine": Task("refine", "makes smaller what is cold"),
     "background": Task("optimize", "background: gives way to users"),
 }
 """In the order in which they go first. Each has its schedule in the policy."""
@@ -39,7 +40,8 @@ TASKS: Mapping[TaskName, Task] = {
 
 def schedules(policy: Policy) -> dict[TaskName, Schedule]:
     """When each task runs, by the policy."""
-    return {name: getattr(policy, f"schedule_{name}") for name in TASKS}
+    wanted = {name: getattr(policy, f"schedule_{name}") for name in TASKS}
+    return wanted if policy.refine is not RefineMode.OFF else wanted | {"refine": Off()}
 
 
 _ANY = frozenset({"for", "cores"})
@@ -47,6 +49,7 @@ _ANY = frozenset({"for", "cores"})
 JOBS: Mapping[str, frozenset[str]] = {
     "optimize": _ANY | {"min_age", "min_age_at_most", "memory", "rate"},
     "reconcile": _ANY | {"strategy", "memory"},
+    "refine": _ANY | {"mode", "memory", "rate"},
     "gc": _ANY | {"full", "all_garbage"},
     "compact": _ANY | {"rate"},
     "scrub": _ANY | {"full", "rate", "share", "report_only"},

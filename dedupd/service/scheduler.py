@@ -12,7 +12,9 @@ from typing import Literal
 
 from dedupd.config.schedule import Calendar, Every, Off, Schedule
 
-TaskName = Literal["reconcile", "gc", "compact", "scrub", "full_scrub", "throughput", "background"]
+TaskName = Literal[
+    "reconcile", "gc", "compact", "scrub", "full_scrub", "throughput", "refine", "background"
+]
 
 RETRY_S_MIN = 60.0
 RETRY_S_MAX = 86400.0

@@ -10,16 +10,22 @@ from typing import TypeVar
 
 from dedupd import native
 from dedupd.errors import DamagedChunk, DamagedContainer
-from dedupd.format.container import Kind, Record, RecordKind
+from dedupd.format.container import Codec, Kind, Record, RecordKind
 from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.recipe import fingerprint_check
-from dedupd.format.table import State
+from dedupd.format.table import State, TableEntry
+from dedupd.store.container.bases import Bases
 from dedupd.store.container.container import Container
+from dedupd.store.encoded_records import encoded_alone
 from dedupd.store.forwards import FORWARDS_MAX
 from dedupd.store.second_copies import CopyReader
+from dedupd.units import MIB
 
 CONTAINERS_OPEN_MAX = 256
 """Two descriptors each: well below the usual limit of 1,024."""
+
+BASES_BYTES = 32 * MIB
+"""Of decoded records on which others lean, kept for their neighbours."""
 
 _OF_THE_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing about the record that was to be read."""
@@ -50,12 +56,17 @@ class RecordReader:
         self._lock = threading.Lock()
         self._copies = copies
         self._on_damage = on_damage
+        self._bases = Bases(
+            native.store.Bases(self._dir_fd, volume_id, BASES_BYTES), self._read_base
+        )
+        self._base = threading.local()
 
     def close(self) -> None:
         with self._lock:
             for container in self._open.values():
                 container.close()
             self._open.clear()
+        del self._bases  # which leads back here, and has files open
         os.close(self._dir_fd)
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
@@ -116,12 +127,36 @@ class RecordReader:
         entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
         return entry is not None and entry.state == State.LIVE
 
-    def read_stored(self, record_id: int) -> tuple[Record, bytes]:
-        """The record itself, as it is stored, verified with its fingerprint: see ``Container``.
+    def _read_base(self, record_id: int) -> bytes:
+        """The raw bytes of a record that others lean on. Raises DamagedContainer, OSError."""
+        raw = self._bases.native.raw(record_id)
+        if raw is not None:
+            return raw
+        if getattr(self._base, "is_read", False):
+            raise DamagedChunk(f"record {show_id(record_id)} is the base of a base", record_id)
+        self._base.is_read = True
+        try:
+            return self.read(record_id)[1]
+        finally:
+            self._base.is_read = False
+
+    def read_itself(self, record_id: int) -> tuple[Record, bytes]:
+        """The record itself, whatever its state, and its raw bytes, with the fingerprint compared.
 
         Raises DamagedContainer, OSError.
         """
-        return self._get(record_id, Container.read_stored)
+        return self._get(record_id, Container.read_own)
+
+    def read_alone(self, record_id: int) -> tuple[Record, bytes]:
+        """The record itself, with a payload that leans on no other record, verified with its
+        fingerprint: as it is stored, if it is like that.
+
+        Raises DamagedContainer, OSError.
+        """
+        record, payload = self._get(record_id, Container.read_stored)
+        if record.codec <= Codec.ZSTD:
+            return record, payload
+        return encoded_alone(self.read_itself(record_id)[1], record.fingerprint)
 
     def offers(self, record_id: int, length: int, check: int) -> bool:
         """Whether the table offers a record, of this length and check, to more files.
@@ -131,15 +166,22 @@ class RecordReader:
         """
         entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
         return (
-            entry is not None
-            and entry.state == State.LIVE
+            self._is_offered(entry)
+            and entry is not None
             and (entry.raw_length, fingerprint_check(entry.fingerprint)) == (length, check)
         )
 
     def offers_all(self, record_id: int, fingerprint: bytes) -> bool:
         """As :meth:`offers`, with the whole fingerprint. Raises DamagedContainer."""
         entry = self._acquire(container_of(record_id)).entry(ordinal_of(record_id))
-        return entry is not None and entry.state == State.LIVE and entry.fingerprint == fingerprint
+        is_same = entry is not None and entry.fingerprint == fingerprint
+        return is_same and self._is_offered(entry)
+
+    def _is_offered(self, entry: TableEntry | None) -> bool:
+        """Whether a record is live, and what it leans on is, too."""
+        if entry is None or entry.state != State.LIVE:
+            return False
+        return not entry.leans or (entry.base > 0 and self._bases.native.is_live(entry.base))
 
     def _forwarded(
         self,
@@ -235,7 +277,9 @@ class RecordReader:
         A reader that is in the middle of one goes on with it to the end.
         """
         with self._lock:
+            numbers = list(numbers)
             dropped = [self._open.pop(number, None) for number in numbers]
+        self._bases.native.drop(numbers)
         # Closing a file of a gigabyte that has no name any more takes a while: not under the lock.
         dropped.clear()
 
@@ -249,7 +293,9 @@ class RecordReader:
         with self._lock:
             container = self._open.get(number)
             if container is None:
-                container = Container(self._dir_fd, self._kind, number, self._volume_id)
+                container = Container(
+                    self._dir_fd, self._kind, number, self._volume_id, self._bases
+                )
                 self._open[number] = container
                 if len(self._open) > CONTAINERS_OPEN_MAX:
                     # Dropped, not closed: another thread may be reading it.

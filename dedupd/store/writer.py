@@ -53,21 +53,6 @@ class NewRecords(NamedTuple):
     hints: "bytes | array[int]"
 
 
-def encode_records(
-    data: bytes, starts: "array[int]", lengths: "array[int]"
-) -> native.codec.Encoded:
-    """Records of recipes, and of repaired chunks, compressed: the level is no matter of policy."""
-    return native.codec.encode(
-        data,
-        starts,
-        lengths,
-        level=3,
-        saving_min=0.05,
-        header_bytes=fmt.RECORD_HEADER_BYTES,
-        align_bytes=fmt.ALIGN_BYTES,
-    )
-
-
 @dataclass(slots=True)
 class _Open:
     """The container that grows."""

@@ -45,6 +45,9 @@ class HintKey(enum.StrEnum):
     nothing has changed."""
     SCRUB_PROGRESS = "scrub/progress"
     """How far a full scrub is. Without it a full scrub begins at the beginning."""
+    REFINED = "refined/"
+    """How many records of a container a refine run has looked at, by its number, and how closely. A
+    loss has the next one look again."""
     REPAIRS = "repair/"
     """Damaged records that readers met. Without a note the next scrub finds them in its turn."""
 

@@ -11,7 +11,7 @@ from dedupd.errors import FileChanged
 from dedupd.format.container import RECORD_HEADER_BYTES
 from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
-from dedupd.store.writer import encode_records
+from dedupd.store.encoded_records import encode_records
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.extents import has_unwritten
 from dedupd.system.files import data_ranges

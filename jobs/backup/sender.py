@@ -386,7 +386,7 @@ class Sender:
         assert row is not None
         if row.chunk:
             try:
-                record, payload = self._volume.chunk_records.read_stored(row.chunk)
+                record, payload = self._volume.chunk_records.read_alone(row.chunk)
                 if record.codec in (Codec.RAW, Codec.ZSTD) and record.kind != RecordKind.FORWARD:
                     head = record.fingerprint + payload
                     return Frame(FrameKind.CHUNK, record.codec, record.raw_length, head)

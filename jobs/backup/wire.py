@@ -10,7 +10,7 @@ from dedupd.errors import Damaged, DedupdError
 from dedupd.format import stream
 from dedupd.format.container import RECORD_HEADER_BYTES
 from dedupd.format.stream import Frame, FrameKind
-from dedupd.store.writer import encode_records
+from dedupd.store.encoded_records import encode_records
 from dedupd.units import MIB
 
 _BUFFER_BYTES = 1 * MIB

@@ -11,6 +11,7 @@ class Invariant(enum.StrEnum):
     CONTAINER_RECORDS = "container-records"
     RECORD_PAYLOAD = "record-payload"
     RECORD_FINGERPRINT = "record-fingerprint"
+    DELTA_BASE = "delta-base"
     TABLE_AGREES = "table-agrees"
     MERGED_TARGET = "merged-target"
     MERGE_ENDS = "merge-ends"
@@ -37,6 +38,7 @@ INVARIANTS = {
     ),
     Invariant.RECORD_PAYLOAD: "every payload matches its checksum and decodes to its raw length",
     Invariant.RECORD_FINGERPRINT: "every payload's raw bytes have the fingerprint in the header",
+    Invariant.DELTA_BASE: "every chunk that a live one leans on is there, and leans on none",
     Invariant.TABLE_AGREES: "the redirection table says what the records say",
     Invariant.MERGED_TARGET: "every merged entry leads to a chunk of the same fingerprint",
     Invariant.MERGE_ENDS: "every row of merged entries ends at a record that was not merged",

@@ -20,7 +20,7 @@ _WITHOUT_BYTES = frozenset((tbl.State.QUARANTINED, tbl.State.MERGED, tbl.State.T
 _GONE = frozenset((tbl.State.MERGED, tbl.State.TOMBSTONE))
 """States in which nothing asks for the bytes of a record any more."""
 
-INTACT, _PAYLOAD = 0, 1
+INTACT, _PAYLOAD, _, WITHOUT_BASE = range(4)
 """Verdicts of the native check of a record (``CheckedRecords.statuses``)."""
 
 
@@ -88,9 +88,15 @@ class RecordCheck:
     what went astray may lie in the midst of another record, or claim to be longer than it is.
     """
 
-    def __init__(self, entries: UncheckedEntries, expected: int = 0) -> None:
+    def __init__(
+        self,
+        entries: UncheckedEntries,
+        expected: int = 0,
+        bases: native.store.Bases | None = None,
+    ) -> None:
         self.entries = entries
         self.seed = entries.seed
+        self.bases = bases
         self.gaps: list[Gap] = []
         self.is_in_order = True
         self._displaced: list[tuple[Row, int]] = []
@@ -103,6 +109,8 @@ class RecordCheck:
         self.records = 0
         self.raw_bytes = 0
         self.quarantined_intact: list[int] = []
+        self.without_base: list[int] = []
+        """Live records whose own bytes are sound, and that lean on one that cannot be read."""
 
     def skip(self, passed: Passed) -> None:
         """The records up to a place are what the table says."""
@@ -148,7 +156,7 @@ class RecordCheck:
 
     def _compare(self, row: Row, ordinal: int) -> Iterator[Problem]:
         said, at = self._said(ordinal), row.entry.offset
-        if row.status != INTACT:
+        if not _is_sound(row):
             self.damaged[at] = at + fmt.record_size(row.entry.stored_length)
             self.is_in_order = False
         if said is not None and said.offset != at:
@@ -157,7 +165,7 @@ class RecordCheck:
             return
         if ordinal < len(self._seen):
             self._seen[ordinal] = 1
-        if row.status != INTACT:
+        if not _is_sound(row):
             self._damaged.add(ordinal)
             self._hit.append((at, self.damaged[at]))
         yield from self._judge(row, ordinal)
@@ -177,13 +185,17 @@ class RecordCheck:
             if said.state == tbl.State.QUARANTINED and row.status == INTACT:
                 self.quarantined_intact.append(ordinal)
             return
+        if row.status == WITHOUT_BASE:
+            if said is not None and said.state == tbl.State.LIVE:
+                self.without_base.append(ordinal)
+            return
         yield from _damage(row, ordinal)
 
     def _judge_displaced(self) -> Iterator[Problem]:
         """The problems of records that lie elsewhere than the table says."""
         for row, ordinal in self._displaced:
             is_hit = ordinal in self._damaged
-            if row.status != INTACT:
+            if not _is_sound(row):
                 # Its length may be a lie: only its header is sure to lie here.
                 self._add_gap(row, fmt.RECORD_HEADER_BYTES)
             elif self._is_gone(row, ordinal) or (self._seen[ordinal] and not is_hit):
@@ -257,13 +269,13 @@ def check_all(
     offset = start
     while offset < end:
         place = RecordPosition(check.expected, offset)
-        passed = reader.pass_on(fd, check.entries, place, end, bytes_max)
+        passed = reader.pass_on(fd, check.entries, place, end, bytes_max, check.bases)
         if passed.to.offset > offset:
             check.skip(passed)
             offset = passed.to.offset
             yield offset, None, []
             continue
-        with closing(reader.read(fd, check.seed, offset, end)) as items:
+        with closing(reader.read(fd, check.seed, offset, end, check.bases)) as items:
             for item in items:
                 offset = item.end
                 yield offset, item, list(check.take(item))
@@ -317,6 +329,11 @@ def agrees(said: tbl.TableEntry, row: Row) -> bool:
 def record_fields(entry: tbl.TableEntry) -> tuple[bytes, int, int, int, int]:
     """The part of an entry that describes its record, whatever the state of the chunk."""
     return entry.fingerprint, entry.offset, entry.stored_length, entry.raw_length, entry.codec
+
+
+def _is_sound(row: Row) -> bool:
+    """Whether the record's own bytes are intact, whatever became of the one that it leans on."""
+    return row.status in (INTACT, WITHOUT_BASE)
 
 
 def _damage(row: Row, ordinal: int) -> Iterator[Problem]:

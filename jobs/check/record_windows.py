@@ -66,6 +66,7 @@ class WindowReader:
         self._algorithm = algorithm
         self._threads = threads
         self._pace = pace
+        self._bases: native.store.Bases | None = None
         self._buffers = [new_buffer(HEADROOM_BYTES + WINDOW_BYTES) for _ in range(2)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reader")
 
@@ -79,6 +80,7 @@ class WindowReader:
         place: RecordPosition,
         end: int,
         bytes_max: int,
+        bases: native.store.Bases | None = None,
     ) -> Passed:
         """How far, from a place on, every record is intact and as its table's entry says.
 
@@ -98,6 +100,7 @@ class WindowReader:
                 bytes_max=planned,
                 algorithm=self._algorithm,
                 threads=self._threads,
+                bases=bases,
             )
         except OSError as error:
             if error.errno not in UNREADABLE:
@@ -108,9 +111,15 @@ class WindowReader:
         return Passed(to, passed.records, passed.raw_bytes)
 
     def read(
-        self, fd: int, seed: int, start: int, end: int
+        self,
+        fd: int,
+        seed: int,
+        start: int,
+        end: int,
+        bases: native.store.Bases | None = None,
     ) -> Generator[RecordWindow | Gap, None, None]:
         """The records between two offsets, in order, and the gaps between them. Raises OSError."""
+        self._bases = bases
         # Read from the disk: the page cache may have these bytes from before the damage.
         os.posix_fadvise(fd, start & -mmap.PAGESIZE, WINDOW_BYTES, os.POSIX_FADV_DONTNEED)
         position = start
@@ -169,7 +178,12 @@ class WindowReader:
         self, data: "memoryview | bytes", seed: int, offset: int
     ) -> native.store.CheckedRecords:
         return native.store.check_records(
-            data, seed=seed, offset=offset, algorithm=self._algorithm, threads=self._threads
+            data,
+            seed=seed,
+            offset=offset,
+            algorithm=self._algorithm,
+            threads=self._threads,
+            bases=self._bases,
         )
 
     def _single(self, fd: int, seed: int, found: "_Next") -> RecordWindow:

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dedupd import native
 from dedupd.errors import Damaged, DamagedTable
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
@@ -19,6 +20,7 @@ from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import OF_FILES, Finding, Invariant
+from jobs.check.leaning import count_dependants, without_base
 from jobs.check.losses import losses
 from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
 from jobs.check.record_census import RecordCensus
@@ -78,6 +80,7 @@ class Verify(Job[VerifyReport]):
         super().__init__(volume, run, VerifyReport())
         self._throttle = Throttle(bytes_per_s, run.wait)
         self._known = {kind: RecordCensus() for kind in fmt.COPIES_OF}
+        self._without_base: list[int] = []
         self._copied: dict[fmt.Kind, dict[int, dict[int, set[bytes]]]] = {
             kind: {} for kind in fmt.COPIES_OF
         }
@@ -100,6 +103,7 @@ class Verify(Job[VerifyReport]):
         for kind, known in self._known.items():
             report.findings += check_partitions(self._volume, self._run, kind)
             report.findings += check_merges(known, self._run)
+        self._check_bases()
         report.findings += check_set(self._volume, self._run)
         report.findings += check_log(self._volume)
         self._check_tree()
@@ -167,6 +171,30 @@ class Verify(Job[VerifyReport]):
                 detail = "its second copy has other bytes"
                 self._find(Invariant.COPY_AGREES, show_id(make_id(number, ordinal)), detail)
 
+    def _check_bases(self) -> None:
+        """What leans on a chunk that is not there is not there either."""
+        known = self._known[fmt.Kind.CHUNKS]
+        gone = {
+            one.record_id
+            for one in without_base(self._volume, self._run, known)
+            if one.entry.state == tbl.State.LIVE
+        }
+        wrong = {one for one in self._without_base if not self._has_second_copy_of_base(one)}
+        for record_id in sorted(gone | wrong):
+            known.forget(record_id)
+            detail = "what it leans on cannot be read"
+            self._find(Invariant.DELTA_BASE, show_id(record_id), detail)
+
+    def _has_second_copy_of_base(self, record_id: int) -> bool:
+        """Whether what a record leans on is there as a second copy alone."""
+        known = self._known[fmt.Kind.CHUNKS]
+        with self._volume.containers(fmt.Kind.CHUNKS) as directory:
+            try:
+                base = directory.base_of(record_id, directory.entry(record_id))
+            except (Damaged, OSError):
+                return False
+        return known.is_there(base) and not known.is_primary(known.end_of(base))
+
     def _check_container(
         self, directory: ContainerDirectory, number: int, windows: WindowReader
     ) -> CheckedTable | None:
@@ -194,7 +222,8 @@ class Verify(Job[VerifyReport]):
                 self._check_end(fd, header, mark, size, where)
             except DamagedTable as error:
                 self._find(Invariant.TABLE_AGREES, where, str(error))
-            return self._check_records(fd, header, entries, end, windows, where)
+            bases = directory.bases.native
+            return self._check_records(fd, header, entries, end, windows, where, bases)
 
     def _check_end(
         self, fd: int, header: fmt.FileHeader, mark: tbl.TableHeader, size: int, where: str
@@ -218,9 +247,10 @@ class Verify(Job[VerifyReport]):
         end: int,
         windows: WindowReader,
         where: str,
+        bases: native.store.Bases,
     ) -> CheckedTable:
         """Check the records. Where there is no table, its entries are those that records imply."""
-        check = RecordCheck(entries)
+        check = RecordCheck(entries, bases=bases)
         found = CheckedTable(entries)
         start = fmt.FILE_HEADER_BYTES
         for _, item, problems in check_all(windows, fd, check, start, end, PORTION_BYTES):
@@ -231,6 +261,7 @@ class Verify(Job[VerifyReport]):
                 self._problem(problem, where, found)
         for problem in check.finish():
             self._problem(problem, where, found)
+        self._without_base += [make_id(header.container, one) for one in check.without_base]
         self._report.records += check.records
         self._report.stored_bytes += end - fmt.FILE_HEADER_BYTES
         return found
@@ -255,6 +286,7 @@ class Verify(Job[VerifyReport]):
         self._run.update(phase="stubs", done=0, total=0)
         nodes = self._known[fmt.Kind.RECIPES]
         tree = ReferenceWalk(self._volume, self._run, chunks, nodes, is_exact=True).walk()
+        count_dependants(self._volume, self._run, chunks)
         report.stubs, report.plain_files = tree.stubs, tree.plain_files
         report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled
         report.findings += tree.findings

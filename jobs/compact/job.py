@@ -9,10 +9,9 @@ from dedupd import native
 from dedupd.config.policy import SharedExtents
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.format.container import Kind, seed_of
-from dedupd.format.ids import show_id
 from dedupd.store.container.compaction import compact, release, remove_remains
 from dedupd.store.container.container import container_name, data_name
-from dedupd.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.punching import allocated_bytes
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
@@ -21,9 +20,9 @@ from dedupd.system.files import opened
 from dedupd.units import format_size
 from dedupd.volume.volume import Volume
 from jobs.compact.in_place import InPlace, tell_readers
+from jobs.compact.rewriting import keep_last_bytes
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
-from jobs.reconcile.forwarded_records import MergedBytes
 
 
 @dataclass(slots=True)
@@ -203,7 +202,7 @@ class Compact(Job[CompactReport]):
             old_fd = os.open(data_name(number), flags, dir_fd=directory.fd)
             stack.callback(os.close, old_fd)
             try:
-                self._keep_last_bytes(directory, state)
+                keep_last_bytes(volume, run, directory, state)
                 if weight.is_dead and len(state.entries.data) > self._room.left_bytes:
                     state = release(directory, state)
                 size = compact(directory, state, lambda done: self._step(before + done))
@@ -217,20 +216,6 @@ class Compact(Job[CompactReport]):
                 return
             report.freed_bytes += weight.size_bytes - size
             tell_readers(volume, kind, number)
-
-    def _keep_last_bytes(self, directory: ContainerDirectory, state: Recovered) -> None:
-        """Raises DamagedChunk where a merged record has the only bytes left: the record that it
-        leads to was lost since, and readers and scrub use its own."""
-        number, algorithm = state.header.container, self._volume.parameters.fingerprint
-        merged = MergedBytes(self._run, OpenContainers(directory), algorithm)
-        found = merged.first_needed(state)
-        if found is not None:
-            needed, lost = found
-            raise DamagedChunk(
-                f"{data_name(number).decode()}: what record {show_id(needed)} was merged into is"
-                " damaged, so the container stays as it is; run scrub",
-                lost,
-            )
 
     def _step(self, done: int) -> None:
         self._run.update(done=done)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dedupd import native
-from dedupd.errors import NoStubs
+from dedupd.errors import Damaged, NoStubs
 from dedupd.failpoint import define, reach
 from dedupd.format import table as tbl
 from dedupd.format.container import COPIES_OF, Kind
@@ -18,9 +18,10 @@ from dedupd.format.ids import show_id
 from dedupd.format.table import State
 from dedupd.replica.replica import refuse_unfinished
 from dedupd.store import saved_marks
+from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.record_states import set_entries
 from dedupd.store.container.table_file import LOST
-from dedupd.store.container.table_scan import TableScan
+from dedupd.store.container.table_scan import TableBlock, TableScan
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.units import counted
 from dedupd.volume.hints import HintKey
@@ -141,6 +142,8 @@ class Gc(Job[GcReport]):
             self._follow(kind, marks[kind])
             if self._mark_twins(kind, marks[kind]):
                 self._follow(kind, marks[kind])
+            while self._mark_bases(kind, marks[kind]):
+                self._follow(kind, marks[kind])
             self._tell_strays(kind, marks[kind])
         for kind, copies in COPIES_OF.items():
             self._mark_copies(copies, marks[kind], marks[copies])
@@ -227,6 +230,37 @@ class Gc(Job[GcReport]):
             marks.add(block.first_id + at for at in twins)
         return marks.count() > before
 
+    def _mark_bases(self, kind: Kind, marks: Marks) -> bool:
+        """Mark the records that marked ones lean on, whatever their state: a merged or quarantined
+        one may be read by its own bytes yet. Returns whether any was not marked before."""
+        found_any = False
+        directory = self._tables[kind].directory
+        for block in self._tables[kind].blocks():
+            leaned = marks.native.lean(block.first_id, block.entries)
+            marks.note_strays(leaned.strays)
+            found_any |= leaned.found_any
+            for at in memoryview(leaned.unknown).cast("I"):
+                base = self._told_base(directory, block, at)
+                if base and base not in marks:
+                    found_any |= marks.knows(base)
+                    marks.add((base,))
+        return found_any
+
+    def _told_base(self, directory: ContainerDirectory, block: TableBlock, at: int) -> int:
+        """What a record leans on whose entry does not say it; 0, with a finding, where its header
+        does not either."""
+        record_id, entry = block.first_id + at, block.entry(at)
+        try:
+            base = directory.base_of(record_id, entry) if entry is not None else 0
+        except (Damaged, OSError):
+            base = 0
+        if not base:
+            self._run.findings.add(
+                f"chunk {show_id(record_id)} leans on another, and its header cannot be read; what"
+                " it leans on stays; run scrub"
+            )
+        return base
+
     def _lost_fingerprints(self, kind: Kind, marks: Marks) -> Iterator[bytes]:
         """Those of marked records that are quarantined, as far as they are known."""
         for block in self._tables[kind].blocks():
@@ -264,30 +298,43 @@ class Gc(Job[GcReport]):
             tables = self._tables[kind]
             total = len(tables.shapes)
             self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=total)
-            for done, number in enumerate(tables.shapes):
-                self._run.safe_point()
-                self._sweep_container(tables, number, memoryview(marks[kind].bits(number)))
-                self._run.update(done=done + 1)
+            # What leans on another goes first: so nothing live ever leans on an orphan.
+            for leaning in (True, False):
+                for done, number in enumerate(tables.shapes):
+                    self._run.safe_point()
+                    bits = memoryview(marks[kind].bits(number))
+                    self._sweep_container(tables, number, bits, leaning=leaning)
+                    self._run.update(done=done + 1)
 
-    def _sweep_container(self, tables: TableScan, number: int, bits: memoryview) -> None:
+    def _sweep_container(
+        self, tables: TableScan, number: int, bits: memoryview, *, leaning: bool
+    ) -> None:
+        """Sweep the records of a container that lean on others, or those that do not."""
+        changed_any = False
         for block in tables.blocks([tables.whole(number)]):
             places, orphans = native.upkeep.misfits(block.entries, bits[block.first // 8 :])
-            self._report.orphans_before += orphans
+            self._report.orphans_before += orphans if not leaning else 0
             changes: dict[int, tbl.TableEntry] = {}
             for at in memoryview(places).cast("I"):
                 entry = block.entry(at)
-                if entry is not None:
-                    changes[block.first + at] = self._swept(entry, tables.directory.kind)
+                if entry is not None and entry.leans == leaning:
+                    record_id = block.first_id + at
+                    changes[block.first + at] = self._swept(entry, record_id, tables.directory)
+            changed_any |= bool(changes)
             if changes and not self._dry_run:
                 set_entries(tables.directory, block.header, changes)
-        reach(_SWEPT)
+        if changed_any or not leaning:
+            reach(_SWEPT)
 
-    def _swept(self, entry: tbl.TableEntry, kind: Kind) -> tbl.TableEntry:
+    def _swept(
+        self, entry: tbl.TableEntry, record_id: int, directory: ContainerDirectory
+    ) -> tbl.TableEntry:
         """The new entry of a record whose state does not fit its mark."""
-        report = self._report
+        report, kind = self._report, directory.kind
         if entry.state == State.ORPHANED:
             report.revived += 1
-            return entry._replace(state=State.LIVE, target=0)
+            base = directory.base_of(record_id, entry) if entry.leans else 0
+            return entry._replace(state=State.LIVE, target=base)
         if entry.state == State.LIVE:
             report.orphaned_chunks += kind is Kind.CHUNKS
             report.orphaned_recipes += kind is Kind.RECIPES

@@ -37,6 +37,7 @@ class BytesCheck(NamedTuple):
             offset=self.entry.offset,
             algorithm=self.algorithm,
             threads=1,
+            bases=None if self.container.bases is None else self.container.bases.native,
         )
         return (
             list(found.statuses) == [INTACT]

@@ -87,7 +87,7 @@ class Merging:
 
     def _merge(self, pairs: list[tuple[int, int]]) -> None:
         """Let the first of each pair lead to the second, where that is right."""
-        wanted = [(own, into) for own, into in pairs if self._are_equal(own, into)]
+        wanted = [self._turned(own, into) for own, into in pairs if self._are_equal(own, into)]
         intact = self._intact({into for _, into in wanted})
         changes: dict[int, tbl.TableEntry] = {}
         for own, into in wanted:
@@ -99,12 +99,21 @@ class Merging:
                 self.merged.stored_bytes += entry.stored_length
                 self.merged.raw_bytes += entry.raw_length
         set_states(self._directory, changes)
+        kept = {into for _, into in wanted if into in intact}
         for own, _ in pairs:
-            if own not in changes and self._is_live(own):
+            if own not in changes and own not in kept and self._is_live(own):
                 self.merged.left += 1
                 number = container_of(own)
                 self._left[number] = min(self._left.get(number, own), ordinal_of(own))
         reach(_MERGED)
+
+    def _turned(self, own: int, into: int) -> tuple[int, int]:
+        """Of two equal chunks the one that is to lead to the other, and that one. Nothing is merged
+        into a chunk that leans on another, because it may be leaned on itself; then that one leads
+        to it, and leaves the reconciled set to it."""
+        first, second = self._containers.entry(own), self._containers.entry(into)
+        is_turned = first is not None and second is not None and second.leans and not first.leans
+        return (into, own) if is_turned else (own, into)
 
     def _is_live(self, record_id: int) -> bool:
         entry = self._containers.entry(record_id)

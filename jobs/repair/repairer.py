@@ -5,7 +5,6 @@ still holds the bytes. A record that none of them has is left to the next optimi
 (``jobs/repair/returning_records.py``).
 """
 
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -19,8 +18,9 @@ from dedupd.format.recipe import fingerprint_check
 from dedupd.format.table_columns import UncheckedEntries
 from dedupd.store.container.record_states import set_states
 from dedupd.store.container.table_file import LOST
+from dedupd.store.encoded_records import encoded_alone
 from dedupd.store.second_copies import GROUP_BYTES
-from dedupd.store.writer import ContainerWriter, encode_records
+from dedupd.store.writer import ContainerWriter
 from dedupd.volume.volume import Volume
 from jobs.check.record_census import RecordCensus
 from jobs.check.references import Missing
@@ -94,16 +94,20 @@ class Repair:
                 wanted.setdefault(lost.fingerprint, []).append(record_id)
         found: dict[int, tbl.TableEntry] = {}
         revived: dict[int, tbl.TableEntry] = {}
+        leaning: dict[int, int] = {}
         for number, entries in self._tables() if self.lost else ():
             for ordinal, entry in self._run.checked(enumerate(entries)):
                 if entry is None or entry.state not in tbl.USABLE:
                     continue
                 is_orphan = entry.state == tbl.State.ORPHANED
                 # A repaired record names what it repeats: so forwards outlive their tables.
-                named = () if is_orphan else (entry.target,)
+                named = () if is_orphan or entry.leans else (entry.target,)
                 for old in {*wanted.get(entry.fingerprint, ()), *named}:
                     own = make_id(number, ordinal)
                     if self.is_wanted(old, entry.fingerprint) and self._is_intact(own, entry):
+                        if entry.leans:
+                            leaning[old] = own
+                            continue
                         found[old] = self._merged(old, own, entry.fingerprint, entry.raw_length)
                         if is_orphan:
                             revived[own] = entry._replace(state=tbl.State.LIVE, target=0)
@@ -111,6 +115,17 @@ class Repair:
         set_states(self._directory, revived)
         self._merge(found)
         self.repaired.from_twin += len(found)
+        self._from_leaning({old: own for old, own in leaning.items() if old not in found})
+
+    def _from_leaning(self, twins: dict[int, int]) -> None:
+        """Write lost records again, from others that lean on a third one: what was lost may be
+        leaned on itself, and so leads to none of these."""
+        for old, own in twins.items():
+            self._run.safe_point()
+            found = self._stored(own)
+            if found is not None and self.is_wanted(old, found[0].fingerprint):
+                self._add(old, *found)
+        self.repaired.from_twin += self.flush()
 
     def _is_intact(self, record_id: int, entry: tbl.TableEntry) -> bool:
         try:
@@ -152,20 +167,13 @@ class Repair:
     def _stored(self, record_id: int) -> tuple[fmt.Record, bytes] | None:
         """A record's own bytes, whatever became of it, or those of its second copy."""
         try:
-            return self._reader.read_stored(record_id)
+            return self._reader.read_alone(record_id)
         except (Damaged, OSError):
             return self._copies.read_stored(record_id)
 
     def from_bytes(self, record_ids: Iterable[int], raw: bytes, fingerprint: bytes) -> None:
         """Write lost records again, from bytes that have their fingerprint. Raises NoSpace."""
-        lengths = array("I", [len(raw)])
-        encoded = encode_records(raw, array("I", [0]), lengths)
-        stored = memoryview(encoded.stored_lengths).cast("I")[0]
-        payload = bytes(memoryview(encoded)[fmt.RECORD_HEADER_BYTES :][:stored])
-        record = fmt.Record(
-            *(0, fmt.RecordKind.COPY, encoded.codecs[0], len(raw), stored, 0),
-            *(fingerprint, 0, memoryview(encoded.checksums).cast("Q")[0]),
-        )
+        record, payload = encoded_alone(raw, fingerprint)
         for record_id in record_ids:
             self._add(record_id, record, payload)
             self.repaired.from_file += 1

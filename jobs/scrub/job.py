@@ -8,14 +8,19 @@ Users keep working meanwhile.
 
 import enum
 from collections import Counter
+from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from dedupd import native
 from dedupd.errors import Damaged, DamagedTable, NoSpace
+from dedupd.failpoint import reach
 from dedupd.format import container as fmt
-from dedupd.format.ids import container_of, ordinal_of
+from dedupd.format import table as tbl
+from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import container_numbers, last_number, table_numbers
+from dedupd.store.container.record_states import set_states
 from dedupd.store.container.recovery import is_unfinished
 from dedupd.store.container.rescue import mend
 from dedupd.store.container.table_file import Recovered, load_table
@@ -26,6 +31,7 @@ from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import Finding, Invariant
+from jobs.check.leaning import count_dependants, without_base
 from jobs.check.losses import Loss, losses
 from jobs.check.record_census import RecordCensus
 from jobs.check.references import References, ReferenceWalk
@@ -34,7 +40,7 @@ from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
 from jobs.repair.file_search import FileSearch
 from jobs.repair.repairer import Repair, Repaired
-from jobs.scrub.record_scrub import RecordScrub, ScrubbedStore
+from jobs.scrub.record_scrub import QUARANTINED, RecordScrub, ScrubbedStore
 from jobs.scrub.redundancy import Copied, Redundancy
 
 FINDINGS_KEPT_MAX = 1000
@@ -240,6 +246,27 @@ class Scrub(Job[ScrubReport]):
             copies = all_copies(directory.fd, kind, self._volume.space.volume_id)
             for copy in self._run.checked(copies):
                 self._known[of].add_copy(copy.entry)
+        self._take_out(check.without_base)
+
+    def _take_out(self, found: list[int]) -> None:
+        """Count chunks as lost of which the base is: those that are known to lean on such a one,
+        and those of ``found`` whose base is there, and yet of no use. Raises Cancelled."""
+        known = self._known[fmt.Kind.CHUNKS]
+        for delta in without_base(self._volume, self._run, known):
+            if delta.record_id not in known.lost:
+                lost = delta.entry._replace(state=tbl.State.QUARANTINED)
+                known.add(delta.record_id, lost)
+                where = show_id(delta.record_id)
+                self._find(Invariant.DELTA_BASE, where, "what it leans on cannot be read")
+        directory = self._directories[fmt.Kind.CHUNKS]
+        for record_id in found:
+            entry = directory.entry(record_id)
+            if entry is None or record_id in known.lost:
+                continue
+            if known.is_primary(known.end_of(directory.base_of(record_id, entry))):
+                known.add(record_id, entry._replace(state=tbl.State.QUARANTINED))
+                detail = "what it leans on leans on another, or cannot be read"
+                self._find(Invariant.DELTA_BASE, show_id(record_id), detail)
 
     # --- the tree, repairs, copies -------------------------------------------------------------
 
@@ -259,8 +286,10 @@ class Scrub(Job[ScrubReport]):
         )
         if grown:
             self._recover_all()
+            self._take_out([])
             chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.RECIPES]
             self._references(chunks, nodes)
+        count_dependants(self._volume, self._run, self._known[fmt.Kind.CHUNKS])
         return tree
 
     def _references(self, chunks: RecordCensus, nodes: RecordCensus) -> References:
@@ -295,7 +324,7 @@ class Scrub(Job[ScrubReport]):
                 known = self._known[kind]
                 repair = Repair(self._volume, self._run, kind, writer, known, expected)
                 try:
-                    self._repair_kind(repair, tree, kind)
+                    self._repair_bases_first(repair, tree, kind)
                 finally:
                     repair.close()
             finally:
@@ -308,6 +337,51 @@ class Scrub(Job[ScrubReport]):
             "from the second copy": done.from_copy,
             "from a file": done.from_file,
         }
+
+    def _repair_bases_first(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
+        """Repair, and then what leans on others: with these, most of it is sound again."""
+        known, directory = self._known[kind], self._directories[kind]
+        leaning = {one: entry for one, entry in known.lost.items() if entry.leans}
+        for record_id in leaning:
+            del known.lost[record_id]
+        if known.lost:
+            self._repair_kind(repair, tree, kind)
+        for record_id, entry in leaning.items():
+            self._run.safe_point()
+            known.add(record_id, entry)
+            if self._is_sound_again(record_id, entry):
+                said = directory.entry(record_id)
+                if said is not None and said.state == tbl.State.QUARANTINED:
+                    base = directory.base_of(record_id, said)
+                    set_states(
+                        directory,
+                        {record_id: said._replace(state=tbl.State.LIVE, target=base)},
+                    )
+                    self._report.released += 1
+                known.add(record_id, entry._replace(state=tbl.State.LIVE))
+        if leaning.keys() & known.lost.keys():
+            self._repair_kind(repair, tree, kind)
+            self._quarantine(directory, leaning.keys() & known.lost.keys())
+
+    def _is_sound_again(self, record_id: int, entry: tbl.TableEntry) -> bool:
+        try:
+            _, raw = self._volume.chunk_records.read_itself(record_id)
+        except (Damaged, OSError):
+            return False
+        algorithm = self._volume.parameters.fingerprint
+        return native.hashing.fingerprint(raw, algorithm) == entry.fingerprint
+
+    def _quarantine(self, directory: ContainerDirectory, lost: Set[int]) -> None:
+        """Have the tables say that chunks are lost with those that they lean on: when optimize
+        meets their bytes again, it lets them lead there."""
+        changes: dict[int, tbl.TableEntry] = {}
+        for record_id in lost:
+            entry = directory.entry(record_id)
+            if entry is not None and entry.state == tbl.State.LIVE:
+                changes[record_id] = entry._replace(state=tbl.State.QUARANTINED)
+        set_states(directory, changes)
+        if changes:
+            reach(QUARANTINED)
 
     def _repair_kind(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
         repair.from_twins()

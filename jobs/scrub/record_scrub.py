@@ -35,7 +35,7 @@ from jobs.frame.pace import Throttle
 from jobs.frame.run import JobRun
 from jobs.scrub.progress import ScrubProgress
 
-_QUARANTINED = define("scrub.quarantined", "what was found about records is in their table")
+QUARANTINED = define("scrub.quarantined", "what was found about records is in their table")
 
 _METADATA = frozenset((fmt.Kind.RECIPES, fmt.Kind.RECIPE_COPIES))
 """Kinds that a quick run reads to the last byte: a lost recipe is a lost file."""
@@ -80,6 +80,7 @@ class RecordScrub:
         self.read_bytes = 0
         self.raw_bytes = 0
         self.released = 0
+        self.without_base: list[int] = []
         self.resumed = False
         self.left_bytes = 0
         """Of containers that were not looked at, once the share was reached."""
@@ -158,11 +159,12 @@ class RecordScrub:
         header: fmt.FileHeader,
         entries: UncheckedEntries,
     ) -> None:
-        check = RecordCheck(entries)
+        bases = directory.bases.native
+        check = RecordCheck(entries, bases=bases)
         start, end = fmt.FILE_HEADER_BYTES, os.fstat(fd).st_size
         begun = self.progress.within(directory.kind, header)
         if begun is not None:
-            start, check = begun[0], RecordCheck(entries, begun[1])
+            start, check = begun[0], RecordCheck(entries, begun[1], bases)
             self.resumed = True
         portion = self._throttle.portion(PORTION_BYTES, MIB)
         said = CheckedTable(entries)
@@ -175,6 +177,7 @@ class RecordScrub:
         if any(problem.ordinal < 0 for problem in problems):
             self._account_for_gap(directory, header.container, len(entries))
         self._release(directory, header, said, check.quarantined_intact)
+        self.without_base += [make_id(header.container, one) for one in check.without_base]
         self.records += check.records
         self.raw_bytes += check.raw_bytes
 
@@ -242,7 +245,7 @@ class RecordScrub:
             return
         by_id = {make_id(header.container, ordinal): e for ordinal, e in changes.items()}
         set_states(directory, by_id)
-        reach(_QUARANTINED)
+        reach(QUARANTINED)
         for record_id, entry in by_id.items():
             self._known[directory.kind].add(record_id, entry)
 

@@ -78,7 +78,7 @@ class Redundancy:
             if record_id in have:
                 continue
             try:
-                record, payload = self._records.read_stored(record_id)
+                record, payload = self._records.read_alone(record_id)
             except Damaged:
                 continue  # for the repair, which comes first, or for a full scrub to find
             self._throttle.take(len(payload))

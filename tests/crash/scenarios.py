@@ -385,6 +385,21 @@ def compact(scene: Scene) -> None:
     crash.compact_volume(scene.root, scene.disk)
 
 
+def refine(scene: Scene) -> None:
+    crash.refine_volume(scene.root, scene.disk)
+
+
+def refine_and_collect(scene: Scene) -> None:
+    """What is leaned on goes, and what leans on it, in one collection."""
+    crash.refine_volume(scene.root, scene.disk)
+    path = scene.root / ".dedupd/data/versions/2"
+    with opened(os.open(path.parent, os.O_RDONLY)) as dir_fd:
+        scene.history.removed.append((len(scene.disk.log), "versions/2"))
+        scene.disk.unlink(dir_fd, b"2")
+    crash.collect_garbage(scene.root, scene.disk)
+    crash.compact_volume(scene.root, scene.disk)
+
+
 def reconcile_and_compact(scene: Scene) -> None:
     """What was merged may not be durable yet when its bytes go."""
     crash.reconcile_volume(scene.root, scene.disk)
@@ -425,6 +440,23 @@ def volume_with_large_file(root: Path, seed: int) -> None:
 def optimized_volume(root: Path, seed: int) -> None:
     plain_volume(root, seed)
     crash.optimize_volume(root)
+
+
+def volume_with_versions(root: Path, seed: int) -> None:
+    """Files that are nearly the same, and cold at once."""
+    plain_volume(root, seed)
+    with open(root / ".dedupd/policy.toml", "a") as policy:
+        policy.write('refine_age = "0s"\n')
+    content = bytearray(random.Random(seed + 70).randbytes(6 * KIB))
+    directory = root / ".dedupd/data/versions"
+    directory.mkdir()
+    for number in range(4):
+        path = directory / f"{number}"
+        content[100 * number : 100 * number + 20] = random.Random(number).randbytes(20)
+        path.write_bytes(content)
+        os.utime(path, ns=(crash.MTIME_NS, crash.MTIME_NS))
+    crash.optimize_volume(root)
+    (root / ".dedupd/store/chunks/00000099.sketch").write_bytes(b"of a container that is gone")
 
 
 def volume_in_partitions(root: Path, seed: int) -> None:
@@ -555,6 +587,13 @@ def upkeep_to_the_end(root: Path) -> None:
     assert crash.half_done(root) == []
 
 
+def refine_to_the_end(root: Path) -> None:
+    assert crash.refine_volume(root).messages == []
+    upkeep_to_the_end(root)
+    assert crash.refine_volume(root).messages == []
+    upkeep_to_the_end(root)
+
+
 def reconcile_to_the_end(root: Path) -> None:
     assert crash.reconcile_volume(root).messages == []
     assert crash.reconcile_volume(root).compared_records == 0
@@ -635,6 +674,10 @@ SCENARIOS = {
     ),
     "reconcile and compact": Scenario(
         volume_in_partitions, reconcile_and_compact, reconcile_to_the_end
+    ),
+    "refine": Scenario(volume_with_versions, refine, refine_to_the_end),
+    "refine, remove and collect": Scenario(
+        volume_with_versions, refine_and_collect, refine_to_the_end
     ),
     "optimize what orphans hold": Scenario(
         volume_that_meets_orphans, optimize_more, upkeep_to_the_end

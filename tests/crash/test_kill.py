@@ -68,6 +68,7 @@ SCENARIO = {
     "repair": "scrub",
     "redundancy": "scrub",
     "reconcile": "reconcile",
+    "refine": "refine",
 }
 """Fail point, or the first part of its name → the command that passes it."""
 
@@ -84,6 +85,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "scrub": ("run", "scrub", "--full"),
     "scrub a lost header": ("run", "scrub"),
     "reconcile": ("run", "reconcile"),
+    "refine": ("run", "refine", "--mode", "quick"),
 }
 
 
@@ -144,6 +146,10 @@ def prepare(root: Path, command: str) -> None:
         crash.optimize_volume(root)
     elif command == "reconcile":
         crash.optimize_in_partitions(root)
+    elif command == "refine":
+        with open(root / ".dedupd/policy.toml", "a") as policy:
+            policy.write('refine_age = "0s"\n')
+        crash.optimize_volume(root)
     elif command.startswith("scrub"):
         crash.optimize_volume(root)
         damage_with_second_sources(root, header=command == "scrub a lost header")
@@ -172,6 +178,8 @@ def finish(root: Path, command: str, disk: Disk | None = None) -> None:
         scrub(root, disk=disk)
     elif command == "reconcile":
         crash.reconcile_volume(root, disk)
+    elif command == "refine":
+        crash.refine_volume(root, disk)
     else:
         crash.optimize_volume(root, disk)
 

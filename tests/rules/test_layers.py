@@ -77,6 +77,7 @@ FLOORS = (
     "jobs.compact",
     "jobs.gc",
     "jobs.usage",
+    "jobs.refine",
     "jobs.adopt",
     "jobs.optimize",
     "jobs.backup",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.config.policy import RefineMode
 from dedupd.format.container import Kind
 from dedupd.format.stub import Flag
 from dedupd.store.writer import ContainerWriter
@@ -36,6 +37,7 @@ from jobs.frame.run import JobRun
 from jobs.gc.job import Gc, GcReport
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.reconcile.job import Reconcile, ReconcileReport
+from jobs.refine.job import Refine, RefineReport
 from jobs.tree.candidates import SAVES_LITTLE
 from jobs.unoptimize import Unoptimize, UnoptimizeReport
 from tests.support.copies import belong_here
@@ -292,6 +294,11 @@ def leave_what_saves_little(root: Path, *contents: bytes) -> None:
         (data / f"copy of left {number}").write_bytes(content)
         for name in (f"left {number}", f"copy of left {number}"):
             os.utime(data / name, ns=(MTIME_NS, MTIME_NS))
+
+
+def refine_volume(root: Path, disk: Disk | None = None) -> RefineReport:
+    with Volume.open(str(root), disk) as volume, volume.job_lock():
+        return Refine(volume, JobRun("refine"), RefineMode.QUICK).run()
 
 
 def optimize_in_partitions(root: Path) -> None:

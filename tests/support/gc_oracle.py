@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from dedupd.format.container import COPIES_OF, Kind
-from dedupd.format.ids import make_id
+from dedupd.format.ids import container_of, make_id, ordinal_of
 from dedupd.format.recipe import decode_node
 from dedupd.format.stub import Flag
 from dedupd.format.table import State, TableEntry
@@ -77,8 +77,17 @@ class Needed:
             for one, entry in known.items():
                 if entry.state == State.MERGED and one in needed:
                     needed.add(entry.target)
+                elif entry.leans:
+                    if one in needed and entry.state != State.TOMBSTONE:
+                        needed.add(self._base_of(one))
                 elif entry.state == State.LIVE and _is_repeated(entry.target, needed, known):
                     needed.add(one)
+
+    def _base_of(self, record_id: int) -> int:
+        """What a chunk leans on, by its header alone."""
+        with self._volume.containers(Kind.CHUNKS) as directory:
+            container = directory.open(container_of(record_id))
+            return container.describe_own(ordinal_of(record_id)).base
 
     def wrong(self) -> Iterator[str]:
         """Records that are needed and collected, or not needed and not collected."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.config.policy import RefineMode
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
 from dedupd.system.paths import show_path
@@ -18,6 +19,7 @@ from dedupd.units import KIB
 from jobs.backup.restore import Restore
 from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun
+from jobs.refine.job import Refine
 from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
 from tests.support.lab import REPOSITORY, Lab, flip_bit, new_lab, noise, prose
 from tests.support.trees import fill_with_all, seen
@@ -42,14 +44,19 @@ def reader(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def mixed_lab(root: Path) -> Lab:
     """A volume of every kind of file, with merged, forwarded, collected and copied records."""
     lab = new_lab(root)
-    lab.set_policy('min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0.01\n')
+    lab.set_policy(
+        'min_age = "0s"\nmin_size = "1"\ncompaction_min_dead = 0.01\nrefine_age = "0s"\n'
+    )
     fill_with_all(lab)
     for name in (WRITTEN, OPEN):
         lab.put(name, noise(400 * KIB + 77, len(name)))
     for number in range(12):
         lab.put(f"many/{number}", prose(90 * KIB, number))
         lab.put(f"gone/{number}", noise(60 * KIB, 100 + number))
+        lab.put(f"versions/{number}", noise(300, number) + noise(90 * KIB, 50))
     lab.optimize()
+    with lab.opened() as volume, volume.job_lock():
+        assert Refine(volume, JobRun("refine"), RefineMode.QUICK).run().new_deltas > 5
     for name in (WRITTEN, OPEN):
         overwrite(lab, name, bytes(256 * KIB), 64 * KIB, seals=name == WRITTEN)
     shutil.rmtree(lab.data / "gone")

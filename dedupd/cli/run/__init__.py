@@ -8,7 +8,17 @@ import click
 from dedupd.cli.job_limits import Conduct
 from dedupd.cli.lazy_command import LazyGroup
 
-JOBS = ("compact", "gc", "optimize", "rebuild", "reconcile", "scrub", "unoptimize", "verify")
+JOBS = (
+    "compact",
+    "gc",
+    "optimize",
+    "rebuild",
+    "reconcile",
+    "refine",
+    "scrub",
+    "unoptimize",
+    "verify",
+)
 
 
 @click.group("run", cls=LazyGroup, package=__name__, names=JOBS)

@@ -5,7 +5,6 @@ has made sure that nothing refers to a record that is dropped.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -42,21 +41,27 @@ _EMPTY_CHECKSUM = native.hashing.xxh3_64(b"")
 _DEAD = frozenset((tbl.State.ORPHANED, tbl.State.TOMBSTONE))
 
 
+Kept = Iterator[tuple[fmt.Record, memoryview]]
+"""Records of a container in order, with their payloads, each valid until the next one comes."""
+
+
 def compact(
     directory: ContainerDirectory,
     state: Recovered,
     progress: Callable[[int], None] = lambda _: None,
+    given: Callable[[Kept], Kept] = iter,
 ) -> int:
     """Put a new generation in the place of a container; returns its size in bytes.
 
-    ``progress`` is told the bytes written, now and then, and may raise to stop. Readers of the old
+    ``progress`` is told the bytes written, now and then, and may raise to stop. ``given`` may put
+    other payloads in the place of those of the records that it is shown. Readers of the old
     file go on with it. Raises DamagedChunk where a record that is needed is not intact, and
     NoSpace; then, and after a crash at any point, the container is the old one or the new.
     """
     dir_fd, disk = directory.fd, directory.disk
     number = state.header.container
     generation = state.header.generation + 1
-    header = replace(state.header, generation=generation, created_ns=time.time_ns(), punches=0)
+    header = replace(state.header, generation=generation, punches=0)
     names = data_name(number) + NEW, table_name(number) + NEW
     for name in names:
         with suppress(FileNotFoundError):
@@ -65,7 +70,7 @@ def compact(
         with opened(disk.create(dir_fd, names[0])) as new_fd:
             copy = _Copy(new_fd, header, state.reconciled, disk, progress)
             with opened(os.open(data_name(number), os.O_RDONLY, dir_fd=dir_fd)) as old_fd:
-                for record, payload in _kept(old_fd, state):
+                for record, payload in given(_kept(old_fd, state)):
                     copy.add(record, payload)
             copy.flush()
             disk.sync_file(new_fd)
@@ -155,7 +160,7 @@ def remove_remains(directory: ContainerDirectory) -> None:
         disk.sync_dir(directory.fd)
 
 
-def _kept(fd: int, state: Recovered) -> Iterator[tuple[fmt.Record, memoryview]]:
+def _kept(fd: int, state: Recovered) -> Kept:
     """The records of the new generation, in order, with their payloads, verified.
 
     A payload is valid until the next record is asked for. Raises DamagedChunk.

@@ -15,6 +15,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import make_id, show_id
 from dedupd.format.volume_parameters import FINGERPRINTS
+from dedupd.store.container.bases import Bases, raw_bytes
 from dedupd.system.files import read_at, read_readable
 
 _MAGIC = fmt.RECORD_MAGIC.to_bytes(4, "little")
@@ -179,9 +180,14 @@ def _is_another(fd: int | None, dir_fd: int, name: bytes) -> bool:
 class Container:
     """A container file and its table. Safe to use from several threads."""
 
-    def __init__(self, dir_fd: int, kind: fmt.Kind, number: int, volume_id: bytes) -> None:
-        """Raises DamagedContainer where the file is missing or is not this container."""
+    def __init__(
+        self, dir_fd: int, kind: fmt.Kind, number: int, volume_id: bytes, bases: Bases | None = None
+    ) -> None:
+        """Raises DamagedContainer where the file is missing or is not this container. Without
+        ``bases``, records that lean on others cannot be read."""
         self.number = number
+        self.bases = bases
+        self._native_bases = None if bases is None else bases.native
         self.fd = -1
         self._table_fd: int | None = None
         self._where = container_name(kind, number)
@@ -294,7 +300,7 @@ class Container:
         if self._table_fd is None:
             return [None] * len(wanted)
         return native.store.read_chunks(
-            self.fd, self._table_fd, self.seed, wanted, cached_only, threads
+            self.fd, self._table_fd, self.seed, wanted, cached_only, threads, self._native_bases
         )
 
     def begin_window(
@@ -307,7 +313,9 @@ class Container:
         if self._table_fd is None:
             return None
         try:
-            return native.store.Window(self.fd, self._table_fd, self.seed, wanted, head, helpers)
+            return native.store.Window(
+                self.fd, self._table_fd, self.seed, wanted, head, helpers, self._native_bases
+            )
         except OSError:
             return None
 
@@ -372,12 +380,10 @@ class Container:
         if len(data) != fmt.RECORD_HEADER_BYTES + stored_length:
             return None
         try:
-            raw = native.codec.decode(
-                data[fmt.RECORD_HEADER_BYTES :], record.codec, record.raw_length, record.checksum
-            )
-        except native.codec.CorruptPayload:
-            return None
-        return record, raw
+            raw = raw_bytes(record, data[fmt.RECORD_HEADER_BYTES :], self.bases)
+        except DamagedContainer as error:
+            raise self._damaged(ordinal, str(error)) from error
+        return None if raw is None else (record, raw)
 
     def read_stored(self, ordinal: int) -> tuple[fmt.Record, bytes]:
         """The record ``ordinal`` and its payload as it is stored, verified with its fingerprint.

@@ -2,22 +2,35 @@
 
 import os
 from collections import OrderedDict
+from contextlib import closing
+from functools import cached_property
 
-from dedupd.errors import Damaged
+from dedupd import native
+from dedupd.errors import Damaged, DamagedChunk
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
-from dedupd.format.ids import container_of, ordinal_of
+from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.table_columns import PackedEntries, UncheckedEntries
-from dedupd.store.container.container import Container, container_name, data_name, table_name
+from dedupd.store.container.bases import Bases
+from dedupd.store.container.container import (
+    Container,
+    container_name,
+    data_name,
+    table_name,
+)
 from dedupd.store.container.files import container_numbers
 from dedupd.store.container.table_file import load_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_readable
+from dedupd.units import MIB
 
 _REBUILT = define("recovery.table-written", "a rebuilt table is in place")
 
 CONTAINERS_OPEN_MAX = 64
+
+BASES_BYTES = 16 * MIB
+"""Of decoded records on which others lean, kept for their neighbours."""
 
 
 class ContainerDirectory:
@@ -31,7 +44,27 @@ class ContainerDirectory:
         self.disk = disk
 
     def close(self) -> None:
+        self.__dict__.pop("bases", None)
         os.close(self.fd)
+
+    @cached_property
+    def bases(self) -> Bases:
+        """Where its containers find what their records lean on."""
+        return Bases(native.store.Bases(self.fd, self.volume_id, BASES_BYTES), self._read_base)
+
+    def _read_base(self, record_id: int) -> bytes:
+        raw = self.bases.native.raw(record_id)
+        if raw is None:
+            raise DamagedChunk(f"chunk {show_id(record_id)} is not intact", record_id)
+        return raw
+
+    def base_of(self, record_id: int, entry: tbl.TableEntry | None) -> int:
+        """The id of what a record leans on, by its entry, or else by its header. Raises
+        DamagedContainer, OSError."""
+        if entry is not None and entry.base:
+            return entry.base
+        with closing(self.open(container_of(record_id))) as container:
+            return container.describe_own(ordinal_of(record_id)).base
 
     def __enter__(self) -> "ContainerDirectory":
         return self
@@ -60,7 +93,7 @@ class ContainerDirectory:
 
     def open(self, number: int) -> Container:
         """A container open for reading. Raises DamagedContainer."""
-        return Container(self.fd, self.kind, number, self.volume_id)
+        return Container(self.fd, self.kind, number, self.volume_id, self.bases)
 
     def entries(self, number: int) -> UncheckedEntries:
         """The table's entries, by ordinal. Raises Damaged, OSError."""
@@ -111,6 +144,10 @@ class OpenContainers:
         else:
             self._open.move_to_end(number)
         return container
+
+    def has_base(self, record_id: int) -> bool:
+        """Whether the bytes of a record on which others lean can be read."""
+        return self._directory.bases.native.raw(record_id) is not None
 
     def entry(self, record_id: int) -> tbl.TableEntry | None:
         """What the table says of a record now; None where it has no valid entry."""

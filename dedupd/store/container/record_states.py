@@ -134,7 +134,9 @@ def revive(directory: ContainerDirectory, number: int, ordinals: Sequence[int]) 
                     f"{table_name(number).decode()}: entry {ordinal} is not what it was when the"
                     " job began; run it again"
                 )
-            changes[ordinal] = entry._replace(state=tbl.State.LIVE, target=0)
+            # What it leans on, if anything, only its header still says.
+            base = container.describe_own(ordinal).base if entry.leans else 0
+            changes[ordinal] = entry._replace(state=tbl.State.LIVE, target=base)
         set_entries(directory, container.header, changes)
 
 

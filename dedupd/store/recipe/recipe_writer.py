@@ -12,8 +12,9 @@ from dedupd.format import recipe
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.store.chunk_index import ChunkIndex
+from dedupd.store.encoded_records import encode_records
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, RecipeRow
-from dedupd.store.writer import ContainerWriter, NewRecords, encode_records
+from dedupd.store.writer import ContainerWriter, NewRecords
 
 
 @dataclass(slots=True)

@@ -117,8 +117,13 @@ fn record(data: &[u8]) {
 }
 
 fn check(data: &[u8]) -> record_check::Checked {
-    let place =
-        record_check::Place { seed: SEED, offset: 128, algorithm: Algorithm::Blake3, threads: 1 };
+    let place = record_check::Place {
+        seed: SEED,
+        offset: 128,
+        algorithm: Algorithm::Blake3,
+        threads: 1,
+        bases: None,
+    };
     let found = record_check::check(data, &place);
     assert!(found.consumed <= data.len());
     assert_eq!(found.entries.len(), found.ordinals.len() * ENTRY_BYTES);

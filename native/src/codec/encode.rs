@@ -180,9 +180,9 @@ fn compress(raw: &[u8], out: &mut [u8], level: i32) -> Result<Option<usize>, Str
 }
 
 /// `-ZSTD_error_dstSize_tooSmall` (zstd_errors.h; stable since zstd 1.3.1).
-const DESTINATION_TOO_SMALL: usize = 0usize.wrapping_sub(70);
+pub(super) const DESTINATION_TOO_SMALL: usize = 0usize.wrapping_sub(70);
 
-fn describe(code: usize) -> String {
+pub(super) fn describe(code: usize) -> String {
     format!("zstd: {}", zstd_safe::get_error_name(code))
 }
 
@@ -223,6 +223,9 @@ pub fn decode(stored: &[u8], codec: u8, out: &mut [u8]) -> Result<(), Corruption
     if codec == CODEC_RAW {
         out.copy_from_slice(stored);
         return Ok(());
+    }
+    if codec != CODEC_ZSTD {
+        return Err(format!("payload of codec {codec} cannot be decoded alone"));
     }
     let length = DECOMPRESSOR
         .with_borrow_mut(|context| context.decompress(out, stored))

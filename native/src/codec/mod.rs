@@ -1,4 +1,5 @@
 //! Payloads of records: compression, and whether it would pay.
 
 pub mod compressibility;
+pub mod delta;
 pub mod encode;

@@ -28,8 +28,7 @@ pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
 pub const RECORD_ALIGN_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"DDRC";
 
-pub const CODEC_RAW: u8 = 0;
-pub const CODEC_ZSTD: u8 = 1;
+pub use super::table_entry::{CODEC_DELTA, CODEC_RAW, CODEC_ZSTD};
 
 /// The kind of a record. A header may hold any other value, which is not a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +57,7 @@ pub struct RecordHeader {
     pub stored_length: u32,
     pub hint: u32,
     pub fingerprint: Fingerprint,
-    /// An id; of a tombstone the number of ordinals that it stands for, 0 is one.
+    /// An id; of a tombstone the number of ordinals that it stands for, 0 is one; of a delta the base.
     pub target: u64,
     pub checksum: Checksum,
 }

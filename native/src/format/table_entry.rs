@@ -38,6 +38,15 @@ layout! {
 
 pub const ENTRY_BYTES: usize = fields::BYTES;
 
+pub const CODEC_RAW: u8 = 0;
+pub const CODEC_ZSTD: u8 = 1;
+/// Compressed with the raw bytes of another record, the base.
+pub const CODEC_DELTA: u8 = 2;
+
+/// Steps that readers take from a merged record to the one with its bytes. More are taken for a
+/// loop.
+pub const FORWARDS_MAX: usize = 64;
+
 /// An entry as it lies in a table.
 pub type EntryBytes = [u8; ENTRY_BYTES];
 
@@ -70,8 +79,8 @@ impl State {
 pub struct TableEntry {
     pub fingerprint: Fingerprint,
     pub offset: u64,
-    /// Of a merged entry the record that it was merged into, of a copy the one that it repeats; of an
-    /// orphan its epoch, which is no id.
+    /// Of a merged entry the record that it was merged into, of a copy the one that it repeats; of a
+    /// live delta its base, or a hole; of an orphan its epoch, which is no id.
     pub target: RecordId,
     pub stored_length: u32,
     pub raw_length: u32,
@@ -102,6 +111,12 @@ impl TableEntry {
     pub fn sound(bytes: &EntryBytes, seed: u64) -> Option<TableEntry> {
         let is_sound = fields::CHECK.u16(bytes) == check(bytes, seed);
         is_sound.then(|| TableEntry::unchecked(bytes))
+    }
+
+    /// Whether the payload can only be decoded with the bytes of another record.
+    #[inline]
+    pub fn leans(&self) -> bool {
+        self.codec == CODEC_DELTA && self.stored_length > 0
     }
 
     pub fn to_bytes(&self, seed: u64) -> EntryBytes {
@@ -153,6 +168,25 @@ pub fn entry_offset(ordinal: u64) -> u64 {
 /// How many whole entries a table of so many bytes has.
 pub fn entry_count(table_bytes: u64) -> u64 {
     table_bytes.saturating_sub(header::BYTES as u64) / ENTRY_BYTES as u64
+}
+
+/// The generation of a container, by the header of its table. None where that is not valid, or of
+/// another container or volume.
+pub fn generation_in(
+    header_bytes: &[u8; header::BYTES],
+    volume_id: &[u8; 16],
+    container: ContainerNumber,
+) -> Option<u32> {
+    let is_own = header::MAGIC.of(header_bytes) == b"DEDUPDIR"
+        && header::CHECKSUM.u64(header_bytes) == xxh3_64(&header_bytes[..header::CHECKSUM.start])
+        && header::CONTAINER.u32(header_bytes) == container.0
+        && header::VOLUME_ID.of(header_bytes) == volume_id;
+    is_own.then(|| header::GENERATION.u32(header_bytes))
+}
+
+/// The name of a container in its directory.
+pub fn data_name(container: ContainerNumber) -> String {
+    format!("{:08}.dat", container.0)
 }
 
 /// The name of a container's table in its directory.

@@ -170,7 +170,9 @@ impl<S: Suggest> ChunkIndex<S> {
                     _ => continue,
                 };
                 match entry {
-                    Some(entry) if entry.fingerprint == *fingerprint && entry.state.has_bytes() => {
+                    Some(entry)
+                        if entry.fingerprint == *fingerprint && self.log.is_offered(&entry) =>
+                    {
                         return Ok(self.take(id, entry.state));
                     }
                     _ => self.counters.false_positives += 1,

@@ -10,8 +10,8 @@ use hashbrown::HashTable;
 
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::{
-    ENTRY_BYTES, EntryBytes, State, TableEntry, checksum_seed, entries, entry_count, entry_offset,
-    set_state, table_name,
+    CODEC_ZSTD, ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, checksum_seed, entries,
+    entry_count, entry_offset, generation_in, header, set_state, table_name,
 };
 use crate::system::files::owned;
 
@@ -25,12 +25,15 @@ const SCAN_ENTRIES: usize = 1 << 12;
 pub struct LogEntry {
     pub fingerprint: Fingerprint,
     pub state: State,
+    /// Of an entry whose record leans on another: that one, or a hole where the entry does not say.
+    pub base: Option<RecordId>,
 }
 
 pub fn decode(data: &EntryBytes, seed: u64) -> LogEntry {
-    let TableEntry { fingerprint, .. } = TableEntry::unchecked(data);
+    let entry = TableEntry::unchecked(data);
     let state = TableEntry::sound(data, seed).map_or(State::NONE, |entry| entry.state);
-    LogEntry { fingerprint, state }
+    let base = || if state == State::LIVE { entry.target } else { RecordId::HOLE };
+    LogEntry { fingerprint: entry.fingerprint, state, base: entry.leans().then(base) }
 }
 
 /// Adjacent entries of a container, as they were when they were read. Each is decoded on demand,
@@ -154,7 +157,42 @@ impl Log {
         self.decode(slot, at)
     }
 
-    /// The id of a usable entry with this fingerprint, and its state, if the cache has one.
+    /// Whether the record of an entry may be handed out to more files. One that leans on another
+    /// may where that one is live: the base of an orphan may be gone.
+    pub fn is_offered(&self, entry: &LogEntry) -> bool {
+        let Some(base) = entry.base else { return entry.state.has_bytes() };
+        if entry.state != State::LIVE || base.is_hole() {
+            return false;
+        }
+        self.is_live_base(base).unwrap_or(false)
+    }
+
+    /// Whether a record, or the one that it was merged into, is live and leans on none. Base and
+    /// record may lie in different partitions, so that its container may be unknown here.
+    fn is_live_base(&self, mut id: RecordId) -> Result<bool> {
+        for _ in 0..=FORWARDS_MAX {
+            let container = id.container();
+            let Some(file) = self.open(container)? else { return Ok(false) };
+            let (mut head, mut bytes) = ([0; header::BYTES], [0; ENTRY_BYTES]);
+            file.read_exact_at(&mut head, 0)?;
+            file.read_exact_at(&mut bytes, entry_offset(id.ordinal().into()))?;
+            let Some(generation) = generation_in(&head, &self.volume_id, container) else {
+                return Ok(false);
+            };
+            match TableEntry::sound(&bytes, self.seed(container, generation)) {
+                Some(entry) if entry.state == State::MERGED => id = entry.target,
+                entry => {
+                    return Ok(entry.is_some_and(|entry| {
+                        entry.state == State::LIVE && entry.codec <= CODEC_ZSTD
+                    }));
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The id of an entry with this fingerprint that is offered, and its state, if the cache has
+    /// one.
     pub fn search(&mut self, fingerprint: &Fingerprint) -> Option<(RecordId, State)> {
         let places = self.by_fingerprint.as_ref()?;
         let place = *places.find(hash_of(fingerprint), |&place| {
@@ -164,8 +202,8 @@ impl Log {
         let (slot, at) = (place / self.page_entries, place % self.page_entries);
         let key = self.pages[slot].key;
         self.slot(key);
-        let entry = self.decode(slot, at).filter(|entry| entry.state.has_bytes())?;
-        Some((key.plus(at as u64), entry.state))
+        let entry = self.decode(slot, at)?;
+        self.is_offered(&entry).then(|| (key.plus(at as u64), entry.state))
     }
 
     /// The entry of an id, read together with its neighbours; None where there is none.

@@ -11,11 +11,12 @@ use pyo3::{create_exception, ffi};
 use super::chunks::retained;
 use super::support::input::{Input, pack_u32, pack_u64};
 use super::support::output::{export, uninitialised};
+use crate::codec::delta;
 use crate::codec::encode as codec;
 use crate::codec::encode::{Buffer, Options};
 use crate::format::bytes::u32s;
 use crate::format::ids::Checksum;
-use crate::format::record_header::CODEC_ZSTD;
+use crate::format::record_header::{CODEC_DELTA, CODEC_ZSTD};
 
 create_exception!(
     dedupd.native.codec,
@@ -151,18 +152,21 @@ pub fn encode(
 }
 
 #[pyfunction]
+#[pyo3(signature = (stored, codec, raw_length, checksum, base = None))]
 pub fn decode<'py>(
     py: Python<'py>,
     stored: Input,
     codec: i64,
     raw_length: usize,
     checksum: u64,
+    base: Option<Input>,
 ) -> PyResult<Bound<'py, PyBytes>> {
+    let codec_max = if base.is_some() { CODEC_DELTA } else { CODEC_ZSTD };
     let codec = u8::try_from(codec)
         .ok()
-        .filter(|&codec| codec <= CODEC_ZSTD)
+        .filter(|&codec| codec <= codec_max)
         .ok_or_else(|| PyValueError::new_err(format!("codec must be 0 or 1, not {codec}")))?;
-    let stored = stored.bytes();
+    let (stored, base) = (stored.bytes(), base.as_ref().map(Input::bytes));
     // Checked before memory is allocated for the stated length.
     py.detach(|| codec::check(stored, codec, raw_length, Checksum(checksum)))
         .map_err(CorruptPayload::new_err)?;
@@ -170,6 +174,10 @@ pub fn decode<'py>(
     let start = result.bind(py).as_bytes().as_ptr().cast_mut();
     // SAFETY: the object is new, and nobody else has it before this function returns.
     let out = unsafe { std::slice::from_raw_parts_mut(start, raw_length) };
-    py.detach(|| codec::decode(stored, codec, out)).map_err(CorruptPayload::new_err)?;
+    py.detach(|| match base {
+        Some(base) if codec == CODEC_DELTA => delta::decode(stored, base, out),
+        _ => codec::decode(stored, codec, out),
+    })
+    .map_err(CorruptPayload::new_err)?;
     Ok(result.into_bound(py))
 }

@@ -8,6 +8,7 @@ mod commit;
 mod hashing;
 mod index;
 mod ingest;
+mod refine;
 mod store;
 mod study;
 mod support;
@@ -74,6 +75,8 @@ mod exported {
     #[pymodule]
     mod store {
         #[pymodule_export]
+        use crate::python::refine::Bases;
+        #[pymodule_export]
         use crate::python::store::{
             CheckedRecords, PassedRecords, Window, check_records, dead_payloads, headers_agree,
             pass_records, read_chunks, seal, table_states, weigh_table,
@@ -85,14 +88,16 @@ mod exported {
     #[pymodule]
     mod upkeep {
         #[pymodule_export]
+        use crate::python::refine::{Refined, Refiner, deltas, sketch_records};
+        #[pymodule_export]
         use crate::python::upkeep::{
-            Followed, Join, KnownRecords, MarkSet, NamedByLeaves, NamedByStubs, NeedSet,
+            Followed, Join, KnownRecords, Leaned, MarkSet, NamedByLeaves, NamedByStubs, NeedSet,
             digest_needed, longest, misfits, more_than, scan_stubs,
         };
         #[pymodule_export]
         use crate::python::usage::{TakenByGroup, Usage};
         #[pymodule_export]
-        const FORWARDS_MAX: usize = crate::upkeep::record_census::FORWARDS_MAX;
+        const FORWARDS_MAX: usize = crate::format::table_entry::FORWARDS_MAX;
     }
 
     #[pymodule]

@@ -1,6 +1,7 @@
 //! Records of containers: sealed, read and checked; their tables.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -9,18 +10,21 @@ use pyo3::types::PyBytes;
 
 use super::codec::Encoded;
 use super::hashing::algorithm_named;
+use super::refine::Bases;
 use super::support::input::{Input, pack_u32};
 use super::support::output::{Output, export, uninitialised};
 use crate::format::ids::{Checksum, FingerprintCheck};
 use crate::store::dead_payloads::Container as PunchedContainer;
 use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
-use crate::store::record_reader::{Files, Row, Wanted};
+use crate::store::record_reader::{BaseBytes, Files, Reads, Row, Wanted};
 use crate::store::record_writer::{Columns, Place};
 use crate::store::table_check::{Container, Passed, Position};
 use crate::store::table_states::{Weight, states, weigh};
 
 #[pyfunction]
+#[pyo3(signature = (data_fd, table_fd, seed, wanted, cached_only, threads, bases = None))]
+#[expect(clippy::too_many_arguments, reason = "a container, and how to read it")]
 pub fn read_chunks(
     py: Python<'_>,
     data_fd: i32,
@@ -29,8 +33,11 @@ pub fn read_chunks(
     wanted: Vec<Row>,
     cached_only: bool,
     threads: usize,
+    bases: Option<&Bound<'_, Bases>>,
 ) -> PyResult<Vec<Option<Py<PyBytes>>>> {
-    let files = Files { data: data_fd, table: table_fd, seed, cached_only };
+    let reads = if cached_only { Reads::CachedOnly } else { Reads::Any };
+    let bases = bases.map(|bases| &*bases.get().0 as &dyn BaseBytes);
+    let files = Files { data: data_fd, table: table_fd, seed, reads, bases };
     let results = wanted
         .iter()
         .map(|&(_, length, _)| uninitialised(py, length))
@@ -55,6 +62,7 @@ pub struct Window(read_window::Window);
 #[pymethods]
 impl Window {
     #[new]
+    #[pyo3(signature = (data_fd, table_fd, seed, wanted, head, helpers, bases = None))]
     fn new(
         data_fd: i32,
         table_fd: i32,
@@ -62,9 +70,11 @@ impl Window {
         wanted: Vec<Row>,
         head: Input,
         helpers: usize,
+        bases: Option<&Bound<'_, Bases>>,
     ) -> PyResult<Window> {
+        let (bases, head) = (bases.map(|bases| Arc::clone(&bases.get().0)), head.bytes());
         let window =
-            read_window::Window::begin(data_fd, table_fd, seed, &wanted, head.bytes(), helpers)?;
+            read_window::Window::begin(data_fd, table_fd, seed, bases, &wanted, head, helpers)?;
         Ok(Window(window))
     }
 
@@ -135,7 +145,7 @@ pub struct CheckedRecords {
 }
 
 #[pyfunction]
-#[pyo3(signature = (data, *, seed, offset, algorithm, threads))]
+#[pyo3(signature = (data, *, seed, offset, algorithm, threads, bases = None))]
 pub fn check_records(
     py: Python<'_>,
     data: Input,
@@ -143,10 +153,12 @@ pub fn check_records(
     offset: u64,
     algorithm: &str,
     threads: usize,
+    bases: Option<&Bound<'_, Bases>>,
 ) -> PyResult<CheckedRecords> {
     let algorithm = algorithm_named("algorithm", algorithm)?;
     let data = data.bytes();
-    let place = CheckPlace { seed, offset, algorithm, threads };
+    let bases = bases.map(|bases| &*bases.get().0);
+    let place = CheckPlace { seed, offset, algorithm, threads, bases };
     let found = py.detach(|| crate::store::record_check::check(data, &place));
     Ok(CheckedRecords {
         consumed: found.consumed,
@@ -170,7 +182,9 @@ pub struct PassedRecords {
 }
 
 #[pyfunction]
-#[pyo3(signature = (fd, table, *, seed, ordinal, offset, end, bytes_max, algorithm, threads))]
+#[pyo3(signature = (
+    fd, table, *, seed, ordinal, offset, end, bytes_max, algorithm, threads, bases = None
+))]
 #[expect(clippy::too_many_arguments, reason = "all but two by name")]
 pub fn pass_records(
     py: Python<'_>,
@@ -183,9 +197,11 @@ pub fn pass_records(
     bytes_max: u64,
     algorithm: &str,
     threads: usize,
+    bases: Option<&Bound<'_, Bases>>,
 ) -> PyResult<PassedRecords> {
     let algorithm = algorithm_named("algorithm", algorithm)?;
-    let container = Container { data: fd, entries: &table.entries("table")?, seed };
+    let bases = bases.map(|bases| &*bases.get().0);
+    let container = Container { data: fd, entries: &table.entries("table")?, seed, bases };
     let from = Position { ordinal, offset };
     let Passed { to: Position { ordinal, offset }, records, raw_bytes, read_bytes } =
         py.detach(|| container.pass(from, end, bytes_max, algorithm, threads));
@@ -195,7 +211,7 @@ pub fn pass_records(
 #[pyfunction]
 #[pyo3(signature = (fd, table, *, seed))]
 pub fn headers_agree(py: Python<'_>, fd: i32, table: Input, seed: u64) -> PyResult<bool> {
-    let container = Container { data: fd, entries: &table.entries("table")?, seed };
+    let container = Container { data: fd, entries: &table.entries("table")?, seed, bases: None };
     Ok(py.detach(|| container.headers_agree()))
 }
 

@@ -16,7 +16,7 @@ use super::support::entries::{Directory, Fields, Unreadable, identity_of, scan, 
 use super::upkeep::KnownRecords;
 use crate::format::ids::ContainerNumber;
 use crate::format::stub::Seeds;
-use crate::store::record_reader::Files;
+use crate::store::record_reader::{Files, Reads};
 use crate::system::files::Entry;
 use crate::threads::lock::{locked, unlocked};
 use crate::tree::candidates::{self, Candidates, Passed, Reason};
@@ -229,7 +229,7 @@ pub struct CountedStubs {
 pub struct StubCounter {
     chunks: Py<KnownRecords>,
     nodes: Py<KnownRecords>,
-    streams: HashMap<ContainerNumber, Files>,
+    streams: HashMap<ContainerNumber, Files<'static>>,
     attribute: CString,
     seeds: Seeds,
     tables: Option<Tables>,
@@ -252,7 +252,8 @@ impl StubCounter {
         let streams = streams
             .into_iter()
             .map(|(number, data, table, seed)| {
-                (ContainerNumber(number), Files { data, table, seed, cached_only: false })
+                let (reads, bases) = (Reads::Any, None);
+                (ContainerNumber(number), Files { data, table, seed, reads, bases })
             })
             .collect();
         let attribute = c_string("attribute", attribute)?;

@@ -1,7 +1,7 @@
 //! `MarkSet`, `misfits`, `scan_stubs`, `NeedSet`, `more_than`, `longest`, `digest_needed`, `Join`,
 //! `KnownRecords`.
 
-use std::sync::{Mutex, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -28,6 +28,23 @@ pub struct Followed {
     found_any: bool,
     epoch: u64,
     strays: Py<PyBytes>,
+}
+
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct Leaned {
+    found_any: bool,
+    unknown: Py<PyBytes>,
+    strays: Py<PyBytes>,
+}
+
+impl MarkSet {
+    pub fn read(&self) -> RwLockReadGuard<'_, Marks> {
+        read(&self.0)
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, Marks> {
+        write(&self.0)
+    }
 }
 
 #[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
@@ -95,6 +112,14 @@ impl MarkSet {
         let found = py.detach(|| write(&self.0).follow(RecordId(first_id), &entries));
         let strays = pack_ids(py, found.strays).unbind();
         Ok(Followed { found_any: found.any, epoch: found.epoch, strays })
+    }
+
+    fn lean(&self, py: Python<'_>, first_id: u64, table: Input) -> PyResult<Leaned> {
+        let entries = table.entries("table")?;
+        let found = py.detach(|| write(&self.0).lean(RecordId(first_id), &entries));
+        let unknown = pack_u32(py, found.unknown).unbind();
+        let strays = pack_ids(py, found.strays).unbind();
+        Ok(Leaned { found_any: found.any, unknown, strays })
     }
 
     fn add_copies(

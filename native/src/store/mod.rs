@@ -1,5 +1,6 @@
 //! Containers and their tables: records written, read and checked.
 
+pub mod bases;
 pub mod dead_payloads;
 pub mod read_window;
 pub mod record_check;

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::codec::encode::Buffer;
 use crate::format::ids::FingerprintCheck;
-use crate::store::record_reader::{Files, Row, Wanted, with_scratch};
+use crate::store::bases::Bases;
+use crate::store::record_reader::{BaseBytes, Files, Reads, Row, Wanted, with_scratch};
 use crate::threads::pool::{self, Begun};
 
 /// Memory is allocated in multiples of this, so that it fits the next window too.
@@ -31,11 +32,13 @@ impl Window {
         data: RawFd,
         table: RawFd,
         seed: u64,
+        bases: Option<Arc<Bases>>,
         rows: &[Row],
         head: &[u8],
         helpers: usize,
     ) -> io::Result<Window> {
-        let parts = Arc::new(Parts::new([owned(data)?, owned(table)?], seed, rows, head));
+        let files = [owned(data)?, owned(table)?];
+        let parts = Arc::new(Parts::new(files, seed, bases, rows, head));
         let own = Arc::clone(&parts);
         let begun = pool::begin(rows.len(), helpers, move |at| own.read(at));
         Ok(Window { begun, parts })
@@ -61,6 +64,7 @@ struct Place {
 struct Parts {
     files: [OwnedFd; 2],
     seed: u64,
+    bases: Option<Arc<Bases>>,
     places: Vec<Place>,
     buffer: UnsafeCell<Buffer>,
     start: *mut u8,
@@ -76,7 +80,13 @@ unsafe impl Send for Parts {}
 unsafe impl Sync for Parts {}
 
 impl Parts {
-    fn new(files: [OwnedFd; 2], seed: u64, rows: &[Row], head: &[u8]) -> Parts {
+    fn new(
+        files: [OwnedFd; 2],
+        seed: u64,
+        bases: Option<Arc<Bases>>,
+        rows: &[Row],
+        head: &[u8],
+    ) -> Parts {
         let mut length = head.len();
         let places = rows
             .iter()
@@ -90,13 +100,16 @@ impl Parts {
         buffer[..head.len()].copy_from_slice(head);
         let start = buffer.as_mut_ptr();
         let sound = AtomicUsize::new(0);
-        Parts { files, seed, places, buffer: UnsafeCell::new(buffer), start, length, sound }
+        let buffer = UnsafeCell::new(buffer);
+        Parts { files, seed, bases, places, buffer, start, length, sound }
     }
 
     fn read(&self, at: usize) {
         let Place { ordinal, fingerprint_check, range } = &self.places[at];
         let [data, table] = self.files.each_ref().map(AsRawFd::as_raw_fd);
-        let files = Files { data, table, seed: self.seed, cached_only: true };
+        let bases = self.bases.as_deref().map(|bases| bases as &dyn BaseBytes);
+        let reads = Reads::CachedOnly;
+        let files = Files { data, table, seed: self.seed, reads, bases };
         // SAFETY: the range lies in the buffer, and is this task's alone.
         let out =
             unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) };

@@ -4,11 +4,15 @@
 
 use std::cell::RefCell;
 
-use crate::codec::encode;
+use crate::codec::{delta, encode};
 use crate::fingerprint::Algorithm;
+use crate::format::ids::RecordId;
 use crate::format::record_header::{
-    CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
+    CODEC_DELTA, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
+    RecordKind,
 };
+use crate::store::bases::Bases;
+use crate::store::record_reader::{BaseBytes, Reads};
 use crate::threads::pool;
 
 /// Records that a thread takes at once: about a MiB at the default chunk size.
@@ -23,6 +27,8 @@ pub enum Status {
     Payload = 1,
     /// The fingerprint of the raw bytes is not the one in the header.
     Fingerprint = 2,
+    /// The record that it leans on cannot be read.
+    Base = 3,
 }
 
 #[derive(Default)]
@@ -42,11 +48,13 @@ pub struct Checked {
 }
 
 /// The place of the data in its container, the seed of that, and how to check.
-pub struct Place {
+pub struct Place<'a> {
     pub seed: u64,
     pub offset: u64,
     pub algorithm: Algorithm,
     pub threads: usize,
+    /// Of the records that lean on others. Without it these do not pass.
+    pub bases: Option<&'a Bases>,
 }
 
 struct Found<'a> {
@@ -55,7 +63,7 @@ struct Found<'a> {
 }
 
 /// Checks the consecutive records that `data` begins with.
-pub fn check(data: &[u8], place: &Place) -> Checked {
+pub fn check(data: &[u8], place: &Place<'_>) -> Checked {
     let mut out = Checked::default();
     let mut found = Vec::new();
     while let Some(bytes) = data.get(out.consumed..).and_then(<[u8]>::first_chunk) {
@@ -82,7 +90,7 @@ pub fn check(data: &[u8], place: &Place) -> Checked {
     let batches = found.chunks(BATCH).zip(out.statuses.chunks_mut(BATCH));
     pool::for_each_of(batches, place.threads, |(found, statuses)| {
         for (record, status) in found.iter().zip(statuses) {
-            *status = judge(record, place.algorithm) as u8;
+            *status = judge(record, place.algorithm, place.bases) as u8;
         }
     });
     out
@@ -93,14 +101,22 @@ thread_local! {
     static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-fn judge(record: &Found<'_>, algorithm: Algorithm) -> Status {
+fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Status {
     let Found { header, payload } = record;
     if !header.kind.has_bytes() {
         return Status::Intact;
     }
     let (codec, raw_length) = (header.codec, header.raw_length as usize);
-    if codec > CODEC_ZSTD || encode::check(payload, codec, raw_length, header.checksum).is_err() {
+    if codec > CODEC_DELTA || encode::check(payload, codec, raw_length, header.checksum).is_err() {
         return Status::Payload;
+    }
+    let base = if codec == CODEC_DELTA && header.kind == RecordKind::DATA {
+        bases.and_then(|bases| bases.raw(RecordId(header.target), Reads::Uncached))
+    } else {
+        None
+    };
+    if codec > CODEC_ZSTD && base.is_none() {
+        return Status::Base;
     }
     let digest = if codec == CODEC_RAW {
         algorithm.digest(payload)
@@ -108,7 +124,11 @@ fn judge(record: &Found<'_>, algorithm: Algorithm) -> Status {
         let decoded = RAW.with_borrow_mut(|raw| {
             raw.resize(raw_length.max(raw.len()), 0);
             let out = &mut raw[..raw_length];
-            encode::decode(payload, codec, out).map(|()| algorithm.digest(out))
+            match base {
+                Some(base) => delta::decode(payload, &base, out),
+                None => encode::decode(payload, codec, out),
+            }
+            .map(|()| algorithm.digest(out))
         });
         match decoded {
             Ok(digest) => digest,

@@ -4,14 +4,16 @@
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use crate::codec::delta;
 use crate::codec::encode::{check, decode};
-use crate::format::ids::{Checksum, FingerprintCheck};
+use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::format::record_header::{
-    CODEC_RAW, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader, RecordKind,
+    CODEC_DELTA, CODEC_RAW, RECORD_HEADER_BYTES, RecordHeader, RecordKind,
 };
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entry_offset};
+use crate::system::reads::RWF_DONTCACHE;
 use crate::threads::lock::{locked, unlocked};
 use crate::threads::pool;
 
@@ -24,15 +26,33 @@ pub fn with_scratch<R>(work: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
 }
 
+/// How reads deal with the page cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Reads {
+    /// Fail where the page cache does not have all of the bytes.
+    CachedOnly,
+    Any,
+    /// Leave nothing there that was not there before, where the kernel can do that.
+    Uncached,
+}
+
+/// Where the records are found that others lean on.
+pub trait BaseBytes: Sync {
+    /// The raw bytes of a record that leans on no other one; None where anything is out of the
+    /// ordinary.
+    fn raw(&self, id: RecordId, reads: Reads) -> Option<Arc<Vec<u8>>>;
+}
+
 /// A container and its table, open for reading.
 #[derive(Clone, Copy)]
-pub struct Files {
+pub struct Files<'a> {
     pub data: RawFd,
     pub table: RawFd,
     /// Of the checksums of record headers and table entries.
     pub seed: u64,
-    /// Fail where the page cache does not have all of the bytes.
-    pub cached_only: bool,
+    pub reads: Reads,
+    /// Of the records that lean on others. Without it these are not read.
+    pub bases: Option<&'a dyn BaseBytes>,
 }
 
 /// A chunk to read: its ordinal, its raw length, and the start of its fingerprint.
@@ -45,7 +65,7 @@ pub struct Wanted<'a> {
     pub out: &'a mut [u8],
 }
 
-impl Files {
+impl Files<'_> {
     /// As `read`, of many, with up to `threads` threads.
     pub fn read_all(&self, wanted: Vec<Wanted<'_>>, threads: usize) -> Vec<bool> {
         let slots: Vec<_> = wanted.into_iter().map(|one| Mutex::new((one, false))).collect();
@@ -74,10 +94,15 @@ impl Files {
 
     /// The table entry of a live record; None of any other record.
     pub fn entry(&self, ordinal: u32) -> Option<TableEntry> {
+        let entry = self.any_entry(ordinal)?;
+        (entry.state == State::LIVE && entry.codec <= CODEC_DELTA).then_some(entry)
+    }
+
+    /// The table entry of a record in whatever state; None where there is no sound one.
+    pub fn any_entry(&self, ordinal: u32) -> Option<TableEntry> {
         let mut bytes = [0; ENTRY_BYTES];
         self.fill(self.table, entry_offset(ordinal.into()), &mut bytes, &mut [])?;
-        let entry = TableEntry::sound(&bytes, self.seed)?;
-        (entry.state == State::LIVE && entry.codec <= CODEC_ZSTD).then_some(entry)
+        TableEntry::sound(&bytes, self.seed)
     }
 
     /// Fills `out`, of the raw length of the record; None where anything is not as expected.
@@ -95,27 +120,35 @@ impl Files {
                 return None;
             }
             self.fill(self.data, entry.offset, &mut header, out)?;
-            let checksum = self.checksum(&header, entry, ordinal)?;
-            return check(out, entry.codec, out.len(), checksum).ok();
+            let header = self.header(&header, entry, ordinal)?;
+            return check(out, entry.codec, out.len(), header.checksum).ok();
         }
         scratch.resize(stored_length.max(scratch.len()), 0);
         let stored = &mut scratch[..stored_length];
         self.fill(self.data, entry.offset, &mut header, stored)?;
-        let checksum = self.checksum(&header, entry, ordinal)?;
-        check(stored, entry.codec, out.len(), checksum).ok()?;
-        decode(stored, entry.codec, out).ok()
+        let header = self.header(&header, entry, ordinal)?;
+        check(stored, entry.codec, out.len(), header.checksum).ok()?;
+        if entry.codec != CODEC_DELTA {
+            return decode(stored, entry.codec, out).ok();
+        }
+        if header.kind != RecordKind::DATA {
+            return None; // the target of a copy is no base
+        }
+        let base = self.bases?.raw(RecordId(header.target), self.reads)?;
+        delta::decode(stored, &base, out).ok()
     }
 
-    /// The payload's checksum. None where the header does not belong to a chunk with this entry.
-    fn checksum(
+    /// The header of a record. None where it does not belong to a chunk with this entry. A chunk
+    /// that was repaired is a copy of what it repeats.
+    fn header(
         &self,
         header: &[u8; RECORD_HEADER_BYTES],
         entry: &TableEntry,
         ordinal: u32,
-    ) -> Option<Checksum> {
+    ) -> Option<RecordHeader> {
         let header = RecordHeader::sound(header, self.seed)?;
-        let is_expected = header.kind == RecordKind::DATA && header.agrees_with(entry, ordinal);
-        is_expected.then_some(header.checksum)
+        let is_expected = header.kind.has_bytes() && header.agrees_with(entry, ordinal);
+        is_expected.then_some(header)
     }
 
     /// Reads what fills both buffers, or None.
@@ -123,10 +156,17 @@ impl Files {
         let parts = [first, second]
             .map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() });
         let length: usize = parts.iter().map(|part| part.iov_len).sum();
-        let flags = if self.cached_only { libc::RWF_NOWAIT } else { 0 };
         let offset = libc::off_t::try_from(offset).ok()?;
-        // SAFETY: both parts are writable for their length.
-        let count = unsafe { libc::preadv2(fd, parts.as_ptr(), 2, offset, flags) };
-        (usize::try_from(count) == Ok(length)).then_some(())
+        let read = |flags| {
+            // SAFETY: both parts are writable for their length.
+            let count = unsafe { libc::preadv2(fd, parts.as_ptr(), 2, offset, flags) };
+            usize::try_from(count) == Ok(length)
+        };
+        let is_read = match self.reads {
+            Reads::CachedOnly => read(libc::RWF_NOWAIT),
+            Reads::Any => read(0),
+            Reads::Uncached => read(RWF_DONTCACHE) || read(0),
+        };
+        is_read.then_some(())
     }
 }

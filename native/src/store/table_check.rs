@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::fingerprint::Algorithm;
 use crate::format::record_header::{RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use crate::format::table_entry::{EntryBytes, State, TableEntry, entries};
+use crate::store::bases::Bases;
 use crate::store::record_check::{self, Checked, Place, Status};
 use crate::threads::read_ahead::{self, Source};
 
@@ -26,6 +27,8 @@ pub struct Container<'a> {
     pub entries: &'a [&'a EntryBytes],
     /// Of the checksums of record headers and table entries.
     pub seed: u64,
+    /// Of the records that lean on others. Without it these do not pass.
+    pub bases: Option<&'a Bases>,
 }
 
 /// A place between two records of a container.
@@ -123,7 +126,8 @@ impl Container<'_> {
     }
 
     fn check(&self, portion: &Portion, data: &[u8], algorithm: Algorithm) -> Option<(u64, u64)> {
-        let place = Place { seed: self.seed, offset: portion.from.offset, algorithm, threads: 1 };
+        let (seed, offset, bases) = (self.seed, portion.from.offset, self.bases);
+        let place = Place { seed, offset, algorithm, threads: 1, bases };
         let found = record_check::check(data, &place);
         let is_all = found.consumed == data.len() && self.agrees(&found, portion);
         is_all.then_some((found.kinds.len() as u64, found.raw_bytes))
@@ -138,9 +142,9 @@ impl Container<'_> {
                 return false;
             }
             let kind = RecordKind(found.kinds[at]);
-            let is_intact = found.statuses[at] == Status::Intact as u8;
+            let status = found.statuses[at];
             let mut said = self.entries[expected..next].iter();
-            if !said.all(|said| is_as_said(said, &implied, kind, is_intact, self.seed)) {
+            if !said.all(|said| is_as_said(said, &implied, kind, status, self.seed)) {
                 return false;
             }
             expected = next;
@@ -163,7 +167,7 @@ impl Container<'_> {
             let Some(found) = RecordHeader::sound(&header, self.seed) else { return false };
             let implied = found.table_entry(said.offset);
             found.ordinal as usize == ordinal
-                && is_as_said(entry, &implied, found.kind, true, self.seed)
+                && is_as_said(entry, &implied, found.kind, Status::Intact as u8, self.seed)
         })
     }
 }
@@ -181,7 +185,7 @@ fn is_as_said(
     said: &EntryBytes,
     implied: &TableEntry,
     kind: RecordKind,
-    is_intact: bool,
+    status: u8,
     seed: u64,
 ) -> bool {
     let Some(said) = TableEntry::sound(said, seed) else { return false };
@@ -193,12 +197,14 @@ fn is_as_said(
     if !is_same_place {
         return false;
     }
+    let is_intact = status == Status::Intact as u8;
     match said.state {
         State::LIVE => {
             let is_target_right = said.target.is_hole() || said.target == implied.target;
             is_intact && kind.has_bytes() && is_target_right
         }
-        State::ORPHANED => is_intact && kind.has_bytes(),
+        // What an orphan leans on may be gone.
+        State::ORPHANED => (is_intact || status == Status::Base as u8) && kind.has_bytes(),
         // Their bytes are never read, and need not be intact.
         State::MERGED | State::TOMBSTONE => true,
         _ => false,

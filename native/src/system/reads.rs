@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Cleared by the first kernel or file system that does not know `RWF_DONTCACHE`.
 static DONT_CACHE: AtomicBool = AtomicBool::new(true);
-const RWF_DONTCACHE: c_int = 0x80;
+pub const RWF_DONTCACHE: c_int = 0x80;
 
 /// Reads from the start of a file, past the page cache where the kernel can do that; false where it
 /// has less, or cannot be read.

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::stub::{DIRECT, Seeds, StubHead, stub_head};
 use crate::format::table_entry::TableEntry;
-use crate::store::record_reader::Files;
+use crate::store::record_reader::{Files, Reads};
 use crate::system::files::{Entry, open_beneath};
 use crate::upkeep::record_census::{Known, KnownBytes, sound_leaf};
 
@@ -29,7 +29,7 @@ pub struct Store<'a> {
     pub chunks: &'a Known,
     pub nodes: &'a Known,
     /// Containers of recipes, by number.
-    pub streams: &'a HashMap<ContainerNumber, Files>,
+    pub streams: &'a HashMap<ContainerNumber, Files<'a>>,
     pub seeds: Seeds,
     /// Hold stubs that name a chunk against its entry as well: what is known of chunks is less than
     /// what these say.
@@ -152,6 +152,7 @@ impl Scratch {
             self.open.insert(number, open_beneath(tables.directory, name, libc::O_RDONLY).ok()?);
         }
         let table = self.open.get(&number)?.as_raw_fd();
-        Files { data: table, table, seed: *seed, cached_only: false }.entry(id.ordinal())
+        let files = Files { data: table, table, seed: *seed, reads: Reads::Any, bases: None };
+        files.entry(id.ordinal())
     }
 }

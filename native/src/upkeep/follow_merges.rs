@@ -16,13 +16,40 @@ pub struct Followed {
     pub strays: Vec<RecordId>,
 }
 
+/// The result of [`Marks::lean`].
+#[derive(Default)]
+pub struct Leaned {
+    /// Whether anything was marked.
+    pub any: bool,
+    /// The places of entries that do not say what their record leans on: its header does.
+    pub unknown: Vec<u32>,
+    /// Ids of no record, on which marked records lean.
+    pub strays: Vec<RecordId>,
+}
+
+/// The records of a part of a table that lean on others: their places, and the ids of these, holes
+/// where the entry does not say. Tombstones are left out.
+pub fn deltas(entries: &[&EntryBytes], seed: u64) -> (Vec<u32>, Vec<RecordId>) {
+    let mut found = (Vec::new(), Vec::new());
+    for (place, entry) in (0..).zip(entries) {
+        let Some(entry) = TableEntry::sound(entry, seed) else { continue };
+        if entry.leans() && entry.state != State::TOMBSTONE {
+            found.0.push(place);
+            let is_told = entry.state == State::LIVE;
+            found.1.push(if is_told { entry.target } else { RecordId::HOLE });
+        }
+    }
+    found
+}
+
 impl Marks {
     /// Marks the targets of marked merged entries, and live entries that repeat a record which is
     /// marked or unknown. `first` is the id of the first entry.
     pub fn follow(&mut self, first: RecordId, entries: &[&EntryBytes]) -> Followed {
         let mut found = Followed::default();
         for (own, entry) in (0..).map(|at| first.plus(at)).zip(entries) {
-            let TableEntry { state, target, .. } = TableEntry::unchecked(entry);
+            let entry = TableEntry::unchecked(entry);
+            let TableEntry { state, target, .. } = entry;
             match state {
                 _ if target.is_hole() => {}
                 State::ORPHANED => found.epoch = found.epoch.max(target.0),
@@ -33,10 +60,33 @@ impl Marks {
                         found.strays.push(target);
                     }
                 }
+                State::LIVE if entry.leans() => {} // the target is its base
                 State::LIVE if !self.contains(own) && self.is_repeated(target) => {
                     found.any |= self.set(own, true);
                 }
                 _ => {}
+            }
+        }
+        found
+    }
+
+    /// Marks the records that marked ones lean on. `first` is the id of the first entry.
+    pub fn lean(&mut self, first: RecordId, entries: &[&EntryBytes]) -> Leaned {
+        let mut found = Leaned::default();
+        for (place, entry) in (0..).zip(entries) {
+            let entry = TableEntry::unchecked(entry);
+            let is_needed = entry.leans() && entry.state != State::TOMBSTONE;
+            if !is_needed || !self.contains(first.plus(u64::from(place))) {
+                continue;
+            }
+            if entry.state != State::LIVE || entry.target.is_hole() {
+                found.unknown.push(place);
+            } else if !self.contains(entry.target) {
+                if self.set(entry.target, true) {
+                    found.any = true;
+                } else {
+                    found.strays.push(entry.target);
+                }
             }
         }
         found

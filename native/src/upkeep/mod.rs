@@ -5,4 +5,7 @@ pub mod follow_merges;
 pub mod join;
 pub mod mark_set;
 pub mod record_census;
+pub mod refining;
+pub mod similar;
+pub mod sketch;
 pub mod usage;

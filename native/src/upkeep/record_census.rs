@@ -9,14 +9,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::format::ids::{ContainerNumber, FingerprintCheck, RecordId};
 use crate::format::recipe::Leaf;
-use crate::format::table_entry::{EntryBytes, State, TableEntry};
+use crate::format::table_entry::{EntryBytes, FORWARDS_MAX, State, TableEntry};
 use crate::threads::lock::locked;
 
 /// References are counted up to this number.
 pub const REFERENCES_MAX: u8 = u8::MAX;
-/// Steps that readers take from a merged record to the one with its bytes. More are taken for a
-/// loop.
-pub const FORWARDS_MAX: usize = 64;
 
 /// Length and check of the bytes of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,9 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::format::ids::{ContainerNumber, RecordId};
 use crate::format::record_header::record_bytes;
-use crate::format::table_entry::{EntryBytes, State, TableEntry, entries, set_state};
+use crate::format::table_entry::{EntryBytes, FORWARDS_MAX, State, TableEntry, entries, set_state};
 use crate::upkeep::mark_set::{Needed, Recipes, each_leaf};
-use crate::upkeep::record_census::FORWARDS_MAX;
 
 /// A group of files, by the order in which groups are taken in.
 pub type Group = u32;
@@ -46,7 +45,8 @@ impl Record {
 #[derive(Default)]
 pub struct Records {
     containers: BTreeMap<ContainerNumber, Vec<Record>>,
-    merged: HashMap<RecordId, RecordId>,
+    /// The record that a merged one leads to, or that one leans on.
+    leads: HashMap<RecordId, RecordId>,
 }
 
 /// What a group needs, of one kind.
@@ -81,10 +81,15 @@ impl Records {
             let entry = TableEntry::sound(entry, seed);
             let stored = match entry {
                 Some(entry) if entry.state == State::MERGED => {
-                    self.merged.insert(RecordId::new(number, ordinal), entry.target);
+                    self.leads.insert(RecordId::new(number, ordinal), entry.target);
                     0
                 }
-                Some(entry) if entry.state != State::TOMBSTONE => entry.stored_length,
+                Some(entry) if entry.state != State::TOMBSTONE => {
+                    if entry.leans() && entry.state == State::LIVE {
+                        self.leads.insert(RecordId::new(number, ordinal), entry.target);
+                    }
+                    entry.stored_length
+                }
                 _ => {
                     records.push(Record::default());
                     continue;
@@ -153,7 +158,7 @@ impl Records {
                 taken.records += 1;
                 taken.bytes += u64::from(record.bytes);
             }
-            match self.merged.get(&id) {
+            match self.leads.get(&id) {
                 Some(&target) => id = target,
                 None => return,
             }
@@ -167,7 +172,7 @@ impl Records {
             if record.references > 0 {
                 share += f64::from(record.bytes) * f64::from(count) / f64::from(record.references);
             }
-            match self.merged.get(&id) {
+            match self.leads.get(&id) {
                 Some(&target) => id = target,
                 None => break,
             }

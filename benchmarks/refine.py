@@ -1,0 +1,205 @@
+"""What refining gives back, what it takes, and what reading costs afterwards, on sets of files.
+
+    python -m benchmarks.refine [--work DIR] [--mode quick] [--json FILE] SET...
+
+Makes a volume below DIR of a copy of each SET (a directory), optimizes all of its files, and mounts
+it: random reads of 4 KiB, and everything from one end to the other, with the store in the page
+cache and nothing in the mount's. Then it refines the volume, compares everything byte by byte, and
+measures the same again. The store is counted whole: containers with headers, tables, sketches, and
+second copies, as scrub leaves it.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.measure import copy, files_of, machine, paths_of
+from dedupd.system.disk import Disk
+from dedupd.volume.enable import enable
+
+READS = 4000
+READ_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One set. Bytes are those of files below ``store``; reads are of the whole set, in a mount."""
+
+    files: int
+    logical_bytes: int
+    store_bytes_before: int
+    store_bytes_after: int
+    raw_bytes_looked: int
+    cpu_s: float
+    memory_bytes_peak: int
+    deltas: int
+    chunks: int
+    random_us_before: float
+    random_us_after: float
+    sequential_mb_s_before: float
+    sequential_mb_s_after: float
+
+    @property
+    def ratio(self) -> float:
+        return self.store_bytes_after / self.store_bytes_before
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.cpu_s / self.raw_bytes_looked * 1e9
+
+
+def dedupd(*arguments: str | Path) -> dict[str, object]:
+    """The report of a command."""
+    command = [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    report: dict[str, object] = json.loads(done.stdout)
+    if done.returncode:
+        print(report.get("messages"), report.get("findings"), file=sys.stderr)
+    return report
+
+
+def measure(dataset: Path, work: Path, mode: str) -> Figures:
+    root = Path(tempfile.mkdtemp(dir=work, prefix="refine-"))
+    try:
+        return _measure(dataset, root, mode)
+    finally:
+        shutil.rmtree(root)
+
+
+def _measure(dataset: Path, root: Path, mode: str) -> Figures:
+    copy(dataset, root / "set")
+    values = {"min_age": "0s", "min_size": "1", "refine": mode, "refine_age": "0s"}
+    values["min_file_saving"] = "0"
+    enable(str(root), policy_values=values, force=True, disk=Disk())
+    optimized = dedupd("run", "--here", "optimize", root)
+    dedupd("run", "--here", "scrub", root)
+    before_bytes = _store_bytes(root)
+    before = _read(root, dataset)
+    refined = dedupd("run", "--here", "refine", root)
+    dedupd("run", "--here", "scrub", root)
+    after = _read(root, dataset)
+    resources = refined["resources"]
+    assert isinstance(resources, dict)
+    return Figures(
+        len(files_of(dataset)),
+        sum(os.lstat(path).st_size for path in paths_of(dataset)),
+        before_bytes,
+        _store_bytes(root),
+        int(str(optimized.get("new_bytes", 0))) or _raw_bytes(root),
+        float(resources["cpu_s"]),
+        int(resources["memory_bytes_peak"]),
+        int(str(refined["new_deltas"])),
+        int(str(refined["looked_records"])),
+        before[0],
+        after[0],
+        before[1],
+        after[1],
+    )
+
+
+def _raw_bytes(root: Path) -> int:
+    from dedupd.format.container import Kind
+    from dedupd.volume.volume import Volume
+
+    with Volume.open(str(root)) as volume, volume.containers(Kind.CHUNKS) as directory:
+        return sum(
+            entry.raw_length
+            for number in directory.numbers()
+            for entry in directory.entries(number)
+            if entry is not None
+        )
+
+
+def _store_bytes(root: Path) -> int:
+    return sum(os.lstat(path).st_size for path in paths_of(root / ".dedupd/store"))
+
+
+@contextmanager
+def mounted(root: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", "dedupd.cli.main"]
+    subprocess.run([*command, "mount", str(root)], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*command, "umount", str(root)], check=True, capture_output=True)
+
+
+def _read(root: Path, dataset: Path) -> tuple[float, float]:
+    """Microseconds of a random read, and MB/s of all files one after the other."""
+    tree = root / "set"
+    with mounted(root):
+        for path in paths_of(dataset):
+            if os.path.islink(path) or not os.path.isfile(path):
+                continue
+            mine = tree / os.path.relpath(path, dataset)
+            assert filecmp.cmp(path, mine, shallow=False), mine
+    with mounted(root):
+        total, began = 0, time.perf_counter()
+        for path in paths_of(tree):
+            if not os.path.islink(path) and os.path.isfile(path):
+                with open(path, "rb", buffering=0) as file:
+                    while part := file.read(1 << 20):
+                        total += len(part)
+        sequential = total / (time.perf_counter() - began) / 1e6
+    with mounted(root):
+        random_ = random.Random(4)
+        sizes = [(path, os.lstat(path).st_size) for path in sorted(paths_of(tree))]
+        sizes = [(p, s) for p, s in sizes if s >= READ_BYTES and not os.path.islink(p)]
+        chosen = random_.choices([p for p, _ in sizes], [s for _, s in sizes], k=READS)
+        lengths = dict(sizes)
+        took = 0.0
+        for path in chosen:
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            at = random_.randrange(lengths[path] - READ_BYTES + 1)
+            began = time.perf_counter()
+            os.pread(fd, READ_BYTES, at)
+            took += time.perf_counter() - began
+            os.close(fd)
+    return took / READS * 1e6, sequential
+
+
+def show(name: str, one: Figures) -> None:
+    print(
+        f"| {name} | {one.logical_bytes / 1e6:.0f} | {one.store_bytes_before / 1e6:.1f}"
+        f" | {one.store_bytes_after / 1e6:.1f} | {one.ratio:.3f}"
+        f" | {one.deltas / max(1, one.chunks):.2f} | {one.cpu_s_per_gb:.1f}"
+        f" | {one.random_us_after / one.random_us_before:.2f}"
+        f" | {one.sequential_mb_s_after / one.sequential_mb_s_before:.2f} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
+    parser.add_argument("--mode", default="quick")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("sets", type=Path, nargs="+", metavar="SET")
+    arguments = parser.parse_args()
+    print(machine(arguments.work))
+    print("| set | MB | store before | after | of before | deltas | s/GB | random | sequential |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    figures = {}
+    for one in arguments.sets:
+        figures[one.name] = measure(one, arguments.work, arguments.mode)
+        show(one.name, figures[one.name])
+    if arguments.json is not None:
+        found = {name: asdict(one) for name, one in figures.items()}
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

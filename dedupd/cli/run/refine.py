@@ -1,0 +1,40 @@
+"""``dedupd run refine``: what is stored and cold gets smaller."""
+
+import click
+
+from dedupd.cli.job_limits import working
+from dedupd.cli.run.report import finish, show_messages
+from dedupd.cli.via_service import job_command
+from dedupd.config.policy import RefineMode
+from dedupd.units import counted, format_size
+from dedupd.volume.volume import Volume
+from jobs.refine.job import Refine, RefineReport
+
+_MODES = [mode.value for mode in RefineMode if mode is not RefineMode.OFF]
+
+
+@job_command(
+    "refine",
+    click.option(
+        "--mode",
+        type=click.Choice(_MODES),
+        help="How much work it may be; else as the policy says.",
+    ),
+)
+def command(path: str, mode: str | None, as_json: bool) -> None:
+    """Store cold chunks that are like others as the difference. Users keep working meanwhile."""
+    with Volume.open(path) as volume, volume.job_lock(), working(volume, "refine") as run:
+        job = Refine(volume, run, None if mode is None else RefineMode(mode))
+        report = job.recorded()
+    finish(report, as_json, _show, findings=report.errors)
+
+
+def _show(report: RefineReport) -> None:
+    click.echo(
+        f"{report.outcome}: {counted(report.rewritten, 'container')} of"
+        f" {report.containers_waiting} rewritten, {report.not_worth_it} not worth it,"
+        f" {report.containers_young} too young;"
+        f" {counted(report.new_deltas, 'chunk')} stored as the difference to another,"
+        f" {format_size(report.saved_bytes)} saved of {format_size(report.looked_bytes)}"
+    )
+    show_messages(report.errors, report.messages)

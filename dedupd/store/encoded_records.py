@@ -1,0 +1,34 @@
+"""Records of recipes, and of repaired chunks, as they are appended."""
+
+from array import array
+
+from dedupd import native
+from dedupd.format import container as fmt
+
+
+def encode_records(
+    data: bytes, starts: "array[int]", lengths: "array[int]"
+) -> native.codec.Encoded:
+    """Records of recipes, and of repaired chunks, compressed: the level is no matter of policy."""
+    return native.codec.encode(
+        data,
+        starts,
+        lengths,
+        level=3,
+        saving_min=0.05,
+        header_bytes=fmt.RECORD_HEADER_BYTES,
+        align_bytes=fmt.ALIGN_BYTES,
+    )
+
+
+def encoded_alone(raw: bytes, fingerprint: bytes) -> tuple[fmt.Record, bytes]:
+    """A record of a chunk that leans on no other one, as ``append_copies`` takes it, and its
+    payload."""
+    encoded = encode_records(raw, array("I", [0]), array("I", [len(raw)]))
+    stored = memoryview(encoded.stored_lengths).cast("I")[0]
+    payload = bytes(memoryview(encoded)[fmt.RECORD_HEADER_BYTES :][:stored])
+    record = fmt.Record(
+        *(0, fmt.RecordKind.COPY, encoded.codecs[0], len(raw), stored, 0),
+        *(fingerprint, 0, memoryview(encoded.checksums).cast("Q")[0]),
+    )
+    return record, payload

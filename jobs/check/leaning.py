@@ -1,0 +1,69 @@
+"""Chunks that lean on others: which these are, and whether they are there."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.errors import Damaged
+from dedupd.format import table as tbl
+from dedupd.format.container import Kind
+from dedupd.format.ids import make_id
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.volume.volume import Volume
+from jobs.check.record_census import RecordCensus
+from jobs.frame.run import JobRun, checked
+
+
+class Delta(NamedTuple):
+    """A chunk that leans on another. ``base`` is 0 where nothing tells any more which one."""
+
+    record_id: int
+    base: int
+    entry: tbl.TableEntry
+
+
+def deltas(
+    directory: ContainerDirectory, numbers: list[int], safe_point: Callable[[], None]
+) -> Iterator[Delta]:
+    """The chunks of some containers that lean on others, and are not collected, by the tables."""
+    for number in numbers:
+        safe_point()
+        try:
+            entries = directory.entries(number)
+        except (Damaged, OSError):
+            continue
+        places, bases = native.upkeep.deltas(entries.data, entries.seed)
+        rows = zip(memoryview(places).cast("I"), memoryview(bases).cast("Q"), strict=True)
+        for ordinal, base in checked(rows, safe_point):
+            entry = entries[ordinal]
+            if entry is not None:
+                record_id = make_id(number, ordinal)
+                yield Delta(record_id, base or _told(directory, record_id, entry), entry)
+
+
+def _told(directory: ContainerDirectory, record_id: int, entry: tbl.TableEntry) -> int:
+    try:
+        return directory.base_of(record_id, entry)
+    except (Damaged, OSError):
+        return 0
+
+
+def without_base(volume: Volume, run: JobRun, known: RecordCensus) -> Iterator[Delta]:
+    """The chunks whose bytes cannot be had because those that they lean on are not there.
+
+    Orphans are left out: the bases of these may be gone. Raises Cancelled.
+    """
+    with volume.containers(Kind.CHUNKS) as directory:
+        for delta in deltas(directory, known.numbers(), run.safe_point):
+            is_wanted = delta.entry.state in (tbl.State.LIVE, tbl.State.QUARANTINED)
+            if is_wanted and not (delta.base and known.is_there(delta.base)):
+                yield delta
+
+
+def count_dependants(volume: Volume, run: JobRun, known: RecordCensus) -> None:
+    """Count the references to chunks that lean on others for these as well. Raises Cancelled."""
+    with volume.containers(Kind.CHUNKS) as directory:
+        for delta in deltas(directory, known.numbers(), run.safe_point):
+            references = known.references(delta.record_id)
+            if references and delta.base:
+                known.add_references(known.end_of(delta.base), references)

@@ -1,0 +1,27 @@
+"""What every job that writes a container again has to see to."""
+
+from dedupd.errors import DamagedChunk
+from dedupd.format.ids import show_id
+from dedupd.store.container.container import data_name
+from dedupd.store.container.directory import ContainerDirectory, OpenContainers
+from dedupd.store.container.table_file import Recovered
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.reconcile.forwarded_records import MergedBytes
+
+
+def keep_last_bytes(
+    volume: Volume, run: JobRun, directory: ContainerDirectory, state: Recovered
+) -> None:
+    """Raises DamagedChunk where a merged record has the only bytes left: the record that it
+    leads to was lost since, and readers and scrub use its own."""
+    number, algorithm = state.header.container, volume.parameters.fingerprint
+    merged = MergedBytes(run, OpenContainers(directory), algorithm)
+    found = merged.first_needed(state)
+    if found is not None:
+        needed, lost = found
+        raise DamagedChunk(
+            f"{data_name(number).decode()}: what record {show_id(needed)} was merged into is"
+            " damaged, so the container stays as it is; run scrub",
+            lost,
+        )

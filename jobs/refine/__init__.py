@@ -1,0 +1,1 @@
+"""The second look: what is stored and cold gets smaller payloads."""

@@ -1,0 +1,303 @@
+"""The refine job: cold chunks are stored as the difference to others (docs/upkeep.md)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from dedupd import native
+from dedupd.config.memory_budget import refine_shares
+from dedupd.config.policy import RefineMode
+from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
+from dedupd.failpoint import define, reach
+from dedupd.format.container import Kind, seed_of
+from dedupd.format.sketch import SKETCH_BYTES
+from dedupd.store.container.compaction import Kept, compact
+from dedupd.store.container.container import data_name
+from dedupd.store.container.recovery import recover_or_discard
+from dedupd.store.container.table_file import Recovered
+from dedupd.store.container.table_scan import TableBlock, TableScan
+from dedupd.store.garbage import GAIN_BYTES_MIN, weigh
+from dedupd.store.mark_set import Marks
+from dedupd.store.sketches import load_sketches, remove_stray_sketches, save_sketches
+from dedupd.system.files import opened
+from dedupd.system.page_cache import read_uncached
+from dedupd.system.processes import cores
+from dedupd.units import format_size
+from dedupd.volume.volume import Volume
+from jobs.check.leaning import deltas
+from jobs.compact.in_place import tell_readers
+from jobs.compact.rewriting import keep_last_bytes
+from jobs.frame.report import FileReport, Job
+from jobs.frame.run import JobRun
+from jobs.refine.new_payloads import NewPayloads
+from jobs.refine.planning import Lookings, cold
+
+_SKETCHED = define("refine.sketched", "the sketches of a container are in their file")
+_LOOKED = define("refine.looked", "a container is refined, or was not worth it, and noted as such")
+
+QUICK_LEVEL = 3
+"""Of zstd, for the mode ``quick``: it decides what is worth it in all modes."""
+
+GAIN_MIN = 0.01
+"""The part of a container that a new generation must save to take the place of the old one."""
+
+RECORDS_AT_ONCE = 1024
+"""Sketched between two safe points."""
+
+SLOT_BYTES = 48
+"""Memory for each super-feature that is looked for: a slot of 16 bytes, in a table that may have
+just doubled."""
+
+
+class NotWorthIt(Exception):
+    """A new generation would save too little. The old one stays."""
+
+
+@dataclass(slots=True)
+class RefineReport(FileReport):
+    """The results of a run. Bytes are those of container files.
+
+    ``looked_bytes`` is what was looked at, ``saved_bytes`` by how much it got smaller, and
+    ``expected_bytes`` what the rest would save if it were like that.
+    """
+
+    job: str = "refine"
+    mode: str = RefineMode.OFF.value
+    containers: int = 0
+    containers_waiting: int = 0
+    containers_young: int = 0
+    looked_records: int = 0
+    looked_bytes: int = 0
+    rewritten: int = 0
+    not_worth_it: int = 0
+    new_deltas: int = 0
+    deltas: int = 0
+    saved_bytes: int = 0
+    expected_bytes: int = 0
+    left_for_lack_of_space: int = 0
+
+
+class Refine(Job[RefineReport]):
+    """One run over one volume. Needs the volume's job lock; the volume may be mounted."""
+
+    def __init__(self, volume: Volume, run: JobRun, mode: RefineMode | None = None) -> None:
+        """``mode`` takes the place of the policy's ``refine``."""
+        super().__init__(volume, run, RefineReport())
+        self._policy = volume.policy()
+        self._mode = self._policy.refine if mode is None else mode
+        self._report.mode = self._mode.value
+        self._threads = self._policy.cores or cores()
+        self._room = volume.room()
+        self._lookings = Lookings(volume, self._mode)
+        shares = refine_shares(self._policy.memory_bytes)
+        self._records_max = shares.similar_bytes // (SLOT_BYTES * SKETCH_BYTES // 8)
+
+    def run(self) -> RefineReport:
+        """Refine what is cold and was not looked at. Raises Cancelled, NoSpace; the next run goes
+        on where this one stopped."""
+        if self._mode is RefineMode.OFF:
+            self._report.outcome = "refine is off in the policy"
+            return self.report()
+        with ExitStack() as stack:
+            self._directory = stack.enter_context(self._volume.containers(Kind.CHUNKS))
+            self._tables = self._recovered_tables()
+            waiting = self._plan()
+            if not waiting:
+                self._report.outcome = "nothing new has come to be cold"
+                return self.report()
+            self._leaned = self._leaned_on()
+            self._refiner = native.upkeep.Refiner(
+                self._leaned.native,
+                self._directory.bases.native,
+                level=QUICK_LEVEL,
+                saving_min=self._policy.refine_min_saving,
+                algorithm=self._volume.parameters.fingerprint,
+            )
+            total = sum(self._size(number) for number in waiting)
+            self._run.update(phase="refining", done=0, total=total)
+            for group in self._groups(waiting):
+                self._round(group, waiting)
+        return self.report()
+
+    # --- what there is ------------------------------------------------------------------------
+
+    def _recovered_tables(self) -> TableScan:
+        tables = TableScan(self._directory, self._run.safe_point, read_uncached)
+        self._run.update(phase="tables", done=0, total=0)
+        for done, _ in enumerate(tables.recover()):
+            self._run.update(done=done + 1)
+            self._run.safe_point()
+        return tables
+
+    def _plan(self) -> list[int]:
+        """The containers to be looked at, ascending."""
+        shapes, report = self._tables.shapes, self._report
+        remove_stray_sketches(self._directory, set(shapes))
+        is_cold = set(cold(self._directory, shapes, self._policy.refine_age_s))
+        todo = [n for n, one in shapes.items() if not self._lookings.is_done(n, one.count)]
+        waiting = sorted(is_cold & set(todo))
+        report.containers, report.containers_waiting = len(shapes), len(waiting)
+        report.containers_young = len(todo) - len(waiting)
+        return waiting
+
+    def _leaned_on(self) -> Marks:
+        """The records that others lean on, whatever became of these, and what they were merged
+        into: all of these stay as they are."""
+        marks = Marks(self._tables.counts())
+        for delta in deltas(self._directory, list(self._tables.shapes), self._run.safe_point):
+            self._report.deltas += 1
+            if delta.base:
+                marks.add((delta.base,))
+        found_any = True
+        while found_any:
+            found_any = False
+            for block in self._tables.blocks():
+                found_any |= marks.native.follow(block.first_id, block.entries).found_any
+        return marks
+
+    def _size(self, number: int) -> int:
+        return os.stat(data_name(number), dir_fd=self._directory.fd).st_size
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def _groups(self, waiting: list[int]) -> Iterator[list[int]]:
+        """Containers in groups whose super-features fit into memory; one at least."""
+        group: list[int] = []
+        count = 0
+        for number in waiting:
+            own = self._tables.shapes[number].count
+            if group and count + own > self._records_max:
+                yield group
+                group, count = [], 0
+            group.append(number)
+            count += own
+        if group:
+            yield group
+
+    def _round(self, group: list[int], waiting: list[int]) -> None:
+        """Refine some containers: their sketches are in memory, those of all that were looked at
+        before stream by."""
+        self._refiner.forget()
+        for number in group:
+            self._refiner.want(self._sketched(number))
+        later = set(waiting) - {number for number in waiting if number < group[0]}
+        for number in self._tables.shapes:
+            if number not in later:
+                self._offer(number)
+        for number in group:
+            self._run.safe_point()
+            self._refine(number)
+
+    def _blocks(self, number: int) -> Iterator[TableBlock]:
+        return self._tables.blocks([self._tables.whole(number)])
+
+    def _sketched(self, number: int) -> bytes:
+        """The sketches of a container, made as far as they were not. Raises Cancelled, NoSpace."""
+        known = load_sketches(self._directory, number)
+        count = self._tables.shapes[number].count
+        have = len(known) // SKETCH_BYTES
+        if have >= count:
+            return known[: count * SKETCH_BYTES]
+        made = bytearray(known)
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        with opened(os.open(data_name(number), flags, dir_fd=self._directory.fd)) as fd:
+            for block in self._blocks(number):
+                for first in range(max(have, block.first), block.end, RECORDS_AT_ONCE):
+                    self._run.safe_point()
+                    end = min(first + RECORDS_AT_ONCE, block.end)
+                    made += native.upkeep.sketch_records(
+                        fd,
+                        block.entries[(first - block.first) * 64 : (end - block.first) * 64],
+                        seed=seed_of(block.header),
+                        first=first,
+                        threads=self._threads,
+                    )
+        save_sketches(self._directory, number, bytes(made))
+        reach(_SKETCHED)
+        return bytes(made)
+
+    def _offer(self, number: int) -> None:
+        """Let the chunks of a container that was looked at before be leaned on."""
+        sketches = memoryview(load_sketches(self._directory, number))
+        if not sketches:
+            return
+        for block in self._blocks(number):
+            part = sketches[block.first * SKETCH_BYTES : block.end * SKETCH_BYTES]
+            self._refiner.offer(block.first_id, part, block.entries, seed=seed_of(block.header))
+
+    # --- one container ----------------------------------------------------------------------------
+
+    def _refine(self, number: int) -> None:
+        run, report = self._run, self._report
+        before, size = run.progress.done, self._size(number)
+        try:
+            self._rewrite(number, before)
+        except NotWorthIt:
+            report.not_worth_it += 1
+        except (DamagedChunk, DamagedContainer, NoSpace) as error:
+            if isinstance(error, DamagedChunk):
+                self._volume.repairs.add(Kind.CHUNKS, error.chunk_id)
+            run.findings.add(f"chunks: {error}")
+            run.update(done=before + size)
+            return
+        self._lookings.note(number, self._tables.shapes[number].count)
+        reach(_LOOKED)
+        report.looked_records += self._tables.shapes[number].count
+        report.looked_bytes += size
+        rest = run.progress.total - before - size
+        saved = report.saved_bytes / max(1, report.looked_bytes)
+        report.expected_bytes = max(0, int(rest * saved))
+        expected = f"{format_size(report.expected_bytes)} more expected"
+        run.update(done=before + size, detail=expected)
+
+    def _rewrite(self, number: int, before: int) -> None:
+        """Put a new generation in the place of a container. Raises NotWorthIt, Damaged, NoSpace."""
+        directory, report = self._directory, self._report
+        with ExitStack() as stack:
+            state = recover_or_discard(directory, number)
+            if state is None or not state.entries:
+                raise NotWorthIt
+            weight = weigh(state.entries.data, seed_of(state.header), state.end)
+            self._refuse_damaged(state, weight.quarantined)
+            if weight.needed_bytes > self._room.left_bytes:
+                report.left_for_lack_of_space += 1
+                raise NoSpace(
+                    f"{data_name(number).decode()} stays as it is: it needs"
+                    f" {format_size(weight.needed_bytes)} of free space while it is rewritten"
+                )
+            keep_last_bytes(self._volume, self._run, directory, state)
+            # The last to close the old file frees its blocks, which takes long: not the mount.
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            old_fd = os.open(data_name(number), flags, dir_fd=directory.fd)
+            stack.callback(os.close, old_fd)
+            new = NewPayloads(
+                number,
+                load_sketches(directory, number),
+                self._refiner,
+                self._run.safe_point,
+            )
+
+            def given(kept: Kept) -> Kept:
+                yield from new.given(kept)
+                if new.savings.saved_bytes < max(GAIN_BYTES_MIN, GAIN_MIN * weight.needed_bytes):
+                    raise NotWorthIt
+
+            size = compact(directory, state, lambda done: self._step(before + done), given)
+            report.rewritten += 1
+            report.new_deltas += new.savings.records
+            report.deltas += new.savings.records
+            report.saved_bytes += weight.size_bytes - size
+            directory.bases.native.drop([number])
+            tell_readers(self._volume, Kind.CHUNKS, number)
+
+    def _refuse_damaged(self, state: Recovered, quarantined: int) -> None:
+        if quarantined:
+            raise DamagedContainer(
+                f"{data_name(state.header.container).decode()}: stays as it is, {quarantined} of"
+                " its records are quarantined; run scrub"
+            )
+
+    def _step(self, done: int) -> None:
+        self._run.update(done=done)
+        self._run.safe_point()

@@ -1,0 +1,76 @@
+"""Which containers a refine run is to look at: those with cold records that none has looked at."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dedupd.config.policy import RefineMode
+from dedupd.store.container.container import data_name
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.table_scan import TableShape
+from dedupd.volume.hints import HintKey
+from dedupd.volume.volume import Volume
+
+_RANK = {RefineMode.OFF: 0, RefineMode.QUICK: 1}
+"""What a run of a mode does, one of a lower rank has not done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """How far a container was looked at: its first ``count`` records, by a run of a rank."""
+
+    count: int
+    rank: int
+
+
+class Lookings:
+    """What earlier runs have looked at. A loss costs another look, and nothing else."""
+
+    def __init__(self, volume: Volume, mode: RefineMode) -> None:
+        self._hints = volume.hints
+        self._rank = _RANK[mode]
+
+    def of(self, number: int) -> Looked:
+        """What is known of a container."""
+        found = self._hints.get(HintKey.REFINED.of(f"{number:08d}"))
+        if isinstance(found, list) and len(found) == 2 and all(isinstance(n, int) for n in found):
+            return Looked(*found)
+        return Looked(0, 0)
+
+    def is_done(self, number: int, count: int) -> bool:
+        """Whether a run of this mode has nothing to do in a container of so many records."""
+        looked = self.of(number)
+        return looked.count >= count and looked.rank >= self._rank
+
+    def note(self, number: int, count: int) -> None:
+        """A container was looked at."""
+        self._hints.put(HintKey.REFINED.of(f"{number:08d}"), [count, self._rank])
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget containers that are gone."""
+        self._hints.delete(HintKey.REFINED.of(f"{number:08d}") for number in numbers)
+
+
+def cold(
+    directory: ContainerDirectory, shapes: dict[int, TableShape], age_s: float
+) -> Iterator[int]:
+    """The containers to which nothing was appended for so long, ascending.
+
+    A container of a partition grows until the next one is begun. The last one is as old as its
+    file: a compaction makes that young again.
+    """
+    begun_ns: dict[int, int] = {}
+    last_ns: dict[int, int] = {}
+    for number, shape in sorted(shapes.items(), reverse=True):
+        partition = shape.header.partition
+        if partition in begun_ns:
+            last_ns[number] = begun_ns[partition]
+        else:
+            status = os.stat(data_name(number), dir_fd=directory.fd)
+            last_ns[number] = status.st_mtime_ns
+        begun_ns[partition] = shape.header.created_ns
+    now_ns = time.time_ns()
+    for number in sorted(shapes):
+        if now_ns - last_ns[number] >= age_s * 1e9:
+            yield number

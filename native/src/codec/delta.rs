@@ -1,0 +1,141 @@
+//! Payloads of delta records: zstd with the raw bytes of another record, the base, as prefix
+//! (docs/format.md, "Delta records").
+
+use std::cell::RefCell;
+
+use zstd_safe::{CCtx, CParameter, DCtx, ResetDirective};
+
+use super::encode::{Corruption, describe};
+
+/// Longer records neither lean on others nor serve as a base: decoding takes memory for both.
+pub const RAW_BYTES_MAX: usize = 1 << 20;
+
+struct Compressor {
+    context: CCtx<'static>,
+    level: i32,
+}
+
+thread_local! {
+    static COMPRESSOR: RefCell<Compressor> =
+        RefCell::new(Compressor { context: CCtx::create(), level: 0 });
+    static DECOMPRESSOR: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
+
+/// A prefix for a context that outlives it.
+///
+/// # Safety
+///
+/// A context uses a prefix for one frame, and forgets it as the frame begins. The caller must begin
+/// and end that frame while `base` lives.
+unsafe fn prefix(base: &[u8]) -> &'static [u8] {
+    // SAFETY: by the contract above nobody uses the reference after `base` has gone.
+    unsafe { std::mem::transmute::<&[u8], &'static [u8]>(base) }
+}
+
+/// The payload of `raw` with `base` in front, in `out`; None where it would not fit there.
+pub fn compress(
+    raw: &[u8],
+    base: &[u8],
+    out: &mut [u8],
+    level: i32,
+) -> Result<Option<usize>, String> {
+    COMPRESSOR.with_borrow_mut(|compressor| {
+        let Compressor { context, level: current } = compressor;
+        if *current != level {
+            context.set_parameter(CParameter::CompressionLevel(level)).map_err(describe)?;
+            *current = level;
+        }
+        // The window reaches back over both.
+        let window = usize::BITS - (raw.len() + base.len()).leading_zeros();
+        context.set_parameter(CParameter::WindowLog(window.clamp(10, 27))).map_err(describe)?;
+        // Four bytes, and other bytes in the place of the base's never pass for them.
+        context.set_parameter(CParameter::ChecksumFlag(true)).map_err(describe)?;
+        // SAFETY: the frame is made here, and fails or ends here; both forget the prefix.
+        context.ref_prefix(unsafe { prefix(base) }).map_err(describe)?;
+        let made = context.compress2(out, raw);
+        // A frame that did not fit is still open.
+        context.reset(ResetDirective::SessionOnly).map_err(describe)?;
+        context.ref_prefix(&[]).map_err(describe)?;
+        match made {
+            Ok(stored) => Ok(Some(stored)),
+            Err(code) if code == super::encode::DESTINATION_TOO_SMALL => Ok(None),
+            Err(code) => Err(describe(code)),
+        }
+    })
+}
+
+/// Fills `out` from a payload that passed `encode::check`, with the raw bytes of its base.
+pub fn decode(stored: &[u8], base: &[u8], out: &mut [u8]) -> Result<(), Corruption> {
+    let length = DECOMPRESSOR
+        .with_borrow_mut(|context| {
+            // SAFETY: the frame is decoded here; whatever comes of it, the prefix is forgotten.
+            context.ref_prefix(unsafe { prefix(base) })?;
+            let decoded = context.decompress(out, stored);
+            context.reset(ResetDirective::SessionOnly)?;
+            context.ref_prefix(&[])?;
+            decoded
+        })
+        .map_err(describe)?;
+    if length == out.len() {
+        Ok(())
+    } else {
+        Err(format!("payload decodes to {length} bytes, should be {}", out.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u64, length: usize) -> Vec<u8> {
+        let mut state = seed | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        };
+        (0..length).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_delta_is_small_and_needs_its_own_base() {
+        let base = noise(7, 100_000);
+        let mut raw = base.clone();
+        raw[40_000..40_010].fill(9);
+        let mut out = vec![0; raw.len()];
+        let stored = compress(&raw, &base, &mut out, 3).unwrap().unwrap();
+        assert!(stored < 500, "{stored}");
+        let mut back = vec![0; raw.len()];
+        decode(&out[..stored], &base, &mut back).unwrap();
+        assert_eq!(back, raw);
+        let other = noise(8, 100_000);
+        decode(&out[..stored], &other, &mut back).unwrap_err();
+    }
+
+    #[test]
+    fn a_base_that_looks_like_a_dictionary_is_plain_content() {
+        let mut base = noise(3, 50_000);
+        base[..4].copy_from_slice(&0xEC30_A437u32.to_le_bytes());
+        let mut raw = base.clone();
+        raw.truncate(30_000);
+        let mut out = vec![0; raw.len()];
+        for level in [3, 12] {
+            let stored = compress(&raw, &base, &mut out, level).unwrap().unwrap();
+            assert!(stored < 300, "{stored}");
+            let mut back = vec![0; raw.len()];
+            decode(&out[..stored], &base, &mut back).unwrap();
+            assert_eq!(back, raw);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_no_payload_and_leaves_nothing_behind() {
+        let (raw, base) = (noise(1, 20_000), noise(2, 20_000));
+        let mut out = vec![0; 100];
+        assert_eq!(compress(&raw, &base, &mut out, 3), Ok(None));
+        let mut room = vec![0; 20_000];
+        let stored = compress(&raw, &raw, &mut room, 3).unwrap().unwrap();
+        assert!(stored < 100);
+    }
+}

@@ -1,0 +1,201 @@
+//! `Bases`, `Refiner`, `Refined`, `sketch_records`, `deltas`.
+
+use std::sync::{Arc, Mutex};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::hashing::algorithm_named;
+use super::support::input::{Input, pack_ids, pack_u32, pack_u64};
+use super::upkeep::MarkSet;
+use crate::format::ids::{Checksum, ContainerNumber, RecordId};
+use crate::store::bases;
+use crate::store::record_reader::{BaseBytes, Reads};
+use crate::threads::lock::locked;
+use crate::upkeep::follow_merges;
+use crate::upkeep::refining::{self, Options, Piece};
+use crate::upkeep::similar::Similar;
+use crate::upkeep::sketch::{SKETCH_BYTES, Sketch};
+
+#[pyclass(frozen, module = "dedupd.native.store")]
+pub struct Bases(pub Arc<bases::Bases>);
+
+#[pymethods]
+impl Bases {
+    #[new]
+    fn new(dir_fd: i32, volume_id: [u8; 16], bytes_max: usize) -> PyResult<Bases> {
+        Ok(Bases(Arc::new(bases::Bases::new(dir_fd, volume_id, bytes_max)?)))
+    }
+
+    fn raw<'py>(&self, py: Python<'py>, record_id: u64) -> Option<Bound<'py, PyBytes>> {
+        let raw = py.detach(|| self.0.raw(RecordId(record_id), Reads::Any))?;
+        Some(PyBytes::new(py, &raw))
+    }
+
+    fn is_live(&self, py: Python<'_>, record_id: u64) -> bool {
+        py.detach(|| self.0.is_live(RecordId(record_id)))
+    }
+
+    fn drop(&self, numbers: Vec<u32>) {
+        let numbers: Vec<_> = numbers.into_iter().map(ContainerNumber).collect();
+        self.0.drop_containers(&numbers);
+    }
+}
+
+fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
+    let bytes = data.bytes();
+    if bytes.len() % SKETCH_BYTES != 0 {
+        return Err(PyValueError::new_err("sketches: not a multiple of 48 bytes"));
+    }
+    let numbers = data.u64s("sketches")?;
+    Ok(numbers.chunks_exact(6).filter_map(|one| one.try_into().ok()).collect())
+}
+
+#[pyfunction]
+#[pyo3(signature = (fd, table, *, seed, first, threads))]
+pub fn sketch_records<'py>(
+    py: Python<'py>,
+    fd: i32,
+    table: Input,
+    seed: u64,
+    first: u32,
+    threads: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let entries = table.entries("table")?;
+    let found = py.detach(|| refining::sketch_records(fd, &entries, first, seed, threads));
+    Ok(pack_u64(py, found.into_iter().flatten()))
+}
+
+type Deltas<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+
+#[pyfunction]
+pub fn deltas<'py>(py: Python<'py>, table: Input, seed: u64) -> PyResult<Deltas<'py>> {
+    let entries = table.entries("table")?;
+    let (places, found) = py.detach(|| follow_merges::deltas(&entries, seed));
+    Ok((pack_u32(py, places), pack_ids(py, found)))
+}
+
+#[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
+pub struct Refined {
+    places: Py<PyBytes>,
+    bases: Py<PyBytes>,
+    lengths: Py<PyBytes>,
+    checksums: Py<PyBytes>,
+    payloads: Py<PyBytes>,
+}
+
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+pub struct Refiner {
+    similar: Mutex<Similar>,
+    leaned: Py<MarkSet>,
+    bases: Arc<bases::Bases>,
+    options: Options,
+}
+
+#[pymethods]
+impl Refiner {
+    #[new]
+    #[pyo3(signature = (leaned, bases, *, level, saving_min, algorithm))]
+    fn new(
+        leaned: Py<MarkSet>,
+        bases: &Bound<'_, Bases>,
+        level: i32,
+        saving_min: f64,
+        algorithm: &str,
+    ) -> PyResult<Refiner> {
+        let algorithm = algorithm_named("algorithm", algorithm)?;
+        let options = Options { level, saving_min, algorithm };
+        let bases = Arc::clone(&bases.get().0);
+        Ok(Refiner { similar: Mutex::default(), leaned, bases, options })
+    }
+
+    fn bytes(&self) -> usize {
+        locked(&self.similar).bytes()
+    }
+
+    fn forget(&self) {
+        *locked(&self.similar) = Similar::default();
+    }
+
+    fn want(&self, py: Python<'_>, sketches: Input) -> PyResult<()> {
+        let sketches = self::sketches(&sketches)?;
+        py.detach(|| locked(&self.similar).want(&sketches));
+        Ok(())
+    }
+
+    #[pyo3(signature = (first_id, sketches, table, *, seed))]
+    fn offer(
+        &self,
+        py: Python<'_>,
+        first_id: u64,
+        sketches: Input,
+        table: Input,
+        seed: u64,
+    ) -> PyResult<()> {
+        let sketches = self::sketches(&sketches)?;
+        let (entries, leaned) = (table.entries("table")?, self.leaned.get());
+        py.detach(|| {
+            let (mut similar, leaned) = (locked(&self.similar), leaned.read());
+            similar.offer(RecordId(first_id), &sketches, &entries, seed, &leaned);
+        });
+        Ok(())
+    }
+
+    #[pyo3(signature = (*, ids, codecs, raw_lengths, checksums, fingerprints, lengths, payloads, sketches))]
+    #[expect(clippy::too_many_arguments, reason = "columns, all by name")]
+    fn refine(
+        &self,
+        py: Python<'_>,
+        ids: Input,
+        codecs: Input,
+        raw_lengths: Input,
+        checksums: Input,
+        fingerprints: Input,
+        lengths: Input,
+        payloads: Input,
+        sketches: Input,
+    ) -> PyResult<Refined> {
+        let (ids, codecs) = (ids.ids("ids")?, codecs.bytes());
+        let (raw_lengths, lengths) = (raw_lengths.u32s("raw_lengths")?, lengths.u32s("lengths")?);
+        let checksums = checksums.u64s("checksums")?;
+        let fingerprints = fingerprints.fingerprints("fingerprints")?;
+        let sketches = self::sketches(&sketches)?;
+        let counts = [codecs.len(), raw_lengths.len(), lengths.len(), checksums.len()];
+        if counts.iter().any(|&count| count != ids.len())
+            || fingerprints.len() != ids.len()
+            || sketches.len() != ids.len()
+        {
+            return Err(PyValueError::new_err("columns differ in length"));
+        }
+        let mut rest = payloads.bytes();
+        let mut pieces = Vec::with_capacity(ids.len());
+        for at in 0..ids.len() {
+            let Some((payload, after)) = rest.split_at_checked(lengths[at] as usize) else {
+                return Err(PyValueError::new_err("lengths go beyond the payloads"));
+            };
+            rest = after;
+            pieces.push(Piece {
+                id: ids[at],
+                codec: codecs[at],
+                raw_length: raw_lengths[at] as usize,
+                checksum: Checksum(checksums[at]),
+                fingerprint: fingerprints[at],
+                payload,
+                sketch: sketches[at],
+            });
+        }
+        let given = py.detach(|| {
+            let (mut similar, mut leaned) = (locked(&self.similar), self.leaned.get().write());
+            refining::refine(&pieces, &mut similar, &mut leaned, &self.bases, self.options)
+        });
+        let payloads: Vec<u8> = given.iter().flat_map(|one| one.payload.iter().copied()).collect();
+        Ok(Refined {
+            places: pack_u32(py, given.iter().map(|one| one.at as u32)).unbind(),
+            bases: pack_ids(py, given.iter().map(|one| one.base)).unbind(),
+            lengths: pack_u32(py, given.iter().map(|one| one.payload.len() as u32)).unbind(),
+            checksums: pack_u64(py, given.iter().map(|one| one.checksum.0)).unbind(),
+            payloads: PyBytes::new(py, &payloads).unbind(),
+        })
+    }
+}

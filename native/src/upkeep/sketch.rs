@@ -1,0 +1,184 @@
+//! Sketches of chunks, by which those that are alike are found (docs/format.md, "Sketches").
+//!
+//! The N-transform of Shilane et al. with content-defined sampling (Odess): of the hashes that a
+//! rolling hash takes on, one in 32 is looked at, and of each of twelve linear maps the largest value
+//! is a feature. Two features are hashed into a super-feature: six of two found most for their cost
+//! in chunks of 80 KiB.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub const SUPER_FEATURES: usize = 6;
+pub const SKETCH_BYTES: usize = 8 * SUPER_FEATURES;
+
+/// All zeros where a chunk has nothing to be sketched.
+pub type Sketch = [u64; SUPER_FEATURES];
+
+const FEATURES: usize = 2 * SUPER_FEATURES;
+/// As many maps as two vector registers hold; the last four are not used.
+const MAPS: usize = 16;
+/// The hash is of so many bytes: each shifts the ones before it up by a bit.
+const WINDOW: usize = 32;
+/// A hash counts where as many of its upper bits are zero.
+const SAMPLE_BITS: u32 = 5;
+const LANES: usize = 4;
+/// Shorter chunks save too little to be worth a second record to read.
+const RAW_BYTES_MIN: usize = 1 << 10;
+/// Steps of all lanes between two looks at the sampled hashes.
+const STEPS: usize = 256;
+
+const GEAR: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut at = 0;
+    while at < 256 {
+        table[at] = mix(at as u64 + 1) as u32;
+        at += 1;
+    }
+    table
+};
+
+const FACTORS: [u32; MAPS] = parameters(0x1000);
+const ADDENDS: [u32; MAPS] = parameters(0x2000);
+
+/// The finalizer of SplitMix64.
+const fn mix(value: u64) -> u64 {
+    let value = value.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ value >> 31
+}
+
+const fn parameters(seed: u64) -> [u32; MAPS] {
+    let mut values = [0; MAPS];
+    let mut at = 0;
+    while at < MAPS {
+        values[at] = mix(seed + at as u64) as u32 | 1;
+        at += 1;
+    }
+    values
+}
+
+/// The sketch of a chunk.
+pub fn sketch(raw: &[u8]) -> Sketch {
+    if raw.len() < RAW_BYTES_MIN {
+        return Sketch::default();
+    }
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has these instructions.
+        return super_features(&unsafe { features_avx2(raw) });
+    }
+    super_features(&features(raw))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn features_avx2(raw: &[u8]) -> [u32; MAPS] {
+    features(raw)
+}
+
+/// Four parts of the chunk at once, each from a window before its beginning on: the hash at a place
+/// is that of the bytes before it, wherever it was begun.
+#[inline(always)]
+fn features(raw: &[u8]) -> [u32; MAPS] {
+    let mut features = [0; MAPS];
+    let part = (raw.len() - WINDOW) / LANES;
+    let lanes: [&[u8]; LANES] = std::array::from_fn(|lane| {
+        let start = lane * part;
+        &raw[start..start + WINDOW + part]
+    });
+    let mut hashes = [0u32; LANES];
+    for (hash, bytes) in hashes.iter_mut().zip(&lanes) {
+        for &byte in &bytes[..WINDOW] {
+            *hash = (*hash << 1).wrapping_add(GEAR[byte as usize]);
+        }
+    }
+    let mut sampled = [0u32; LANES * STEPS + 1];
+    let mut first = WINDOW;
+    while first < WINDOW + part {
+        let end = (first + STEPS).min(WINDOW + part);
+        let rest: [&[u8]; LANES] = std::array::from_fn(|lane| &lanes[lane][first..end]);
+        let mut count = 0;
+        for at in 0..end - first {
+            for lane in 0..LANES {
+                let hash = (hashes[lane] << 1).wrapping_add(GEAR[rest[lane][at] as usize]);
+                hashes[lane] = hash;
+                sampled[count] = hash;
+                count += usize::from(hash >> (u32::BITS - SAMPLE_BITS) == 0);
+            }
+        }
+        look_at(&sampled[..count], &mut features);
+        first = end;
+    }
+    features
+}
+
+#[inline(always)]
+fn look_at(sampled: &[u32], features: &mut [u32; MAPS]) {
+    let mut largest = *features;
+    for &hash in sampled {
+        for map in 0..MAPS {
+            let value = hash.wrapping_mul(FACTORS[map]).wrapping_add(ADDENDS[map]);
+            largest[map] = largest[map].max(value);
+        }
+    }
+    *features = largest;
+}
+
+fn super_features(features: &[u32; MAPS]) -> Sketch {
+    if features.iter().all(|&feature| feature == 0) {
+        return Sketch::default();
+    }
+    let mut pairs = features[..FEATURES].chunks_exact(2);
+    std::array::from_fn(|place| {
+        let mut pair = [0; 8];
+        for (bytes, feature) in pair.chunks_exact_mut(4).zip(pairs.next().unwrap_or(&[])) {
+            bytes.copy_from_slice(&feature.to_le_bytes());
+        }
+        // The place is part of it, so that equal super-features are in the same place.
+        xxh3_64_with_seed(&pair, place as u64 + 1).max(1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u64, length: usize) -> Vec<u8> {
+        (0..length as u64).map(|at| mix(seed << 32 | at) as u8).collect()
+    }
+
+    fn common(one: &Sketch, other: &Sketch) -> usize {
+        one.iter().zip(other).filter(|(one, other)| one == other && **one != 0).count()
+    }
+
+    #[test]
+    fn chunks_that_are_alike_have_super_features_in_common_and_others_have_none() {
+        let base = noise(1, 80_000);
+        let mut edited = base.clone();
+        edited.splice(30_000..30_004, noise(2, 50));
+        assert!(common(&sketch(&base), &sketch(&edited)) >= 3);
+        assert_eq!(common(&sketch(&base), &sketch(&noise(3, 80_000))), 0);
+        assert_eq!(sketch(&base), sketch(&base));
+    }
+
+    #[test]
+    fn short_chunks_and_uniform_ones_are_sketched_or_left_alone() {
+        assert_eq!(sketch(&[]), Sketch::default());
+        assert_eq!(sketch(&noise(1, RAW_BYTES_MIN - 1)), Sketch::default());
+        assert_ne!(sketch(&noise(1, RAW_BYTES_MIN)), Sketch::default());
+        let uniform = [vec![7; 70_000], vec![7; 90_000]].map(|raw| sketch(&raw));
+        assert_eq!(uniform[0], uniform[1]);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn the_vector_instructions_change_nothing() {
+        if std::arch::is_x86_feature_detected!("avx2") {
+            for length in [1024, 1025, 4099, 131_072] {
+                let raw = noise(9, length);
+                // SAFETY: the processor has these instructions.
+                assert_eq!(unsafe { features_avx2(&raw) }, features(&raw));
+            }
+        }
+    }
+}
