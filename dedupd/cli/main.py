@@ -31,6 +31,7 @@ COMMANDS = {
     "expand": "Make files plain again.",
     "send": "Write a volume, or what is new in it, as a stream.",
     "receive": "Make a volume what a stream says.",
+    "drill": "Damage a copy of a store, and show what would be lost.",
     "restore": "Take files out of a copy of a volume, without mounting it.",
     "analyze": "Report what deduplication would save on any directory.",
     "demo": "Try everything on real files, in a temporary volume.",

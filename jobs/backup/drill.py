@@ -1,0 +1,178 @@
+"""The drill: a copy of the store is damaged on purpose, to see what would be lost.
+
+The volume itself is only read. Containers that are to be damaged are copied, sharing blocks where
+the file system can; the others are linked to. Then every stub is read through the copy.
+"""
+
+import fcntl
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from dedupd.errors import Damaged
+from dedupd.format.container import Kind
+from dedupd.store.reader import RecordReader
+from dedupd.stub.local_blocks import checked_stub
+from dedupd.system.files import opened, read_at
+from dedupd.system.paths import explain, open_beneath, parents, show_path
+from dedupd.system.processes import cores
+from dedupd.units import MIB
+from dedupd.volume.enable import remove_all
+from dedupd.volume.volume import STORE_DIRS, Volume
+from jobs.backup.content import ContentReader
+from jobs.frame.report import FileReport
+from jobs.frame.run import JobRun
+from jobs.tree.walk import walk
+
+DRILL_DIR = "drill"
+_CLONE = 0x4004_9409
+
+
+@dataclass(slots=True)
+class DrillReport(FileReport):
+    """The results of a run. ``healed`` files were read in full, by second copies of ``records``."""
+
+    job: str = "drill"
+    seed: int = 0
+    bits: int = 0
+    containers_lost: int = 0
+    copied_bytes: int = 0
+    stubs: int = 0
+    lost: int = 0
+    lost_bytes: int = 0
+    healed: int = 0
+    records: int = 0
+
+
+class DamagedStore(Volume):
+    """A volume that reads the copy of its store, and notes damage nowhere."""
+
+    met: set[tuple[Kind, int]]
+
+    def directory(self, kind: Kind) -> str:
+        return os.path.join(self.base, DRILL_DIR, STORE_DIRS[kind])
+
+    def _records(self, kind: Kind) -> RecordReader:
+        directory, volume_id = self.directory(kind), self.space.volume_id
+        return RecordReader(
+            directory, kind, volume_id, self.copies(kind), partial(self._note, kind)
+        )
+
+    def _note(self, kind: Kind, record: int) -> None:
+        self.met.add((kind, record))
+
+
+class Drill:
+    """One drill. Needs the job lock; the volume may be mounted."""
+
+    def __init__(
+        self, volume: DamagedStore, run: JobRun, *, bits: int, containers: int, seed: int
+    ) -> None:
+        """``bits`` are flipped anywhere in the store, and ``containers`` are lost, by ``seed``."""
+        self._volume = volume
+        self._run = run
+        self._rng = random.Random(seed)
+        self._report = DrillReport(
+            seed=seed, bits=bits, containers_lost=containers, started_s=run.started_s
+        )
+
+    def run(self) -> DrillReport:
+        """Raises NoSpace where there is no room for the copy, Cancelled."""
+        volume, run, report = self._volume, self._run, self._report
+        volume.met = set()
+        try:
+            self._copy()
+            run.update(phase="reading all stubs")
+            with ThreadPoolExecutor(cores(), thread_name_prefix="chunks") as pool:
+                reader = ContentReader(volume, pool)
+                for found in walk(volume, b"", [], run.safe_point):
+                    if found.is_stub:
+                        self._read(reader, found.path, found.identity.size)
+                        run.update(files=report.stubs, done=report.stubs)
+            report.records = len(volume.met)
+        finally:
+            with suppress(FileNotFoundError):
+                remove_all(volume.base_fd, DRILL_DIR.encode(), volume.disk)
+        report.complete(run)
+        return report
+
+    def _read(self, reader: ContentReader, path: bytes, size: int) -> None:
+        volume, report, where = self._volume, self._report, show_path(path)
+        report.stubs += 1
+        before = len(volume.met)
+        try:
+            flags = os.O_RDONLY | os.O_NONBLOCK
+            with opened(open_beneath(volume.data_fd, path, flags)) as fd:
+                stub = checked_stub(fd, volume.stub_files, where)
+                for _ in reader.pieces(fd, stub, where):
+                    self._run.safe_point()
+        except FileNotFoundError:
+            return
+        except (Damaged, OSError) as error:
+            text = explain(error) if isinstance(error, OSError) else str(error)
+            self._run.findings.add(f"{where}: {text}")
+            report.lost += 1
+            report.lost_bytes += size
+            return
+        report.healed += len(volume.met) > before
+
+    # --- the copy -----------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        volume, rng = self._volume, self._rng
+        files = [
+            (f"{STORE_DIRS[kind]}/{name}", os.path.getsize(self._own(f"{STORE_DIRS[kind]}/{name}")))
+            for kind in Kind
+            for name in sorted(os.listdir(self._own(STORE_DIRS[kind])))
+            if name.endswith((".dat", ".dir"))
+        ]
+        lost = self._lost([name for name, _ in files])
+        left = [(name, size) for name, size in files if name not in lost and size]
+        flips: dict[str, list[int]] = {}
+        for _ in range(self._report.bits if left else 0):
+            name, size = rng.choices(left, [size for _, size in left])[0]
+            flips.setdefault(name, []).append(rng.randrange(8 * size))
+        with suppress(FileNotFoundError):
+            remove_all(volume.base_fd, DRILL_DIR.encode(), volume.disk)
+        for kind in Kind:
+            for directory in parents(f"{DRILL_DIR}/{STORE_DIRS[kind]}"):
+                with suppress(FileExistsError):
+                    volume.disk.make_dir(volume.base_fd, directory.encode())
+        for name, size in files:
+            self._run.safe_point()
+            if name in lost:
+                continue
+            if name in flips:
+                self._damage(name, size, flips[name])
+            else:
+                depth = "../" * (name.count("/") + 1)
+                target = f"{depth}{name}".encode()
+                volume.disk.make_symlink(target, volume.base_fd, f"{DRILL_DIR}/{name}".encode())
+
+    def _lost(self, names: list[str]) -> set[str]:
+        chunks = [name for name in names if name.startswith("store/chunks/") and ".dat" in name]
+        taken = self._rng.sample(chunks, min(self._report.containers_lost, len(chunks)))
+        return {f"{name[:-4]}{suffix}" for name in taken for suffix in (".dat", ".dir")}
+
+    def _own(self, name: str) -> str:
+        return os.path.join(self._volume.base, name)
+
+    def _damage(self, name: str, size: int, flips: list[int]) -> None:
+        volume, report = self._volume, self._report
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        copy = volume.disk.create(volume.base_fd, f"{DRILL_DIR}/{name}".encode())
+        with opened(os.open(self._own(name), flags)) as fd, opened(copy):
+            try:
+                fcntl.ioctl(copy, _CLONE, fd)
+            except OSError:  # a file system that shares no blocks
+                volume.room().require(size, f"a copy of {name}")
+                for at in range(0, size, MIB):
+                    self._run.safe_point()
+                    volume.disk.write_at(copy, [read_at(fd, min(MIB, size - at), at)], at)
+                report.copied_bytes += size
+            for bit in flips:
+                (byte,) = read_at(copy, 1, bit // 8)
+                volume.disk.write_at(copy, [bytes([byte ^ 1 << bit % 8])], bit // 8)
