@@ -70,7 +70,7 @@ class File:
 def volume(size_bytes: int, seed: int) -> list[File]:
     """The files, in the order of the tree."""
     rng = random.Random(seed)
-    files = []
+    files: list[File] = []
     for kind in KINDS:
         left = size_bytes * kind.share
         while left > 0:
