@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dedupd import native
-from dedupd.config.policy import SharedExtents
+from dedupd.config.policy import Policy, SharedExtents
 from dedupd.config.policy_file import wrong_keys
+from dedupd.config.reserve import Reserve
 from dedupd.errors import (
     ConfigurationError,
     DedupdError,
@@ -227,12 +228,28 @@ def _free_space(root: str) -> Result:
     space = os.statvfs(root)
     free, whole = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     found = f"{format_size(free)} of {format_size(whole)} free"
+    reserve_bytes = _reserve(root).bytes_of(whole)
+    if free <= reserve_bytes:
+        return _bad(
+            f"{found}, and {format_size(reserve_bytes)} are reserved for users: no job can begin",
+            f"free {format_size(reserve_bytes - free + FREE_BYTES_MIN)}, or lower the policy's"
+            " `reserve`",
+        )
     if free < FREE_BYTES_MIN:
         remedy = f"free {format_size(FREE_BYTES_MIN)}: jobs write before they give space back"
         return _bad(found, remedy)
     if free < FREE_SHARE_MIN * whole:
         return _warning(found, "file systems slow down when full")
     return _fine(found)
+
+
+def _reserve(root: str) -> Reserve:
+    """What jobs leave free: that of the policy, or of a new volume."""
+    try:
+        with Volume.open(root) as volume:
+            return volume.policy().reserve
+    except (DedupdError, OSError):
+        return Policy().reserve
 
 
 def _volume(root: str) -> Result:

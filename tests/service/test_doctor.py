@@ -41,6 +41,15 @@ def test_a_file_system_that_is_too_small(loop_fs: MakeFileSystem) -> None:
     assert found(loop_fs("ext4", "64M"), "free space").verdict is Verdict.BAD
 
 
+def test_free_space_that_is_all_reserved_for_users(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    lab.set_policy('reserve = "99%"\n')
+    check = found(lab.root, "free space")
+    assert check.verdict is Verdict.BAD and "`reserve`" in check.remedy
+    lab.set_policy('reserve = "0"\n')
+    assert "reserve" not in found(lab.root, "free space").remedy
+
+
 def test_a_volume_inside_and_a_volume_around(tmp_path: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     inside = found(tmp_path, "volumes and mounts in it")
