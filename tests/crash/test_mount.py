@@ -1,7 +1,9 @@
 """A mount's process, or a job, is killed in the middle of a commit or of giving a file back."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from json import JSONDecodeError
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from dedupd.errors import ServiceUnreachable
 from dedupd.system import mount_table
 from fuse_stub import process
-from fuse_stub.mounts.mount_points import clear_dead_mount
+from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead
 from tests.support import crash
+from tests.support.mounts import Nursery, serve_for_test
 
 pytestmark = pytest.mark.root
 
@@ -92,3 +95,78 @@ def test_a_mount_after_a_killed_job_shows_no_trace_of_it(fast: Path, point: str)
     with mounted(root, view):
         assert crash.see_plain(view) == before
     assert crash.half_done(root) == []
+
+
+# --- before every effect that it has ----------------------------------------------------------
+
+STEPS_MAX = 1000
+
+
+def serve_until(
+    step: str, path: str, mountpoint: str, cache_bytes: int, answer: Connection
+) -> None:
+    """Serve a mount in a process of a nursery that dies before one of its durable effects."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dedupd.volume.volume.Disk", lambda: crash.DyingDisk(int(step)))
+        serve_for_test(path, mountpoint, cache_bytes, answer)
+
+
+def dies_at(root: Path, view: Path, step: int, job: Callable[[Path], object]) -> bool:
+    """Whether a mount that is to die before its effect number ``step`` does so while a job works,
+    or before, or at its end."""
+    nursery, died = Nursery(serve_until, (str(step),)), False
+    try:
+        nursery.serve(str(root), str(view), cache_bytes=16 << 20)
+        job(root)
+    except (JSONDecodeError, ServiceUnreachable):
+        died = True
+    died |= is_dead(str(view))
+    clear_dead_mount(str(view))
+    if mount_table.find(str(view)) is not None:
+        with suppress(ServiceUnreachable):
+            process.unmount(str(view))
+    return died
+
+
+def killed_at_steps(fast: Path, job: Callable[[Path], object], first: int, stride: int) -> int:
+    start, root, view = fast / "start", fast / "root", fast / "view"
+    for path in (start, root, view):
+        crash.remove(path)
+    start.mkdir()
+    view.mkdir()
+    before = crash.make_volume(start)
+    if job is crash.unoptimize_volume:
+        crash.optimize_volume(start)
+    for kills, step in enumerate(range(first, STEPS_MAX, stride)):
+        crash.copy_volume(start, root)
+        died = dies_at(root, view, step, job)
+        assert crash.see(root) == before, f"killed before step {step}"
+        with mounted(root, view):
+            assert crash.see_plain(view) == before, f"killed before step {step}, mounted again"
+            job(root)
+        report = crash.verify_volume(root)
+        assert (report.findings, report.unsettled, report.unsynced_bytes) == ([], 0, 0)
+        assert crash.half_done(root) == []
+        assert crash.see(root) == before
+        crash.remove(root)
+        if not died:
+            return kills
+    raise AssertionError("it never lived on")
+
+
+@pytest.mark.parametrize("job", [crash.optimize_volume, crash.unoptimize_volume])
+def test_a_mount_killed_between_its_effects_loses_nothing(
+    fast: Path, job: Callable[[Path], object]
+) -> None:
+    assert killed_at_steps(fast, job, 20, 40) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("job", [crash.optimize_volume, crash.unoptimize_volume])
+def test_a_mount_killed_between_any_two_of_its_effects_loses_nothing(
+    fast: Path, job: Callable[[Path], object]
+) -> None:
+    kills = killed_at_steps(fast, job, 0, 1)
+    print(f"\nkilled before each of {kills} effects of the mount process")
+    assert kills >= 10
