@@ -139,6 +139,7 @@ def serve_users_and_a_job(scene: Scene) -> None:
             crash.optimize_volume(scene.root, scene.disk)
         assert touched
         assert [e for e in scene.disk.log if isinstance(e.event, RemoveAttribute)]
+        crash.optimize_volume(scene.root, scene.disk)
         write_and_sync(scene, view, "base", 5000, noise(9 * KIB, 31))
         write_and_sync(scene, view, "more/base", 21 * KIB, noise(3 * KIB, 32))
         with open(view / SPOILT, "wb"):
