@@ -10,7 +10,8 @@ import pytest
 from dedupd import native
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.format.container import Kind
-from dedupd.store.writer import NewRecords, encode_records
+from dedupd.store.encoded_records import encode_records
+from dedupd.store.writer import NewRecords
 from dedupd.units import align_down
 from dedupd.volume.container_numbers import Numbers
 from dedupd.volume.room import Room
