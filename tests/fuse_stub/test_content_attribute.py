@@ -62,10 +62,8 @@ def test_it_is_not_listed_and_cannot_be_set(lab: MountedLab) -> None:
     (lab.view / "file").write_bytes(noise(100 * KIB))
     lab.optimize()
     assert NAME not in os.listxattr(lab.view / "file")
-    for change in (
-        lambda: os.setxattr(lab.view / "file", NAME, b"mine"),
-        lambda: os.removexattr(lab.view / "file", NAME),
-    ):
-        with pytest.raises(PermissionError):
-            change()
+    with pytest.raises(PermissionError):
+        os.setxattr(lab.view / "file", NAME, b"mine")
+    with pytest.raises(PermissionError):
+        os.removexattr(lab.view / "file", NAME)
     assert digest(lab, ".") is None

@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -153,7 +153,9 @@ def test_the_nodes_of_a_stream() -> None:
     flags = stream.NodeFlag.RECIPE | stream.NodeFlag.LINKED
     names = ("mode", "uid", "gid", "device", "inode", "size", "atime_ns", "mtime_ns")
     numbers = dict(zip(names, (1, 2, 3, 4, 5, 6, -7, 8), strict=True))
-    node = stream.StreamNode(b"a/path", flags, **numbers, recipe=9, attributes=attributes)
+    node = stream.StreamNode(
+        b"a/path", flags, **cast(Any, numbers), recipe=9, attributes=attributes
+    )
     data = stream.encode_node(node)
     tail = 6 + 6 + 6 + 5 + 6 + 6
     values = {

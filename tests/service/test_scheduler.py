@@ -476,7 +476,7 @@ def test_removed_files_bring_the_next_collection_forward() -> None:
 
 def test_optimization_gives_way_to_what_frees_space_at_once() -> None:
     begun = night(2, 13)
-    history = {"gc": ran(begun, 2), "compact": ran(begun + 3, 2)}
+    history: dict[TaskName, TaskHistory] = {"gc": ran(begun, 2), "compact": ran(begun + 3, 2)}
     space = replace(LOW, removed_s=begun + 20)
     volume = VolumeView("a", OFF, history, space=space)
     running = [Running("a", Urgency.SPACE, begun + 6, task="throughput")]
@@ -489,7 +489,7 @@ def test_optimization_gives_way_to_what_frees_space_at_once() -> None:
 
 def test_a_shorter_age_holds_while_space_is_critical_alone() -> None:
     begun = night(2, 13)
-    history = {"gc": ran(begun, 2), "compact": ran(begun + 3, 2)}
+    history: dict[TaskName, TaskHistory] = {"gc": ran(begun, 2), "compact": ran(begun + 3, 2)}
     for age, arguments in (("1h", ("--min-age-at-most=1h",)), ("", ())):
         space = replace(LOW, level=SpaceLevel.CRITICAL, age=age)
         action = decide(VolumeView("a", OFF, history, space=space), now=begun + 10)

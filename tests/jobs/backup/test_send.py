@@ -222,7 +222,7 @@ def test_a_stream_with_a_wrong_bit_changes_nothing(tmp_path: Path, seed: int) ->
     lab, replica = new_lab(tmp_path / "volume"), new_lab(tmp_path / "replica")
     fill(lab)
     lab.optimize()
-    command = [*PROGRAM, "send", lab.root]
+    command = [*PROGRAM, "send", str(lab.root)]
     data = bytearray(subprocess.run(command, capture_output=True, check=True).stdout)
     rng = random.Random(seed)
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -241,7 +241,7 @@ def test_a_stream_with_a_wrong_bit_changes_nothing(tmp_path: Path, seed: int) ->
 
 def test_damage_says_itself(tmp_path: Path) -> None:
     replica = new_lab(tmp_path / "replica")
-    command = [*PROGRAM, "receive", replica.root]
+    command = [*PROGRAM, "receive", str(replica.root)]
     done = subprocess.run(command, input=b"no stream" * 9, capture_output=True, check=False)
     assert done.returncode == 4 and b"no frame of a stream of dedupd" in done.stderr
 

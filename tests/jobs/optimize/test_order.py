@@ -1,6 +1,7 @@
 """The order of a run: classes of files by what they save for their cost, and each in its turn."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,7 @@ def test_what_is_known_is_kept_and_may_be_lost(tmp_path: Path) -> None:
         again = ClassFigures.load(volume.hints)
         assert (len(again.known), again.turn) == (order.CLASSES_MAX, 1)
         assert again.known[FileClass("top", "t900")] == Figures(1, 1900, 5, 7)
+        wrong: Any
         for wrong in ("nonsense", {"classes": [{"top": "x"}], "turn": 1}, {"classes": 5}, []):
             volume.hints.put(HintKey.CLASSES, wrong)
             assert ClassFigures.load(volume.hints).known == {}
