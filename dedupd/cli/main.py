@@ -23,6 +23,7 @@ COMMANDS = {
     "cancel": "End a job of the service.",
     "pause": "Hold the jobs of a volume.",
     "resume": "Let the jobs of a volume go on.",
+    "notify": "Try how somebody is told of problems.",
     "status": "Show what a volume saves, or every mounted volume.",
     "doctor": "Check this machine, and a volume or directory.",
     "policy": "Show and set what is optimized, and how.",

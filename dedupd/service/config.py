@@ -7,6 +7,7 @@ writes. The policy of each volume, not this, says which files are optimized, and
 import grp
 import ipaddress
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,6 +15,7 @@ from typing import Any
 
 from dedupd.config.config_values import (
     Parse,
+    duration,
     one_of,
     parsed,
     read_table,
@@ -21,7 +23,10 @@ from dedupd.config.config_values import (
     whole,
     yes_or_no,
 )
+from dedupd.config.schedule import Calendar, Off, parse_schedule
 from dedupd.errors import ConfigurationError, UsageError
+from dedupd.service.notices.delivery import SENDMAIL
+from dedupd.service.notices.problem import Severity
 from dedupd.system.control_socket import runtime_dir
 from dedupd.system.mount_table import is_uuid
 from dedupd.units import MIB, brief, exact_size
@@ -74,11 +79,24 @@ class ServiceConfig:
     listen: Listen | None = None
     jobs_max: int = 1
     unmount_on_stop: bool = True
+    on_problem: tuple[str, ...] = ()
+    mail_to: str = ""
+    sendmail: str = SENDMAIL
+    webhook: str = ""
+    notify_from: Severity = Severity.WARNING
+    problem_calm_s: float = 60.0
+    summary: Calendar | None = None
+    state: str = ""
     volumes: tuple[VolumeConfig, ...] = ()
 
     @property
     def socket_path(self) -> str:
         return self.socket or default_socket()
+
+    @property
+    def state_path(self) -> str:
+        """The directory where the service keeps what it has told."""
+        return self.state or default_state()
 
     @property
     def group_id(self) -> int | None:
@@ -94,6 +112,14 @@ def default_socket() -> str:
     if os.geteuid() == 0:
         return "/run/dedupd.sock"
     return os.path.join(runtime_dir(), "service.sock")
+
+
+def default_state() -> str:
+    """Where the service keeps its own state unless it is told otherwise."""
+    if os.geteuid() == 0:
+        return "/var/lib/dedupd"
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(home, "dedupd")
 
 
 def config_path() -> str:
@@ -148,6 +174,41 @@ def _listen(value: Any) -> Listen | None:
     return Listen(host.strip("[]"), number)
 
 
+def _command(value: Any) -> tuple[str, ...]:
+    try:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError:
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise UsageError('write a command, like "/usr/local/bin/tell admins"')
+    if words and (not words[0].startswith("/") or any("\0" in word for word in words)):
+        raise UsageError("write the absolute path of a program, and its arguments")
+    return tuple(words)
+
+
+def _address(value: Any) -> str:
+    text = _text(value)
+    if not text.isprintable() or text.startswith("-"):
+        raise UsageError('write addresses of mail, like "root" or "admins@example.org"')
+    return text
+
+
+def _url(value: Any) -> str:
+    text = _text(value)
+    if text and (not text.startswith(("http://", "https://")) or not text.isprintable()):
+        raise UsageError('write a URL, like "https://example.org/hooks/dedupd"')
+    return text
+
+
+def _summary(value: Any) -> Calendar | None:
+    schedule = parse_schedule(_text(value))
+    if isinstance(schedule, Off):
+        return None
+    if not isinstance(schedule, Calendar):
+        raise UsageError('write days and a time, like "Mon 07:00 for 12h", or "off"')
+    return schedule
+
+
 def _uuid(value: Any) -> str:
     text = _text(value)
     if not is_uuid(text):
@@ -169,8 +230,17 @@ SERVICE_KEYS: Mapping[str, Parse] = {
     "listen": _listen,
     "jobs_max": whole(1, 64),
     "unmount_on_stop": yes_or_no,
+    "on_problem": _command,
+    "mail_to": _address,
+    "sendmail": _absolute,
+    "webhook": _url,
+    "notify_from": one_of(Severity),
+    "problem_calm": duration,
+    "summary": _summary,
+    "state": _absolute,
 }
-"""Each is the attribute of its name of :class:`ServiceConfig`."""
+"""Each is the attribute of its name of :class:`ServiceConfig`; ``problem_calm`` is
+``problem_calm_s``."""
 
 VOLUME_KEYS: Mapping[str, Parse] = {
     "path": _absolute,
@@ -231,7 +301,9 @@ def parse_config(text: str, where: str) -> ServiceConfig:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigurationError(f"{where}: volume: write each volume as a table [[volume]]")
     changes = {
-        name: parsed(SERVICE_KEYS, name, value, where, ConfigurationError)
+        {"problem_calm": "problem_calm_s"}.get(name, name): parsed(
+            SERVICE_KEYS, name, value, where, ConfigurationError
+        )
         for name, value in table.items()
     }
     volumes = _distinct([parse_volume(row, where) for row in rows], where)

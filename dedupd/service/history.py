@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 from dedupd.service.scheduler import TaskHistory, TaskName
 from dedupd.volume.catalog import Catalog, catalogue_of
 from dedupd.volume.hints import HintKey, Hints
+from dedupd.volume.repair_notes import RepairNotes
 
 RUNS_KEPT = 2000
 SAVINGS_KEPT = 5000
@@ -98,6 +99,10 @@ class History:
     def runs(self, count: int, before_ns: int | None = None) -> list[dict[str, Any]]:
         """The last runs that began before a time (ns since 1970, None: now), newest first."""
         return Hints(self._directory).runs(count, before_ns)
+
+    def damage_met(self) -> int:
+        """How many records readers could not read, since a scrub has looked."""
+        return len(RepairNotes(Hints(self._directory)).pending())
 
     def savings(self, count: int) -> list[Savings]:
         """The last samples, oldest first."""

@@ -49,6 +49,10 @@ class ServedVolume:
         """What a compaction would give back, as far as jobs and measurements have told."""
         self.young_bytes = 0
         """Of files that the last optimize run found too young."""
+        self.damage_met = 0
+        """Records that readers could not read, and that no scrub has looked at since."""
+        self.optimized_s = 0.0
+        """When a run of optimize got through last."""
         self.since_s = 0.0
         self._served_s = 0.0
         self._not_before_s = 0.0
@@ -105,6 +109,11 @@ class ServedVolume:
             return False  # it has just been unmounted, or the disk is gone, which others say
         return self.space.look(sample, self.policy)
 
+    async def look_for_damage(self) -> None:
+        """See whether readers have met damage since the last scrub."""
+        if self.is_mounted:
+            self.damage_met = await self.remember(History.damage_met) or 0
+
     @property
     def reclaimable(self) -> list[Reclaimable]:
         """Jobs that would free space, the cheapest first."""
@@ -160,8 +169,11 @@ class ServedVolume:
         """Take in what a run says of space that could be freed."""
         if report.get("job") == "optimize":
             self.young_bytes = report.get("bytes_skipped", {}).get(YOUNG, 0)
+            if report.get("outcome") == "done":
+                self.optimized_s = max(self.optimized_s, report.get("started_s", 0.0))
         elif report.get("job") == "gc":
-            self.garbage_bytes += report.get("orphaned_bytes", 0)
+            self.garbage_bytes += report.get("orphaned_bytes", 0) - report.get("freed_bytes", 0)
+            self.garbage_bytes = max(0, self.garbage_bytes)
         elif report.get("job") == "compact":
             self.garbage_bytes = max(0, report["dead_bytes"] - report["freed_bytes"])
 

@@ -37,6 +37,7 @@ from dedupd.service.served_volume import ServedVolume
 from dedupd.service.space import LOOK_S as SPACE_LOOK_S
 from dedupd.service.systemd.journal import Event, report
 from dedupd.service.systemd.notify import Notifier
+from dedupd.service.telling import Telling
 from dedupd.system.files import locked
 from dedupd.units import counted
 
@@ -73,6 +74,7 @@ class Service:
         """How many jobs have ended, by name and by whether they completed, stopped or failed."""
         self.listen_problem = ""
         """Why the page cannot be reached, to be shown; empty where nothing is wrong."""
+        self.telling = Telling(self)
         self._notifier = notifier
         self._keeping: dict[ServedVolume, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
@@ -105,6 +107,7 @@ class Service:
                     await volume.view()
                 schedule = self._group.create_task(self._schedule())
                 space = self._group.create_task(self._watch_space())
+                telling = self._group.create_task(self.telling.run())
                 self._notifier.ready(self.status)
                 report(Event.SERVICE_READY, f"dedupd is ready: {self.status}", pid=os.getpid())
                 await self._stop.wait()
@@ -113,6 +116,7 @@ class Service:
                 report(Event.SERVICE_STOPPING, "dedupd is stopping")
                 schedule.cancel()
                 space.cancel()
+                telling.cancel()
                 await self._drain()
                 watch.cancel()
 
@@ -140,7 +144,7 @@ class Service:
             self._notifier.reloading()
             try:
                 config = load_config(self.config_path)
-                for key in ("socket_path", "listen", "group", "readers"):
+                for key in ("socket_path", "listen", "group", "readers", "state_path"):
                     if getattr(config, key) != getattr(self.config, key):
                         raise ConfigurationError(
                             f"{self.config_path}: {key.removesuffix('_path')} can only be changed"
@@ -217,6 +221,7 @@ class Service:
             for volume in list(self.volumes.values()):
                 if await volume.look_at_space():
                     self.look_again()
+                await volume.look_for_damage()
             await asyncio.sleep(SPACE_LOOK_S)
 
     # --- jobs -------------------------------------------------------------------------------------
@@ -300,6 +305,9 @@ class Service:
         level = logging.WARNING if job.failed or job.found_damage else logging.INFO
         event = Event.JOB_FAILED if job.failed else Event.JOB_ENDED
         report(event, f"{job.job} on {job.path}: {job.outcome}", level, job=job.id, path=job.path)
+        if sum((job.report or {}).get("repaired", {}).values()):
+            text = f"{job.path}: damage was repaired"
+            report(Event.DAMAGE_REPAIRED, text, job=job.id, path=job.path)
         how = "failed" if job.failed else "completed" if job.completed else "stopped"
         self.counts[job.job, how] += 1
         del self.running[job.uuid]

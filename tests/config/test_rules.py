@@ -14,6 +14,7 @@ from dedupd.errors import PolicyError
 WHERE = "/srv/share/.dedupd/policy.toml"
 
 RULES = """
+min_size = "32k"
 exclude = ["*.iso", "!keep.iso"]
 exclude_types = ["mp4"]
 no_compress_types = ["zip"]
@@ -89,7 +90,7 @@ def test_patterns_take_both_cases_alike_where_the_share_does(pattern: str) -> No
 
 def test_the_loosest_of_all_rules_bounds_what_is_looked_at() -> None:
     assert parse_policy(RULES, WHERE).loosest == (0, 4096)
-    assert Policy().loosest == (3 * 86400, 32768)
+    assert Policy(min_age_s=5.0, min_size_bytes=7).loosest == (5.0, 7)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ FLOORS = (
     "analysis",
     "analysis.report",
     "dedupd.service.systemd",
+    "dedupd.service.notices",
     "dedupd.service",
     "dedupd.service.web",
     "dedupd.cli",

@@ -104,7 +104,7 @@ def test_the_space_of_a_deleted_folder_comes_back_by_itself(machine: ServiceLab)
     shutil.rmtree(lab.root / "folder")
     wanted = before + int(0.9 * share * 8 * MIB)
     eventually(lambda: free_bytes(lab.root) >= wanted, "the space is back")
-    print(f"back after {time.monotonic() - began_s:.0f} s")
+    assert time.monotonic() - began_s < 120
     assert (lab.root / "kept").read_bytes() == noise(40 * MIB, 999)
     eventually(lambda: machine.view(lab)["space"]["level"] == "enough", "it is over")
     assert machine.run("status", lab.root).stdout.count("free") >= 1

@@ -129,7 +129,8 @@ class ServiceLab:
         return {"DEDUPD_CONFIG": str(self.config)}
 
     def configure(self, text: str = "") -> None:
-        self.config.write_text(f'socket = "{self.socket}"\n{text}')
+        state = self.base / "state"
+        self.config.write_text(f'socket = "{self.socket}"\nstate = "{state}"\n{text}')
 
     def add_volume(self, name: str = "volume", policy: str = "") -> Lab:
         """A volume that the service will serve; scheduled tasks are off unless told otherwise."""

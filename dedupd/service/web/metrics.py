@@ -1,6 +1,7 @@
 """Metrics for Prometheus, made for each request from the state of the service."""
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from dedupd import __version__
 from dedupd.errors import ServiceUnreachable
+from dedupd.service.problems import problems
 from dedupd.service.served_volume import ServedVolume
-from dedupd.service.web.views import problems
 from dedupd.system.control_socket import ControlClient, socket_path
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class _ServiceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _single("dedupd_info", "The version that runs.", {"version": __version__}, 1)
-        count = len(problems(self._service))
+        count = len(problems(self._service, time.time()))
         yield _single("dedupd_problems", "What somebody should look at.", {}, count)
         yield from self._mounts()
         yield from self._savings()

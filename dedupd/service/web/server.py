@@ -220,6 +220,7 @@ class Api:
                 web.get("/v1/volumes/{uuid}", self._get_volume),
                 web.get("/v1/volumes/{uuid}/savings", self._get_savings),
                 web.post("/v1/volumes/{uuid}/{action}", self._act_on_volume),
+                web.post("/v1/notify", self._notify),
                 web.get("/v1/jobs", self._get_jobs),
                 web.post("/v1/jobs", self._submit),
                 web.get("/v1/jobs/{id}", self._get_job),
@@ -342,6 +343,10 @@ class Api:
             except TimeoutError:
                 pass
         return _json(finished_view(job, self._service, request[RIGHT]))
+
+    async def _notify(self, request: web.Request) -> web.Response:
+        """Tell by each way that this is a test."""
+        return web.json_response(await self._service.telling.test())
 
     async def _cancel(self, request: web.Request) -> web.Response:
         job = self._job(request)

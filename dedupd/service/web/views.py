@@ -14,6 +14,7 @@ from dedupd import __version__
 from dedupd.config.schedule import Off
 from dedupd.service.job_process import JobProcess
 from dedupd.service.planned_jobs import TASKS, schedules
+from dedupd.service.problems import problems
 from dedupd.service.scheduler import TaskName, due
 from dedupd.service.served_volume import ServedVolume
 from dedupd.service.web.peers import Right
@@ -55,7 +56,7 @@ def _figures(report: Mapping[str, Any]) -> Json:
 
 
 def service_view(service: "Service", right: Right) -> Json:
-    found = problems(service)
+    found = [problem.message for problem in problems(service, time.time())]
     if found and right < Right.ACT:
         found = [f"{counted(len(found), 'problem')}: {_UNTOLD}"]
     return {
@@ -68,33 +69,6 @@ def service_view(service: "Service", right: Right) -> Json:
         "volumes": len(service.volumes),
         "problems": found,
     }
-
-
-def problems(service: "Service") -> list[str]:
-    """Problems that an administrator should look at."""
-    found = [service.listen_problem] if service.listen_problem else []
-    for volume in service.volumes.values():
-        volume.read_policy()
-        found += [text for text in (volume.keeper.problem, volume.policy_problem) if text]
-        if volume.is_read_only:
-            found.append(
-                f"{volume.config.path}: its file system takes no changes: files can be read, and"
-                " no job runs; see why (`dmesg`), then `mount -o remount,rw`"
-            )
-        if volume.savings is not None and volume.savings.quarantined_records:
-            path = volume.config.path
-            damaged = counted(volume.savings.quarantined_records, "record")
-            found.append(
-                f"{path}: damage in {damaged} of the store;"
-                f" `dedupd run scrub --full --wait {path}` names the files that are hit"
-            )
-        for name, history in volume.tasks.items():
-            if history.failures:
-                found.append(
-                    f"{volume.config.path}: {name} has failed {history.failures} times in a row;"
-                    f" see `dedupd jobs {volume.config.path}`"
-                )
-    return found
 
 
 def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:

@@ -1,0 +1,112 @@
+"""Which problems there are, which were told, and what waits to be told: kept across restarts.
+
+A problem is told once when it begins, and once when it has not been seen for a while: what comes
+and goes within that time is one problem.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from dedupd.service.notices.problem import Happening, Notice, Problem, problem_of
+
+WAITING_MAX = 1000
+"""Notices that wait, for all ways together: the oldest are dropped where one way hangs for days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A problem that has begun, and is not over."""
+
+    problem: Problem
+    seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A notice that one way has not delivered yet."""
+
+    way: str
+    notice: Notice
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All of it. Times are seconds since 1970."""
+
+    open: dict[str, Open] = field(default_factory=dict)
+    waiting: list[Waiting] = field(default_factory=list)
+    summary_s: float = 0.0
+    """When the last summary was sent."""
+    dropped: int = 0
+
+    def update(
+        self, problems: Iterable[Problem], now_s: float, calm_s: float
+    ) -> tuple[list[Problem], list[Problem]]:
+        """Take in what there is now. The problems that begin, and those that are over."""
+        begun, over = [], []
+        for problem in problems:
+            if problem.id not in self.open:
+                begun.append(problem)
+            self.open[problem.id] = Open(problem, now_s)
+        for name, one in list(self.open.items()):
+            if one.seen_s > now_s:  # the clock was set back
+                self.open[name] = replace(one, seen_s=now_s)
+            elif now_s - one.seen_s > calm_s:
+                del self.open[name]
+                over.append(one.problem)
+        return begun, over
+
+    def queue(self, notice: Notice, ways: Sequence[str]) -> None:
+        """Have a notice delivered by each way."""
+        self.waiting += [Waiting(way, notice) for way in ways]
+        excess = max(0, len(self.waiting) - WAITING_MAX)
+        self.dropped += excess
+        del self.waiting[:excess]
+
+    def next_of(self, way: str) -> Waiting | None:
+        """The oldest notice that a way has to deliver."""
+        return next((one for one in self.waiting if one.way == way), None)
+
+    def settle(self, done: Waiting, again: bool) -> None:
+        """A delivery was tried: forget it, or try it again later."""
+        if done not in self.waiting:
+            return  # dropped meanwhile
+        at = self.waiting.index(done)
+        if again:
+            self.waiting[at] = replace(done, tries=done.tries + 1)
+        else:
+            del self.waiting[at]
+
+    def to_json(self) -> bytes:
+        return json.dumps(
+            {
+                "open": [asdict(one.problem) for one in self.open.values()],
+                "waiting": [
+                    {"way": one.way, "tries": one.tries, "notice": one.notice.to_json()}
+                    for one in self.waiting
+                ],
+                "summary_s": self.summary_s,
+            }
+        ).encode()
+
+    @classmethod
+    def of_json(cls, data: bytes, now_s: float) -> "Ledger":
+        """A ledger that was kept; an empty one where it cannot be read. Problems count as seen now:
+        nobody has looked since it was written."""
+        try:
+            value = json.loads(data)
+            problems = [problem_of(one) for one in value["open"]]
+            waiting = [
+                Waiting(str(one["way"]), Notice.of_json(one["notice"]), int(one["tries"]))
+                for one in value["waiting"]
+            ]
+            summary_s = float(value["summary_s"])
+        except (KeyError, TypeError, ValueError):
+            return cls()
+        return cls({one.id: Open(one, now_s) for one in problems}, waiting, summary_s)
+
+
+def begin_or_end(problem: Problem, is_over: bool, now_s: float, host: str) -> Notice:
+    return Notice(Happening.END if is_over else Happening.BEGIN, problem, now_s, host)

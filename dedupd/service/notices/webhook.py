@@ -1,0 +1,26 @@
+"""A process that posts its standard input, JSON, to the URL of its argument."""
+
+import sys
+import urllib.request
+
+ANSWER_S_MAX = 30.0
+
+
+def main() -> int:
+    """0 where the server has taken it; else the reason is on standard error."""
+    request = urllib.request.Request(
+        sys.argv[1],
+        data=sys.stdin.buffer.read(),
+        headers={"Content-Type": "application/json", "User-Agent": "dedupd"},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S_MAX):
+            return 0
+    except (OSError, ValueError) as error:
+        print(f"{sys.argv[1]}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

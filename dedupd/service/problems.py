@@ -1,0 +1,131 @@
+"""The problems of a service, and the summary of a week."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from dedupd.config.schedule import Off
+from dedupd.service.config import ServiceConfig, VolumeConfig
+from dedupd.service.mount_keeper import MountState
+from dedupd.service.notices.problem import Problem, Severity
+from dedupd.service.scheduler import SpaceLevel
+from dedupd.service.served_volume import ServedVolume
+from dedupd.units import counted, format_duration, format_size
+
+BACKLOG_S = 3 * 86400.0
+"""Without an optimize run that got through, what is to be optimized grows."""
+
+
+class Served(Protocol):
+    """What is asked of a service."""
+
+    listen_problem: str
+    config: ServiceConfig
+    volumes: dict[VolumeConfig, ServedVolume]
+
+
+def problems(service: Served, now_s: float) -> list[Problem]:
+    """Problems that an administrator should look at, as they are now."""
+    found: list[Problem] = []
+    if service.listen_problem:
+        found.append(Problem("page", "", Severity.WARNING, service.listen_problem))
+    for volume in service.volumes.values():
+        volume.read_policy()
+        found += _of_volume(volume, now_s)
+    return found
+
+
+def _of_volume(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
+    path, keeper, savings = volume.config.path, volume.keeper, volume.savings
+
+    def problem(kind: str, severity: Severity, message: str, subject: str = "") -> Problem:
+        return Problem(kind, path, severity, message, subject)
+
+    if keeper.problem:
+        yield problem("mount", Severity.ERROR, keeper.problem)
+    if volume.policy_problem:
+        yield problem("policy", Severity.WARNING, volume.policy_problem)
+    if volume.is_read_only:
+        text = "its file system takes no changes: files can be read, and no job runs; see why"
+        remedy = "(`dmesg`), then `mount -o remount,rw`"
+        yield problem("read_only", Severity.ERROR, f"{path}: {text} {remedy}")
+    if savings is not None and savings.quarantined_records:
+        damaged = counted(savings.quarantined_records, "record")
+        yield problem(
+            "damage",
+            Severity.ERROR,
+            f"{path}: damage in {damaged} of the store;"
+            f" `dedupd run scrub --full --wait {path}` names the files that are hit",
+        )
+    if volume.damage_met:
+        yield problem(
+            "damage_met",
+            Severity.ERROR,
+            f"{path}: readers have met damage in {counted(volume.damage_met, 'record')};"
+            f" `dedupd run scrub --wait {path}` repairs what it can",
+        )
+    for name, history in volume.tasks.items():
+        if history.failures:
+            text = f"{path}: {name} has failed {history.failures} times in a row;"
+            text += f" see `dedupd jobs {path}`"
+            yield problem("job", Severity.WARNING, text, name)
+    yield from _of_space(volume)
+    yield from _of_backlog(volume, now_s)
+
+
+def _of_space(volume: ServedVolume) -> Iterator[Problem]:
+    path, watch = volume.config.path, volume.space
+    if watch.level is SpaceLevel.ENOUGH or watch.latest is None:
+        return
+    is_critical = watch.level is SpaceLevel.CRITICAL
+    freed = ", ".join(
+        f"{one.job} would free {format_size(one.bytes)}" for one in volume.reclaimable if one.bytes
+    )
+    yield Problem(
+        "space",
+        path,
+        Severity.ERROR if is_critical else Severity.WARNING,
+        f"{path}: {format_size(watch.latest.free_bytes)} of"
+        f" {format_size(watch.latest.total_bytes)} are free, which is {watch.level.name.lower()};"
+        f" {freed or 'jobs have nothing to free that is known'}",
+    )
+
+
+def _of_backlog(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
+    policy, path = volume.policy, volume.config.path
+    schedules = (policy.schedule_background, policy.schedule_throughput)
+    if not volume.is_known or all(isinstance(one, Off) for one in schedules):
+        return
+    since_s = max(volume.optimized_s, volume.since_s)
+    if volume.keeper.state is MountState.MOUNTED and now_s - since_s > BACKLOG_S:
+        length = format_duration(now_s - since_s)
+        yield Problem(
+            "backlog",
+            path,
+            Severity.WARNING,
+            f"{path}: no run of optimize got through for {length}, and what is to be optimized"
+            f" grows; see `dedupd status {path}`, and `dedupd jobs {path}`",
+        )
+
+
+def summary(service: Served, now_s: float) -> tuple[str, dict[str, Any]]:
+    """What all volumes save, and how they are: a text, and the same as JSON."""
+    lines, rows = [], []
+    for volume in service.volumes.values():
+        savings, latest = volume.savings, volume.space.latest
+        row = {
+            "path": volume.config.path,
+            "mount": volume.keeper.state.value,
+            "saved_bytes": None if savings is None else savings.saved_bytes,
+            "logical_bytes": None if savings is None else savings.logical_bytes,
+            "free_bytes": None if latest is None else latest.free_bytes,
+            "full_s": volume.space.full_s,
+        }
+        rows.append(row)
+        saved = "not measured yet"
+        if savings is not None:
+            saved = f"saves {format_size(savings.saved_bytes)} ({savings.saved_fraction:.0%})"
+        free = "" if latest is None else f", {format_size(latest.free_bytes)} are free"
+        lines.append(f"{volume.config.path}: {volume.keeper.state.value}, {saved}{free}")
+    found = [one.message for one in problems(service, now_s)]
+    lines += ["", *(found or ["No problem is known."])]
+    return "\n".join(lines), {"volumes": rows, "problems": found}

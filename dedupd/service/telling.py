@@ -1,0 +1,170 @@
+"""Tells somebody of problems, by the ways of the configuration: once when one begins and once when
+it is over. No way can hold the service up, nor another way."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+
+from dedupd.service.config import ServiceConfig
+from dedupd.service.notices.delivery import Way, command_way, deliver, mail_way, webhook_way
+from dedupd.service.notices.ledger import Ledger, Waiting, begin_or_end
+from dedupd.service.notices.problem import Happening, Notice, Problem, Severity
+from dedupd.service.problems import Served, problems, summary
+from dedupd.service.systemd.journal import Event, report
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+
+LOOK_S = 1.0
+"""Between two looks at what problems there are."""
+
+RETRY_S = (5.0, 30.0, 300.0, 3600.0)
+"""Before a delivery that failed is tried again; after the last one it is given up."""
+
+STOP_S = 5.0
+"""How long a delivery that is under way may hold up the end of the service."""
+
+FILE = b"notices.json"
+
+_EVENTS = {"space": Event.SPACE_LOW, "backlog": Event.BACKLOG, "damage_met": Event.DAMAGE_MET}
+
+log = logging.getLogger("dedupd.service")
+
+
+def ways_of(config: ServiceConfig) -> list[Way]:
+    """The ways that a configuration names."""
+    found = []
+    if config.on_problem:
+        found.append(command_way(config.on_problem))
+    if config.mail_to:
+        found.append(mail_way(config.mail_to, config.sendmail))
+    if config.webhook:
+        found.append(webhook_way(config.webhook))
+    return found
+
+
+class Telling:
+    """The ledger of a service, and the tasks that deliver."""
+
+    def __init__(self, service: Served) -> None:
+        self._service = service
+        self._ledger = Ledger()
+        self._host = socket.gethostname()
+        self._restarts: dict[str, int] = {}
+        self._queued = asyncio.Condition()
+
+    @property
+    def _ways(self) -> list[Way]:
+        return ways_of(self._service.config)
+
+    async def run(self) -> None:
+        """Look and tell, until cancelled."""
+        data = await asyncio.to_thread(self._load)
+        self._ledger = Ledger.of_json(data, time.time())
+        async with asyncio.TaskGroup() as group:
+            for name in ("command", "mail", "webhook"):
+                group.create_task(self._deliver_all(name))
+            while True:
+                await self._look()
+                await asyncio.sleep(LOOK_S)
+
+    async def test(self) -> dict[str, str]:
+        """Tell by each way now, that this is a test; why each failed, empty where it did not."""
+        text = f"This is a test of dedupd on {self._host}. Nothing is wrong."
+        problem = Problem("test", "", Severity.INFO, text)
+        notice = Notice(Happening.TEST, problem, time.time(), self._host)
+        ways = self._ways
+        results = await asyncio.gather(*(deliver(way, notice) for way in ways))
+        return {way.name: result for way, result in zip(ways, results, strict=True)}
+
+    async def _look(self) -> None:
+        config, now_s, ledger = self._service.config, time.time(), self._ledger
+        seen = [*problems(self._service, now_s), *self._died()]
+        begun, over = ledger.update(seen, now_s, config.problem_calm_s)
+        for problem, is_over in [*((p, False) for p in begun), *((p, True) for p in over)]:
+            event = Event.PROBLEM_OVER if is_over else _EVENTS.get(problem.kind, Event.PROBLEM)
+            level = logging.INFO if is_over else logging.WARNING
+            text = f"over: {problem.message}" if is_over else problem.message
+            report(event, text, level, kind=problem.kind, path=problem.volume)
+            if problem.severity.is_at_least(config.notify_from):
+                self._tell(begin_or_end(problem, is_over, now_s, self._host))
+        window = config.summary.latest(now_s) if config.summary is not None else None
+        is_due = window is not None and window.start_s > ledger.summary_s and now_s < window.end_s
+        if is_due and self._ways:
+            ledger.summary_s = now_s
+            text, details = summary(self._service, now_s)
+            problem = Problem("summary", "", Severity.INFO, text)
+            self._tell(Notice(Happening.SUMMARY, problem, now_s, self._host, details))
+        if begun or over or is_due:
+            await self._changed()
+
+    def _died(self) -> list[Problem]:
+        """Mounts whose process has ended since the last look, though they may be back already."""
+        found = []
+        for volume in self._service.volumes.values():
+            path, count = volume.config.path, volume.keeper.restarts
+            if count > self._restarts.get(path, count):
+                text = f"{path}: the process that served the mount has ended"
+                found.append(Problem("mount", path, Severity.ERROR, text))
+            self._restarts[path] = count
+        return found
+
+    def _tell(self, notice: Notice) -> None:
+        self._ledger.queue(notice, [way.name for way in self._ways])
+
+    async def _changed(self) -> None:
+        """Keep the ledger, and have the ways look at it."""
+        await asyncio.to_thread(self._save, self._ledger.to_json())
+        async with self._queued:
+            self._queued.notify_all()
+
+    async def _deliver_all(self, name: str) -> None:
+        """Deliver the notices of one way, one after the other."""
+        while True:
+            async with self._queued:
+                while (waiting := self._ledger.next_of(name)) is None:
+                    await self._queued.wait()
+            way = next((way for way in self._ways if way.name == name), None)
+            # One that is no longer configured has nobody to tell.
+            failure = "" if way is None else await self._delivered(way, waiting)
+            again = bool(failure) and waiting.tries < len(RETRY_S)
+            if failure:
+                kind = waiting.notice.problem.kind
+                fate = "it is tried again" if again else "it is given up"
+                log.warning("a notice (%s) by %s was not taken: %s; %s", kind, name, failure, fate)
+            self._ledger.settle(waiting, again)
+            await self._changed()
+            if again:
+                await asyncio.sleep(RETRY_S[waiting.tries])
+
+    async def _delivered(self, way: Way, waiting: Waiting) -> str:
+        """Deliver; where the service stops meanwhile, see to it that none is delivered twice."""
+        task = asyncio.ensure_future(deliver(way, waiting.notice))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task}, timeout=STOP_S)
+            if task.done() and not task.cancelled() and not task.result():
+                self._ledger.settle(waiting, again=False)
+                self._save(self._ledger.to_json())
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+
+    def _load(self) -> bytes:
+        try:
+            with open(os.path.join(self._service.config.state_path, FILE.decode()), "rb") as file:
+                return file.read()
+        except OSError:
+            return b""
+
+    def _save(self, data: bytes) -> None:
+        directory = self._service.config.state_path
+        try:
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+            with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+                Disk().replace_file(fd, FILE, data)
+        except OSError as error:
+            # It may be told twice after a restart, which is better than not at all.
+            log.warning("%s: what was told cannot be kept: %s", directory, error.strerror)
