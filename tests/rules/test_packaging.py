@@ -175,7 +175,7 @@ def test_the_example_names_every_key_with_its_default() -> None:
     keys = re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE)
     config = parse_config("\n".join(key for key in keys if not key.startswith("listen")), "keys")
     assert config == ServiceConfig()
-    named = {key.partition(" ")[0] for key in keys} | {"group", "socket"}
+    named = {key.partition(" ")[0] for key in keys} | {"group", "socket", "state"}
     assert named == set(SERVICE_KEYS)
 
 
