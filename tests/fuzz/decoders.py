@@ -7,6 +7,7 @@ of a real volume, so that no layout is known here.
 
 import os
 import resource
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from dedupd.errors import (
     UnknownFormat,
     UsageError,
 )
-from dedupd.format import container, merge_log, recipe, saved_marks, stub, table
+from dedupd.format import container, merge_log, recipe, saved_marks, saved_notes, stub, table
 from dedupd.format.container import Kind
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.saved_index import SavedFile
@@ -40,6 +41,8 @@ from dedupd.store.merge_log import NAME as LOG_NAME
 from dedupd.store.merge_log import MergeLog, MergeLogWriter
 from dedupd.store.saved_marks import NAME as MARKS_NAME
 from dedupd.store.saved_marks import SavedMarks
+from dedupd.store.saved_notes import NAME as NOTES_NAME
+from dedupd.store.saved_notes import SavedNotes
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from tests.support import crash
@@ -153,6 +156,8 @@ class Samples:
             "merge log, made": Target(_log_headers(), self._merge_log_made),
             "saved marks": Target(damaged([self.marks]), self._saved_marks),
             "saved marks, made": Target(_marks_headers(), self._saved_marks_made),
+            "saved notes": Target(damaged(_notes(self.volume_id)), self._saved_notes),
+            "saved notes, made": Target(_notes_made(self.volume_id), self._saved_notes),
             "saved table": Target(damaged([self.indexes["table"]]), self._saved_index("table")),
             "saved chains": Target(damaged([self.indexes["bloom"]]), self._saved_index("bloom")),
             "policy": Target(malformed(KEYS), _policy),
@@ -236,6 +241,21 @@ class Samples:
             for section in marks.sections():
                 assert section.records <= 8 * len(body)
 
+    def _saved_notes(self, data: bytes) -> None:
+        self._put(NOTES_NAME, data)
+        with (
+            suppress(DamagedTable, OSError),
+            opened(os.open(self.scratch, os.O_RDONLY)) as dir_fd,
+            closing(SavedNotes(dir_fd, self.volume_id)) as saved,
+        ):
+            ledger = native.admission.Ledger(saved.rows, 0.05, rows_max=100, notes_max=100)
+            ledger.leave((7, 1, 1, 1), 0.0, 1)
+            ledger.note(7, bytes(range(64)))
+            snapshot = ledger.snapshot(False)
+            assert len(snapshot.join(saved.notes, 50)) <= saved.header.judged + 1
+            sizes = sum(map(len, snapshot.notes(saved.notes, False)))
+            assert sizes <= saved_notes.ROW_BYTES * (saved.header.notes + 8)
+
     def _saved_index(self, kind: str) -> Callable[[bytes], None]:
         def check(data: bytes) -> None:
             self._put(b"saved", data)
@@ -276,6 +296,32 @@ def _marks_headers() -> st.SearchStrategy[tuple[saved_marks.MarksHeader, bytes]]
     small = st.integers(0, 3) | U32
     length = st.none() | U64
     return st.builds(made, st.tuples(small, small), UUID, st.binary(max_size=300), length)
+
+
+def _notes_of(
+    volume_id: bytes, rows: list[bytes], notes: list[tuple[int, int]], is_joined: bool
+) -> bytes:
+    """A file of notes, in order or not."""
+    body = b"".join(rows)
+    checksum = xxhash.xxh3_64_intdigest(body)
+    header = saved_notes.NotesHeader(volume_id, len(rows), 5, len(notes), checksum, is_joined)
+    packed = b"".join(struct.pack("<QQ", *note) for note in notes)
+    return saved_notes.encode_header(header) + body + packed
+
+
+def _notes(volume_id: bytes) -> list[bytes]:
+    rows = [struct.pack("<QIHH", inode, inode * 77, inode, 1) for inode in range(1, 30)]
+    notes = [(at // 3, at % 29 + 1 | (at % 2) << 63) for at in range(200)]
+    return [_notes_of(volume_id, rows, notes, False), _notes_of(volume_id, [], [], True)]
+
+
+def _notes_made(volume_id: bytes) -> st.SearchStrategy[bytes]:
+    small = st.integers(0, 9)
+    row = st.builds(lambda *fields: struct.pack("<QIHH", *fields), small | U64, U32, small, small)
+    owner = small | U64 | small.map(lambda inode: inode | 1 << 63)
+    notes = st.lists(st.tuples(small | U64, owner), max_size=30)
+    some = notes.map(sorted) | notes
+    return st.builds(_notes_of, st.just(volume_id), st.lists(row, max_size=9), some, st.booleans())
 
 
 def _recipe(payload: bytes) -> None:

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.root
 NAMES = (
     *("container header", "container header, made", "records", "table header", "table entries"),
     *("recipe", "stub attribute", "merge log", "merge log, made", "saved marks"),
+    *("saved notes", "saved notes, made"),
     *("saved marks, made", "saved table", "saved chains", "policy", "policy key", "schedule"),
 )
 
