@@ -50,7 +50,9 @@ def _show(volume: dict[str, Any]) -> None:
     if volume["paused"]:
         table.add_row("paused", f"until `dedupd resume {volume['path']}`")
     for name, task in volume["tasks"].items():
-        table.add_row(TASKS[name].label if name in TASKS else name, _when(task))
+        known = TASKS.get(name)
+        label, about = (known.label, f"{known.about}: ") if known else (name, "")
+        table.add_row(label, f"{about}{_when(task)}")
     show(table, title=volume["path"])
 
 
@@ -64,6 +66,7 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     table.add_row("logical size", format_size(savings["logical_bytes"]))
     table.add_row("occupied", format_size(savings["occupied_bytes"]))
     table.add_row("saved", f"{saved_text(savings)}; measured {_time(savings['time_s'])}")
+    add_backlog(table, savings)
     table.add_row("free", format_size(savings["free_bytes"]))
     if savings["quarantined_records"]:
         table.add_row(
@@ -83,6 +86,27 @@ def _add_space(table: Table, space: dict[str, Any] | None) -> None:
         if one["bytes"]:
             took = "" if one["length_s"] is None else f", in {format_duration(one['length_s'])}"
             table.add_row("", f"{one['job']} would free {format_size(one['bytes'])}{took}")
+
+
+_BACKLOG = (
+    ("waiting", "to be optimized", "the next optimize takes them"),
+    ("young", "too young", "they wait for min_age"),
+    ("saves_little", "save too little", "left alone"),
+    ("small", "below min_size", "left alone"),
+    ("excluded", "excluded", "left alone"),
+    ("other", "left for other reasons", "a run of optimize names them"),
+)
+
+
+def add_backlog(table: Table, row: Mapping[str, Any]) -> None:
+    """What is plain still, and why."""
+    for kind, label, meaning in _BACKLOG:
+        if row[f"{kind}_files"]:
+            files, size = row[f"{kind}_files"], format_size(row[f"{kind}_bytes"])
+            text = f"{files:,} file{'' if files == 1 else 's'}, {size}: {meaning}"
+            if kind == "waiting" and row["oldest_waiting_s"]:
+                text += f"; the oldest changed {_time(row['oldest_waiting_s'])}"
+            table.add_row(label, text)
 
 
 def saved_text(row: Mapping[str, Any]) -> str:

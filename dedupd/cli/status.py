@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
-from dedupd.cli.service_status import saved_text, show_service
+from dedupd.cli.service_status import add_backlog, saved_text, show_service
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, DedupdError
 from dedupd.system import mount_table
@@ -14,7 +14,7 @@ from dedupd.system.paths import show_text
 from dedupd.system.processes import give_way
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
-from jobs.tree.candidates import SAVES_LITTLE, SHARED_BELOW
+from jobs.tree.candidates import SHARED_BELOW
 from jobs.usage.volume_figures import volume_figures
 
 
@@ -80,11 +80,10 @@ def _show(row: dict[str, Any]) -> None:
         table.add_row("holes", f"{holes} of sparse files: they take nothing, and are not saved")
     if row["lost_bytes"]:
         table.add_row("lost", f"{format_size(row['lost_bytes'])}: run gc, then compact")
+    add_backlog(table, row)
     if row["held_bytes_max"]:
         held = format_size(row["held_bytes_max"])
         table.add_row("of it held", f"up to {held}, by snapshots or copies below")
-    if row["files_judged"]:
-        table.add_row("left", f"{counted(row['files_judged'], 'file')}: {SAVES_LITTLE}")
     if row["shared_left"]["files"]:
         left = format_size(row["shared_left"]["bytes"])
         table.add_row(

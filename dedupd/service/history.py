@@ -36,11 +36,32 @@ class Savings:
     """Records that scrub found damaged and could not repair."""
     garbage_bytes: int = 0
     """What a compaction would give back."""
+    size_bytes: int = 0
+    """Of the file system."""
+    waiting_files: int = 0
+    """Plain files, and bytes of them, that the next optimize takes (``jobs/usage/backlog.py``)."""
+    waiting_bytes: int = 0
+    young_files: int = 0
+    young_bytes: int = 0
+    small_files: int = 0
+    small_bytes: int = 0
+    excluded_files: int = 0
+    excluded_bytes: int = 0
+    saves_little_files: int = 0
+    saves_little_bytes: int = 0
+    other_files: int = 0
+    other_bytes: int = 0
+    oldest_waiting_s: float = 0.0
 
     @property
     def saved_bytes(self) -> int:
         """0 where files and store take more than plain files would."""
         return max(0, self.plain_bytes - self.occupied_bytes)
+
+    @property
+    def in_policy_files(self) -> int:
+        """Files that are optimized, and those that will be."""
+        return self.files_optimized + self.waiting_files + self.young_files
 
     @property
     def saved_fraction(self) -> float:

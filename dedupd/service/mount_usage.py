@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import fields
 
 from dedupd.service.history import Savings
 from dedupd.system.processes import child_environment
@@ -39,15 +40,12 @@ async def measure(path: str) -> Savings | None:
         log.warning("%s: what it saves could not be measured", path)
         return None
     row = json.loads(output)
+    known = {field.name for field in fields(Savings)}
+    figures = {name: value for name, value in row.items() if name in known}
+    garbage = row["garbage"]
     return Savings(
-        time.time(),
-        row["files"],
-        row["files_optimized"],
-        row["logical_bytes"],
-        row["optimized_bytes"],
-        row["plain_bytes"],
-        row["occupied_bytes"],
-        row["free_bytes"],
-        row["garbage"]["quarantined_records"],
-        row["garbage"]["compaction_frees_bytes"],
+        time_s=time.time(),
+        quarantined_records=garbage["quarantined_records"],
+        garbage_bytes=garbage["compaction_frees_bytes"],
+        **figures,
     )

@@ -21,8 +21,8 @@ class Task:
 
     @property
     def label(self) -> str:
-        """What to type after ``dedupd run``, and what that is for."""
-        return f"{' '.join((self.job, *self.options))} ({self.about})"
+        """What to type after ``dedupd run``."""
+        return " ".join((self.job, *self.options))
 
 
 TASKS: Mapping[TaskName, Task] = {
@@ -31,11 +31,16 @@ TASKS: Mapping[TaskName, Task] = {
     "compact": Task("compact", "gives the space of garbage back"),
     "scrub": Task("scrub", "looks for damage"),
     "full_scrub": Task("scrub", "checks every byte", ("--full",)),
-    "throughput": Task("optimize", "throughput: at full speed", eager=True),
+    "throughput": Task("optimize", "at full speed", eager=True),
     "refine": Task("refine", "makes smaller what is cold"),
-    "background": Task("optimize", "background: gives way to users"),
+    "background": Task("optimize", "gives way to users"),
 }
 """In the order in which they go first. Each has its schedule in the policy."""
+
+
+def tasks_of(job: str, arguments: tuple[str, ...]) -> list[TaskName]:
+    """The tasks that a run by hand stands for: those that would have done the same."""
+    return [name for name, task in TASKS.items() if (task.job, task.options) == (job, arguments)]
 
 
 def schedules(policy: Policy) -> dict[TaskName, Schedule]:

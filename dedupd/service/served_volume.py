@@ -15,7 +15,7 @@ from dedupd.service.config import VolumeConfig
 from dedupd.service.history import History, Memory, Savings
 from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountKeeper, MountState
-from dedupd.service.planned_jobs import schedules
+from dedupd.service.planned_jobs import schedules, tasks_of
 from dedupd.service.scheduler import TaskHistory, TaskName, VolumeView
 from dedupd.service.space import Reclaimable, SpaceWatch, reclaimable, sample_of
 from dedupd.system.files import opened
@@ -155,6 +155,11 @@ class ServedVolume:
             report = _report_of(job, started_s, job.finished_s)
             await self.remember(lambda history: history.note_run(started_s, report))
         if job.task is None:
+            if job.completed and job.path in (self.config.path, self.config.mountpoint):
+                for name in tasks_of(job.job, job.arguments):
+                    await self._note_task(
+                        name, TaskHistory(job.started_s, job.finished_s, completed=True)
+                    )
             return
         name, last = job.task, self.tasks.get(job.task)
         if job.was_busy:
@@ -162,6 +167,9 @@ class ServedVolume:
             return
         failures = (last.failures if last is not None else 0) + 1 if job.failed else 0
         history = TaskHistory(job.started_s, job.finished_s, job.completed, failures)
+        await self._note_task(name, history)
+
+    async def _note_task(self, name: TaskName, history: TaskHistory) -> None:
         self.tasks[name] = history
         await self.remember(lambda kept: kept.note_task(name, history))
 

@@ -12,7 +12,8 @@ from dedupd.system import mount_table
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.tree.candidates import SAVES_LITTLE, SHARED_BELOW
+from jobs.tree.candidates import SHARED_BELOW
+from jobs.usage.backlog import backlog
 from jobs.usage.groups import Groups
 from jobs.usage.needs import StoreNeeds
 
@@ -29,9 +30,9 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     ``plain_bytes``: what all files would take if none was a stub, in blocks: holes count neither
     there nor as saved. ``classes``: the largest classes of files, and what optimize has found them
     to save, the best first. ``held_bytes_max``: of what files have given up, as much may be held by
-    snapshots, or by copies below. ``files_judged``: those that the last optimize run has left
-    because they would save too little; ``shared_left``: files, and bytes, that it left because
-    snapshots, or copies below, have their blocks.
+    snapshots, or by copies below. ``judged`` and ``shared_left``: files, and bytes, that the last
+    optimize run left because they would save too little, or because snapshots, or copies below,
+    have their blocks.
     """
     run = JobRun("status")
     needs = StoreNeeds(volume, run)
@@ -47,6 +48,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         + files.direct_bytes
         + needs.native.taken(1).plain_bytes
     )
+    left = backlog(volume, run).to_json()
     errors = run.findings.messages
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
@@ -72,9 +74,11 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "saved_fraction": max(0.0, (plain - occupied) / plain) if plain else 0.0,
         "lost_bytes": max(0, occupied - plain),
         "classes": _classes(volume),
-        "files_judged": _files_left(_last_optimize(runs), SAVES_LITTLE),
+        "judged": {"files": left["saves_little_files"], "bytes": left["saves_little_bytes"]},
         "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
         "shared_left": shared_left(runs),
+        **left,
+        "size_bytes": space.f_blocks * space.f_frsize,
         "free_bytes": space.f_bavail * space.f_frsize,
         "last_run": runs[0] if runs else None,
         "chunking": asdict(volume.parameters.chunking),

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -67,6 +68,28 @@ def test_metrics_say_what_is_so(machine: ListeningLab) -> None:
     assert found["dedupd_volume_quarantined_records"] == [0]
     assert found["dedupd_volume_saved_bytes"][0] > 0.9 * MIB
     assert found["dedupd_mount_requests_total"][0] > 0
+    assert found["dedupd_volume_in_policy_files"] == [3]
+    assert found["dedupd_volume_size_bytes"][0] > found["dedupd_volume_free_bytes"][0] > 0
+    assert found["dedupd_volume_plain_files"] == [0, 0, 0, 0, 0, 0]
+
+
+def test_a_task_that_never_ran_has_begun_to_be_late_when_the_volume_was_made(
+    machine: ListeningLab,
+) -> None:
+    root = machine.machine.volumes[0].root
+    later = time.strftime("%H:00", time.localtime(time.time() + 12 * 3600))
+    done = machine.machine.run("policy", root, "schedule_scrub", f"daily {later} for 1h")
+    assert done.returncode == 0, done
+    text = machine.get("/metrics")
+    started = dict(re.findall(r'task_started_timestamp_seconds{.*task="(\w+)"} (.*)', text))
+    with machine.machine.volumes[0].opened() as volume:
+        made = os.stat("volume.json", dir_fd=volume.base_fd).st_mtime
+    assert abs(float(started["scrub"]) - made) < 1
+    assert float(started["gc"]) > made, "it was run by hand, which counts"
+
+
+def test_mount_and_jobs_are_counted(machine: ListeningLab) -> None:
+    found = metrics_of(machine)
     assert found["dedupd_jobs_total"] == [1, 1]
     assert found["dedupd_problems"] == [0]
     assert found["dedupd_service_process_open_fds"][0] > 5

@@ -13,7 +13,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dedupd import __version__
+from dedupd.config.schedule import Off
 from dedupd.errors import ServiceUnreachable
+from dedupd.service.planned_jobs import schedules
 from dedupd.service.problems import problems
 from dedupd.service.served_volume import ServedVolume
 from dedupd.system.control_socket import ControlClient, socket_path
@@ -52,6 +54,17 @@ SAVINGS = (
         "saved_bytes",
     ),
     _Gauge("dedupd_volume_free_bytes", "Free space of the file system.", "free_bytes"),
+    _Gauge("dedupd_volume_size_bytes", "Size of the file system.", "size_bytes"),
+    _Gauge(
+        "dedupd_volume_in_policy_files",
+        "Files that are optimized, that the next run takes, or that are too young.",
+        "in_policy_files",
+    ),
+    _Gauge(
+        "dedupd_volume_oldest_waiting_timestamp_seconds",
+        "Last change of the file that has waited longest to be optimized; 0 where none waits.",
+        "oldest_waiting_s",
+    ),
     _Gauge(
         "dedupd_volume_quarantined_records",
         "Records of the store that are damaged and could not be repaired.",
@@ -59,6 +72,9 @@ SAVINGS = (
     ),
     _Gauge("dedupd_volume_measured_timestamp_seconds", "When a volume was measured.", "time_s"),
 )
+
+REASONS = ("waiting", "young", "saves_little", "small", "excluded", "other")
+"""Why files are plain: ``jobs/usage/backlog.py``."""
 
 MOUNT_COUNTERS = (
     _Gauge("dedupd_mount_requests", "Requests of users.", "requests"),
@@ -146,6 +162,19 @@ class _ServiceCollector(Collector):
                 if volume.savings is not None:
                     family.add_metric(path, getattr(volume.savings, one.key))
             yield family
+        labels = [*_PATH, "reason"]
+        files = GaugeMetricFamily(
+            "dedupd_volume_plain_files", "Plain files, by why they are plain.", None, labels
+        )
+        sizes = GaugeMetricFamily(
+            "dedupd_volume_plain_files_bytes", "The same in bytes of their lengths.", None, labels
+        )
+        for path, volume in self._volumes():
+            if volume.savings is not None:
+                for reason in REASONS:
+                    files.add_metric([*path, reason], getattr(volume.savings, f"{reason}_files"))
+                    sizes.add_metric([*path, reason], getattr(volume.savings, f"{reason}_bytes"))
+        yield from (files, sizes)
 
     def _space(self) -> Iterator[Metric]:
         level = GaugeMetricFamily(
@@ -175,7 +204,10 @@ class _ServiceCollector(Collector):
     def _tasks(self) -> Iterator[Metric]:
         labels = [*_PATH, "task"]
         started = GaugeMetricFamily(
-            "dedupd_task_started_timestamp_seconds", "The last run's start.", None, labels
+            "dedupd_task_started_timestamp_seconds",
+            "Start of the last run; where there was none, the time when the volume was made.",
+            None,
+            labels,
         )
         completed = GaugeMetricFamily(
             "dedupd_task_completed", "Whether the last run got through.", None, labels
@@ -184,8 +216,12 @@ class _ServiceCollector(Collector):
             "dedupd_task_failures", "Runs in a row that failed.", None, labels
         )
         for path, volume in self._volumes():
+            for name, schedule in schedules(volume.policy).items():
+                if name in volume.tasks:
+                    started.add_metric([*path, name], volume.tasks[name].started_s)
+                elif volume.is_known and not isinstance(schedule, Off):
+                    started.add_metric([*path, name], volume.since_s)
             for name, history in volume.tasks.items():
-                started.add_metric([*path, name], history.started_s)
                 completed.add_metric([*path, name], float(history.completed))
                 failures.add_metric([*path, name], history.failures)
         yield from (started, completed, failures)

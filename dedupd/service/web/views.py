@@ -103,6 +103,7 @@ def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
             **asdict(savings),
             "saved_bytes": savings.saved_bytes,
             "saved_fraction": savings.saved_fraction,
+            "in_policy_files": savings.in_policy_files,
         },
     }
 
@@ -134,6 +135,7 @@ def _tasks(volume: ServedVolume) -> dict[TaskName, Json]:
         coming = due(name, schedule, last, volume.since_s, now_s)
         found[name] = {
             "label": TASKS[name].label,
+            "about": TASKS[name].about,
             "last": None if last is None else asdict(last),
             "next_s": None if coming is None else max(now_s, coming.at_s),
             "off": isinstance(schedule, Off),

@@ -1,0 +1,78 @@
+"""What of a volume is still to be optimized, and what is left alone, by the policy as it is."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.tree.candidates import (
+    EXCLUDED,
+    OPTIMIZED,
+    SAVES_LITTLE,
+    SMALL,
+    YOUNG,
+    Candidate,
+    Judged,
+    Skipped,
+    found_candidates,
+)
+from jobs.tree.judged_files import load_ledger
+
+_KINDS = {
+    YOUNG: "young",
+    SMALL: "small",
+    EXCLUDED: "excluded",
+    SAVES_LITTLE: "saves_little",
+}
+"""Reasons with a figure of their own; all others are ``other``."""
+
+OLDEST_OF_MAX = 1_000_000
+"""Of so many waiting files the oldest is looked for, one by one."""
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Plain files, and bytes of them. ``waiting``: the next optimize takes them. ``young``: they
+    wait for min_age. ``saves_little``, ``small``, ``excluded``, ``other``: left alone.
+
+    ``oldest_waiting_s``: the last change of the one that waits longest, since 1970; 0: none waits.
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    size_bytes: dict[str, int] = field(default_factory=dict)
+    oldest_waiting_s: float = 0.0
+
+    def add(self, kind: str, files: int, size_bytes: int) -> None:
+        self.files[kind] = self.files.get(kind, 0) + files
+        self.size_bytes[kind] = self.size_bytes.get(kind, 0) + size_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat: a figure for each kind."""
+        row: dict[str, Any] = {}
+        for kind in ("waiting", *_KINDS.values(), "other"):
+            row[f"{kind}_files"] = self.files.get(kind, 0)
+            row[f"{kind}_bytes"] = self.size_bytes.get(kind, 0)
+        return row | {"oldest_waiting_s": self.oldest_waiting_s}
+
+
+def backlog(volume: Volume, run: JobRun) -> Backlog:
+    """Look at every file's name and times, as optimize does. Raises PolicyError, Cancelled."""
+    found, skipped, oldest_ns = Backlog(), Skipped(), 0
+    run.update(phase="looking for files that wait")
+    messages: list[str] = []  # the walk before this one has had them
+    policy = volume.policy()
+    judged, check = Judged(load_ledger(volume, policy)), run.safe_point
+    for one in found_candidates(volume, policy, b"", skipped, messages, check, judged):
+        if isinstance(one, Candidate):
+            found.add("waiting", 1, one.work_bytes)
+        else:
+            found.add("waiting", one.count, one.size_bytes)
+        files = (one,) if isinstance(one, Candidate) else one.candidates()
+        if found.files["waiting"] <= OLDEST_OF_MAX:
+            changed_ns = min(max(file.identity.mtime_ns, file.identity.ctime_ns) for file in files)
+            oldest_ns = min(oldest_ns or changed_ns, changed_ns)
+    for reason, count in skipped.files.items():
+        if reason not in (OPTIMIZED, "empty"):
+            found.add(_KINDS.get(reason, "other"), count, skipped.size_bytes[reason])
+    found.oldest_waiting_s = oldest_ns / 1e9
+    return found
