@@ -11,7 +11,7 @@ from dedupd import __version__
 from dedupd.cli.lazy_command import LazyGroup
 
 COMMANDS = {
-    "setup": "Look, estimate, ask; then make a volume, mount it, and optimize it once.",
+    "setup": "Make a volume in one conversation, from doctor to savings.",
     "enable": "Make a directory a volume.",
     "adopt": "Take over a copy of a volume.",
     "disable": "Make a volume a plain directory again.",
