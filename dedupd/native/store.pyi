@@ -26,6 +26,9 @@ class Bases:
     def drop(self, numbers: Sequence[int]) -> None:
         """Let go of containers that were replaced."""
 
+    def close(self) -> None:
+        """Let go of every file. Nothing is found any more."""
+
 def read_chunks(
     data_fd: int,
     table_fd: int,

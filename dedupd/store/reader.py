@@ -66,7 +66,7 @@ class RecordReader:
             for container in self._open.values():
                 container.close()
             self._open.clear()
-        del self._bases  # which leads back here, and has files open
+        self._bases.native.close()
         os.close(self._dir_fd)
 
     def read(self, record_id: int) -> tuple[Record, bytes]:

@@ -70,6 +70,23 @@ def product_sites() -> list[Site]:
     ]
 
 
+OUT_OF_VOLUMES = ("jobs.backup.", "dedupd.replica.")
+"""Packages that write where users see nothing: a restore or a drill into a directory of its own; a
+stream into a place beside the tree, until the switch. ``tests/jobs/backup`` stops and kills these;
+no power cut is simulated."""
+
+
+def sites_in_volumes() -> list[Site]:
+    """The places that a power cut is simulated at."""
+    return [site for site in product_sites() if not site.module.startswith(OUT_OF_VOLUMES)]
+
+
+IN_VOLUMES = EFFECTS - (
+    {site.effect for site in product_sites()} - {site.effect for site in sites_in_volumes()}
+)
+"""The effects of these places."""
+
+
 class Met(NamedTuple):
     """An effect that came from a line of the product."""
 

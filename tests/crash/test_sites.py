@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.crash.exploring import SCENARIOS, file_system_for_states, record
-from tests.crash.sites import EFFECTS, Met, Site, WatchfulDisk, product_sites, sites_of, unmet
+from tests.crash.sites import (
+    IN_VOLUMES,
+    Met,
+    WatchfulDisk,
+    sites_in_volumes,
+    sites_of,
+    unmet,
+)
 from tests.support.simulated_disk import COMPOSED, RecordingDisk
 from tests.support.sources import ROOT, parse
 
@@ -20,10 +27,6 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(900)]
 ONE_CALL = "one call, the steps of which are met elsewhere"
 
 BY_A_THREAD = "a thread calls it, and no line of the product: the scenario of a mount comes by"
-
-OUT_OF_A_VOLUME = ("jobs.backup.restore", "jobs.backup.tree_writer")
-"""Modules that write into a directory that is no part of a volume: a restore that is cut off is
-begun again."""
 
 ELSEWHERE = {
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
@@ -50,10 +53,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[set[Met]
     yield met, native
 
 
-def sites_in_volumes() -> list[Site]:
-    return [site for site in product_sites() if site.module not in OUT_OF_A_VOLUME]
-
-
 def test_every_effect_of_the_product_is_met(watched: tuple[set[Met], set[str]]) -> None:
     sites = sites_in_volumes()
     missed = unmet(sites, watched[0])
@@ -71,8 +70,7 @@ def test_every_effect_of_native_code_is_met(watched: tuple[set[Met], set[str]]) 
 
 
 def test_the_recording_disk_knows_every_effect() -> None:
-    elsewhere = {site.effect for site in product_sites()} - {s.effect for s in sites_in_volumes()}
-    assert vars(RecordingDisk).keys() >= EFFECTS - COMPOSED - elsewhere
+    assert vars(RecordingDisk).keys() >= IN_VOLUMES - COMPOSED
 
 
 def test_a_place_with_an_effect_is_found() -> None:

@@ -60,6 +60,7 @@ def test_mounting_over_the_volume_itself_shows_its_files(tmp_path: Path) -> None
     (root / "f").write_bytes(CONTENT)
     for command in (
         ("enable", root, "--min-age", "0s", "--force"),
+        ("policy", root, "min_file_saving", "0"),
         ("mount", root),
         ("run", "optimize", root),
     ):

@@ -44,7 +44,8 @@ class ContainerDirectory:
         self.disk = disk
 
     def close(self) -> None:
-        self.__dict__.pop("bases", None)
+        if (bases := self.__dict__.pop("bases", None)) is not None:
+            bases.native.close()  # a check that failed may still know it
         os.close(self.fd)
 
     @cached_property

@@ -41,6 +41,10 @@ impl Bases {
         let numbers: Vec<_> = numbers.into_iter().map(ContainerNumber).collect();
         self.0.drop_containers(&numbers);
     }
+
+    fn close(&self) {
+        self.0.close();
+    }
 }
 
 fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {

@@ -46,7 +46,8 @@ struct Kept {
 /// Reads bases from the containers of a directory, and keeps those that were decoded last: what one
 /// record leans on, its neighbours are likely to lean on, too.
 pub struct Bases {
-    directory: OwnedFd,
+    /// None once they are closed.
+    directory: Mutex<Option<Arc<OwnedFd>>>,
     volume_id: [u8; 16],
     /// Of the decoded ones that are kept.
     bytes_max: usize,
@@ -58,7 +59,14 @@ impl Bases {
     pub fn new(directory: RawFd, volume_id: [u8; 16], bytes_max: usize) -> io::Result<Bases> {
         // SAFETY: the caller has it open.
         let directory = unsafe { BorrowedFd::borrow_raw(directory) }.try_clone_to_owned()?;
+        let directory = Mutex::new(Some(Arc::new(directory)));
         Ok(Bases { directory, volume_id, bytes_max, kept: Mutex::default() })
+    }
+
+    /// Let go of every file: nothing is found any more.
+    pub fn close(&self) {
+        *locked(&self.directory) = None;
+        *locked(&self.kept) = Kept::default();
     }
 
     /// As [`Bases::raw`], with the fingerprint that the record states.
@@ -181,8 +189,9 @@ impl Bases {
     fn open_file(&self, name: &str) -> io::Result<File> {
         let name = CString::new(name)?;
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-        // SAFETY: the name is NUL-terminated and lives for the call.
-        let fd = unsafe { libc::openat(self.directory.as_raw_fd(), name.as_ptr(), flags) };
+        let directory = locked(&self.directory).clone().ok_or(io::ErrorKind::NotFound)?;
+        // SAFETY: the name is NUL-terminated, and both live for the call.
+        let fd = unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) };
         Ok(owned(fd)?.into())
     }
 }
