@@ -88,6 +88,8 @@ bench: ## take a data set in, beside the peers: table and plot in build/bench [D
 	[ -e "$(DIR)" ] || $(BIN)/python -m analysis.dataset --size $(SIZE) "$(DIR)"
 	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.ingest --runs $(RUNS) --output build/bench "$(DIR)"
 	$(BIN)/python -m benchmarks.plot build/bench/ingest.json build/bench/ingest.svg
+	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.mounted --runs $(RUNS) "$(DIR).mounted"
+	$(BENCHMARK_PATH) $(BIN)/python -m benchmarks.mounted --runs $(RUNS) --tree "$(DIR)" "$(DIR).mounted"
 
 bench-dataset: ## build the data set of the benchmarks: DIR=where [SIZE=6G]
 	@scripts/setup.sh benchmark

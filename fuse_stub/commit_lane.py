@@ -65,9 +65,11 @@ class CommitLane:
         self._files = files
         self._pending: dict[int, _Pending] = {}
         self.are_refused = False
+        files.held.adopt = self._adopt
 
     def attributes(self) -> Iterator[StubAttribute]:
         """What the files named, or will if their commit is taken back, and what if it is not."""
+        yield from self._files.held.attributes()
         for pending in self._pending.values():
             yield pending.initial.stub
             if pending.initial.previous is not None:
@@ -84,6 +86,12 @@ class CommitLane:
                 results.append(_failure(error))
             await trio.lowlevel.checkpoint()
         return results
+
+    def _adopt(self, fd: int, begun: Begun) -> None:
+        """Have a file whose commit has begun, open as ``fd`` (taken over), as an open one."""
+        file = self._files.adopt(begun.identity.inode, fd, write=True)
+        self._transitions.begin([])  # it was noted with others
+        self._pending[file.ino] = _Pending(file, begun)
 
     async def _begin(self, request: CommitRequest) -> Result:
         volume = self._volume
@@ -174,6 +182,7 @@ class CommitLane:
 
     async def touch(self, ino: int) -> None:
         """A user is about to change a file: a commit of it that has begun is taken back first."""
+        await self._files.held.take_over(ino)
         pending = self._pending.get(ino)
         if pending is not None:
             async with self.uncommitted(pending.file):

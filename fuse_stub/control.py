@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 import trio
 
+from dedupd import native
 from dedupd.errors import DedupdError
 from dedupd.format.container import Kind
 from dedupd.system.control_socket import socket_path
-from dedupd.volume.commit import result_to_json
+from dedupd.volume.commit import Result, result_to_json
 from dedupd.volume.commit_requests import request_from_json
+from fuse_stub.bulk_commits import BulkCommit, BulkCommits
 from fuse_stub.errors import load
 from fuse_stub.fill_lane import FileFill
 from fuse_stub.gc_names import MarkLog
@@ -29,6 +31,9 @@ T = TypeVar("T")
 
 LINE_BYTES_MAX = 16 << 20
 """A request to commit 512 files with the longest paths stays below 4 MiB."""
+
+PAYLOAD_BYTES_MAX = 64 << 20
+"""What follows a line: 4,096 files with the longest paths take 17 MB."""
 
 ACCEPT_AGAIN_S = 1.0
 """Delay before accept() is tried again after a failure."""
@@ -89,7 +94,14 @@ class ControlServer:
                         return
                     continue
                 line = bytes(buffer[:at])
-                del buffer[: at + 1]
+                end = at + 1 + _payload_bytes(line)
+                while len(buffer) < end:
+                    data = await connection.recv(1 << 20)
+                    if not data:
+                        return
+                    buffer += data
+                talk.payload = bytes(buffer[at + 1 : end])
+                del buffer[:end]
                 reply, fds = await self._answer(line, talk)
                 try:
                     await _send(connection, json.dumps(reply).encode() + b"\n", fds)
@@ -105,6 +117,7 @@ class ControlServer:
             if talk.marks is not None:
                 self._mount.marking_sessions.end(talk.marks)
             with trio.CancelScope(shield=True):
+                await talk.end_bulk(self._mount.bulk_commits)
                 await self._mount.commit_lane.abandon(list(talk.begun))
                 await talk.end_fill()
 
@@ -118,6 +131,10 @@ class ControlServer:
                 return await self._commit_begin(request, talk.begun), []
             if operation == "commit_finish":
                 return await self._commit_finish(request, talk.begun), []
+            if operation == "commit_many":
+                return await self._commit_many(talk), []
+            if operation == "commit_done":
+                return await self._commit_done(talk), []
             if operation == "fill_begin":
                 return await self._fill_begin(request, talk), []
             if operation == "fill":
@@ -182,6 +199,19 @@ class ControlServer:
         begun -= set(inodes)
         return {"results": [result_to_json(result) for result in results]}
 
+    async def _commit_many(self, talk: "_Conversation") -> dict[str, Any]:
+        lane = self._mount.bulk_commits
+        await talk.end_bulk(lane)
+        requests = native.commit.PlainRequests.from_bytes(talk.payload)
+        talk.bulk, results = await lane.begin(requests)
+        return {"taken": talk.bulk.count, "results": _rows(results)}
+
+    async def _commit_done(self, talk: "_Conversation") -> dict[str, Any]:
+        bulk, talk.bulk = talk.bulk, None
+        if bulk is None:
+            return {"error": "no files are being committed", "kind": "UsageError"}
+        return {"results": _rows(await self._mount.bulk_commits.finish(bulk))}
+
     async def _fill_begin(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
         await talk.end_fill()
         try:
@@ -235,13 +265,34 @@ class _Conversation:
     begun: set[int] = field(default_factory=set)
     marks: MarkLog | None = None
     fill: FileFill | None = None
+    bulk: BulkCommit | None = None
+    payload: bytes = b""
     sending: list[int] = field(default_factory=list)
+
+    async def end_bulk(self, lane: BulkCommits) -> None:
+        """Take back the commits of many files that were begun and not finished."""
+        bulk, self.bulk = self.bulk, None
+        if bulk is not None:
+            await lane.abandon(bulk)
 
     async def end_fill(self) -> None:
         """Take back what was filled of a file that is not plain yet."""
         fill, self.fill = self.fill, None
         if fill is not None:
             await fill.take_back()
+
+
+def _payload_bytes(line: bytes) -> int:
+    """How many bytes follow the line of a request."""
+    try:
+        count = json.loads(line).get("payload_bytes", 0)
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+    return count if isinstance(count, int) and 0 <= count <= PAYLOAD_BYTES_MAX else 0
+
+
+def _rows(results: dict[int, Result]) -> list[tuple[int, dict[str, Any]]]:
+    return [(at, result_to_json(result)) for at, result in results.items()]
 
 
 def _refusal(error: DedupdError | OSError, path: str) -> dict[str, Any]:

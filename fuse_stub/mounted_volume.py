@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
+from fuse_stub.bulk_commits import BulkCommits
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.descriptors import Descriptors
@@ -56,6 +57,9 @@ class MountedVolume:
         self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
         self.commit_lane = CommitLane(volume, transitions, self.files, self.slow_calls)
+        self.bulk_commits = BulkCommits(
+            volume, transitions, self.inodes, self.files, self.commit_lane
+        )
         self.fill_lane = FillLane(volume, transitions, self.files, self.commit_lane)
         self._writes_wait_until_s = 0.0
         self.marking_sessions = MarkingSessions(volume, self.inodes, self.files, self.commit_lane)

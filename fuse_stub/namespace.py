@@ -31,11 +31,11 @@ from fuse_stub.attributes import (
     entry,
     visible,
 )
-from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
 from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
 from fuse_stub.files.directory_listing import DirectoryListing, HeldListings
 from fuse_stub.files.inodes import PATH_FLAGS
+from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID

@@ -21,10 +21,10 @@ from pyfuse3 import (
 
 from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
-from fuse_stub.caller_rights import keeps_set_ids
 from fuse_stub.errors import answers
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_files import Handle, OpenFile
+from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.namespace import NamespaceOperations
 

@@ -186,6 +186,7 @@ async def run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
             nursery.start_soon(seal_closed, mount.volume, mount.files, mount.files.unsealed)
         await pump.run()
         mount.fill_lane.end()
+        await mount.bulk_commits.abandon_all()
         await mount.commit_lane.abandon_all()
         nursery.cancel_scope.cancel()
 

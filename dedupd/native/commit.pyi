@@ -1,6 +1,6 @@
 """The steps that make plain files stubs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 class PlainRequests:
     """Plain files to be committed: path, identity, and recipe (id, digest, direct) of each."""
@@ -25,6 +25,16 @@ class PlainRequests:
         """Raises ValueError where a path has a NUL byte in it, or a digest not 16 bytes."""
     def take(self, source: PlainRequests) -> None:
         """Add what ``source`` has, which has nothing afterwards."""
+    @property
+    def inodes(self) -> bytes:
+        """Their numbers, u64 each."""
+    def to_bytes(self) -> bytes:
+        """As they travel to the process that serves a mount (docs/control.md)."""
+    @staticmethod
+    def from_bytes(data: bytes) -> PlainRequests:
+        """The inverse. Raises ValueError."""
+    def pick(self, positions: Sequence[int]) -> PlainRequests:
+        """A copy of those of these positions. Raises IndexError."""
     def part(self, first: int, end: int) -> PlainRequests:
         """A copy of those of these positions, as far as there are."""
 
@@ -44,10 +54,12 @@ class CommitBatch:
         seeds: tuple[int, int],
         block_bytes: int,
         threads: int,
+        is_shared: bool,
         door: Callable[..., int] | None,
     ) -> CommitBatch:
         """``seeds`` are those of the attribute: of its checksum, and of what binds it to its inode.
-        Each step takes up to ``threads``, and one with a door (``Disk.door``)."""
+        Each step takes up to ``threads``, and one with a door (``Disk.door``). ``is_shared``:
+        other processes may open the files, so each is leased from the first step to the second."""
     def begin(self, requests: PlainRequests) -> bytes:
         """Open each file and set its attribute.
 
@@ -64,6 +76,13 @@ class CommitBatch:
     def begun(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
         """Descriptor, and identity with the attribute set, of a file that has begun and is not
         finished; None for others. The descriptor is good until :meth:`close`.
+        """
+    def take(self, at: int) -> tuple[int, tuple[int, int, int, int]] | None:
+        """As :meth:`begun`; the descriptor is the caller's from now on, and so is the commit."""
+    def revert(self) -> bytes:
+        """Take back all that has begun and is not finished, and close the files.
+
+        Returns 1 for each where that failed: it is a stub that has all its blocks. Not synced.
         """
     def close(self) -> None: ...
 

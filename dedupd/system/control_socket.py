@@ -107,6 +107,11 @@ class ControlClient:
         reply, _ = self._call(operation, arguments)
         return reply
 
+    def call_with(self, operation: str, payload: bytes) -> dict[str, Any]:
+        """As :meth:`call`, with bytes that follow the request."""
+        reply, _ = self._call(operation, {"payload_bytes": len(payload)}, payload=payload)
+        return reply
+
     def call_patiently(
         self, operation: str, safe_point: Callable[[], None], **arguments: Any
     ) -> dict[str, Any]:
@@ -135,10 +140,12 @@ class ControlClient:
         operation: str,
         arguments: dict[str, Any],
         safe_point: Callable[[], None] | None = None,
+        payload: bytes = b"",
     ) -> tuple[dict[str, Any], list[int]]:
         fds: list[int] = []
+        line = json.dumps({"op": operation, **arguments}).encode() + b"\n"
         try:
-            self._socket.sendall(json.dumps({"op": operation, **arguments}).encode() + b"\n")
+            self._socket.sendall(line + payload)
             self._socket.settimeout(self._timeout_s if safe_point is None else POLL_S)
             searched = 0
             while (end := self._buffer.find(b"\n", searched)) < 0:

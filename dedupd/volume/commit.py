@@ -39,10 +39,11 @@ _DURABLE = define("commit.durable", "the attributes of a batch are durable, noth
 _FINISHED = define("commit.finished", "a batch is punched")
 
 BATCH_FILES_MAX = 512
-"""Files per batch in the process that serves a mount; each holds a descriptor there."""
+"""Stubs per batch in the process that serves a mount, which takes them one by one."""
 
 BATCH_FILES_HERE_MAX = 4096
-"""The same here, where the limit of descriptors allows it: each batch costs a sync."""
+"""Plain files per batch, and all of them here, where the limit of descriptors allows it: each batch
+costs a sync. The process that serves a mount may take fewer."""
 
 
 class Outcome(enum.StrEnum):
@@ -98,7 +99,9 @@ class VolumeCommitter:
         """Results of the next few requests."""
         with self._volume.mount_or_lock() as held:
             if isinstance(held, ControlClient):
-                batch = requests.part(start, BATCH_FILES_MAX)
+                is_plain = start < len(requests.plain)
+                count = BATCH_FILES_HERE_MAX if is_plain else BATCH_FILES_MAX
+                batch = requests.part(start, count)
                 return _commit_by_mount(self._volume, held, batch)
             settle_noted(self._volume, held)
             batch = requests.part(start, descriptors_to_spare())
@@ -147,6 +150,7 @@ class _Batch:
             volume.space.seeds,
             volume.block_bytes,
             threads,
+            True,
             volume.disk.door,
         )
         self._alone: dict[int, tuple[int, Begun]] = {}
@@ -289,6 +293,12 @@ def _raise_failure(volume: Volume, reply: dict[str, Any]) -> None:
 def _commit_by_mount(
     volume: Volume, client: ControlClient, requests: CommitRequests
 ) -> list[Result]:
+    """Commit plain files all at once, or else files of which each has something to be said.
+
+    The mount may take fewer files than these: the results are of the first ones.
+    """
+    if len(requests.plain):
+        return _commit_many_by_mount(volume, client, requests.plain)
     reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
     _raise_failure(volume, reply)
     reach(_BEGUN)
@@ -302,6 +312,23 @@ def _commit_by_mount(
         begun[at] = result_from_json(row)
     reach(_FINISHED)
     return begun
+
+
+def _commit_many_by_mount(
+    volume: Volume, client: ControlClient, plain: native.commit.PlainRequests
+) -> list[Result]:
+    reply = client.call_with("commit_many", plain.to_bytes())
+    _raise_failure(volume, reply)
+    reach(_BEGUN)
+    results = [_DONE] * reply["taken"]
+    volume.disk.sync_file_system(volume.data_fd)
+    reach(_DURABLE)
+    finished = client.call("commit_done")
+    _raise_failure(volume, finished)
+    for at, row in (*reply["results"], *finished["results"]):
+        results[at] = result_from_json(row)
+    reach(_FINISHED)
+    return results
 
 
 _NOT_THE_FILE = (

@@ -14,8 +14,9 @@ from collections import Counter
 
 from fuse_stub.files.inodes import descriptors_cached_max
 
-KEPT_BACK = 512
-"""For requests under way, for jobs and for the store's containers; a quarter of a low limit."""
+KEPT_BACK = 4608
+"""For requests under way, for files that are being committed, and for the store's containers; a
+quarter of a low limit."""
 
 _EACH = 2
 

@@ -20,6 +20,7 @@ from dedupd.system.paths import show_path
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
+from fuse_stub.files.held_files import HeldFiles
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.shared_lock import SharedLock
 from fuse_stub.files.slow_closes import SlowCloses, is_slow_to_free
@@ -153,6 +154,7 @@ class OpenFiles:
         self._cache = cache
         self._files: dict[int, OpenFile] = {}
         self.unsealed = UnsealedStubs()
+        self.held = HeldFiles()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -184,6 +186,9 @@ class OpenFiles:
     ) -> OpenFile:
         while True:
             file = self._files.get(ino)
+            if file is None and ino in self.held:
+                await self.held.take_over(ino)
+                continue
             if file is None:
                 file = self._open(ino, path(), write, trunc)
             if file.settled is None:
@@ -341,6 +346,7 @@ class OpenFiles:
     async def wait_for_times(self, ino: int) -> None:
         """Until the file is neither settled nor filled up by a piece. Both put back times and
         capabilities at their end, also those that a change made meanwhile must have taken away."""
+        await self.held.take_over(ino)
         while (file := self._files.get(ino)) is not None:
             if file.settled is not None:
                 await file.settled.wait()

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,
     "fuse_stub.commit_lane._take_back sync_file": BY_A_THREAD,
+    "fuse_stub.bulk_commits._take_back sync_file_system": BY_A_THREAD,
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",
     "fuse_stub.namespace.rename exchange": "what a user asks for, one system call",

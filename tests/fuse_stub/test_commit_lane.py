@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,32 +125,56 @@ def test_a_stub_can_be_restored_while_it_is_being_written(lab: MountedLab) -> No
 # --- the commit, step by step -----------------------------------------------------------------
 
 
-class Committing:
-    """A commit between its two steps, by a job that talks to the mount as the real one does."""
+@pytest.fixture(params=["alone", "many"])
+def many(request: pytest.FixtureRequest) -> bool:
+    """Whether files are committed by the thousand, or one by one."""
+    return bool(request.param == "many")
 
-    def __init__(self, lab: MountedLab, names: list[str]) -> None:
+
+class Committing:
+    """A commit between its two steps, by a job that talks to the mount as the real one does.
+
+    ``many``: as files of which native code takes thousands, and not one by one.
+    """
+
+    def __init__(self, lab: MountedLab, names: list[str], many: bool = False) -> None:
         self.lab = lab
+        self.many = many
+        self.outcomes: list[str] = []
         self.client: ControlClient = lab.client()
         self.requests = []
         for name in names:
-            path = lab.view / name
-            path.write_bytes(CONTENT)
-            lab.optimize()
-            stub = lab.stub(name)
+            (lab.view / name).write_bytes(CONTENT)
+        lab.optimize()
+        stubs = {name: lab.stub(name) for name in names}
+        # Plain again, with the recipe in the store: what a job has before it commits.
+        lab.unoptimize()
+        for name, stub in stubs.items():
             assert stub is not None
-            # Plain again, with the recipe in the store: what a job has before it commits.
-            lab.unoptimize()
             identity = FileIdentity.of(os.stat(lab.data / name))
             ref = RecipeRef(stub.recipe, stub.digest)
             self.requests.append(CommitRequest(os.fsencode(name), identity, ref))
 
     def begin(self) -> list[str]:
+        if self.many:
+            plain = CommitRequests.of(self.requests).plain
+            reply = self.client.call_with("commit_many", plain.to_bytes())
+            assert reply["taken"] == len(self.requests)
+            self.outcomes = ["done"] * len(self.requests)
+            return self._noted(reply)
         reply = self.client.call(
             "commit_begin", files=[request_to_json(request) for request in self.requests]
         )
         return [row["outcome"] for row in reply["results"]]
 
+    def _noted(self, reply: dict[str, Any]) -> list[str]:
+        for at, row in reply["results"]:
+            self.outcomes[at] = row["outcome"]
+        return list(self.outcomes)
+
     def finish(self) -> list[str]:
+        if self.many:
+            return self._noted(self.client.call("commit_done"))
         reply = self.client.call(
             "commit_finish", inodes=[request.identity.inode for request in self.requests]
         )
@@ -190,10 +215,10 @@ def map_and_write(path: Path) -> None:
     ],
 )
 def test_whatever_touches_a_file_takes_its_commit_back(
-    lab: MountedLab, touch: Callable[[Path], Any]
+    lab: MountedLab, many: bool, touch: Callable[[Path], Any]
 ) -> None:
     path = lab.view / "f"
-    committing = Committing(lab, ["f"])
+    committing = Committing(lab, ["f"], many)
     assert committing.begin() == ["done"]
     assert path.read_bytes() == CONTENT
     touch(path)
@@ -208,9 +233,9 @@ def test_whatever_touches_a_file_takes_its_commit_back(
         assert where.read_bytes() == expected
 
 
-def test_reading_does_not_hold_a_commit_up(lab: MountedLab) -> None:
+def test_reading_does_not_hold_a_commit_up(lab: MountedLab, many: bool) -> None:
     path = lab.view / "f"
-    committing = Committing(lab, ["f"])
+    committing = Committing(lab, ["f"], many)
     with open(path, "rb", buffering=0) as file:
         assert committing.begin() == ["done"]
         assert os.pread(file.fileno(), len(CONTENT), 0) == CONTENT
@@ -219,8 +244,8 @@ def test_reading_does_not_hold_a_commit_up(lab: MountedLab) -> None:
     assert lab.stub("f") is not None
 
 
-def test_a_job_that_dies_between_the_steps_leaves_plain_files(lab: MountedLab) -> None:
-    committing = Committing(lab, ["f"])
+def test_a_job_that_dies_between_the_steps_leaves_plain_files(lab: MountedLab, many: bool) -> None:
+    committing = Committing(lab, ["f"], many)
     assert committing.begin() == ["done"]
     committing.client.close()
     write(lab.view / "f")
@@ -228,18 +253,87 @@ def test_a_job_that_dies_between_the_steps_leaves_plain_files(lab: MountedLab) -
     assert (lab.view / "f").read_bytes() == b"NEW" + CONTENT[3:]
 
 
-def test_a_file_that_changed_before_its_commit_is_left_alone(lab: MountedLab) -> None:
-    committing = Committing(lab, ["f"])
+def test_a_file_that_changed_before_its_commit_is_left_alone(lab: MountedLab, many: bool) -> None:
+    committing = Committing(lab, ["f"], many)
     write(lab.view / "f")
     assert committing.begin() == ["changed"]
     assert committing.finish() == ["changed"]
     assert lab.stub("f") is None
 
 
-def test_a_file_that_is_gone_before_its_commit_is_passed_over(lab: MountedLab) -> None:
-    committing = Committing(lab, ["f"])
+def test_a_file_that_is_gone_before_its_commit_is_passed_over(lab: MountedLab, many: bool) -> None:
+    committing = Committing(lab, ["f"], many)
     (lab.view / "f").unlink()
     assert committing.begin() == ["gone"]
+
+
+def test_a_job_that_dies_takes_no_file_with_it_that_a_user_came_to(lab: MountedLab) -> None:
+    names = [f"f{n}" for n in range(5)]
+    committing = Committing(lab, names, many=True)
+    with open(lab.view / "f1", "rb", buffering=0) as reader:
+        assert committing.begin() == ["done"] * 5
+        with open(lab.view / "f2", "rb", buffering=0) as later:
+            committing.client.close()
+            for file in (reader, later):
+                assert os.pread(file.fileno(), len(CONTENT), 0) == CONTENT
+            write(lab.view / "f3")
+    deadline = time.monotonic() + 30  # the mount sees a moment later that the job has gone
+    while any(map(lab.stub, names)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for name in names:
+        expected = b"NEW" + CONTENT[3:] if name == "f3" else CONTENT
+        assert lab.stub(name) is None
+        assert (lab.view / name).read_bytes() == expected
+
+
+def test_of_many_files_each_is_what_its_users_made_of_it(lab: MountedLab) -> None:
+    names = [f"f{n}" for n in range(8)]
+    committing = Committing(lab, names, many=True)
+    with open(lab.view / "f0", "r+b"), open(lab.view / "f1", "rb", buffering=0) as reader:
+        begun = committing.begin()
+        assert begun == ["in use", *["done"] * 7]
+        write(lab.view / "f2")
+        (lab.view / "f3").unlink()
+        (lab.view / "f4").rename(lab.view / "f5")
+        with open(lab.view / "f6", "rb") as file:
+            assert file.read() == CONTENT
+        outcomes = committing.finish()
+        assert outcomes[:4] == ["in use", "done", "changed", "changed"]
+        assert outcomes[4] == "changed" and outcomes[6:] == ["done", "done"]
+        assert os.pread(reader.fileno(), len(CONTENT), 0) == CONTENT
+    for name in ("f1", "f6", "f7"):
+        assert lab.stub(name) is not None
+        assert (lab.view / name).read_bytes() == CONTENT
+    assert lab.stub("f2") is None
+    assert (lab.view / "f2").read_bytes() == b"NEW" + CONTENT[3:]
+    assert (lab.view / "f5").read_bytes() == CONTENT
+
+
+def test_a_file_that_is_named_twice_is_committed_once(lab: MountedLab) -> None:
+    committing = Committing(lab, ["f"], many=True)
+    committing.requests *= 2
+    assert sorted(committing.begin()) == ["done", "in use"]
+    assert sorted(committing.finish()) == ["done", "in use"]
+    assert (lab.view / "f").read_bytes() == CONTENT
+
+
+def test_a_second_batch_takes_the_first_one_back(lab: MountedLab) -> None:
+    first = Committing(lab, ["f"], many=True)
+    assert first.begin() == ["done"]
+    assert first.begin() == ["changed"], "taking it back has changed the time of its inode"
+    assert lab.stub("f") is None
+    assert first.client.call_with("commit_many", b"no requests")["kind"] == "ValueError"
+    assert "error" in first.client.call("commit_done")
+
+
+def test_the_end_of_a_mount_takes_many_commits_back(lab: MountedLab) -> None:
+    committing = Committing(lab, [f"f{n}" for n in range(3)], many=True)
+    assert committing.begin() == ["done"] * 3
+    lab.unmount()
+    lab.mount()
+    for n in range(3):
+        assert lab.stub(f"f{n}") is None
+        assert (lab.view / f"f{n}").read_bytes() == CONTENT
 
 
 def test_a_committer_goes_through_the_mount(lab: MountedLab) -> None:

@@ -61,7 +61,7 @@ def batch_of(
         identity = FileIdentity.of(path.stat())
         requests.add(path.name.encode(), identity, (1 << 32, bytes(16), False))
     with opened(os.open(directory, os.O_RDONLY)) as fd:
-        batch = native.commit.CommitBatch(fd, NAME, (0, 0), 4096, 8, door)
+        batch = native.commit.CommitBatch(fd, NAME, (0, 0), 4096, 8, True, door)
         yield batch, requests
         batch.close()
 

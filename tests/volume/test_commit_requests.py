@@ -1,5 +1,7 @@
 """Requests to commit files, held against plain lists of them."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,3 +67,24 @@ def test_what_is_no_request_is_refused() -> None:
         plain.add(b"pa\0th", (1, 2, 3, 4), (5, bytes(16), True))
     with pytest.raises(IndexError, match="no request 0"):
         plain[0]
+
+
+@given(st.lists(requests.map(lambda one: one._replace(previous=None)), max_size=12))
+def test_plain_requests_travel_as_bytes(added: list[CommitRequest]) -> None:
+    plain = CommitRequests.of(added).plain
+    data = plain.to_bytes()
+    again = native.commit.PlainRequests.from_bytes(data)
+    assert list(CommitRequests(again)) == added
+    assert again.inodes == b"".join(one.identity.inode.to_bytes(8, "little") for one in added)
+    picked = plain.pick(list(reversed(range(len(added)))))
+    assert list(CommitRequests(picked)) == added[::-1]
+    for end in range(len(data)):
+        with suppress(ValueError):  # the end of one request is no damage
+            whole = native.commit.PlainRequests.from_bytes(data[:end])
+            assert list(CommitRequests(whole)) == added[: len(whole)]
+
+
+@given(st.binary(max_size=300))
+def test_other_bytes_are_no_requests(data: bytes) -> None:
+    with suppress(ValueError):
+        assert native.commit.PlainRequests.from_bytes(data).to_bytes() == data

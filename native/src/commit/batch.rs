@@ -11,24 +11,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::commit::requests::Request;
 use crate::commit::steps::{exchange_attribute, punch_and_settle};
-use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::format::stub::{COMMITTING, DIRECT, STUB_BYTES, Seeds, StubHead};
 use crate::system::calls::generation_of;
 use crate::system::effects::Effects;
 use crate::system::files::{Identity, SECOND_NS, open_beneath, status_of};
 use crate::system::leases::lease_exclusively;
 use crate::threads::scoped;
-
-/// A plain file, as it was when it was read, and the recipe of its content.
-#[derive(Clone)]
-pub struct Request {
-    pub path: CString,
-    pub expected: Identity,
-    pub recipe: RecordId,
-    pub digest: [u8; DIGEST_BYTES],
-    pub direct: bool,
-}
 
 /// What a volume's files have in common.
 pub struct Volume {
@@ -37,6 +27,9 @@ pub struct Volume {
     pub seeds: Seeds,
     pub block_bytes: i64,
     pub effects: Arc<dyn Effects>,
+    /// Whether other processes may open the files: then each is leased. The process that serves the
+    /// mount is the only one, and knows what its users have open.
+    pub is_shared: bool,
 }
 
 /// A file between the two calls: open, leased, with its attribute set. `identity` is as of then,
@@ -86,11 +79,24 @@ pub fn finish_all(volume: &Volume, files: &mut [Commit], threads: usize) -> (Vec
     (all, freed_bytes.into_inner())
 }
 
+/// Takes back what has begun of `files`; says of which of them that failed: these are stubs that have
+/// all their blocks, and must not be written to as plain files.
+pub fn revert_all(volume: &Volume, files: &mut [Commit]) -> Vec<bool> {
+    let revert = |(_, begun): &mut Commit| {
+        let taken_back = begun.take().map(|open| {
+            let fd = open.file.as_raw_fd();
+            volume.effects.remove_attribute(fd, &volume.attribute)
+        });
+        taken_back.is_some_and(|result| result.is_err())
+    };
+    files.iter_mut().map(revert).collect()
+}
+
 /// None where the file is left for the caller.
 fn begin(volume: &Volume, request: &Request) -> Option<Begun> {
     let file = open_beneath(volume.data, &request.path, libc::O_RDWR).ok()?;
     let fd = file.as_raw_fd();
-    if !lease_exclusively(fd) {
+    if volume.is_shared && !lease_exclusively(fd) {
         return None;
     }
     let generation = generation_of(fd).ok()?;
@@ -122,7 +128,7 @@ enum End {
 
 fn finish(volume: &Volume, request: &Request, begun: &Begun) -> End {
     let fd = begun.file.as_raw_fd();
-    if !lease_exclusively(fd) {
+    if volume.is_shared && !lease_exclusively(fd) {
         // The sync took longer than a lease keeps others waiting.
         return End::Left;
     }

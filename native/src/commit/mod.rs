@@ -1,4 +1,5 @@
 //! Plain files made stubs.
 
 pub mod batch;
+pub mod requests;
 pub mod steps;

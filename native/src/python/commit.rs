@@ -1,6 +1,6 @@
 //! `PlainRequests`, `CommitBatch`, `exchange_attribute`, `punch_and_settle`.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::{Mutex, MutexGuard};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -11,7 +11,8 @@ use super::support::calls::{c_string, call};
 use super::support::door::Door;
 use super::support::entries::{Fields, fields_of, identity_of, seeds_of};
 use super::support::threads::check_threads;
-use crate::commit::batch::{self, Begun, Commit, Request, Volume};
+use crate::commit::batch::{self, Begun, Commit, Volume};
+use crate::commit::requests::{self, Request};
 use crate::commit::steps;
 use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::threads::lock::locked;
@@ -67,6 +68,28 @@ impl PlainRequests {
         self.0.append(&mut source.0);
     }
 
+    #[getter]
+    fn inodes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let inodes = self.0.iter().map(|request| request.expected.inode.to_le_bytes());
+        PyBytes::new(py, &inodes.collect::<Vec<_>>().concat())
+    }
+
+    fn to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &requests::to_bytes(&self.0))
+    }
+
+    #[staticmethod]
+    fn from_bytes(data: &[u8]) -> PyResult<PlainRequests> {
+        let invalid = || PyValueError::new_err("these bytes are no requests to commit files");
+        requests::from_bytes(data).map(PlainRequests).ok_or_else(invalid)
+    }
+
+    fn pick(&self, positions: Vec<usize>) -> PyResult<PlainRequests> {
+        let none = |at| PyIndexError::new_err(format!("there is no request {at}"));
+        let one = |at| self.0.get(at).cloned().ok_or_else(|| none(at));
+        Ok(PlainRequests(positions.into_iter().map(one).collect::<PyResult<_>>()?))
+    }
+
     fn part(&self, first: usize, end: usize) -> PlainRequests {
         let end = end.min(self.0.len());
         PlainRequests(self.0[first.min(end)..end].to_vec())
@@ -97,6 +120,7 @@ impl CommitBatch {
         seeds: (u64, u64),
         block_bytes: i64,
         threads: usize,
+        is_shared: bool,
         door: Option<Py<PyAny>>,
     ) -> PyResult<CommitBatch> {
         if block_bytes < 1 {
@@ -106,7 +130,7 @@ impl CommitBatch {
         let door = Door::new(door);
         let effects = door.effects.clone();
         let seeds = seeds_of(seeds);
-        let volume = Volume { data: data_fd, attribute, seeds, block_bytes, effects };
+        let volume = Volume { data: data_fd, attribute, seeds, block_bytes, effects, is_shared };
         let threads = check_threads(threads)?;
         Ok(CommitBatch { volume, threads, door, files: Mutex::default() })
     }
@@ -140,6 +164,17 @@ impl CommitBatch {
         let fields = |begun: &Begun| (begun.file.as_raw_fd(), fields_of(begun.identity));
         let found = py.detach(|| self.files().get(at).map(|(_, begun)| begun.as_ref().map(fields)));
         found.ok_or_else(|| PyIndexError::new_err(format!("there is no request {at}")))
+    }
+
+    fn take(&self, py: Python<'_>, at: usize) -> Option<(i32, Fields)> {
+        let taken = py.detach(|| self.files().get_mut(at).and_then(|(_, begun)| begun.take()));
+        taken.map(|begun| (begun.file.into_raw_fd(), fields_of(begun.identity)))
+    }
+
+    fn revert<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let failed = py.detach(|| batch::revert_all(&self.volume, &mut self.files()));
+        self.door.check()?;
+        Ok(PyBytes::new(py, &failed.into_iter().map(u8::from).collect::<Vec<_>>()))
     }
 
     fn close(&self, py: Python<'_>) {

@@ -15,7 +15,7 @@ use super::support::input::{Input, pack_u64};
 use super::support::output::Output;
 use super::support::threads::check_threads;
 use crate::admission::ledger::judged;
-use crate::commit::batch::Request;
+use crate::commit::requests::Request;
 use crate::format::ids::{DIGEST_BYTES, RecordId};
 use crate::format::suffix::suffix;
 use crate::ingest::chunks::Segment;

@@ -1,0 +1,91 @@
+"""Plain files whose commits native code has begun, many at once, and which no user has open.
+
+There is no object for each of them: a group of files has one. A user who comes to one of them takes
+it over first: then it is an open file whose commit has begun, like one that was committed alone.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator
+
+import trio
+
+from dedupd import native
+from dedupd.format.recipe import RecipeRef
+from dedupd.format.stub import StubAttribute
+from dedupd.stub.transition import Begun, FileIdentity, committing
+
+
+class HeldGroup:
+    """Files whose commits begin, finish or are taken back in one native call.
+
+    ``resting`` is None while no such call works on them; else it is set at its end.
+    """
+
+    __slots__ = ("batch", "inodes", "requests", "resting")
+
+    def __init__(
+        self, batch: native.commit.CommitBatch, requests: native.commit.PlainRequests
+    ) -> None:
+        self.batch = batch
+        self.requests = requests
+        self.inodes = array("Q", requests.inodes)
+        self.resting: trio.Event | None = None
+
+    def stub(self, place: int) -> StubAttribute:
+        """The attribute with which a file is committed."""
+        _, identity, recipe = self.requests[place]
+        return committing(FileIdentity._make(identity), RecipeRef._make(recipe))
+
+
+class HeldFiles:
+    """The held files of a mount, by inode. Used by the thread of the event loop, between awaits."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, tuple[HeldGroup, int]] = {}
+        self.adopt: Callable[[int, Begun], None] = _nobody
+        """Makes an open file of a descriptor, with a commit that has begun."""
+
+    def __contains__(self, ino: int) -> bool:
+        return ino in self._files
+
+    def attributes(self) -> Iterator[StubAttribute]:
+        """Those with which the files are committed."""
+        for group, place in self._files.values():
+            yield group.stub(place)
+
+    def hold(self, group: HeldGroup) -> None:
+        """Before a native call begins the commits of a group: ``group.resting`` is there."""
+        self._files.update((ino, (group, place)) for place, ino in enumerate(group.inodes))
+
+    def places(self, group: HeldGroup) -> list[int]:
+        """Those of the files of a group that it still has."""
+        found = (self._files.get(ino) for ino in group.inodes)
+        return [one[1] for one in found if one is not None and one[0] is group]
+
+    def drop(self, group: HeldGroup, place: int) -> None:
+        """A file that is held no more."""
+        del self._files[group.inodes[place]]
+
+    async def take_over(self, ino: int) -> None:
+        """Make an open file of a held one, once no native call works on it."""
+        while (found := self._files.get(ino)) is not None:
+            group, place = found
+            if group.resting is not None:
+                await group.resting.wait()
+            else:
+                self.hand_over(group, place)
+
+    def hand_over(self, group: HeldGroup, place: int) -> bool:
+        """Make an open file of a held one, on which no native call works; False where the call has
+        failed half way, so that it is settled when it is opened."""
+        self.drop(group, place)
+        taken = group.batch.take(place)
+        if taken is None:
+            return False
+        fd, identity = taken
+        self.adopt(fd, Begun(FileIdentity._make(identity), group.stub(place), None))
+        return True
+
+
+def _nobody(_: int, __: Begun) -> None:
+    raise AssertionError("no commit lane takes files over")
