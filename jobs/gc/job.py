@@ -33,7 +33,7 @@ from jobs.frame.run import JobRun
 from jobs.gc import mark_phases
 from jobs.gc.mark_phases import RecipeMarks
 from jobs.gc.recipe_marker import RecipeReading
-from jobs.gc.tables import live_digests, recovered_tables
+from jobs.gc.tables import kept_digests, recovered_tables
 from jobs.gc.tree_marker import TreeMarker
 
 _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
@@ -173,15 +173,15 @@ class Gc(Job[GcReport]):
 
     def _state(self, named: dict[Kind, bytes]) -> str:
         """A digest of what the tree names, given as digests of marks, and of which records are
-        live.
+        live or merged.
 
         If neither has changed since a collection that went through, there is no new garbage. A
-        record shows that has become live since without being needed, because a table was lost or
+        record shows that has become either since without being needed, because a table was lost or
         a job died. A wrong hint is only ever a reason to do nothing, and leaves garbage where it
         is.
         """
-        live = [(int(kind), sorted(live_digests(self._tables[kind]).items())) for kind in Kind]
-        return native.hashing.fingerprint(b"".join(named.values()) + repr(live).encode()).hex()
+        kept = [(int(kind), sorted(kept_digests(self._tables[kind]).items())) for kind in Kind]
+        return native.hashing.fingerprint(b"".join(named.values()) + repr(kept).encode()).hex()
 
     # --- marking ------------------------------------------------------------------------------
 

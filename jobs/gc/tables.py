@@ -14,7 +14,7 @@ from jobs.frame.run import JobRun
 Tables = dict[Kind, TableScan]
 """The tables of each kind of container."""
 
-_IS_LIVE = bytes(state == tbl.State.LIVE for state in range(256))
+_KEPT = bytes(state if state in (tbl.State.LIVE, tbl.State.MERGED) else 0 for state in range(256))
 """A compaction turns the other states into each other: that is no change."""
 
 _LENGTH_BYTES = 8
@@ -36,15 +36,15 @@ def recovered_tables(volume: Volume, run: JobRun, files: ExitStack) -> Tables:
     return tables
 
 
-def live_digests(tables: TableScan) -> dict[int, int]:
-    """Of each container a digest of which of its records are live."""
-    live: dict[int, int] = {}
+def kept_digests(tables: TableScan) -> dict[int, int]:
+    """Of each container a digest of which of its records are live, and which are merged."""
+    kept: dict[int, int] = {}
     for number in tables.shapes:
         digest = xxhash.xxh3_128()
         for block in tables.blocks([tables.whole(number)]):
-            digest.update(block.states().translate(_IS_LIVE))
-        live[number] = digest.intdigest()
-    return live
+            digest.update(block.states().translate(_KEPT))
+        kept[number] = digest.intdigest()
+    return kept
 
 
 def needed_digest(recipes: TableScan, number: int, lengths: memoryview) -> int:
