@@ -135,7 +135,8 @@ mod tests {
         let mut out = vec![0; 100];
         assert_eq!(compress(&raw, &base, &mut out, 3), Ok(None));
         let mut room = vec![0; 20_000];
-        let stored = compress(&raw, &raw, &mut room, 3).unwrap().unwrap();
+        let same = raw.clone(); // zstd takes no prefix that lies where the input does
+        let stored = compress(&raw, &same, &mut room, 3).unwrap().unwrap();
         assert!(stored < 100);
     }
 }
