@@ -39,7 +39,7 @@ in some 10 ms."""
 SYNC_BYTES = 32 * MIB
 """Filled between two syncs. So there are never so many dirty pages that a writer has to wait."""
 
-_TAKE_BACK_BYTES = 64 * MIB
+_TAKE_BACK_BYTES = 16 * MIB
 """Punched while the file is held."""
 
 _NO_SPACE = "no space left to make the file plain; it stays a stub"

@@ -1,9 +1,16 @@
 """A lock that many trio tasks may share, or one may have alone."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import trio
+
+
+class _Waiter(NamedTuple):
+    wants_alone: bool
+    granted: trio.Event
 
 
 class SharedLock:
@@ -11,33 +18,32 @@ class SharedLock:
 
     All fields belong to the thread of the event loop and change between two awaits. The common
     case, shared while no task has it alone, costs two integer operations and does not go through
-    the scheduler: :meth:`try_share` and :meth:`unshare`. A task that waits to have it alone keeps
-    new sharers out, so readers in turns cannot hold it up for ever.
+    the scheduler: :meth:`try_share` and :meth:`unshare`. Tasks that have to wait have it in the
+    order in which they came: readers in turns cannot keep a change waiting for ever, nor can a
+    job that takes it alone for piece after piece keep users out.
     """
 
-    __slots__ = ("_alone", "_changed", "_shared", "_wanting")
+    __slots__ = ("_alone", "_shared", "_waiters")
 
     def __init__(self) -> None:
         self._shared = 0  # tasks that share it
         self._alone = False
-        self._wanting = 0  # tasks that wait to have it alone
-        self._changed: trio.Event | None = None  # set, and dropped, when the state changes
+        self._waiters: deque[_Waiter] | None = None  # as soon as one has had to wait
 
     def try_share(self) -> bool:
-        """Share it, unless a task has it alone or waits for that."""
-        if self._alone or self._wanting:
+        """Share it, unless a task has it alone, or one waits."""
+        if self._alone or self._waiters:
             return False
         self._shared += 1
         return True
 
     def unshare(self) -> None:
         self._shared -= 1
-        if self._shared == 0:
-            self._wake()
+        self._grant()
 
     def try_alone(self) -> bool:
         """Take it alone, unless a task has it, shared or alone, or waits for it."""
-        if self._alone or self._wanting or self._shared:
+        if self._alone or self._shared or self._waiters:
             return False
         self._alone = True
         return True
@@ -45,12 +51,12 @@ class SharedLock:
     def leave_alone(self) -> None:
         """Give back what :meth:`try_alone` took."""
         self._alone = False
-        self._wake()
+        self._grant()
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
-        while not self.try_share():
-            await self._wait()
+        if not self.try_share():
+            await self._wait(wants_alone=False)
         try:
             yield
         finally:
@@ -58,26 +64,38 @@ class SharedLock:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        self._wanting += 1
-        try:
-            while self._alone or self._shared:
-                await self._wait()
-            self._alone = True
-        finally:
-            self._wanting -= 1
-            if not self._alone:
-                self._wake()
+        if not self.try_alone():
+            await self._wait(wants_alone=True)
         try:
             yield
         finally:
             self.leave_alone()
 
-    async def _wait(self) -> None:
-        if self._changed is None:
-            self._changed = trio.Event()
-        await self._changed.wait()
+    async def _wait(self, *, wants_alone: bool) -> None:
+        """Until it is this task's, as it wants it."""
+        if self._waiters is None:
+            self._waiters = deque()
+        waiter = _Waiter(wants_alone, trio.Event())
+        self._waiters.append(waiter)
+        try:
+            await waiter.granted.wait()
+        except BaseException:
+            if not waiter.granted.is_set():
+                self._waiters.remove(waiter)
+                self._grant()
+            elif wants_alone:
+                self.leave_alone()
+            else:
+                self.unshare()
+            raise
 
-    def _wake(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
+    def _grant(self) -> None:
+        """Give it to the first that wait, as far as it is free for them."""
+        while self._waiters and not self._alone:
+            wants_alone, granted = self._waiters[0]
+            if wants_alone and self._shared:
+                return
+            self._waiters.popleft()
+            self._alone = wants_alone
+            self._shared += not wants_alone
+            granted.set()
