@@ -1,11 +1,10 @@
 """``dedupd adopt``: take over a copy of a volume."""
 
-import sys
-
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, Busy
+from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_option
+from dedupd.cli.report import finish, show_messages
+from dedupd.errors import Busy
 from dedupd.units import counted
 from jobs.adopt.job import Adopt, AdoptReport
 from jobs.adopt.volume_copy import VolumeCopy
@@ -13,11 +12,7 @@ from jobs.adopt.volume_copy import VolumeCopy
 
 @click.command("adopt")
 @click.argument("path", type=PATH)
-@click.option(
-    "--trust-holes",
-    is_flag=True,
-    help="Take stubs with blocks of their own, too: the program that made the copy kept holes.",
-)
+@trust_holes_option
 @json_option
 @exits
 def command(path: str, trust_holes: bool, as_json: bool) -> None:
@@ -31,11 +26,7 @@ def command(path: str, trust_holes: bool, as_json: bool) -> None:
             raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
         with volume.job_lock(), volume.mount_lock(), job_run("adopt", unit="stubs") as run:
             report = Adopt(volume, run, trust_holes=trust_holes).recorded()
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _show(report)
-    sys.exit(EXIT_FINDINGS if report.errors else EXIT_DONE)
+    finish(report, as_json, _show, findings=report.errors)
 
 
 def _show(report: AdoptReport) -> None:
@@ -45,7 +36,4 @@ def _show(report: AdoptReport) -> None:
     if report.spoilt:
         text += f", {report.spoilt} spoilt in copying"
     click.echo(f"{text}: {report.outcome}")
-    for message in report.messages:
-        click.echo(f"  {message}", err=True)
-    if report.errors > len(report.messages):
-        click.echo(f"  and {report.errors - len(report.messages)} more", err=True)
+    show_messages(report.errors, report.messages)

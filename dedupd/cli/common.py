@@ -33,6 +33,14 @@ class _Named(click.Path):
 PATH = _Named(readable=False)  # where it cannot be read, the command says why
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+force_option = click.option(
+    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
+)
+trust_holes_option = click.option(
+    "--trust-holes",
+    is_flag=True,
+    help="Take stubs with blocks of their own, too: the program that made the copy kept holes.",
+)
 
 
 def exits(command: Callable[P, R]) -> Callable[P, R]:
@@ -63,7 +71,7 @@ def message_of(error: DedupdError | OSError) -> str:
         return f"{where}: permission denied; {remedy}"
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return f"{explain(error)}; see why (`dmesg`), then `mount -o remount,rw`"
-    return explain(error) if isinstance(error, OSError) else str(error)
+    return explain(error)
 
 
 def status_of(error: DedupdError | OSError) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dedupd.cli.common import PATH, answer, exits, json_option, message_of
+from dedupd.cli.common import PATH, answer, exits, force_option, json_option, message_of
 from dedupd.config.policy import Policy, apply_values
 from dedupd.config.profiles import PROFILES
 from dedupd.errors import DedupdError, ServiceUnreachable
@@ -19,23 +19,26 @@ from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
 from fuse_stub.process import mount_in_background
 
-
-@click.command("enable")
-@click.argument("path", type=PATH)
-@click.option(
+profile_option = click.option(
     "--profile",
     type=click.Choice(list(PROFILES)),
     default="general",
     show_default=True,
     help="What the policy is written for.",
 )
-@click.option(
+chunk_size_option = click.option(
     "--chunk-size",
     type=click.Choice(list(PRESETS)),
     default=next(iter(PRESETS)),
     show_default=True,
     help="Average size of a chunk; can not be changed later.",
 )
+
+
+@click.command("enable")
+@click.argument("path", type=PATH)
+@profile_option
+@chunk_size_option
 @click.option(
     "--fingerprint",
     type=click.Choice(FINGERPRINTS),
@@ -54,9 +57,7 @@ from fuse_stub.process import mount_in_background
     is_flag=True,
     help="Leave it unmounted: users are locked out until it is mounted.",
 )
-@click.option(
-    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
-)
+@force_option
 @json_option
 @exits
 def command(
@@ -75,15 +76,19 @@ def command(
     Its entries move into PATH/.dedupd/data, and the mount shows them in their place: users miss
     them for an instant. `dedupd disable PATH` undoes it.
     """
-    values = dict(PROFILES[profile])
-    if min_age is not None:
-        values["min_age"] = min_age
-    if min_size is not None:
-        values["min_size"] = min_size
-    made = make_volume(path, values, chunk_size, fingerprint, no_mount=no_mount, force=force)
+    values = chosen_values(profile, min_age, min_size)
+    made = make_volume(
+        path, values, chunk_size, fingerprint=fingerprint, no_mount=no_mount, force=force
+    )
     answer(as_json, made.value, "\n".join(made.lines))
     if made.problem:
         raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {made.problem}")
+
+
+def chosen_values(profile: str, min_age: str | None, min_size: str | None) -> dict[str, Any]:
+    """The values of a profile, with those of the command line over them."""
+    given = {"min_age": min_age, "min_size": min_size}
+    return PROFILES[profile] | {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +105,8 @@ def make_volume(
     path: str,
     values: dict[str, Any],
     chunk_size: str,
-    fingerprint: str,
     *,
+    fingerprint: str = FINGERPRINTS[0],
     no_mount: bool = False,
     force: bool = False,
 ) -> Made:

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from dedupd.cli.common import PATH, answer, exits, json_option
+from dedupd.cli.common import PATH, answer, exits, force_option, json_option
 from dedupd.errors import Busy, ServiceUnreachable, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.system import mount_table
@@ -33,9 +33,7 @@ from fuse_stub.snapshot import mount_snapshot_in_background, open_snapshot, serv
     help="PATH is the volume's directory in a read-only snapshot of its file system.",
 )
 @click.option("--debug", is_flag=True, help="Log every operation.")
-@click.option(
-    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
-)
+@force_option
 @json_option
 @exits
 def command(

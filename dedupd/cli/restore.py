@@ -1,12 +1,12 @@
 """``dedupd restore``: files and folders out of a copy of a volume."""
 
 import os
-import sys
 
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
-from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd.cli.common import PATH, exits, job_run, json_option, trust_holes_option
+from dedupd.cli.report import finish, show_messages
+from dedupd.errors import UsageError
 from dedupd.units import counted, format_size
 from jobs.backup.restore import Restore, RestoreReport
 from jobs.backup.source import BackupSource
@@ -30,11 +30,7 @@ from jobs.backup.source import BackupSource
     type=PATH,
     help="Where the files are to be put; nothing there is overwritten.",
 )
-@click.option(
-    "--trust-holes",
-    is_flag=True,
-    help="Take stubs with blocks of their own, too: the program that made the copy kept holes.",
-)
+@trust_holes_option
 @json_option
 @exits
 def command(
@@ -50,11 +46,7 @@ def command(
     with BackupSource.found(source) as volume, job_run("restore") as run:
         restore = Restore(volume, run, target, trust_holes=trust_holes)
         report = restore.run([os.fsencode(path.lstrip("/")) for path in paths])
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _show(report)
-    sys.exit(EXIT_DAMAGED if report.damaged else EXIT_FINDINGS if report.errors else EXIT_DONE)
+    finish(report, as_json, _show, findings=report.errors, damage=report.damaged)
 
 
 def _show(report: RestoreReport) -> None:
@@ -64,7 +56,4 @@ def _show(report: RestoreReport) -> None:
     if report.damaged:
         text += f"; {counted(report.damaged, 'file')} damaged, and left out"
     click.echo(text)
-    for message in report.messages:
-        click.echo(f"  {message}", err=True)
-    if report.errors > len(report.messages):
-        click.echo(f"  and {report.errors - len(report.messages)} more", err=True)
+    show_messages(report.errors, report.messages)

@@ -10,14 +10,12 @@ from typing import Any
 import click
 
 from dedupd.cli.analyze import open_log
-from dedupd.cli.common import PATH, exits, job_run, json_option, print_json
-from dedupd.cli.enable import Made, make_volume
+from dedupd.cli.common import PATH, exits, force_option, job_run, json_option, print_json
+from dedupd.cli.enable import Made, chosen_values, chunk_size_option, make_volume, profile_option
 from dedupd.cli.left_out import outcome_of
 from dedupd.config.policy import Policy, apply_values
-from dedupd.config.profiles import PROFILES
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import EXIT_FINDINGS, ServiceUnreachable, UsageError
-from dedupd.format.volume_parameters import PRESETS
 from dedupd.service.client import ServiceClient, absolute
 from dedupd.service.doctor import Check, Verdict, check_machine, check_path
 from dedupd.system import mount_table
@@ -52,22 +50,10 @@ class Estimate:
 
 @click.command("setup")
 @click.argument("path", type=PATH)
-@click.option(
-    "--profile",
-    type=click.Choice(list(PROFILES)),
-    default="general",
-    show_default=True,
-    help="What the policy is written for.",
-)
+@profile_option
 @click.option("--min-age", metavar="DURATION", help="How long a file must have been unchanged.")
 @click.option("--min-size", metavar="SIZE", help="Smaller files are left alone.")
-@click.option(
-    "--chunk-size",
-    type=click.Choice(list(PRESETS)),
-    default="64k",
-    show_default=True,
-    help="Average size of a chunk; can not be changed later.",
-)
+@chunk_size_option
 @click.option(
     "--estimate/--no-estimate",
     default=None,
@@ -75,9 +61,7 @@ class Estimate:
 )
 @click.option("--now", is_flag=True, help="Have the first run take files of any age.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option(
-    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
-)
+@force_option
 @json_option
 @exits
 def command(
@@ -95,8 +79,7 @@ def command(
     """Look at PATH, estimate, ask; then make it a volume, mount it and optimize it once."""
     if not yes and (as_json or not sys.stdin.isatty()):
         raise UsageError("nobody is here to be asked: give --yes, or run it in a terminal")
-    values = dict(PROFILES[profile])
-    values |= {key: v for key, v in (("min_age", min_age), ("min_size", min_size)) if v is not None}
+    values = chosen_values(profile, min_age, min_size)
     policy = apply_values(Policy(), values, "command line")
     said: dict[str, Any] = {"path": path}
 
@@ -131,7 +114,7 @@ def command(
     if not yes and not click.confirm("Go on?", default=False):
         say("Nothing was changed.")
         sys.exit(EXIT_FINDINGS)
-    made = make_volume(path, values, chunk_size, "blake3", force=force)
+    made = make_volume(path, values, chunk_size, force=force)
     said["volume"] = made.value
     if made.problem:
         raise ServiceUnreachable(f"{path} is a volume, and is not mounted: {made.problem}")

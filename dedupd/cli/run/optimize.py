@@ -7,7 +7,7 @@ import click
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, working
 from dedupd.cli.left_out import left_out, outcome_of
-from dedupd.cli.run.report import finish, show_messages
+from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.config.policy import Policy
 from dedupd.units import counted, format_duration, format_size
@@ -56,7 +56,7 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
         print_json(report)
     else:
         click.echo(f"would optimize {counted(files, 'file')}, {format_size(size)}")
-        for line in left_out(volume.policy(), volume.root, skipped.files, skipped.size_bytes):
+        for line in left_out(policy, volume.root, skipped.files, skipped.size_bytes):
             click.echo(f"  {line}")
 
 

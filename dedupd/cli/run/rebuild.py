@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish
+from dedupd.cli.report import finish
 from dedupd.cli.via_service import job_command
 from dedupd.units import counted
 from dedupd.volume.volume import Volume

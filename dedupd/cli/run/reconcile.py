@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, show_messages
+from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume

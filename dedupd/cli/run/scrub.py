@@ -3,7 +3,7 @@
 import click
 
 from dedupd.cli.job_limits import limits, working
-from dedupd.cli.run.report import finish, show_findings, show_messages
+from dedupd.cli.report import finish, show_findings, show_messages
 from dedupd.cli.run.verify import show as show_verified
 from dedupd.cli.via_service import job_command
 from dedupd.errors import UsageError

@@ -8,7 +8,7 @@ import click
 
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, show_messages
+from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.errors import EXIT_FINDINGS
 from dedupd.units import counted, format_duration, format_size, parse_moment

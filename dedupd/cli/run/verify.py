@@ -4,7 +4,7 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
-from dedupd.cli.run.report import finish, show_findings
+from dedupd.cli.report import finish, show_findings
 from dedupd.errors import Busy
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
