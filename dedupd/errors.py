@@ -44,9 +44,16 @@ class UnknownFormat(UsageError):
 
 
 class Busy(DedupdError):
-    """Somebody else holds the volume, or a file of it, right now."""
+    """Somebody else holds the volume, or a file of it, right now.
+
+    ``passes``: it may help to wait a little; else something has to be finished first.
+    """
 
     exit_status = EXIT_BUSY
+
+    def __init__(self, message: str, *, passes: bool = True) -> None:
+        super().__init__(message)
+        self.passes = passes
 
 
 class ServiceUnreachable(DedupdError):

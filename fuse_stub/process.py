@@ -133,11 +133,11 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
                 if not transitions.is_read_only:
                     volume.note_mount()
                 break
-            except Busy:
+            except Busy as busy:
                 client = volume.mount_client()
                 if client is not None:
                     client.close()
-                if client is not None or time.monotonic() > end:
+                if client is not None or not busy.passes or time.monotonic() > end:
                     raise
                 time.sleep(LOCK_POLL_S)
         yield transitions
@@ -318,8 +318,7 @@ def serve_for_parent(
 def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    text = explain(error) if isinstance(error, OSError) else str(error)
-    return text or type(error).__name__
+    return explain(error)
 
 
 def _log_to_system() -> None:

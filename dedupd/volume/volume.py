@@ -364,7 +364,8 @@ class Volume:
         except FileNotFoundError:
             raise NotAVolume(f"{self.root}: the volume is being disabled") from None
         if os.path.lexists(os.path.join(self.base, SWITCHING)):
-            raise Busy(f"{self.root}: half received; `dedupd receive --finish {self.root}` goes on")
+            finish = f"`dedupd receive --finish {self.root}` goes on"
+            raise Busy(f"{self.root}: half received; {finish}", passes=False)
 
     def _open_lock(self, name: str, reads_only: bool = False) -> int:
         with named(os.path.join(self.root, BASE_NAME, name)):
