@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import xxhash
 
 from dedupd.errors import DamagedContainer, UnknownFormat
+from dedupd.format.sealed_header import seal, unseal
 
 FORMAT = 1
 FILE_MAGIC = b"DEDUPCNT"
@@ -135,16 +136,16 @@ def encode_file_header(header: FileHeader) -> bytes:
         header.partition,
         header.volume_id,
         header.created_ns,
-    ).ljust(FILE_HEADER_BYTES - 8, b"\0")
-    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+    )
+    return seal(body, FILE_HEADER_BYTES)
 
 
 def decode_file_header(data: bytes, where: str) -> FileHeader:
     """Raises DamagedContainer, or UnknownFormat for a newer version's file."""
     if len(data) < FILE_HEADER_BYTES or data[:8] != FILE_MAGIC:
         raise DamagedContainer(f"{where}: no container header; run scrub")
-    body = data[: FILE_HEADER_BYTES - 8]
-    if _U64.unpack_from(data, FILE_HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body):
+    body = unseal(data, FILE_MAGIC, FILE_HEADER_BYTES)
+    if body is None:
         raise DamagedContainer(f"{where}: the container header fails its checksum; run scrub")
     _, version, kind, punches, *fields = _FILE.unpack_from(body)
     container, generation, partition, volume_id, created_ns = fields

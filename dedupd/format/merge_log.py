@@ -3,9 +3,8 @@
 import struct
 from dataclasses import dataclass
 
-import xxhash
-
 from dedupd.errors import DamagedTable
+from dedupd.format.sealed_header import seal, unseal
 
 MAGIC = b"DEDUPMRG"
 FORMAT = 1
@@ -13,7 +12,6 @@ HEADER_BYTES = 64
 PAIR_BYTES = 16
 
 _HEADER = struct.Struct("<8sH6xQ16sQ")
-_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +24,13 @@ class LogHeader:
 
 
 def encode_header(header: LogHeader) -> bytes:
-    body = _HEADER.pack(MAGIC, FORMAT, header.pairs, header.volume_id, header.pairs_checksum).ljust(
-        HEADER_BYTES - 8, b"\0"
-    )
-    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+    return seal(_HEADER.pack(MAGIC, FORMAT, header.pairs, header.volume_id, header.pairs_checksum))
 
 
 def decode_header(data: bytes, where: str) -> LogHeader:
     """Raises DamagedTable."""
-    body = data[: HEADER_BYTES - 8]
-    if (
-        len(data) < HEADER_BYTES
-        or body[:8] != MAGIC
-        or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
-    ):
+    body = unseal(data, MAGIC)
+    if body is None:
         raise DamagedTable(f"{where}: the merge log has no valid header")
     _, version, pairs, volume_id, checksum = _HEADER.unpack_from(body)
     if version != FORMAT:

@@ -4,9 +4,8 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import xxhash
-
 from dedupd.errors import DamagedTable
+from dedupd.format.sealed_header import seal, unseal
 
 MAGIC = b"DEDUPGCM"
 FORMAT = 1
@@ -15,7 +14,6 @@ SECTION_BYTES = 16
 
 _HEADER = struct.Struct("<8sH6xII16sQQ")
 _SECTION = struct.Struct("<IIQ")
-_U64 = struct.Struct("<Q")
 
 assert _HEADER.size + 8 == HEADER_BYTES
 assert _SECTION.size == SECTION_BYTES
@@ -43,26 +41,23 @@ class SectionHead(NamedTuple):
 
 
 def encode_header(header: MarksHeader) -> bytes:
-    body = _HEADER.pack(
-        MAGIC,
-        FORMAT,
-        header.chunk_containers,
-        header.recipe_containers,
-        header.volume_id,
-        header.body_bytes,
-        header.body_checksum,
+    return seal(
+        _HEADER.pack(
+            MAGIC,
+            FORMAT,
+            header.chunk_containers,
+            header.recipe_containers,
+            header.volume_id,
+            header.body_bytes,
+            header.body_checksum,
+        )
     )
-    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
 
 
 def decode_header(data: bytes, where: str) -> MarksHeader:
     """Raises DamagedTable."""
-    body = data[: HEADER_BYTES - 8]
-    if (
-        len(data) < HEADER_BYTES
-        or body[:8] != MAGIC
-        or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
-    ):
+    body = unseal(data, MAGIC)
+    if body is None:
         raise DamagedTable(f"{where}: the saved marks have no valid header")
     _, version, chunks, recipes, volume_id, body_bytes, checksum = _HEADER.unpack_from(body)
     if version != FORMAT:

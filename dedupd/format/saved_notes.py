@@ -4,9 +4,8 @@ the next run (docs/format.md). Native code reads and writes the rows."""
 import struct
 from dataclasses import dataclass
 
-import xxhash
-
 from dedupd.errors import DamagedTable
+from dedupd.format.sealed_header import seal, unseal
 
 MAGIC = b"DEDUPNOT"
 FORMAT = 1
@@ -17,7 +16,6 @@ ROW_BYTES = 16
 _JOINED = 1
 
 _HEADER = struct.Struct("<8sHH4x16sIIQQ")
-_U64 = struct.Struct("<Q")
 
 assert _HEADER.size + 8 == HEADER_BYTES
 
@@ -39,29 +37,26 @@ class NotesHeader:
 
 
 def encode_header(header: NotesHeader) -> bytes:
-    body = _HEADER.pack(
-        MAGIC,
-        FORMAT,
-        _JOINED if header.is_joined else 0,
-        header.volume_id,
-        header.judged,
-        header.policy,
-        header.notes,
-        header.judged_checksum,
+    return seal(
+        _HEADER.pack(
+            MAGIC,
+            FORMAT,
+            _JOINED if header.is_joined else 0,
+            header.volume_id,
+            header.judged,
+            header.policy,
+            header.notes,
+            header.judged_checksum,
+        )
     )
-    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
 
 
 def decode_header(data: bytes, where: str) -> NotesHeader:
     """Raises DamagedTable."""
-    body = data[: HEADER_BYTES - 8]
-    if (
-        len(data) < HEADER_BYTES
-        or body[:8] != MAGIC
-        or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
-    ):
+    body = unseal(data, MAGIC)
+    if body is None:
         raise DamagedTable(f"{where}: the saved notes have no valid header")
-    _, version, flags, volume_id, judged, policy, notes, checksum = _HEADER.unpack(body)
+    _, version, flags, volume_id, judged, policy, notes, checksum = _HEADER.unpack_from(body)
     if version != FORMAT:
         raise DamagedTable(f"{where}: saved notes of an unknown format {version}")
     return NotesHeader(volume_id, judged, policy, notes, checksum, bool(flags & _JOINED))

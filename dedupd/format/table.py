@@ -13,6 +13,7 @@ import xxhash
 
 from dedupd.errors import DamagedTable
 from dedupd.format.container import FORMAT, Codec, FileHeader, Kind
+from dedupd.format.sealed_header import seal, unseal
 
 MAGIC = b"DEDUPDIR"
 HEADER_BYTES = 64
@@ -23,7 +24,6 @@ FINGERPRINT_BYTES = 32
 _HEADER = struct.Struct("<8sHBBIII16sQII")
 _ENTRY = struct.Struct("<32sQQIIIBB")
 _WHOLE = struct.Struct("<32sQQIIIBBH")
-_U64 = struct.Struct("<Q")
 _U16 = struct.Struct("<H")
 
 assert _ENTRY.size + 2 == ENTRY_BYTES
@@ -90,30 +90,27 @@ class TableEntry(NamedTuple):
 
 
 def encode_header(header: TableHeader) -> bytes:
-    body = _HEADER.pack(
-        MAGIC,
-        FORMAT,
-        header.kind,
-        header.punches,
-        header.container,
-        header.generation,
-        header.partition,
-        header.volume_id,
-        header.synced_bytes,
-        header.synced_count,
-        header.reconciled,
-    ).ljust(HEADER_BYTES - 8, b"\0")
-    return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+    return seal(
+        _HEADER.pack(
+            MAGIC,
+            FORMAT,
+            header.kind,
+            header.punches,
+            header.container,
+            header.generation,
+            header.partition,
+            header.volume_id,
+            header.synced_bytes,
+            header.synced_count,
+            header.reconciled,
+        )
+    )
 
 
 def decode_header(data: bytes, where: str) -> TableHeader:
     """Raises DamagedTable."""
-    body = data[: HEADER_BYTES - 8]
-    if (
-        len(data) < HEADER_BYTES
-        or body[:8] != MAGIC
-        or _U64.unpack_from(data, HEADER_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(body)
-    ):
+    body = unseal(data, MAGIC)
+    if body is None:
         raise DamagedTable(f"{where}: the redirection table has no valid header")
     _, version, kind, punches, *fields = _HEADER.unpack_from(body)
     container, generation, partition, volume_id, end, count, reconciled = fields
