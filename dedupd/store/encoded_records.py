@@ -21,14 +21,21 @@ def encode_records(
     )
 
 
+def encoded_payload(raw: bytes) -> tuple[int, bytes, int]:
+    """Codec, payload and the payload's checksum of one record, compressed where that pays."""
+    encoded = encode_records(raw, array("I", [0]), array("I", [len(raw)]))
+    (stored,) = memoryview(encoded.stored_lengths).cast("I")
+    (checksum,) = memoryview(encoded.checksums).cast("Q")
+    payload = bytes(memoryview(encoded)[fmt.RECORD_HEADER_BYTES :][:stored])
+    return encoded.codecs[0], payload, checksum
+
+
 def encoded_alone(raw: bytes, fingerprint: bytes) -> tuple[fmt.Record, bytes]:
     """A record of a chunk that leans on no other one, as ``append_copies`` takes it, and its
     payload."""
-    encoded = encode_records(raw, array("I", [0]), array("I", [len(raw)]))
-    stored = memoryview(encoded.stored_lengths).cast("I")[0]
-    payload = bytes(memoryview(encoded)[fmt.RECORD_HEADER_BYTES :][:stored])
+    codec, payload, checksum = encoded_payload(raw)
     record = fmt.Record(
-        *(0, fmt.RecordKind.COPY, encoded.codecs[0], len(raw), stored, 0),
-        *(fingerprint, 0, memoryview(encoded.checksums).cast("Q")[0]),
+        *(0, fmt.RecordKind.COPY, codec, len(raw), len(payload), 0),
+        *(fingerprint, 0, checksum),
     )
     return record, payload

@@ -5,6 +5,7 @@ from functools import partial
 
 from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import DamagedChunk, DamagedRecipe
+from dedupd.format.container import Record
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import RecipeRef, fingerprint_check
 from dedupd.format.stub import Flag, StubAttribute
@@ -27,13 +28,18 @@ def read_chunk(records: RecordReader, span: Span) -> bytes:
 
     Raises DamagedContainer.
     """
+    return checked_record(records, span)[1]
+
+
+def checked_record(records: RecordReader, span: Span) -> tuple[Record, bytes]:
+    """The same, with the record's header."""
     record, raw = records.read(span.chunk)
     if len(raw) != span.length or fingerprint_check(record.fingerprint) != span.fingerprint_check:
         raise DamagedChunk(
             f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
             span.chunk,
         )
-    return raw
+    return record, raw
 
 
 class StoreContent(RecipeBytes):

@@ -119,8 +119,10 @@ def named(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def explain(error: OSError) -> str:
-    """An error of the system for a message: file and reason."""
+def explain(error: BaseException) -> str:
+    """An error for a message; one of the system as file and reason."""
+    if not isinstance(error, OSError):
+        return str(error) or type(error).__name__
     where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     return f"{where}{error.strerror or error}"
 

@@ -202,15 +202,11 @@ def _go_back(root: str, root_fd: int, base_fd: int, reason: BaseException, disk:
         begin_disable(base_fd, disk)
         _move_out(root, root_fd, base_fd, disk)
     except (DedupdError, OSError) as error:
-        first, second = map(_text, (reason, error))
+        first, second = map(explain, (reason, error))
         raise DedupdError(
             f"{first}; and what had moved could not all be moved back: {second}. The directory is"
             f" closed to users until `dedupd disable {root}` has finished that"
         ) from reason
-
-
-def _text(error: BaseException) -> str:
-    return explain(error) if isinstance(error, OSError) else str(error) or type(error).__name__
 
 
 def begin_disable(base_fd: int, disk: Disk) -> None:

@@ -1,5 +1,6 @@
 """The bytes of a file, piece by piece, from its own blocks and from the store; zeros left out."""
 
+import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +10,9 @@ from dedupd import native
 from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import DamagedChunk
 from dedupd.format.ids import show_id
-from dedupd.format.recipe import fingerprint_check
 from dedupd.format.stub import StubAttribute
 from dedupd.store.recipe.recipe_reader import Span
+from dedupd.stub.content import checked_record
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.extents import has_unwritten
 from dedupd.system.files import data_ranges, read_at
@@ -57,15 +58,11 @@ class ContentReader:
                     yield low, memoryview(raw)[low - span.offset : high - span.offset]
 
     def _chunk(self, span: Span) -> bytes:
-        record, raw = self._volume.chunk_records.read(span.chunk)
-        if (
-            len(raw) != span.length
-            or fingerprint_check(record.fingerprint) != span.fingerprint_check
-            or record.fingerprint
-            != native.hashing.fingerprint(raw, self._volume.parameters.fingerprint)
-        ):
+        record, raw = checked_record(self._volume.chunk_records, span)
+        hash_name = self._volume.parameters.fingerprint
+        if record.fingerprint != native.hashing.fingerprint(raw, hash_name):
             raise DamagedChunk(
-                f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
+                f"chunk {show_id(span.chunk)} holds other bytes than its fingerprint says",
                 span.chunk,
             )
         return raw
@@ -87,5 +84,5 @@ def _own(fd: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int, byte
             length = min(PIECE_BYTES, end - at)
             data = read_at(fd, length, at)
             if len(data) != length:
-                raise OSError(5, f"the file was cut at {at + len(data)} while it was read")
+                raise OSError(errno.EIO, f"the file was cut at {at + len(data)} while it was read")
             yield at, data

@@ -17,7 +17,7 @@ from dedupd.format.container import Kind
 from dedupd.store.reader import RecordReader
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.system.files import opened, read_at
-from dedupd.system.paths import explain, open_beneath, parents, show_path
+from dedupd.system.paths import open_beneath, parents, show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.enable import remove_all
@@ -112,8 +112,7 @@ class Drill:
         except FileNotFoundError:
             return
         except (Damaged, OSError) as error:
-            text = explain(error) if isinstance(error, OSError) else str(error)
-            self._run.findings.add(f"{where}: {text}")
+            self._run.findings.add_error(where, error)
             report.lost += 1
             report.lost_bytes += size
             return

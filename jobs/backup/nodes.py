@@ -1,5 +1,6 @@
 """What a tree consists of, file or not: each node with all that belongs to it but its content."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -132,7 +133,7 @@ def _names(
         with opened(open_beneath(data_fd, path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
             if os.fstat(fd).st_dev != device:
                 raise OSError(
-                    18, "another file system or subvolume, which is no part of the volume"
+                    errno.EXDEV, "another file system or subvolume, which is no part of the volume"
                 )
             return sorted(map(os.fsencode, os.listdir(fd)), reverse=True)
     except OSError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dedupd.errors import Damaged, DedupdError, NoSpace, UsageError
 from dedupd.system.disk import Disk
 from dedupd.system.files import UNREADABLE, opened
-from dedupd.system.paths import explain, open_beneath, show_path, split_path
+from dedupd.system.paths import open_beneath, show_path, split_path
 from dedupd.system.processes import cores
 from dedupd.units import counted
 from jobs.backup.content import ContentReader
@@ -154,9 +154,7 @@ class Restore:
         self._tell(path, error)
 
     def _tell(self, path: bytes, error: DedupdError | OSError) -> None:
-        text = explain(error) if isinstance(error, OSError) else str(error)
-        where = show_path(path) or "."
-        self._run.findings.add(text if text.startswith(where) else f"{where}: {text}")
+        self._run.findings.add_error(show_path(path) or ".", error)
 
 
 def _is_damage(error: DedupdError | OSError) -> bool:

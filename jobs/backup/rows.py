@@ -2,16 +2,13 @@
 chunks that are cut for the stream, where the file's own blocks are."""
 
 import os
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import FileChanged
-from dedupd.format.container import RECORD_HEADER_BYTES
 from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
-from dedupd.store.encoded_records import encode_records
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.extents import has_unwritten
 from dedupd.system.files import data_ranges
@@ -149,10 +146,3 @@ def _hole_parts(
     parts: list[tuple[int, int, int | None]] = [(*hole, HOLE) for hole in holes]
     parts += [(*own, None) for own in missing_ranges(holes, low, high)]
     return sorted(parts, key=lambda part: part[0])
-
-
-def encoded(raw: bytes) -> tuple[int, bytes]:
-    """Codec and payload of a chunk, compressed where that pays."""
-    records = encode_records(raw, array("I", [0]), array("I", [len(raw)]))
-    (stored,) = memoryview(records.stored_lengths).cast("I")
-    return records.codecs[0], bytes(memoryview(records)[RECORD_HEADER_BYTES:][:stored])

@@ -16,14 +16,15 @@ from dedupd.format import stream
 from dedupd.format.container import Codec, Kind, RecordKind
 from dedupd.format.stream import Frame, FrameKind, NodeFlag, RecipePart, StreamNode
 from dedupd.format.stub import StubAttribute
+from dedupd.store.encoded_records import encoded_payload
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
-from dedupd.system.paths import explain, open_beneath, show_path
+from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.backup.nodes import Node, walk_nodes
-from jobs.backup.rows import Key, Row, Rows, encoded
+from jobs.backup.rows import Key, Row, Rows
 from jobs.backup.sent_points import Numbers, Point, SentPoints, decode_rows, encode_row
 from jobs.backup.wire import FrameReader, FrameWriter, packed
 from jobs.frame.report import FileReport
@@ -111,6 +112,7 @@ class Sender:
         self._resume = resume
         self._report = SendReport(point=str(uuid.uuid4()), since=since, started_s=run.started_s)
         self._since = Point()
+        self._since_cut = set[bytes]()
         self._point = Point()
         self._numbers = Numbers()
         self._cut_numbers: dict[bytes, int] = {}
@@ -185,8 +187,6 @@ class Sender:
         }
         self._out.begin(FrameKind.BEGIN, fields, report.point)
 
-    _since_cut: set[bytes] = set()  # noqa: RUF012 - replaced, never changed
-
     def _take_numbers(self, rows: bytes) -> None:
         """The receiver has these chunks of an earlier stream, by their numbers."""
         for record_id, fingerprint in decode_rows(rows):
@@ -228,11 +228,9 @@ class Sender:
         )
 
     def _keep(self, path: bytes, error: Exception) -> None:
-        report, where = self._report, show_path(path)
-        report.kept += 1
-        report.damaged += isinstance(error, Damaged)
-        text = explain(error) if isinstance(error, OSError) else str(error)
-        self._run.findings.add(text if text.startswith(where) else f"{where}: {text}")
+        self._report.kept += 1
+        self._report.damaged += isinstance(error, Damaged)
+        self._run.findings.add_error(show_path(path), error)
 
     def _send_file(self, path: bytes, node: Node) -> tuple[NodeFlag, int, Node]:
         """Send the content of a file, whole as it is at some moment of this call."""
@@ -396,7 +394,7 @@ class Sender:
             fingerprint = record.fingerprint
         else:
             fingerprint, raw = row.fingerprint, row.raw
-        codec, payload = encoded(raw)
+        codec, payload, _ = encoded_payload(raw)
         return Frame(FrameKind.CHUNK, codec, len(raw), fingerprint + payload)
 
     # --- the end ------------------------------------------------------------------------------

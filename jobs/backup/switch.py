@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 
 import lmdb
 
@@ -188,8 +189,7 @@ def _node(node: StreamNode) -> Node:
 
 def switch(volume: Volume, received: Received, replica: Replica) -> None:
     """Put the tree that was built into its place. Needs both locks."""
-    fields = {"volume": replica.volume, "point": replica.point, "moment_ns": replica.moment_ns}
-    state = json.dumps({**fields, "is_cleared": False}).encode()
+    state = json.dumps(asdict(replica) | {"is_cleared": False}).encode()
     remove_tree(volume.disk, received.fd, _OLD)
     volume.disk.replace_file(received.fd, _SWITCHING, state)
     reach(_BEGUN)

@@ -2,15 +2,13 @@
 
 import os
 import uuid
-from array import array
 from collections.abc import Callable
 
 from dedupd import native
 from dedupd.errors import Damaged, DedupdError
 from dedupd.format import stream
-from dedupd.format.container import RECORD_HEADER_BYTES
 from dedupd.format.stream import Frame, FrameKind
-from dedupd.store.encoded_records import encode_records
+from dedupd.store.encoded_records import encoded_payload
 from dedupd.units import MIB
 
 _BUFFER_BYTES = 1 * MIB
@@ -104,10 +102,8 @@ class FrameReader:
 
 def packed(kind: FrameKind, data: bytes) -> Frame:
     """A frame of ``data``, compressed where that pays."""
-    encoded = encode_records(data, array("I", [0]), array("I", [len(data)]))
-    (stored,) = memoryview(encoded.stored_lengths).cast("I")
-    payload = bytes(memoryview(encoded)[RECORD_HEADER_BYTES:][:stored])
-    return Frame(kind, encoded.codecs[0], len(data), payload)
+    codec, payload, _ = encoded_payload(data)
+    return Frame(kind, codec, len(data), payload)
 
 
 def unpacked(frame: Frame, where: str) -> bytes:

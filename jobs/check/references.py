@@ -167,7 +167,7 @@ class ReferenceWalk:
             return  # removed meanwhile, where the volume is in use
         except (DamagedStub, OSError) as error:
             invariant = _INVARIANTS.get(type(error), Invariant.STUB_ATTRIBUTE)
-            detail = explain(error) if isinstance(error, OSError) else str(error)
+            detail = explain(error)
             self._found.findings.append(Finding(invariant, where, detail))
             self._keep(attribute)
             return

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dedupd.errors import DedupdError
+from dedupd.system.paths import explain
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.frame.pace import Pace, Throttle
@@ -57,6 +58,11 @@ class Findings:
         self.count += 1
         if len(self.messages) < ERRORS_KEPT_MAX:
             self.messages.append(message)
+
+    def add_error(self, where: str, error: Exception) -> None:
+        """What went wrong with the file ``where``, which an error may name itself."""
+        text = explain(error)
+        self.add(text if text.startswith(where) else f"{where}: {text}")
 
 
 class JobRun:
