@@ -8,6 +8,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import linear_regression
 
 from dedupd.config.policy import Policy
 from dedupd.service.scheduler import SpaceLevel, SpaceState, TaskHistory, TaskName
@@ -156,7 +157,4 @@ def rate_of(samples: list[Sample]) -> float | None:
     start_s = samples[0].time_s
     times = [one.time_s - start_s for one in samples]
     taken = [float(samples[0].free_bytes - one.free_bytes) for one in samples]
-    mean_time, mean_taken = sum(times) / len(times), sum(taken) / len(taken)
-    variance = sum((time - mean_time) ** 2 for time in times)
-    pairs = zip(times, taken, strict=True)
-    return sum((time - mean_time) * (bytes_ - mean_taken) for time, bytes_ in pairs) / variance
+    return linear_regression(times, taken).slope

@@ -12,6 +12,7 @@ from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind, seed_of
 from dedupd.format.sketch import SKETCH_BYTES
+from dedupd.format.table import ENTRY_BYTES
 from dedupd.store.container.compaction import Kept, compact
 from dedupd.store.container.container import data_name
 from dedupd.store.container.recovery import recover_or_discard
@@ -208,7 +209,9 @@ class Refine(Job[RefineReport]):
                     end = min(first + RECORDS_AT_ONCE, block.end)
                     made += native.upkeep.sketch_records(
                         fd,
-                        block.entries[(first - block.first) * 64 : (end - block.first) * 64],
+                        block.entries[
+                            (first - block.first) * ENTRY_BYTES : (end - block.first) * ENTRY_BYTES
+                        ],
                         seed=seed_of(block.header),
                         first=first,
                         threads=self._threads,

@@ -90,9 +90,9 @@ class StoreNeeds:
         for kind, copies in COPIES_OF.items():
             self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=0)
             for of, is_copies in ((kind, False), (copies, True)):
-                tables = list(self._numbers(of))
+                last = max(self._numbers(of), default=0)
                 for table in self._tables(of):
-                    is_last = table.header.container == max(tables, default=0)
+                    is_last = table.header.container == last
                     self._weigh(kind is Kind.RECIPES, table, is_copies, is_last)
 
     def copies_beyond(self, references: int) -> tuple[int, int]:

@@ -90,17 +90,12 @@ def shared_left(runs: list[dict[str, Any]]) -> dict[str, int]:
     """How many files, and bytes, the last optimize run of these has left because snapshots, or
     copies below, have their blocks as well."""
     last = _last_optimize(runs)
-    files = _files_left(last, SHARED_BELOW)
+    files = last.get("files_left", {}).get(SHARED_BELOW, 0)
     return {"files": files, "bytes": last.get("shared_left_bytes", 0)}
 
 
 def _last_optimize(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return next((run for run in runs if run["job"] == "optimize"), {})
-
-
-def _files_left(run: dict[str, Any], reason: str) -> int:
-    count: int = run.get("files_left", {}).get(reason, 0)
-    return count
 
 
 def _garbage(volume: Volume) -> Garbage:

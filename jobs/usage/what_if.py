@@ -10,7 +10,7 @@ from dedupd.native.tree import FileEntry
 from dedupd.units import align_up
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
-from jobs.usage.groups import Groups
+from jobs.usage.groups import BLOCK_BYTES, Groups
 from jobs.usage.needs import StoreNeeds
 from jobs.usage.usage import figures_of
 
@@ -19,7 +19,6 @@ KNOWN = ("exclude", "exclude_types", "min_size", "redundancy_threshold")
 
 LEFT_OUT = "left out"
 TAKEN = "taken"
-_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def what_if(volume: Volume, run: JobRun, values: dict[str, Any]) -> WhatIf:
             return TAKEN if would_be and not is_wanted else None
         if would_be or not is_wanted:
             return None
-        plain[0] += align_up(file.identity[1], _BLOCK_BYTES) - file.allocated_bytes
+        plain[0] += align_up(file.identity[1], BLOCK_BYTES) - file.allocated_bytes
         return LEFT_OUT
 
     groups.by_choice(choice)
