@@ -1,5 +1,6 @@
 """A real service in a process of its own, with a notify socket and a configuration of its own."""
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -10,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ T = TypeVar("T")
 
 WAIT_S = 240.0
 """Everything here takes a second or two, on a machine that has time for it."""
+
+END_S = 100.0
+"""A service ends in a moment, and gives its mounts and jobs 90 seconds."""
 
 
 def eventually(probe: Callable[[], T | None], what: str) -> T:
@@ -49,6 +53,7 @@ class Program:
     def __init__(self, config: str, log: str, environment: dict[str, str]) -> None:
         self._process = _FORKS.Process(target=_serve, args=(config, log, environment))
         self._process.start()
+        self._log = log
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -56,8 +61,13 @@ class Program:
         return self._process.exitcode
 
     def wait(self) -> int:
-        self._process.join(WAIT_S)
-        assert self._process.exitcode is not None, "it does not end"
+        self._process.join(END_S)
+        if self._process.exitcode is None:
+            self.send_signal(signal.SIGUSR1)  # its log shows where it is
+            time.sleep(1)
+            self.send_signal(signal.SIGKILL)
+            self._process.join()
+            raise AssertionError(f"it does not end: {Path(self._log).read_text()[-8000:]}")
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -70,6 +80,7 @@ def _serve(config: str, log: str, environment: dict[str, str]) -> None:
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log_fd, 2)
     os.close(log_fd)
+    faulthandler.register(signal.SIGUSR1)
     try:
         main(["serve", "--config", config], prog_name="dedupd")
     except SystemExit as end:
@@ -181,14 +192,15 @@ class ServiceLab:
 
     def close(self) -> None:
         """Leave nothing behind."""
-        if self.process is not None:
-            with suppress(AssertionError):
+        try:
+            if self.process is not None:
                 self.stop()
-        for lab in self.volumes:
-            clear_dead_mount(str(lab.root))
-            if is_mounted(lab):
-                unmount(str(lab.root))
-        self._notify.close()
+        finally:
+            for lab in self.volumes:
+                clear_dead_mount(str(lab.root))
+                if is_mounted(lab):
+                    unmount(str(lab.root))
+            self._notify.close()
 
     @property
     def client(self) -> ServiceClient:
