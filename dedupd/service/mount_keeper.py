@@ -199,7 +199,8 @@ class MountKeeper:
     async def _wait_for_change(self, seconds: float | None) -> None:
         if not self._stopping:
             try:
-                await asyncio.wait_for(self._changed.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
         self._changed.clear()

@@ -235,7 +235,8 @@ class Service:
             self._wake.clear()
             await self._decide()
             try:
-                await asyncio.wait_for(self._wake.wait(), self._next_look_s)
+                async with asyncio.timeout(self._next_look_s):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
 

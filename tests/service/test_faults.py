@@ -149,7 +149,8 @@ def run_job(monkeypatch: pytest.MonkeyPatch, program: str) -> JobProcess:
 
     async def run() -> JobProcess:
         job = JobProcess("gc-1", "uuid", "gc", "/", (), Urgency.BY_HAND, 0.0)
-        await asyncio.wait_for(job.run(), 60)
+        async with asyncio.timeout(60):
+            await job.run()
         return job
 
     return asyncio.run(run())

@@ -77,7 +77,8 @@ async def deliver(way: Way, notice: Notice, length_s: float = DELIVERY_S_MAX) ->
     except OSError as error:
         return f"{way.command[0]}: {os.strerror(error.errno or 0)}"
     try:
-        _, errors = await asyncio.wait_for(process.communicate(way.text_of(notice)), length_s)
+        async with asyncio.timeout(length_s):
+            _, errors = await process.communicate(way.text_of(notice))
     except TimeoutError:
         return f"{way.command[0]}: no end after {length_s:.0f} s"
     except OSError as error:  # it has closed its input

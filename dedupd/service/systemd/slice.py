@@ -34,7 +34,8 @@ async def command_in_slice() -> list[str]:
         process = await asyncio.create_subprocess_exec(
             *command, "true", stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
         )
-        reason = await asyncio.wait_for(_errors_of(process), ANSWER_S_MAX)
+        async with asyncio.timeout(ANSWER_S_MAX):
+            reason = await _errors_of(process)
     except TimeoutError:
         process.kill()
         reason = f"no answer for {ANSWER_S_MAX:.0f} s"

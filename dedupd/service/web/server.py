@@ -339,7 +339,8 @@ class Api:
         wait_s = min(WAIT_S_MAX, _number(request.query, "wait", 0, 1000))
         if wait_s and job.finished_s is None:
             try:
-                await asyncio.wait_for(job.changed.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await job.changed.wait()
             except TimeoutError:
                 pass
         return _json(finished_view(job, self._service, request[RIGHT]))
@@ -366,7 +367,8 @@ class Api:
 async def _body(request: web.Request, keys: Mapping[str, type]) -> dict[str, Any]:
     """The JSON object of a request, with these keys at most. Raises UsageError."""
     try:
-        raw = await asyncio.wait_for(request.read(), REQUEST_WAIT_S)
+        async with asyncio.timeout(REQUEST_WAIT_S):
+            raw = await request.read()
     except TimeoutError:
         raise UsageError("the body took too long") from None
     except ConnectionError:
