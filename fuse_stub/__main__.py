@@ -2,10 +2,18 @@
 
 import sys
 
+from fuse_stub.mounts.mount_options import parse_options
 from fuse_stub.process import serve, serve_for_parent
 from fuse_stub.snapshot import serve_snapshot
 
 if __name__ == "__main__":
-    path, base_fd, mountpoint, cache_bytes, answer_fd, *kind = sys.argv[1:]
-    served = serve_snapshot if kind else serve
-    serve_for_parent(path, int(base_fd), mountpoint, int(cache_bytes), int(answer_fd), served)
+    path, base_fd, mountpoint, cache_bytes, options, answer_fd, *kind = sys.argv[1:]
+    serve_for_parent(
+        path,
+        int(base_fd),
+        mountpoint,
+        int(cache_bytes),
+        int(answer_fd),
+        serve_snapshot if kind else serve,
+        parse_options(options),
+    )

@@ -16,6 +16,7 @@ import trio
 from dedupd import native
 from dedupd.errors import DedupdError
 from dedupd.format.container import Kind
+from dedupd.replica.replica import is_replica
 from dedupd.system.control_socket import socket_path
 from dedupd.volume.commit import Result, result_to_json
 from dedupd.volume.commit_requests import request_from_json
@@ -24,6 +25,7 @@ from fuse_stub.errors import load
 from fuse_stub.fill_lane import FileFill
 from fuse_stub.gc_names import MarkLog
 from fuse_stub.mounted_volume import MountedVolume
+from fuse_stub.mounts.mount_options import parse_options
 
 log = logging.getLogger("dedupd.mount")
 
@@ -126,7 +128,7 @@ class ControlServer:
             request = json.loads(line)
             operation = request["op"]
             if operation == "volume":
-                return {}, [self._mount.volume.base_fd]
+                return {}, [self._mount.base_for_jobs_fd]
             if operation == "commit_begin":
                 return await self._commit_begin(request, talk.begun), []
             if operation == "commit_finish":
@@ -148,6 +150,8 @@ class ControlServer:
                 return {}, []
             if operation == "reopen":
                 return self._reopen(request), []
+            if operation == "remount":
+                return self._remount(request), []
             if operation == "status":
                 return self._status(), []
             return {"error": f"unknown operation {operation!r}", "kind": "UsageError"}, []
@@ -181,6 +185,12 @@ class ControlServer:
         """Close containers that a compaction has replaced."""
         self._mount.volume.records(Kind(request["kind"])).drop(request["containers"])
         self._mount.stub_reader.forget_all()
+        return {}
+
+    def _remount(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Have other access times."""
+        if self._mount.private is not None:
+            self._mount.private.change(parse_options(request["options"]))
         return {}
 
     async def _commit_begin(self, request: dict[str, Any], begun: set[int]) -> dict[str, Any]:
@@ -242,6 +252,8 @@ class ControlServer:
             "volume": mount.volume.parameters.uuid,
             "root": mount.volume.root,
             "mountpoint": mount.mountpoint,
+            "read_only": mount.is_read_only or is_replica(mount.volume.base_fd),
+            "options": mount.private.options.text if mount.private is not None else "",
             "uptime_s": round(time.time() - self._started, 1),
             "inodes_known": len(mount.inodes),
             "files_open": len(mount.files),

@@ -18,6 +18,7 @@ from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.stub_reader import StubReader
 from fuse_stub.fill_lane import FillLane
 from fuse_stub.gc_names import MarkingSessions
+from fuse_stub.mounts.private_mount import PrivateMount
 
 T = TypeVar("T")
 
@@ -42,11 +43,12 @@ class MountedVolume:
         cache_bytes: int,
         threads: int,
         *,
-        is_snapshot: bool = False,
+        private: PrivateMount | None = None,
     ) -> None:
-        """``is_snapshot``: shown beside the volume, and unknown to its jobs."""
+        """``private``: the mount by which ``volume`` was opened; None of a snapshot, which is shown
+        beside the volume, and unknown to its jobs."""
         self.volume = volume
-        self.is_snapshot = is_snapshot
+        self.private = private
         self.mountpoint = mountpoint
         self.is_read_only = transitions.is_read_only
         self.slow_calls = SlowCalls()
@@ -63,6 +65,17 @@ class MountedVolume:
         self.fill_lane = FillLane(volume, transitions, self.files, self.commit_lane)
         self._writes_wait_until_s = 0.0
         self.marking_sessions = MarkingSessions(volume, self.inodes, self.files, self.commit_lane)
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.private is None
+
+    @property
+    def base_for_jobs_fd(self) -> int:
+        """The ``.dedupd`` as jobs are to have it: where it is read-only, they change nothing."""
+        if self.private is None or self.is_read_only:
+            return self.volume.base_fd
+        return self.private.below_fd
 
     async def in_thread(self, uid: int, function: Callable[..., T], *args: object) -> T:
         """Run a function that may block in one of a user's threads, so that the event loop goes

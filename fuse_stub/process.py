@@ -37,7 +37,9 @@ from fuse_stub.control import ControlServer
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
+from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount
+from fuse_stub.mounts.private_mount import private_mount
 from fuse_stub.operations import StubOperations
 from fuse_stub.sealing import seal_at_the_end, seal_closed
 from fuse_stub.session import options_for, session
@@ -74,6 +76,7 @@ class Serve(Protocol):
         *,
         ready: Callable[[], None] | None,
         cache_bytes: int = CACHE_BYTES,
+        options: MountOptions = NO_OPTIONS,
         debug: bool = False,
     ) -> None: ...
 
@@ -84,13 +87,14 @@ def serve(
     *,
     ready: Callable[[], None] | None,
     cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
     debug: bool = False,
 ) -> None:
     """Mount ``volume`` at ``mountpoint`` and serve it until it is unmounted or SIGTERM comes.
 
-    Where the file system below is read-only, so is the mount, and nothing at all is written.
-    ``ready`` is called once the mount answers. Raises Busy where it, or a copy of it, is mounted
-    already, UnsuitableFileSystem, OSError.
+    Where the file system below is read-only, or ``options`` say so, so is the mount, and nothing at
+    all is written. ``ready`` is called once the mount answers. Raises Busy where it, or a copy of
+    it, is mounted already, UsageError, UnsuitableFileSystem, OSError.
     """
     allow_descriptors()
     # Quotas count for the users whose files these are, not for root.
@@ -98,9 +102,10 @@ def serve(
     keep_memory()
     os.umask(0)
     # Its own mount will cover the volume: then this descriptor is the only way to it.
-    base_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    below_fd = os.open(volume.base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with (
-        Volume.at(volume.root, base_fd, volume.disk) as own,
+        private_mount(below_fd, options) as private,
+        Volume.at(volume.root, os.dup(private.base_fd), volume.disk) as own,
         _mount_lock(own) as transitions,
     ):
         _refuse_copy(own)
@@ -108,9 +113,10 @@ def serve(
             require_suitable(own)
             settle_noted(own, transitions)
         threads = cores()
-        mount = MountedVolume(own, transitions, mountpoint, cache_bytes, threads)
+        mount = MountedVolume(own, transitions, mountpoint, cache_bytes, threads, private=private)
         try:
-            with session(StubOperations(mount), mountpoint, options_for(own, mount, debug)):
+            passed = options_for(own, mount, options, debug)
+            with session(StubOperations(mount), mountpoint, passed, options, below_fd):
                 trio.run(run, mount, ready)
         finally:
             mount.close()
@@ -123,7 +129,8 @@ def serve(
 def _mount_lock(volume: Volume) -> Iterator[Transitions]:
     """Hold the volume for this mount. Raises Busy where another mount serves it.
 
-    A job that commits without a mount holds the lock for a batch: this waits for it.
+    A job that commits without a mount holds the lock for a batch, and a process that was unmounted
+    until all is synced: this waits for them.
     """
     end = time.monotonic() + LOCK_WAIT_S
     with ExitStack() as stack:
@@ -137,7 +144,9 @@ def _mount_lock(volume: Volume) -> Iterator[Transitions]:
                 client = volume.mount_client()
                 if client is not None:
                     client.close()
-                if client is not None or not busy.passes or time.monotonic() > end:
+                # A process that answers after umount(8) is syncing what users have written.
+                is_mounted = client is not None and mount_table.points_of(volume.parameters.uuid)
+                if is_mounted or not busy.passes or time.monotonic() > end:
                     raise
                 time.sleep(LOCK_POLL_S)
         yield transitions
@@ -217,7 +226,13 @@ async def _stop_on_signal(
             pump.stop()
 
 
-def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES) -> int:
+def mount_in_background(
+    path: str,
+    mountpoint: str,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
+) -> int:
     """Mount the volume at ``path`` in a process of its own; returns its pid once it answers.
 
     It replaces the dead mount of a killed process. Raises the errors of that process: NotAVolume,
@@ -225,29 +240,40 @@ def mount_in_background(path: str, mountpoint: str, *, cache_bytes: int = CACHE_
     """
     with open_volume(path) as volume:
         return mount_again_in_background(
-            volume.root, volume.base_fd, mountpoint, cache_bytes=cache_bytes
+            volume.root, volume.base_fd, mountpoint, cache_bytes=cache_bytes, options=options
         )
 
 
 def mount_again_in_background(
-    path: str, base_fd: int, mountpoint: str, *, cache_bytes: int = CACHE_BYTES
+    path: str,
+    base_fd: int,
+    mountpoint: str,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
 ) -> int:
     """Mount a volume whose ``.dedupd`` is open already, as :func:`mount_in_background` does.
 
     ``base_fd`` stays the caller's.
     """
-    return served_in_background(path, base_fd, mountpoint, cache_bytes, is_snapshot=False)
+    return served_in_background(path, base_fd, mountpoint, cache_bytes, options, is_snapshot=False)
 
 
 def served_in_background(
-    path: str, base_fd: int, mountpoint: str, cache_bytes: int, *, is_snapshot: bool
+    path: str,
+    base_fd: int,
+    mountpoint: str,
+    cache_bytes: int,
+    options: MountOptions,
+    *,
+    is_snapshot: bool,
 ) -> int:
     """Serve a volume whose ``.dedupd`` is open in a process of its own; returns its pid once it
     answers. ``base_fd`` stays the caller's."""
     read_fd, write_fd = os.pipe()
     command = [
         *(sys.executable, "-P", "-m", "fuse_stub"),
-        *(path, str(base_fd), mountpoint, str(cache_bytes), str(write_fd)),
+        *(path, str(base_fd), mountpoint, str(cache_bytes), options.text, str(write_fd)),
         *(["snapshot"] if is_snapshot else []),
     ]
     with os.fdopen(read_fd, "rb") as answer:
@@ -260,7 +286,6 @@ def served_in_background(
                 stderr=subprocess.PIPE,
                 cwd="/",
                 env=child_environment(),
-                start_new_session=True,
             )
         finally:
             os.close(write_fd)
@@ -290,6 +315,7 @@ def serve_for_parent(
     cache_bytes: int,
     answer_fd: int,
     served: Serve = serve,
+    options: MountOptions = NO_OPTIONS,
 ) -> None:
     """The child's side of :func:`served_in_background`. ``served``: :func:`serve`, or its like."""
     os.set_inheritable(answer_fd, False)
@@ -299,6 +325,10 @@ def serve_for_parent(
     def tell(reply: dict[str, str]) -> None:
         nonlocal answered
         if not answered:
+            # Not before: until it is mounted, an automount of systemd lets nobody in but processes
+            # of its own group.
+            with suppress(PermissionError):  # it leads its group already
+                os.setsid()
             os.write(answer_fd, json.dumps(reply).encode())
             os.close(answer_fd)
             answered = True
@@ -308,7 +338,13 @@ def serve_for_parent(
     _log_to_system()
     try:
         with Volume.at(path, base_fd) as volume:
-            served(volume, mountpoint, ready=lambda: tell({}), cache_bytes=cache_bytes)
+            served(
+                volume,
+                mountpoint,
+                ready=lambda: tell({}),
+                cache_bytes=cache_bytes,
+                options=options,
+            )
     except BaseException as error:
         log.exception("the mount at %s ends", mountpoint)
         tell({"error": _reason(error), "kind": type(error).__name__})
@@ -333,21 +369,24 @@ def _log_line(record: logging.LogRecord) -> bytes:
 
 
 def open_volume(path: str) -> Volume:
-    """The volume at ``path``, also below a dead mount of its own.
+    """The volume at ``path``, also below a dead mount of its own, or an automount of systemd.
 
     Root looks below the dead mount, which stays; for other users it is taken away. Raises as
     ``Volume.open``, and OSError.
     """
-    if not is_dead_mount(path):
-        return Volume.open(path)
-    if os.geteuid() != 0:
+    is_dead_one = is_dead_mount(path)
+    if is_dead_one and os.geteuid() != 0:
         clear_dead_mount(path)
+        return Volume.open(path)
+    if not is_dead_one and not mount_table.is_automount(os.path.realpath(path)):
         return Volume.open(path)
     root = os.path.abspath(path)
     with opened(over_mount.uncovered(root)) as below:
         try:
             base_fd = os.open(BASE_NAME, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=below)
         except FileNotFoundError:
+            if not is_dead_one:
+                raise NotAVolume(f"{path}: no volume lies beneath the automount") from None
             raise NotAVolume(
                 f"{path}: the dead mount of a volume elsewhere; `dedupd mount` with the volume's"
                 f" own path brings it back, `dedupd umount {path}` takes it away"

@@ -14,12 +14,15 @@ from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
+from fuse_stub.mounts.mount_options import MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead_mount
+from fuse_stub.mounts.private_mount import show
 from fuse_stub.operations import StubOperations
 
 
-def options_for(volume: Volume, mount: MountedVolume, debug: bool) -> set[str]:
-    """Mount options; those that concern users are taken from the file system below."""
+def options_for(volume: Volume, mount: MountedVolume, asked: MountOptions, debug: bool) -> set[str]:
+    """Options for libfuse; those that concern users are taken from the file system below where
+    nothing was asked for. Raises UsageError."""
     below = os.fstatvfs(volume.data_fd).f_flag
     kind = mount_table.SNAPSHOT_FS_TYPE if mount.is_snapshot else mount_table.FS_TYPE
     options = {
@@ -30,11 +33,17 @@ def options_for(volume: Volume, mount: MountedVolume, debug: bool) -> set[str]:
     if os.geteuid() == 0:
         options |= {
             "allow_other",
-            "nosuid" if below & os.ST_NOSUID else "suid",
-            "nodev" if below & os.ST_NODEV else "dev",
+            "suid" if _either(asked.suid, not below & os.ST_NOSUID) else "nosuid",
+            "dev" if _either(asked.dev, not below & os.ST_NODEV) else "nodev",
         }
-        if below & os.ST_NOEXEC:
+        if not _either(asked.exec, not below & os.ST_NOEXEC):
             options.add("noexec")
+    elif asked.suid or asked.dev:
+        raise UsageError(f"{asked.text}: `suid` and `dev` are root's")
+    elif asked.exec is False:
+        options.add("noexec")
+    if asked.sync:
+        options.add("sync")
     if mount.is_read_only or is_replica(volume.base_fd):
         options.add("ro")
     if debug:
@@ -42,9 +51,22 @@ def options_for(volume: Volume, mount: MountedVolume, debug: bool) -> set[str]:
     return options
 
 
+def _either(asked: bool | None, below: bool) -> bool:
+    return below if asked is None else asked
+
+
 @contextmanager
-def session(operations: StubOperations, mountpoint: str, options: set[str]) -> Iterator[None]:
-    """The mount. It replaces a dead one: users see errors until then, and then their files."""
+def session(
+    operations: StubOperations,
+    mountpoint: str,
+    options: set[str],
+    asked: MountOptions,
+    below_fd: int,
+) -> Iterator[None]:
+    """The mount, with ``options`` for libfuse and what it has no words for of ``asked``.
+
+    It replaces a dead one: users see errors until then, and then their files.
+    """
     takes_over = is_dead_mount(mountpoint) and os.geteuid() == 0
     try:
         if takes_over:
@@ -58,6 +80,7 @@ def session(operations: StubOperations, mountpoint: str, options: set[str]) -> I
             " user open /dev/fuse and write to the directory?"
         ) from error
     try:
+        show(mountpoint, asked, below_fd)
         yield
     finally:
         pyfuse3.close(unmount=True)

@@ -15,6 +15,7 @@ from dedupd.system.processes import cores
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
 from fuse_stub.mounted_volume import MountedVolume
+from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.operations import StubOperations
 from fuse_stub.process import (
     CACHE_BYTES,
@@ -32,6 +33,7 @@ def serve_snapshot(
     *,
     ready: Callable[[], None] | None,
     cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
     debug: bool = False,
 ) -> None:
     """Show a snapshot of a volume at ``mountpoint`` until it is unmounted or SIGTERM comes.
@@ -43,11 +45,10 @@ def serve_snapshot(
     keep_memory()
     with _snapshot_lock(volume) as transitions:
         threads = cores()
-        mount = MountedVolume(
-            volume, transitions, mountpoint, cache_bytes, threads, is_snapshot=True
-        )
+        mount = MountedVolume(volume, transitions, mountpoint, cache_bytes, threads)
         try:
-            with session(StubOperations(mount), mountpoint, options_for(volume, mount, debug)):
+            passed = options_for(volume, mount, options, debug)
+            with session(StubOperations(mount), mountpoint, passed, options, volume.base_fd):
                 trio.run(run, mount, ready)
         finally:
             mount.close()
@@ -76,12 +77,16 @@ def _snapshot_lock(volume: Volume) -> Iterator[Transitions]:
 
 
 def mount_snapshot_in_background(
-    path: str, mountpoint: str, *, cache_bytes: int = CACHE_BYTES
+    path: str,
+    mountpoint: str,
+    *,
+    cache_bytes: int = CACHE_BYTES,
+    options: MountOptions = NO_OPTIONS,
 ) -> int:
     """As :func:`mount_in_background`, of a snapshot: see :func:`serve_snapshot`."""
     with open_snapshot(path) as volume:
         return served_in_background(
-            volume.root, volume.base_fd, mountpoint, cache_bytes, is_snapshot=True
+            volume.root, volume.base_fd, mountpoint, cache_bytes, options, is_snapshot=True
         )
 
 

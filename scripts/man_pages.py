@@ -2,8 +2,8 @@
 
     python scripts/man_pages.py DIRECTORY
 
-writes dedupd.1, a page for each command, dedupd.toml.5 and dedupd-policy.5. It needs dedupd to be
-importable.
+writes dedupd.1, a page for each command, mount.dedupd.8, dedupd.toml.5 and dedupd-policy.5. It
+needs dedupd to be importable.
 """
 
 import re
@@ -28,6 +28,14 @@ def pages() -> dict[str, str]:
         assert command is not None
         inside = click.Context(command, parent=context, info_name=name)
         found[f"dedupd-{name}.1"] = _command_page(name, summary, command, inside)
+    mount = (DOCS / "mount.md").read_text()
+    found["mount.dedupd.8"] = _document_page(
+        "mount.dedupd",
+        "mount a volume, for mount(8)",
+        _section(mount, "Options"),
+        ["dedupd-mount(1)", "dedupd-umount(1)", "dedupd.toml(5)"],
+        section=8,
+    )
     found["dedupd.toml.5"] = _document_page(
         "dedupd.toml",
         "configuration of the service",
@@ -86,7 +94,7 @@ def _main_page(context: click.Context) -> str:
         1,
         "deduplicate primary volumes",
         body,
-        ["dedupd.toml(5)", "dedupd-policy(5)", *see],
+        ["dedupd.toml(5)", "dedupd-policy(5)", "mount.dedupd(8)", *see],
     )
 
 
@@ -116,7 +124,8 @@ def _command_page(name: str, summary: str, command: click.Command, context: clic
             inside = click.Context(inner, parent=context, info_name=job)
             body += [roff.subheading(job), _usage(inside), *_paragraphs(inner.help or "")]
             body += _options(inner, inside)
-    see = ["dedupd(1)", *(["dedupd-policy(5)"] if name == "policy" else ["dedupd.toml(5)"])]
+    further = {"policy": "dedupd-policy(5)", "mount": "mount.dedupd(8)"}
+    see = ["dedupd(1)", further.get(name, "dedupd.toml(5)")]
     return _page(f"dedupd-{name}", 1, summary[0].lower() + summary[1:].rstrip("."), body, see)
 
 
@@ -150,12 +159,12 @@ def _exit_statuses(text: str) -> list[str]:
     return lines
 
 
-def _document_page(name: str, summary: str, text: str, see: list[str]) -> str:
+def _document_page(name: str, summary: str, text: str, see: list[str], section: int = 5) -> str:
     before, _, after = text.partition("\n## ")
     body = [roff.heading("Description"), *roff.markdown(before)]
     if after:
         body += roff.markdown("## " + after)
-    return _page(name, 5, summary, body, see)
+    return _page(name, section, summary, body, see)
 
 
 def _section(text: str, name: str) -> str:

@@ -27,18 +27,20 @@ def command(path: str, as_json: bool) -> None:
         # It would mount the volume again if it were not told.
         point = client.act(path, "unmount")["mountpoint"]
     else:
-        point = _mount_point(path)
+        point = mounted_point(path, "unmount")
         unmount(point)
     value = {"path": path, "mountpoint": point, "unmounted": True}
     answer(as_json, value, f"{point} is unmounted.")
 
 
-def _mount_point(path: str) -> str:
+def mounted_point(path: str, what: str) -> str:
+    """Where the volume at ``path``, or that is mounted there, is mounted. ``what`` is to be done to
+    it. Raises UsageError."""
     if os.path.abspath(path) in mount_table.snapshot_points():
         return os.path.abspath(path)
     mount = mount_table.find(os.path.abspath(path)) or mount_table.find(os.path.realpath(path))
     if mount is not None:
-        refuse_part(path, (mount.point,), "unmount")
+        refuse_part(path, (mount.point,), what)
         return mount.point
     with Volume.open(path) as volume:
         points = mount_table.points_of(volume.parameters.uuid)

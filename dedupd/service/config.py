@@ -30,6 +30,7 @@ from dedupd.service.notices.problem import Severity
 from dedupd.system.control_socket import runtime_dir
 from dedupd.system.mount_table import is_uuid
 from dedupd.units import MIB, brief, exact_size
+from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions, parse_options
 
 CONFIG_PATH = "/etc/dedupd/dedupd.toml"
 CONFIG_VARIABLE = "DEDUPD_CONFIG"
@@ -56,6 +57,7 @@ class VolumeConfig:
     path: str
     mountpoint: str
     cache_bytes: int = 64 * MIB
+    options: MountOptions = NO_OPTIONS
     uuid: str = ""
     """That of the volume that has to be there; empty where any may be. A path below a user's
     directory can come to lead to another volume."""
@@ -223,6 +225,13 @@ def _cache(value: Any) -> int:
     return cache_bytes
 
 
+def _options(value: Any) -> MountOptions:
+    options = parse_options(_text(value))
+    if options.remount or options.snapshot or options.force or options.cache_bytes is not None:
+        raise UsageError('write options that a mount has, like "noatime,nodev"')
+    return options
+
+
 SERVICE_KEYS: Mapping[str, Parse] = {
     "socket": _socket,
     "group": _group,
@@ -246,6 +255,7 @@ VOLUME_KEYS: Mapping[str, Parse] = {
     "path": _absolute,
     "mountpoint": _absolute,
     "cache": _cache,
+    "options": _options,
     "uuid": _uuid,
 }
 """Each is the attribute of its name of :class:`VolumeConfig`; ``cache`` is ``cache_bytes``."""

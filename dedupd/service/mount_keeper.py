@@ -56,6 +56,7 @@ class MountKeeper:
         self._changed = asyncio.Event()
         self._transition = asyncio.Lock()
         self._base_fd: int | None = None
+        self._is_base_adopted = False
         self._failures = 0
         self._deaths = 0
 
@@ -149,7 +150,11 @@ class MountKeeper:
         if hidden:
             log.warning("%s; unmount it to move them away", hidden)
         return mount_again_in_background(
-            path, self._base_fd, point, cache_bytes=self.config.cache_bytes
+            path,
+            self._base_fd,
+            point,
+            cache_bytes=self.config.cache_bytes,
+            options=self.config.options,
         )
 
     def _adopt(self, mounted: mount_table.Mount) -> int:
@@ -161,6 +166,7 @@ class MountKeeper:
         self._require_expected(mounted.volume)
         if self._base_fd is None:
             self._base_fd = fetch_base(mounted.volume)
+            self._is_base_adopted = True
         self.uuid = mounted.volume
         pid: int = status["pid"]
         return pid
@@ -223,6 +229,9 @@ class MountKeeper:
             return
         lived_s = time.time() - self.mounted_since_s
         self.pid = None
+        if self._is_base_adopted and self._mount() is None:
+            # From a mount that was read-only, it would have the next one be so, too.
+            self._let_go()
         if not self._wanted:
             self.state = MountState.UNMOUNTED
             report(Event.UNMOUNTED, f"{self.config.path} is unmounted", path=self.config.path)
@@ -253,7 +262,7 @@ class MountKeeper:
         """Close the descriptor that would keep the file system below from being unmounted."""
         if self._base_fd is not None:
             os.close(self._base_fd)
-            self._base_fd = None
+            self._base_fd, self._is_base_adopted = None, False
 
 
 def _delay_s(failures: int) -> float:

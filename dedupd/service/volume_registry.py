@@ -61,6 +61,8 @@ def volume_text(volume: VolumeConfig) -> str:
         document["mountpoint"] = volume.mountpoint
     if volume.cache_bytes != VolumeConfig("", "").cache_bytes:
         document["cache"] = exact_size(volume.cache_bytes)
+    if volume.options.text:
+        document["options"] = volume.options.text
     if volume.uuid:
         document["uuid"] = volume.uuid
     return tomlkit.dumps(document)

@@ -116,6 +116,13 @@ def find(path: str) -> Mount | None:
     return None if row is None else _volume_of(row)
 
 
+def is_automount(path: str) -> bool:
+    """Whether ``path`` (absolute, no links) is a place where something is mounted as soon as
+    somebody looks there: looking from the program that is to mount it would wait for ever."""
+    row = _around(path)
+    return row is not None and row.kind == "autofs" and row.point == path
+
+
 def place_of(path: str) -> tuple[str, str]:
     """Device and path, within its file system, of a directory (absolute, no links)."""
     row = _around(path)

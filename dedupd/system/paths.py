@@ -36,6 +36,16 @@ def open_beneath(dir_fd: int, path: bytes, flags: int) -> int:
             os.close(current)
 
 
+def path_in_tree(fd: int) -> bytes:
+    """The path that a descriptor has now, within the tree of its volume.
+
+    A mount process sees its ``.dedupd`` alone, by a mount of its own.
+    """
+    path = os.readlink(b"/proc/self/fd/%d" % fd) + b"/"
+    _, tree, below = path.rpartition(b"/.dedupd/data/")
+    return (below if tree else path.removeprefix(b"/data/")).removesuffix(b"/")
+
+
 class DirectoryOpener:
     """Opens directories below one, and keeps the last one open: files come by directory."""
 

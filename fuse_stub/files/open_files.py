@@ -16,7 +16,7 @@ from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import needs_settling, settle
 from dedupd.system.files import opened
-from dedupd.system.paths import show_path
+from dedupd.system.paths import path_in_tree, show_path
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
@@ -128,7 +128,7 @@ class Handle:
 
 def path_of(fd: int) -> bytes:
     """The path that a descriptor has now, within the volume's tree."""
-    return os.readlink(b"/proc/self/fd/%d" % fd).rpartition(b"/.dedupd/data/")[2]
+    return path_in_tree(fd)
 
 
 def where(fd: int) -> str:

@@ -1,4 +1,5 @@
-"""Replacing a dead mount by a new one without a gap between them.
+"""The kernel's newer calls for mounts, and what is done by them: replacing a dead mount without a
+gap.
 
 Where the dead mount goes first, users see the directory below for a moment: empty, and open to
 their writes. A mirror that runs then deletes its copy of everything. The kernel's newer calls do
@@ -9,21 +10,31 @@ better: a file system is mounted detached (fsopen, fsconfig, fsmount), goes bene
 import ctypes
 import errno
 import os
+import struct
 from collections.abc import Mapping
 
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
+_MOUNT_SETATTR = 442
 """System calls; the numbers are the same on all architectures of Python 3.11 but Alpha."""
 
 _AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
 _OPEN_TREE_CLONE = 1
 _CLOEXEC = 1
 """The flag of both fsopen and fsmount."""
 _SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
 _FROM_EMPTY_PATH, BENEATH = 0x4, 0x200
 _DETACH, _NO_FOLLOW = 2, 8
+_REMOUNT = 32
 
 ATTRIBUTES = {"nosuid": 0x2, "nodev": 0x4, "noexec": 0x8}
 """Options that belong to the mount and not to its file system."""
+
+READ_ONLY = 0x1
+RELATIVE_TIMES, NO_TIMES, ALL_TIMES, ANY_TIMES = 0x0, 0x10, 0x20, 0x70
+NO_DIRECTORY_TIMES = 0x80
+NO_LINKS = 0x20_0000
+"""Further attributes of a mount. One of the first three holds; the fourth is the mask of them."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,6 +51,32 @@ def uncovered(path: str) -> int:
         return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)
     finally:
         os.close(tree)
+
+
+def private_mount(fd: int) -> int:
+    """A mount of the directory ``fd`` that is at no place: only what is opened by it lies in it.
+
+    It lasts until the caller closes it. Raises OSError.
+    """
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
+    return _call(_OPEN_TREE, fd, b"", flags)
+
+
+def set_attributes(mount: int | str, attributes: int, mask: int) -> None:
+    """Have the attributes of a mount (a descriptor of it, or its point) that are in ``mask`` be
+    those in ``attributes``. Linux 5.12. Raises OSError."""
+    values = ctypes.create_string_buffer(struct.pack("=4Q", attributes, mask, 0, 0), 32)
+    if isinstance(mount, int):
+        _call(_MOUNT_SETATTR, mount, b"", _AT_EMPTY_PATH, values, len(values))
+    else:
+        _call(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(mount), 0, values, len(values))
+
+
+def remount(point: str, flags: int) -> None:
+    """Have the mount at ``point``, and its file system, have the ``MS_`` flags of mount(2). Raises
+    OSError."""
+    if _libc.mount(None, os.fsencode(point), None, ctypes.c_ulong(_REMOUNT | flags), None) < 0:
+        raise _error(point)
 
 
 def new_mount(device_fd: int, options: Mapping[str, str]) -> int:
@@ -87,7 +124,7 @@ def detach(point: str) -> None:
         raise _error(point)
 
 
-def _call(number: int, *arguments: int | bytes | None) -> int:
+def _call(number: int, *arguments: "int | bytes | ctypes.Array[ctypes.c_char] | None") -> int:
     passed = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     result: int = _libc.syscall(ctypes.c_long(number), *passed)
     if result < 0:

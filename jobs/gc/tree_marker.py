@@ -13,7 +13,7 @@ from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient
-from dedupd.system.paths import show_path
+from dedupd.system.paths import path_in_tree, show_path
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.gc.inode_set import InodeSet
@@ -302,6 +302,5 @@ class TreeMarker:
             self._recipes.need(stub.recipe, stub.covered)
 
     def _problem(self, parent: int, name: bytes, reason: str | None) -> None:
-        path = os.readlink(b"/proc/self/fd/%d" % parent).rpartition(b"/.dedupd/data")[2]
-        where = show_path(os.path.join(path, name).strip(b"/")) or "."
+        where = show_path(os.path.join(path_in_tree(parent), name).strip(b"/")) or "."
         self._roots.problems.append(f"{where}: {reason}")

@@ -113,9 +113,12 @@ def test_a_volume_cannot_be_mounted_twice(lab: MountedLab, tmp_path: Path) -> No
     with pytest.raises(Busy, match="is being served"):
         process.mount_in_background(str(lab.root), str(tmp_path / "second"))
     assert not mounted_at(tmp_path / "second")
-    result = run_cli("mount", lab.root, lab.view)
+    result = run_cli("mount", lab.root, tmp_path / "second")
     assert result.returncode == 3
-    assert "mounted" in result.stderr
+    assert "is being served" in result.stderr
+    again = run_cli("mount", lab.root, lab.view, "--json")
+    assert again.returncode == 0, again
+    assert json.loads(again.stdout)["pid"] == lab.pid
 
 
 def test_a_copy_is_not_mounted_beside_its_volume(lab: MountedLab, tmp_path: Path) -> None:

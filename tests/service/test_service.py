@@ -161,6 +161,27 @@ def test_what_is_unmounted_by_the_command_stays_so_until_it_is_mounted(
     assert (lab.root / "f").read_bytes() == CONTENT
 
 
+def test_a_mount_made_read_only_is_taken_over_and_the_next_one_has_the_service_s_options(
+    machine: ServiceLab,
+) -> None:
+    lab = filled(machine)
+    (machine.volumes_directory / "volume.toml").write_text(
+        f'path = "{lab.root}"\noptions = "noexec"\n'
+    )
+    assert machine.run("mount", lab.root, "-o", "ro").returncode == 0
+    machine.start()
+    pid = machine.mount_pid(lab)
+    with pytest.raises(OSError, match="Read-only"):
+        (lab.root / "new").touch()
+    subprocess.run(["umount", lab.root], check=True)
+    eventually(lambda: is_mounted(lab) and machine.mount_pid(lab) != pid, "it is mounted again")
+    (lab.root / "new").touch()
+    assert os.statvfs(lab.root).f_flag & os.ST_NOEXEC
+    other = machine.run("mount", lab.root, "-o", "noatime")
+    assert other.returncode == 2 and 'options = "noatime"' in other.stderr
+    assert machine.run("mount", lab.root, "-o", "noexec").returncode == 0
+
+
 def test_what_concerns_a_whole_volume_is_not_asked_of_a_part_of_it(machine: ServiceLab) -> None:
     lab = machine.add_volume()
     (lab.data / "sub").mkdir()

@@ -82,6 +82,7 @@ def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
         "uuid": volume.uuid,
         "path": volume.config.path,
         "mountpoint": volume.config.mountpoint,
+        "options": volume.config.options.text,
         "mount": {
             "state": keeper.state.value,
             "problem": told(keeper.problem),

@@ -1,0 +1,178 @@
+"""Mounting a volume, for ``dedupd mount`` and for mount(8)."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from dedupd.cli.umount import mounted_point
+from dedupd.errors import Busy, ServiceUnreachable, UsageError
+from dedupd.service.client import ServiceClient
+from dedupd.system import mount_table
+from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
+from dedupd.volume.probe import accept
+from fuse_stub.mounts.mount_options import MountOptions
+from fuse_stub.mounts.mount_points import covered, is_dead_mount
+from fuse_stub.mounts.remounting import remount
+from fuse_stub.process import mount_in_background, open_volume, serve
+from fuse_stub.snapshot import mount_snapshot_in_background, open_snapshot, serve_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Mounting:
+    """What is to be mounted, and how. ``mountpoint`` None: over the volume itself."""
+
+    path: str
+    mountpoint: str | None
+    options: MountOptions
+    cache_bytes: int
+    is_snapshot: bool = False
+    is_forced: bool = False
+    is_complete: bool = False
+    """Of a remount: options that are in no list are to be as they are by default."""
+    in_foreground: bool = False
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mounted:
+    """A mount that answers."""
+
+    point: str
+    pid: int | None
+    is_read_only: bool
+    is_snapshot: bool = False
+    hidden: str = ""
+    """A message about files that it hides; empty where there are none."""
+
+    def to_json(self, path: str) -> dict[str, Any]:
+        value = {
+            "path": path,
+            "mountpoint": self.point,
+            "pid": self.pid,
+            "read_only": self.is_read_only,
+        }
+        return {**value, "snapshot": True} if self.is_snapshot else value
+
+
+def bring_up(asked: Mounting) -> Mounted | None:
+    """Mount it, or change the options of a mount that runs; None once it was served here, to its
+    end.
+
+    A volume that is mounted at the place already stays as it is. Raises DedupdError, OSError.
+    """
+    if asked.options.remount:
+        return _mount_again(asked)
+    if asked.is_snapshot:
+        return _mount_snapshot(asked)
+    path = asked.path
+    if asked.is_forced:
+        with open_volume(path) as volume:
+            accept(volume)
+    client = None if asked.in_foreground else _service(asked)
+    if client is not None:
+        return _mount_by_service(client, asked)
+    point = os.path.realpath(asked.mountpoint or path)
+    takes_over = is_dead_mount(point)
+    if not takes_over and not os.path.isdir(point):
+        raise UsageError(f"{point}: no such directory to mount at")
+    mounted = mount_table.find(point)
+    if mounted is not None and not takes_over:
+        return _mounted_already(asked, mounted, point)
+    if asked.in_foreground:
+        with open_volume(path) as volume:
+            serve(
+                volume,
+                point,
+                ready=None,
+                cache_bytes=asked.cache_bytes,
+                options=asked.options,
+                debug=asked.debug,
+            )
+        return None
+    over_itself = point == os.path.realpath(path) and not mount_table.is_automount(point)
+    hidden = covered(point) if over_itself else ""
+    pid = mount_in_background(
+        os.path.realpath(path), point, cache_bytes=asked.cache_bytes, options=asked.options
+    )
+    return _mounted(point, pid, hidden=hidden)
+
+
+def _mounted(point: str, pid: int | None, *, hidden: str = "") -> Mounted:
+    return Mounted(point, pid, bool(os.statvfs(point).f_flag & os.ST_RDONLY), hidden=hidden)
+
+
+def _mounted_already(asked: Mounting, mounted: mount_table.Mount, point: str) -> Mounted:
+    """The mount at ``point``, if it is the one that is asked for. Raises Busy."""
+    wanted = asked.options.text
+    if mounted.point == point:
+        with ControlClient(socket_path(mounted.volume), QUESTION_TIMEOUT_S) as server:
+            status = server.call("status")
+        if os.path.realpath(status["root"]) == os.path.realpath(asked.path):
+            options = status.get("options") or "rw"
+            if wanted not in ("", options):
+                raise Busy(
+                    f"{point}: is mounted already, with the options `{options}`;"
+                    f" `dedupd mount -o remount,{wanted} {point}` changes them"
+                )
+            return _mounted(point, status["pid"])
+    raise Busy(f"{point}: lies in a volume that is mounted at {mounted.point} already")
+
+
+def _mount_again(asked: Mounting) -> Mounted:
+    point = mounted_point(asked.mountpoint or asked.path, "mount again")
+    remount(point, asked.options, is_complete=asked.is_complete)
+    return _mounted(point, None)
+
+
+def _service(asked: Mounting) -> ServiceClient | None:
+    """The service, where it has the volume mounted at the place that is asked for."""
+    client = ServiceClient.serving(asked.path)
+    if client is None or asked.mountpoint is None:
+        return client
+    place = client.volume(asked.path)["mountpoint"]
+    return client if os.path.realpath(place) == os.path.realpath(asked.mountpoint) else None
+
+
+def _mount_by_service(client: ServiceClient, asked: Mounting) -> Mounted:
+    """Have the service mount it. Raises UsageError for options that it was not told of."""
+    path, wanted = asked.path, asked.options.text
+    configured = client.volume(path)["options"]
+    if wanted and wanted != configured:
+        raise UsageError(
+            f"{path}: the service mounts it, with the options `{configured or 'rw'}`; write"
+            f' options = "{wanted}" to its file in volumes.d, and run `systemctl reload dedupd`'
+        )
+    volume = client.act(path, "mount")
+    mount = volume["mount"]
+    if mount["state"] != "mounted":
+        raise ServiceUnreachable(f"{path}: {mount['problem'] or 'not mounted yet'}")
+    return _mounted(volume["mountpoint"], mount["pid"])
+
+
+def _mount_snapshot(asked: Mounting) -> Mounted | None:
+    if asked.mountpoint is None:
+        raise UsageError("--snapshot needs a directory to show the snapshot at: MOUNTPOINT")
+    point = os.path.realpath(asked.mountpoint)
+    if not is_dead_mount(point) and not os.path.isdir(point):
+        raise UsageError(f"{point}: no such directory to mount at")
+    around = mount_table.find(point)
+    if around is not None:
+        raise UsageError(
+            f"{point}: lies in the volume that is mounted at {around.point}, which could not be"
+            " unmounted then; choose a directory beside it"
+        )
+    if asked.in_foreground:
+        with open_snapshot(asked.path) as volume:
+            serve_snapshot(
+                volume,
+                point,
+                ready=None,
+                cache_bytes=asked.cache_bytes,
+                options=asked.options,
+                debug=asked.debug,
+            )
+        return None
+    pid = mount_snapshot_in_background(
+        os.path.realpath(asked.path), point, cache_bytes=asked.cache_bytes, options=asked.options
+    )
+    return Mounted(point, pid, is_read_only=True, is_snapshot=True)
