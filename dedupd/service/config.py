@@ -57,10 +57,10 @@ class VolumeConfig:
     path: str
     mountpoint: str
     cache_bytes: int = 64 * MIB
-    options: MountOptions = NO_OPTIONS
     uuid: str = ""
     """That of the volume that has to be there; empty where any may be. A path below a user's
     directory can come to lead to another volume."""
+    options: MountOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from dedupd.service.config import (
 from dedupd.service.volume_registry import register, volume_text
 from dedupd.system.disk import Disk
 from dedupd.units import MIB
+from fuse_stub.mounts.mount_options import parse_options
 from tests.support.malformed import malformed
 
 WHERE = "/etc/dedupd/dedupd.toml"
@@ -105,6 +106,7 @@ paths = st.from_regex(r"/[a-z]{1,8}(/[a-z ]{0,4}[a-z]){0,3}", fullmatch=True)
         paths,
         st.integers(1, 4096).map(lambda m: m * MIB),
         st.just("") | st.uuids().map(str),
+        st.sampled_from(["", "ro", "nodev,noatime"]).map(parse_options),
     )
 )
 def test_a_volume_that_is_written_is_read_back(volume: VolumeConfig) -> None:
