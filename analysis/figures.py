@@ -252,3 +252,8 @@ class ProfileSums:
     def store_bytes(self) -> float:
         """The size of chunk store and recipes together."""
         return self.record_bytes + self.table_bytes + self.recipe_bytes
+
+    @property
+    def saved_bytes(self) -> float:
+        """What the files take less in the store than as they are."""
+        return self.data_bytes - self.store_bytes if self.files else 0.0

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from analysis.collection.chunk_log import Log, Timing, logged_share
 from analysis.collection.chunkings import BASIC_SUFFIX, DEFAULT, SIZES
@@ -25,6 +25,13 @@ from analysis.figures import (
     WholeFileRow,
 )
 from analysis.partitions import assign_groups, assign_partitions
+from analysis.recommendation import (
+    SMALL_SIZE_BYTES,
+    Recommendation,
+    SmallFiles,
+    recommend,
+    with_small_files,
+)
 from dedupd.config.policy import Policy, apply_values
 from dedupd.config.profiles import PROFILES
 from dedupd.format.container import ALIGN_BYTES, RECORD_HEADER_BYTES
@@ -65,6 +72,8 @@ class Collection:
     wall_s: float
     log_bytes: int
     timings: dict[str, Timing]
+    paths: tuple[str, ...]
+    """Where the datasets were."""
 
     @property
     def logged(self) -> float:
@@ -78,6 +87,15 @@ class Forecast:
 
     now: ProfileSums
     later: ProfileSums
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """The settings that suit the data, and what comes of them."""
+
+    settings: Recommendation
+    forecast: Forecast
+    small: SmallFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +119,8 @@ class Study:
     types: list[TypeRow] = field(default_factory=list)
     ages: list[AgeRow] = field(default_factory=list)
     profiles: dict[str, Forecast] = field(default_factory=dict)
+    recommended: Recommended | None = None
+    """None where there is no data."""
 
     @property
     def empty(self) -> bool:
@@ -150,6 +170,7 @@ class _Queries:
     def __init__(self, database: Database, step: Callable[[str], None]) -> None:
         self._database = database
         self._step = step
+        self._sums: dict[object, ProfileSums] = {}
 
     def run(self) -> Study:
         database = self._database
@@ -168,7 +189,7 @@ class _Queries:
         database.run("distinct_chunks")
         both = default + BASIC_SUFFIX in names
         full = collection.logged >= 1
-        return Study(
+        study = Study(
             collection,
             failures,
             datasets,
@@ -197,6 +218,7 @@ class _Queries:
             ages=self._of("ages", AgeRow),
             profiles=self._profiles(),
         )
+        return replace(study, recommended=self._recommended(study))
 
     def _of(self, query: str, row: type) -> list:  # type: ignore[type-arg]
         self._step(query)
@@ -247,22 +269,54 @@ class _Queries:
             recipe_header_bytes=RECIPE_HEADER_BYTES,
             recipe_entry_bytes=RECIPE_ENTRY_BYTES,
         )
-        profiles = {}
+        profiles, default = {}, self._database.default_chunking
         for name, values in PROFILES.items():
             self._step(f"profile {name}")
-            policy = apply_values(Policy(), values, name)
-            self._database.set(
-                exclude_types=list(policy.exclude_types), min_file_saving=policy.min_file_saving
-            )
-            now = self._profile(policy.min_size_bytes, policy.min_age_s)
-            later = self._profile(policy.min_size_bytes, 0) if policy.min_age_s else now
-            profiles[name] = Forecast(now, later)
+            profiles[name] = self._forecast(apply_values(Policy(), values, name), default)
         return profiles
 
-    def _profile(self, min_size_bytes: int, min_age_s: float) -> ProfileSums:
-        self._database.set(min_size_bytes=min_size_bytes, min_age_s=min_age_s)
-        [sums] = self._database.rows("profile", ProfileSums)
-        return sums
+    def _recommended(self, study: Study) -> Recommended:
+        """What comes of the settings that the rest of the study suggests."""
+        self._step("recommended settings")
+        found = recommend(study)
+        policy = found.policy()
+        later = self._profile(policy, found.chunking, policy.min_size_bytes, 0)
+        files, data_bytes = self._below(policy.min_size_bytes)
+        too = later
+        if files:
+            too = self._profile(policy, found.chunking, SMALL_SIZE_BYTES, 0)
+        small = SmallFiles(files, data_bytes, too)
+        found = with_small_files(found, study, small, later)
+        return Recommended(found, self._forecast(found.policy(), found.chunking), small)
+
+    def _below(self, size_bytes: int) -> tuple[int, int]:
+        """How many files are smaller, and what they hold; empty ones left out."""
+        [(files, data_bytes)] = self._database.execute(
+            "SELECT count(*), coalesce(sum(length_bytes), 0) FROM files"
+            f" WHERE length_bytes > 0 AND length_bytes + hole_bytes < {size_bytes}"
+        )
+        return int(files), int(data_bytes)
+
+    def _forecast(self, policy: Policy, chunking: str) -> Forecast:
+        later = self._profile(policy, chunking, policy.min_size_bytes, 0)
+        now = self._profile(policy, chunking, policy.min_size_bytes, policy.min_age_s)
+        return Forecast(now, later)
+
+    def _profile(
+        self, policy: Policy, chunking: str, min_size_bytes: int, min_age_s: float
+    ) -> ProfileSums:
+        """The sums of a policy, of which each combination is queried once."""
+        key = (policy.exclude_types, policy.min_file_saving, chunking, min_size_bytes, min_age_s)
+        if key not in self._sums:
+            self._database.choose(chunking)
+            self._database.set(
+                exclude_types=list(policy.exclude_types),
+                min_file_saving=policy.min_file_saving,
+                min_size_bytes=min_size_bytes,
+                min_age_s=min_age_s,
+            )
+            [self._sums[key]] = self._database.rows("profile", ProfileSums)
+        return self._sums[key]
 
     def _collection(self) -> Collection:
         database = self._database
@@ -284,6 +338,7 @@ class _Queries:
             sum(state.wall_s for state in states),
             sum(log.size_bytes() for log in database.logs),
             timings,
+            tuple(dataset.path for log in database.logs for dataset in log.spec.datasets),
         )
 
     def _failures(self) -> Failures:

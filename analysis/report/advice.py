@@ -2,47 +2,36 @@
 
 import math
 import os
+import shlex
 from dataclasses import dataclass
 
-from analysis.collection.chunkings import DEFAULT, SIZES
-from analysis.figures import CONFIDENCE_95, SavingsRow
-from analysis.study import Forecast, Study
+from analysis.figures import CONFIDENCE_95
+from analysis.recommendation import SAMPLED_CHUNKS_MIN, Recommendation, Setting
+from analysis.study import Forecast, Recommended, Study
 from dedupd.config.policy import Policy
-from dedupd.config.profiles import PROFILES
-from dedupd.format.container import RECORD_HEADER_BYTES
-from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
-from dedupd.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
+from dedupd.format.volume_parameters import PRESETS
 
 INDEX_BYTES_PER_CHUNK = 6
 """Of memory, for each distinct chunk (seed 003, 4.4)."""
 
-SMALLER_CHUNKS_GAIN_MIN = 0.02
-"""Smaller chunks cost reads, memory and metadata; below two points of the data they don't pay."""
+FILE_CPU_S = 85e-6
+"""What a file costs beside its bytes (docs/performance.md, "How it grows")."""
 
-TYPE_GAIN_MIN = 0.02
-"""A file type that saves less than this is not worth reading."""
+WORTH_IT_MIN = 0.05
+"""Of the data: less does not pay for a mount and its upkeep."""
 
-TYPE_SHARE_MIN = 0.005
-"""Of the data: types below are not worth a line in the policy."""
-
-RECENT_SHARE_MAX = 0.10
-"""Of the data, changed between one and three days ago: more, and a lower age reaches it sooner."""
-
-SAMPLED_CHUNKS_MIN = 30
-"""Fewer sampled chunks say nothing about a type, and little about the whole."""
-
-IMAGE_TYPES = frozenset(
-    ("img", "raw", "qcow2", "vmdk", "vhd", "vhdx", "vdi", "avhdx", "ova", "iso", "qed", "hdd")
-)
-BACKUP_TYPES = frozenset(("bak", "tar", "dump", "vbk", "vib", "bkf", "dmp", "pst", "sql"))
+COMMANDS_MAX = 10
+"""Datasets that commands are shown for."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileAdvice:
-    """What a profile would save, as fractions of all data. ``margin`` is of ``saved_now``.
+class Outcome:
+    """What settings would bring, as fractions of all data. ``margin`` is of ``saved_now``, and
+    ``margin_later`` of ``saved_later``.
 
     ``reached`` is the fraction of the data that the policy takes now, ``reached_later`` once all
-    files are old enough.
+    files are old enough. ``disk_bytes``: what is left of the data then, the store with its
+    metadata and the files that are not taken.
     """
 
     name: str
@@ -50,157 +39,87 @@ class ProfileAdvice:
     saved_now: float
     saved_later: float
     margin: float
+    margin_later: float
     reached_later: float
     store_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A recommended setting, and why."""
-
-    name: str
-    value: str
-    reason: str
+    disk_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """``profile`` is the recommended one. ``command`` enables it with the settings."""
+    """``outcome`` is that of the recommended settings, and ``profiles`` have it for each profile as
+    it is. ``commands`` make volumes with these settings, one list for each dataset. ``better``:
+    what to do for a better estimate; empty where every byte was read."""
 
     profile: str
-    profiles: list[ProfileAdvice]
+    outcome: Outcome
+    profiles: list[Outcome]
     settings: list[Setting]
     worth_it: bool
     confidence: str
+    better: str
+    commands: list[list[str]]
 
 
 def advise(study: Study, cores: int = 0) -> Advice:
     """What the study's numbers suggest. The study must not be empty."""
     total = sum(row.data_bytes for row in study.table1_datasets)
-    profiles = [_profile(name, sums, total) for name, sums in study.profiles.items()]
-    name, why = _best_profile(study, total)
+    assert study.recommended is not None
+    recommended, chosen = study.recommended, study.recommended.settings
+    outcome = _outcome("recommended", recommended.forecast, total)
     settings = [
-        Setting("profile", name, why),
-        _chunk_size(study),
-        *_types(study, total),
-        _min_age(study, total),
-        *_partitions_and_memory(study, name),
-        *_time(study, name, cores or os.cpu_count() or 1),
+        *chosen.settings,
+        *_partitions_and_memory(study, recommended),
+        *_time(study, recommended, cores or os.cpu_count() or 1),
     ]
-    chosen = next(one for one in profiles if one.name == name)
-    return Advice(name, profiles, settings, chosen.saved_later >= 0.05, _confidence(study, chosen))
+    is_worth_it = outcome.saved_later >= WORTH_IT_MIN
+    return Advice(
+        chosen.profile,
+        outcome,
+        [_outcome(name, forecast, total) for name, forecast in study.profiles.items()],
+        settings,
+        is_worth_it,
+        _confidence(study, outcome),
+        _better(study),
+        [commands(path, chosen) for path in study.collection.paths[:COMMANDS_MAX]]
+        if is_worth_it
+        else [],
+    )
 
 
-def _profile(name: str, forecast: Forecast, total: float) -> ProfileAdvice:
+def _outcome(name: str, forecast: Forecast, total: float) -> Outcome:
     now, later = forecast.now, forecast.later
-    return ProfileAdvice(
+    return Outcome(
         name,
         now.data_bytes / total,
-        (now.data_bytes - now.store_bytes) / total if now.files else 0.0,
-        (later.data_bytes - later.store_bytes) / total if later.files else 0.0,
+        now.saved_bytes / total,
+        later.saved_bytes / total,
         CONFIDENCE_95 * now.record_deviation / total,
+        CONFIDENCE_95 * later.record_deviation / total,
         later.data_bytes / total,
         later.store_bytes,
+        total - later.saved_bytes,
     )
 
 
-def _best_profile(study: Study, total: float) -> tuple[str, str]:
-    images = sum(row.data_bytes for row in study.types if row.type in IMAGE_TYPES) / total
-    backups = sum(row.data_bytes for row in study.types if row.type in BACKUP_TYPES) / total
-    if "vm" in PROFILES and images >= 0.5:
-        return "vm", f"{images:.0%} of the data is in disk images"
-    if "backup" in PROFILES and backups >= 0.5:
-        return "backup", f"{backups:.0%} of the data is in archives and dumps"
-    return "general", f"{images:.0%} of the data is in disk images, {backups:.0%} in archives"
+def commands(path: str, chosen: Recommendation) -> list[str]:
+    """What to type for a volume with these settings, in this order."""
+    place = shlex.quote(path) if path.isprintable() else "PATH"
+    enable = f"dedupd enable {place} --profile {chosen.profile}"
+    if chosen.chunking in PRESETS and chosen.chunking != next(iter(PRESETS)):
+        enable += f" --chunk-size {chosen.chunking}"
+    enable += f" --min-age {chosen.min_age} --min-size {chosen.min_size_bytes >> 10}k"
+    lines, policy = [enable], chosen.policy()
+    for key in ("exclude_types", "no_compress_types"):
+        if getattr(chosen, key):
+            value = shlex.quote(", ".join(getattr(policy, key)))
+            lines.append(f"dedupd policy {place} {key} {value}")
+    lines.append(f"dedupd run optimize {place}" + (" --min-age 0s" if chosen.now else ""))
+    return lines
 
 
-def _net_bytes(row: SavingsRow) -> float:
-    """Bytes stored, metadata included."""
-    per_chunk = RECORD_HEADER_BYTES + TABLE_ENTRY_BYTES
-    return row.stored_bytes + row.distinct_chunks * per_chunk + row.chunks * RECIPE_ENTRY_BYTES
-
-
-def _chunk_size(study: Study) -> Setting:
-    rows = [row for name in SIZES if (row := study.savings(name)) is not None]
-    default = study.savings(DEFAULT)
-    if default is None or len(rows) < 2:
-        return Setting("chunk size", DEFAULT, "the default; no other size was collected")
-    # The default where none is better: where all is zeros, none has any chunk.
-    best = min(rows, key=lambda row: (_net_bytes(row), row.chunking != DEFAULT))
-    gain = (_net_bytes(default) - _net_bytes(best)) / default.data_bytes
-    if best.chunking == DEFAULT:
-        return Setting("chunk size", DEFAULT, "no smaller size saves more, metadata included")
-    if gain < SMALLER_CHUNKS_GAIN_MIN:
-        reason = (
-            f"{best.chunking} would save {100 * gain:.1f} points more, metadata included,"
-            f" with {best.distinct_chunks / default.distinct_chunks:.1f} times the chunks"
-        )
-        return Setting("chunk size", DEFAULT, reason)
-    enough = next(
-        row
-        for row in sorted(rows, key=lambda row: -row.average_bytes)
-        if _net_bytes(row) - _net_bytes(best) < SMALLER_CHUNKS_GAIN_MIN * default.data_bytes
-    )
-    more = (_net_bytes(default) - _net_bytes(enough)) / default.data_bytes
-    return Setting(
-        "chunk size",
-        enough.chunking,
-        f"saves {100 * more:.1f} points more than {DEFAULT}, metadata included, with"
-        f" {enough.distinct_chunks / default.distinct_chunks:.1f} times the chunks",
-    )
-
-
-def _types(study: Study, total: float) -> list[Setting]:
-    known = [
-        row
-        for row in study.types
-        if row.type
-        and row.data_bytes >= TYPE_SHARE_MIN * total
-        and row.sampled_chunks >= SAMPLED_CHUNKS_MIN
-    ]
-    useless = [row for row in known if row.saved_compressed < TYPE_GAIN_MIN]
-    raw = [
-        row
-        for row in known
-        if row not in useless and row.compression_saving < Policy().compression_min_saving
-    ]
-    settings = []
-    if useless:
-        share = sum(row.data_bytes for row in useless) / total
-        settings.append(
-            Setting(
-                "exclude_types",
-                ", ".join(row.type for row in useless),
-                f"each saves less than {TYPE_GAIN_MIN:.0%}; together {share:.1%} of the data"
-                " that jobs need not read",
-            )
-        )
-    else:
-        settings.append(
-            Setting("exclude_types", "none", "every type with a notable share of the data gains")
-        )
-    if study.collection.compressed and raw:
-        settings.append(
-            Setting(
-                "no_compress_types",
-                ", ".join(row.type for row in raw),
-                "they have duplicates, but do not compress",
-            )
-        )
-    return settings
-
-
-def _min_age(study: Study, total: float) -> Setting:
-    within = {row.days_max: row.data_bytes / total for row in study.ages}
-    day, three = within.get(1, 0.0), within.get(3, 0.0)
-    seen = f"{three:.1%} of the data changed in the 3 days before, {day:.1%} in the last day"
-    if three - day > RECENT_SHARE_MAX:
-        return Setting("min_age", "1d", seen)
-    return Setting("min_age", "3d", seen)
-
-
-def _partitions_and_memory(study: Study, profile: str) -> list[Setting]:
-    chunks = study.profiles[profile].later.distinct_chunks
+def _partitions_and_memory(study: Study, recommended: Recommended) -> list[Setting]:
+    chunks = recommended.forecast.later.distinct_chunks
     index = chunks * INDEX_BYTES_PER_CHUNK
     budget = Policy().memory_bytes
     count = max(1, math.ceil(index / budget))
@@ -208,8 +127,8 @@ def _partitions_and_memory(study: Study, profile: str) -> list[Setting]:
         Setting(
             "memory",
             f"{max(1, math.ceil(index / (1 << 20)))} MiB for the index",
-            f"{chunks:,.0f} distinct chunks, {INDEX_BYTES_PER_CHUNK} bytes each; a job may take"
-            f" {budget >> 20} MiB",
+            f"{chunks:,.0f} distinct chunks of the files that these settings take,"
+            f" {INDEX_BYTES_PER_CHUNK} bytes each; a job may take {budget >> 20} MiB",
         )
     ]
     if study.partition_losses is None:
@@ -226,21 +145,23 @@ def _partitions_and_memory(study: Study, profile: str) -> list[Setting]:
     return settings
 
 
-def _time(study: Study, profile: str, cores: int) -> list[Setting]:
-    timing = study.collection.timings.get(study.collection.default_chunking)
-    sums = study.profiles[profile].later
+def _time(study: Study, recommended: Recommended, cores: int) -> list[Setting]:
+    chunking = recommended.settings.chunking
+    timing = study.collection.timings.get(chunking)
+    sums = recommended.forecast.later
     if timing is None or not timing.chunk_bytes or not sums.files:
         return []
-    chunk_s = timing.chunk_s / timing.chunk_bytes * sums.data_bytes
+    cpu_s = timing.chunk_s / timing.chunk_bytes * sums.data_bytes + FILE_CPU_S * sums.files
     if timing.compress_bytes:
-        chunk_s += timing.compress_s / timing.compress_bytes * sums.unique_bytes
-    speed = sums.data_bytes / chunk_s * cores / 1e6
+        cpu_s += timing.compress_s / timing.compress_bytes * sums.unique_bytes
+    speed = sums.data_bytes / cpu_s * cores / 1e6
     return [
         Setting(
             "time of the first run",
-            _duration(chunk_s / cores),
-            f"{cores} cores at the speed they had in the collection, {speed:,.0f} MB/s; longer"
-            " where the disks deliver less",
+            f"at least {_duration(cpu_s / cores)}",
+            f"{cores} cores at the speed they had in the collection, and {sums.files:,} files at"
+            f" {1e6 * FILE_CPU_S:.0f} µs: {speed:,.0f} MB/s; longer where the disks deliver less,"
+            " or others use the machine",
         )
     ]
 
@@ -253,21 +174,28 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def _confidence(study: Study, profile: ProfileAdvice) -> str:
+def _confidence(study: Study, outcome: Outcome) -> str:
     collection = study.collection
     if collection.sample >= 1:
         return (
-            "High: every byte was read, chunked and compressed with the product's own kernel. It"
-            " holds for the files as they were at the time of the collection."
+            "Confidence: high. Every byte was read, chunked and compressed with the product's own"
+            " kernel. It holds for the files as they were at the time of the collection."
         )
     row = study.savings(collection.default_chunking)
     sampled = row.sampled_chunks if row is not None else 0
     if sampled < SAMPLED_CHUNKS_MIN:
-        return f"Low: only {sampled} chunks are in the sample; use a larger fraction."
+        return f"Confidence: low. Only {sampled} chunks are in the sample."
     row_margin = row.saved_compressed_margin if row is not None else 0.0
-    margin = 100 * max(row_margin, profile.margin)
-    word = "High" if margin < 1 else "Medium" if margin < 3 else "Low"
+    margin = 100 * max(row_margin, outcome.margin_later)
+    word = "high" if margin < 1 else "medium" if margin < 3 else "low"
     return (
-        f"{word}: from {sampled:,} sampled chunks; the true savings are within {margin:.1f} points"
-        " of what is stated here with a probability of 95%."
+        f"Confidence: {word}. From {sampled:,} sampled chunks; the true savings are within"
+        f" {margin:.1f} points of what is stated here with a probability of 95%."
     )
+
+
+def _better(study: Study) -> str:
+    sample = study.collection.sample
+    if sample >= 1:
+        return ""
+    return f"For a better estimate: `--sample {min(100.0, 1000 * sample):g}%`."

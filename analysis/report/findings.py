@@ -151,13 +151,12 @@ def _duplication(rows: Sequence[DuplicationRow]) -> str:
     )
     text = f"{unique / chunks:.0%} of the distinct chunks occur once"
     if duplicate:
+        few = middle / duplicate
+        text += f"; of the savings, chunks with 2 to 31 copies give {few:.0%}"
         text += (
-            f"; chunks with 2 to 31 copies give {middle / duplicate:.0%} of the savings, so it does"
-            + (
-                " not suffice to look for the few most frequent ones"
-                if middle > duplicate / 2
-                else " pay most to catch the frequent ones"
-            )
+            ": to look for the few most frequent ones does not suffice"
+            if few > 0.5
+            else f", and the few with more copies {1 - few:.0%}"
         )
     return text + "."
 
@@ -262,7 +261,9 @@ def _types(study: Study) -> str:
 def _ages(study: Study) -> str:
     total = sum(row.data_bytes for row in study.table1_datasets)
     within = {row.days_max: row.data_bytes / total for row in study.ages}
+    three, month = within.get(3, 0.0), within.get(30, 0.0)
+    older = "nothing is older" if month > 0.9995 else f"{1 - month:.1%} are older"
     return (
-        f"{within.get(3, 0.0):.1%} of the data changed in the 3 days before the collection,"
-        f" {within.get(30, 0.0):.1%} in the last 30: older files are left to optimize."
+        f"{three:.1%} of the data changed in the 3 days before the collection, {month:.1%} in the"
+        f" last 30; {older}. Copying counts as a change."
     )

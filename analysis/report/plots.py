@@ -26,8 +26,13 @@ from analysis.study import Study
 
 T = TypeVar("T")
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
-"""Okabe and Ito's, which colour-blind readers can tell apart."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")
+"""Okabe and Ito's, which colour-blind readers can tell apart, on white and on black."""
+
+INK, PAPER, LINE = "#010203", "#fdfcfb", "#d9dad8"
+"""Drawn with, and then replaced by the colours of the page, which are others at night."""
+
+_OF_THE_PAGE = {INK: "var(--ink)", PAPER: "var(--paper)", LINE: "var(--line)"}
 
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 """Lines differ in their dashes too, for printers without colour."""
@@ -45,7 +50,12 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#dddddd",
+    "grid.color": LINE,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "legend.frameon": False,
@@ -76,6 +86,8 @@ def _figure(draw: Callable[[Axes, Sequence[T]], None], rows: Sequence[T]) -> str
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()
+    for drawn, shown in _OF_THE_PAGE.items():
+        text = text.replace(drawn, shown)
     return text[text.index("<svg") :]
 
 
@@ -156,15 +168,15 @@ def _bars(
         color=COLOURS[at],
         label=label,
         hatch="" if at == 0 else "//",
-        edgecolor="white",
+        edgecolor=PAPER,
         linewidth=0.5,
     )
     if any(margins):
-        axes.errorbar(places, values, yerr=margins, fmt="none", ecolor="black", capsize=2)
-    for place, value in zip(places, values, strict=True):
+        axes.errorbar(places, values, yerr=margins, fmt="none", ecolor=INK, capsize=2)
+    for place, value, margin in zip(places, values, margins, strict=True):
         axes.annotate(
             f"{value:.1f}",
-            (place, value),
+            (place, value + margin),
             (0, 2),
             textcoords="offset points",
             ha="center",

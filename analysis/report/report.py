@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from analysis.database import query_text
 from analysis.figures import CONFIDENCE_95, FrequencyBasedRow
@@ -66,6 +66,7 @@ def html(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> str:
         times=_times,
         count=lambda value: f"{value:,.0f}",
         shown=printable,
+        code=_code,
     )
     return environment.get_template("report.html.j2").render(
         study=study,
@@ -75,6 +76,7 @@ def html(study: Study, advice: Advice | None, texts: Mapping[str, str]) -> str:
         collected=datetime.fromtimestamp(study.collection.collected_s, UTC).strftime("%Y-%m-%d"),
         sources=_sources(study),
         types_shown_max=TYPES_SHOWN_MAX,
+        most=study.savings(study.collection.default_chunking),
         gain=gain_bytes,
         confidence=CONFIDENCE_95,
         version=__version__,
@@ -91,6 +93,14 @@ def gain_bytes(row: FrequencyBasedRow) -> float:
 def printable(text: str) -> str:
     """Text in which control characters and other oddities of names can be seen."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _code(text: str) -> Markup:
+    """Text in which what stands between backquotes is to be typed."""
+    parts = [escape(part) for part in text.split("`")]
+    return Markup("").join(
+        Markup("<code>%s</code>") % part if at % 2 else part for at, part in enumerate(parts)
+    )
 
 
 def _percent(value: float | None, decimals: int = 1) -> str:

@@ -158,20 +158,39 @@ def _show(study: "Study", advice: "Advice | None", report: str) -> None:
     if advice is None:
         click.echo("No file with content could be read: there is nothing to analyse.")
     else:
-        row = study.savings(study.collection.default_chunking)
-        assert row is not None
-        table = figures()
-        table.add_row("data", f"{format_size(row.data_bytes)}")
-        table.add_row("deduplication saves", f"{row.saved:.1%}{_margin(row.saved_margin)}")
-        if study.collection.compressed:
-            both = f"{row.saved_compressed:.1%}{_margin(row.saved_compressed_margin)}"
-            table.add_row("with compression", both)
-        for setting in advice.settings:
-            table.add_row(setting.name, f"{setting.value} ({setting.reason})")
-        show(table)
+        _show_advice(study, advice)
     for reason, count in study.failures.by_reason.items():
         click.echo(f"  not read: {count} {reason}", err=True)
     click.echo(f"Report: {report}")
+
+
+def _show_advice(study: "Study", advice: "Advice") -> None:
+    """What the recommended settings give, and the commands for them."""
+    row = study.savings(study.collection.default_chunking)
+    assert row is not None
+    table = figures()
+    outcome = advice.outcome
+    table.add_row("data", format_size(row.data_bytes))
+    table.add_row(
+        "would take",
+        f"{format_size(outcome.disk_bytes)}: {outcome.saved_later:.1%}"
+        f"{_margin(outcome.margin_later)} saved with these settings",
+    )
+    what = "deduplication and compression" if study.collection.compressed else "deduplication"
+    most, margin = row.saved_compressed, row.saved_compressed_margin
+    table.add_row("at most", f"{most:.1%}{_margin(margin)} by {what}, if every file were taken")
+    for setting in advice.settings:
+        table.add_row(setting.name, f"{setting.value} ({setting.reason})")
+    show(table)
+    if not advice.worth_it:
+        click.echo("Little would be gained here: enabling dedupd hardly pays.")
+    for lines in advice.commands:
+        click.echo("To have it so:")
+        for line in lines:
+            click.echo(f"  {line}")
+    for text in (advice.confidence, advice.better):
+        if text:
+            click.echo(text)
 
 
 def _margin(margin: float) -> str:

@@ -106,8 +106,9 @@ def test_a_sampled_study_states_its_confidence(full: Log, tmp_path: Path) -> Non
 
     study = study_of(resample(full, str(tmp_path / "log"), 0.2, 1))
     assert "95%" in advise(study).confidence
+    assert advise(study).better == "For a better estimate: `--sample 100%`."
     few = study_of(resample(full, str(tmp_path / "few/log"), 0.002, 1))
-    assert advise(few).confidence.startswith("Low")
+    assert advise(few).confidence.startswith("Confidence: low")
     assert study.figure1_duplicate_share
     assert few.figure1_duplicate_share == []
 

@@ -12,6 +12,7 @@ from analysis.collection.chunk_log import Log
 from analysis.collection.chunkings import ALL
 from analysis.database import EVERYTHING
 from analysis.figures import WholeFileRow
+from analysis.recommendation import SMALL_SIZE_BYTES
 from analysis.report.advice import advise
 from analysis.study import FREQUENT_MIN, Study
 from dedupd.format.container import RECORD_HEADER_BYTES, record_size
@@ -324,7 +325,50 @@ def test_the_advice_leaves_out_what_gains_nothing(tmp_path: Path) -> None:
     assert "mp4" in settings["exclude_types"].split(", ")
     assert not {"doc", "img", "c"} & set(settings["exclude_types"].split(", "))
     assert advice.worth_it
-    assert advice.confidence.startswith("High")
+    assert advice.confidence.startswith("Confidence: high")
+
+
+def test_the_outcome_is_that_of_the_recommended_settings(tmp_path: Path) -> None:
+    """One story: the big number is what the settings of the advice give."""
+    generate(str(tmp_path / "tree"), 3 * MIB)
+    small = 4000 * [b"of a few hundred bytes, all of them different: %d"]
+    (tmp_path / "tree/small").mkdir()
+    for number, text in enumerate(small):
+        (tmp_path / f"tree/small/{number}").write_bytes(text % number * 30)
+    for number in range(40):
+        (tmp_path / f"tree/{number}.mp4").write_bytes(os.urandom(40_000))
+    spec = spec_of({"x": tmp_path / "tree"}, ("64k", "32k"))
+    study = study_of(collected(tmp_path / "out", spec))
+    assert study.recommended is not None
+    chosen, later = study.recommended.settings, study.recommended.forecast.later
+    assert "mp4" in chosen.policy().exclude_types
+    assert chosen.min_size_bytes == SMALL_SIZE_BYTES, "the small ones are most of the data"
+    assert later.files == study.profiles["general"].later.files + len(small)
+    total = sum(row.data_bytes for row in study.table1_datasets)
+    advice = advise(study)
+    assert advice.outcome.disk_bytes == pytest.approx(total - later.data_bytes + later.store_bytes)
+    assert advice.outcome.saved_later == pytest.approx(1 - advice.outcome.disk_bytes / total)
+    assert study.recommended.small.files == len(small)
+    settings = {setting.name: setting for setting in advice.settings}
+    assert "4,000 files" in settings["min_size"].reason
+    assert settings["min_age"].value == "3d" and chosen.now, "all of it is new: it was copied"
+    ((enable, exclude, run),) = advice.commands
+    place = tmp_path / "tree"
+    assert enable.startswith(f"dedupd enable {place} --profile general")
+    assert f"--min-size {chosen.min_size_bytes >> 10}k" in enable
+    assert exclude.startswith(f"dedupd policy {place} exclude_types '") and "mp4" in exclude
+    assert run == f"dedupd run optimize {place} --min-age 0s"
+
+
+def test_where_nothing_is_gained_no_command_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    for number in range(40):
+        (tmp_path / f"tree/{number}.mp4").write_bytes(os.urandom(40_000))
+    advice = advise(
+        study_of(collected(tmp_path / "out", spec_of({"x": tmp_path / "tree"}, ("64k",))))
+    )
+    assert not advice.worth_it and advice.commands == []
+    assert advice.outcome.saved_later == pytest.approx(0.0, abs=0.01)
 
 
 def test_generated_data_has_the_answers_it_says(tmp_path: Path) -> None:

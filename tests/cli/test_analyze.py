@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from dedupd.cli.main import main
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
+from tests.support.browser import brightness, browser, is_there
 from tests.support.dataset import generate
 
 PROGRAM = [
@@ -65,7 +67,7 @@ def report(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = base / "out"
     label = "</style><img onerror>$\x07é"
     text = in_process("analyze", tree, "--label", f"{label}={other}", "--out", out)
-    assert "deduplication saves" in text
+    assert "saved with these settings" in text and "dedupd run optimize" in text
     return out
 
 
@@ -94,6 +96,34 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
     assert not {"script", "img", "iframe", "object", "embed", "base"} & set(page.tags)
     assert "@import" not in text and "@font-face" not in text
     assert not re.search(r"url\((?!#)", text)
+
+
+def test_the_decision_comes_first_and_ends_with_what_to_type(report: Path) -> None:
+    text = (report / "report.html").read_text("utf-8")
+    places = [text.index(f'id="{name}"') for name in ("advice", "next", "types", "research")]
+    assert places == sorted(places)
+    assert text.index("<svg") > places[-1], "figures are for researchers"
+    assert "dedupd enable" in text[places[1] : places[2]]
+    assert "prefers-color-scheme: dark" in text and "#010203" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_there(), reason="chromium is not installed")
+def test_a_telephone_shows_it_by_day_and_by_night(report: Path, tmp_path: Path) -> None:
+    with browser(tmp_path) as page:
+        page.size(380, 800)
+        for scheme in ("light", "dark"):
+            page.scheme(scheme)
+            page.open(f"file://{report / 'report.html'}")
+            page.run("document.querySelector('#research').open = true")
+            assert page.run("document.documentElement.scrollWidth") <= 380
+            ink, paper = page.run(
+                "[getComputedStyle(document.querySelector('svg text')).fill,"
+                " getComputedStyle(document.body).backgroundColor]"
+            )
+            assert (brightness(ink) > brightness(paper)) == (scheme == "dark")
+        assert page.complaints == []
+        assert all(url.startswith(("file:", "data:")) for url in page.requests)
 
 
 def test_figures_are_well_formed_vectors(report: Path) -> None:
@@ -216,9 +246,12 @@ def test_what_is_predicted_is_what_optimize_stores(loop_fs: MakeFileSystem, tmp_
     predicted = json.loads(
         in_process("analyze", volume, "--chunking", "64k", "--out", tmp_path / "out", "--json")
     )
-    forecast = predicted["profiles"]["general"]["later"]
-    in_process("enable", volume, "--min-age", "0s", "--force", "--no-mount")
-    report = json.loads(in_process("run", "optimize", volume, "--json"))
+    forecast = predicted["recommended"]["forecast"]["later"]
+    (enable, *policy, optimize) = map(shlex.split, predicted["advice"]["commands"][0])
+    in_process(*enable[1:], "--force", "--no-mount")
+    for line in policy:
+        in_process(*line[1:])
+    report = json.loads(in_process(*optimize[1:], "--json"))
     assert report["files_optimized"] == forecast["files"]
     stored = report["sums"]["stored_bytes"]
     assert forecast["record_bytes"] == pytest.approx(stored, rel=0.0001)

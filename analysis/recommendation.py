@@ -1,0 +1,268 @@
+"""The settings that suit the data of a study: decisions, each with its reason.
+
+The forecast of a study reckons with them, and the report shows both, so that it tells one story.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from analysis.collection.chunkings import DEFAULT, SIZES
+from analysis.figures import AgeRow, DatasetRow, ProfileSums, SavingsRow, TypeRow
+from dedupd.config.policy import Policy, apply_values
+from dedupd.config.profiles import PROFILES
+from dedupd.format.container import RECORD_HEADER_BYTES
+from dedupd.format.recipe import ENTRY_BYTES as RECIPE_ENTRY_BYTES
+from dedupd.format.table import ENTRY_BYTES as TABLE_ENTRY_BYTES
+from dedupd.units import KIB, exact_duration, exact_size, format_size
+
+SMALLER_CHUNKS_GAIN_MIN = 0.02
+"""Smaller chunks cost reads, memory and metadata; below two points of the data they don't pay."""
+
+TYPE_GAIN_MIN = 0.02
+"""A file type that saves less than this is not worth reading."""
+
+TYPE_SHARE_MIN = 0.005
+"""Of the data: types below are not worth a line in the policy."""
+
+RECENT_SHARE_MAX = 0.10
+"""Of the data, changed between one and three days ago: more, and a lower age reaches it sooner."""
+
+COPIED_SHARE_MIN = 0.5
+"""Of the data, changed in the last three days: so much of it was not edited, but copied there."""
+
+SMALL_SIZE_BYTES = 1 * KIB
+"""The other ``min_size`` that is looked at: each small file costs some 80 µs a run."""
+
+SMALL_GAIN_MIN = 0.02
+"""Of the data: what files below the profile's ``min_size`` must save to be taken."""
+
+SAMPLED_CHUNKS_MIN = 30
+"""Fewer sampled chunks say nothing about a type, and little about the whole."""
+
+IMAGE_TYPES = frozenset(
+    ("img", "raw", "qcow2", "vmdk", "vhd", "vhdx", "vdi", "avhdx", "ova", "iso", "qed", "hdd")
+)
+BACKUP_TYPES = frozenset(("bak", "tar", "dump", "vbk", "vib", "bkf", "dmp", "pst", "sql"))
+
+
+class Collected(Protocol):
+    """What is asked here of the collection of a study."""
+
+    @property
+    def default_chunking(self) -> str: ...
+    @property
+    def compressed(self) -> bool: ...
+
+
+class Found(Protocol):
+    """What is asked here of a study."""
+
+    @property
+    def collection(self) -> Collected: ...
+    @property
+    def table1_datasets(self) -> list[DatasetRow]: ...
+    @property
+    def types(self) -> list[TypeRow]: ...
+    @property
+    def ages(self) -> list[AgeRow]: ...
+    def savings(self, chunking: str) -> SavingsRow | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFiles:
+    """Files below the ``min_size`` of the profile, and what a store would take with them."""
+
+    files: int
+    data_bytes: int
+    taken_too: ProfileSums
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A recommended setting, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A profile, a chunk size, and values of the policy: types are those beside the profile's.
+
+    ``now``: the first run should take files of any age. ``settings``: the same, for people.
+    """
+
+    profile: str
+    chunking: str
+    exclude_types: tuple[str, ...]
+    no_compress_types: tuple[str, ...]
+    min_age: str
+    now: bool
+    min_size_bytes: int
+    settings: tuple[Setting, ...]
+
+    def policy(self) -> Policy:
+        """The policy that a volume with these settings has."""
+        own = _policy_of(self.profile)
+        added = {
+            "exclude_types": [*own.exclude_types, *self.exclude_types],
+            "no_compress_types": [*own.no_compress_types, *self.no_compress_types],
+            "min_age": self.min_age,
+            "min_size": self.min_size_bytes,
+        }
+        return apply_values(own, added, "recommended")
+
+
+def recommend(study: Found) -> Recommendation:
+    """What the study's numbers suggest, before ``min_size`` is looked at. The study must not be
+    empty."""
+    total = sum(row.data_bytes for row in study.table1_datasets)
+    profile, why = _profile(study, total)
+    chunks = _chunk_size(study)
+    useless, raw = _types(study, total)
+    own = _policy_of(profile)
+    age, now, age_why = _min_age(study, total, profile)
+    settings = [Setting("profile", profile, why), chunks, *_type_settings(study, total)]
+    settings.append(Setting("min_age", age, age_why))
+    return Recommendation(
+        profile,
+        chunks.value,
+        tuple(row.type for row in useless if row.type not in own.exclude_types),
+        tuple(row.type for row in raw if row.type not in own.no_compress_types),
+        age,
+        now,
+        own.min_size_bytes,
+        tuple(settings),
+    )
+
+
+def _policy_of(profile: str) -> Policy:
+    return apply_values(Policy(), PROFILES[profile], profile)
+
+
+def with_small_files(
+    found: Recommendation, study: Found, small: SmallFiles, later: ProfileSums
+) -> Recommendation:
+    """The same, with ``min_size`` decided: by what files below it would save."""
+    total = sum(row.data_bytes for row in study.table1_datasets)
+    gain = small.taken_too.saved_bytes - later.saved_bytes
+    limit = exact_size(found.min_size_bytes)
+    other = exact_size(SMALL_SIZE_BYTES)
+    what = f"{small.files:,} files ({format_size(small.data_bytes)}) are smaller than {limit}"
+    if not small.files:
+        setting = Setting("min_size", limit, "no file is smaller")
+    elif gain < SMALL_GAIN_MIN * total:
+        more = f"with {other} they would save {format_size(max(0.0, gain))} more"
+        setting = Setting("min_size", limit, f"{what}, and stay as they are; {more}")
+    else:
+        setting = Setting(
+            "min_size",
+            other,
+            f"{what}, the default; to take those from {other} on saves {format_size(gain)} more",
+        )
+        found = replace(found, min_size_bytes=SMALL_SIZE_BYTES)
+    return replace(found, settings=(*found.settings, setting))
+
+
+def _profile(study: Found, total: float) -> tuple[str, str]:
+    images = sum(row.data_bytes for row in study.types if row.type in IMAGE_TYPES) / total
+    backups = sum(row.data_bytes for row in study.types if row.type in BACKUP_TYPES) / total
+    if "vm" in PROFILES and images >= 0.5:
+        return "vm", f"{images:.0%} of the data is in disk images"
+    if "backup" in PROFILES and backups >= 0.5:
+        return "backup", f"{backups:.0%} of the data is in archives and dumps"
+    return "general", f"{images:.0%} of the data is in disk images, {backups:.0%} in archives"
+
+
+def _net_bytes(row: SavingsRow) -> float:
+    """Bytes stored, metadata included."""
+    per_chunk = RECORD_HEADER_BYTES + TABLE_ENTRY_BYTES
+    return row.stored_bytes + row.distinct_chunks * per_chunk + row.chunks * RECIPE_ENTRY_BYTES
+
+
+def _chunk_size(study: Found) -> Setting:
+    rows = [row for name in SIZES if (row := study.savings(name)) is not None]
+    default = study.savings(DEFAULT)
+    if default is None or len(rows) < 2:
+        name = study.collection.default_chunking
+        return Setting("chunk size", name, "no other size was collected")
+    # The default where none is better: where all is zeros, none has any chunk.
+    best = min(rows, key=lambda row: (_net_bytes(row), row.chunking != DEFAULT))
+    gain = (_net_bytes(default) - _net_bytes(best)) / default.data_bytes
+    if best.chunking == DEFAULT:
+        return Setting("chunk size", DEFAULT, "no smaller size saves more, metadata included")
+    if gain < SMALLER_CHUNKS_GAIN_MIN:
+        reason = (
+            f"{best.chunking} would save {100 * gain:.1f} points more, metadata included,"
+            f" with {best.distinct_chunks / default.distinct_chunks:.1f} times the chunks"
+        )
+        return Setting("chunk size", DEFAULT, reason)
+    enough = next(
+        row
+        for row in sorted(rows, key=lambda row: -row.average_bytes)
+        if _net_bytes(row) - _net_bytes(best) < SMALLER_CHUNKS_GAIN_MIN * default.data_bytes
+    )
+    more = (_net_bytes(default) - _net_bytes(enough)) / default.data_bytes
+    return Setting(
+        "chunk size",
+        enough.chunking,
+        f"saves {100 * more:.1f} points more than {DEFAULT}, metadata included, with"
+        f" {enough.distinct_chunks / default.distinct_chunks:.1f} times the chunks",
+    )
+
+
+def _types(study: Found, total: float) -> tuple[Sequence[TypeRow], Sequence[TypeRow]]:
+    """Types that gain nothing, and those that do not compress."""
+    known = [
+        row
+        for row in study.types
+        if row.type
+        and row.data_bytes >= TYPE_SHARE_MIN * total
+        and row.sampled_chunks >= SAMPLED_CHUNKS_MIN
+    ]
+    useless = [row for row in known if row.saved_compressed < TYPE_GAIN_MIN]
+    raw = [
+        row
+        for row in known
+        if row not in useless and row.compression_saving < Policy().compression_min_saving
+    ]
+    return useless, raw if study.collection.compressed else []
+
+
+def _type_settings(study: Found, total: float) -> list[Setting]:
+    useless, raw = _types(study, total)
+    if useless:
+        share = sum(row.data_bytes for row in useless) / total
+        why = (
+            f"each saves less than {TYPE_GAIN_MIN:.0%}; together {share:.1%} of the data"
+            " that jobs need not read"
+        )
+        settings = [Setting("exclude_types", ", ".join(row.type for row in useless), why)]
+    else:
+        why = "every type with a notable share of the data gains"
+        settings = [Setting("exclude_types", "none", why)]
+    if raw:
+        types = ", ".join(row.type for row in raw)
+        settings.append(
+            Setting("no_compress_types", types, "they have duplicates, but do not compress")
+        )
+    return settings
+
+
+def _min_age(study: Found, total: float, profile: str) -> tuple[str, bool, str]:
+    """The age, whether the first run should take all files, and why."""
+    within = {row.days_max: row.data_bytes / total for row in study.ages}
+    day, three = within.get(1, 0.0), within.get(3, 0.0)
+    own = _policy_of(profile).min_age_s
+    if own != Policy().min_age_s:
+        return exact_duration(own), False, f"the profile {profile} is for files that are finished"
+    seen = f"{three:.1%} of the data changed in the 3 days before, {day:.1%} in the last day"
+    if three >= COPIED_SHARE_MIN:
+        why = (
+            f"{seen}: so much was not edited, but copied here. Have the first run take files of any"
+            " age (`--min-age 0s`); after that, files that are still edited are left alone"
+        )
+        return "3d", True, why
+    return ("1d" if three - day > RECENT_SHARE_MAX else "3d"), False, seen
