@@ -1,13 +1,19 @@
 """``dedupd doctor``: check a machine and a volume, and explain."""
 
 import sys
+from collections import Counter
 from dataclasses import asdict
 
 import click
+from rich.text import Text
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS
+from dedupd.units import counted
+
+_STYLES = {"bad": "bold red", "warning": "yellow", "fine": "green"}
+"""Of a verdict, on a terminal; the worst first."""
 
 
 @click.command("doctor")
@@ -16,7 +22,7 @@ from dedupd.errors import EXIT_DONE, EXIT_FINDINGS
 @exits
 def command(paths: tuple[str, ...], as_json: bool) -> None:
     """Check this machine, and each PATH: a volume, or a directory that might become one."""
-    from dedupd.service.doctor import Verdict, check_machine, check_path
+    from dedupd.service.doctor import check_machine, check_path
 
     checks = {"this machine": check_machine(), **{path: check_path(path) for path in paths}}
     if as_json:
@@ -24,8 +30,12 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
     else:
         for name, found in checks.items():
             table = figures(4)
-            for check in found:
-                table.add_row(check.verdict.value, check.what, check.found, check.remedy)
+            for check in sorted(found, key=lambda one: list(_STYLES).index(one.verdict.value)):
+                verdict = Text(check.verdict.value, style=_STYLES[check.verdict.value])
+                table.add_row(verdict, check.what, check.found, check.remedy)
             show(table, title=name)
-    bad = any(check.verdict is Verdict.BAD for found in checks.values() for check in found)
-    sys.exit(EXIT_FINDINGS if bad else EXIT_DONE)
+    verdicts = Counter(check.verdict.value for found in checks.values() for check in found)
+    if not as_json:
+        problems, warnings = counted(verdicts["bad"], "problem"), verdicts["warning"]
+        click.echo(f"{problems}, {counted(warnings, 'warning')}.")
+    sys.exit(EXIT_FINDINGS if verdicts["bad"] else EXIT_DONE)

@@ -27,6 +27,7 @@ from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import file_system_of
 from dedupd.system.files import opened
+from dedupd.system.nfs_exports import exports, faults, in_the_way
 from dedupd.system.path_users import occupants
 from dedupd.system.paths import show_path
 from dedupd.units import GIB, counted, format_size
@@ -128,10 +129,12 @@ def _pressure() -> Result:
 
 def _configuration() -> Result:
     path = config_path()
+    if not os.path.exists(path):
+        return _fine(f"none; the service needs one: `touch {path}` uses the defaults")
     try:
         config = load_config(path)
     except ConfigurationError as error:
-        return _warning(str(error), "correct or make the file")
+        return _warning(str(error), "correct it; see docs/service.md")
     return _fine(f"{path} names {counted(len(config.volumes), 'volume')}")
 
 
@@ -164,10 +167,11 @@ def check_path(path: str) -> list[Check]:
         checks |= {
             "volume": _volume,
             "policy": _policy,
-            "directory below it": _covered,
+            **({"directory below it": _covered} if mounted is None else {}),
             "blocks that others have": _shared,
             "the store in snapshots": _store_in_snapshots,
             "other file systems in it": _within,
+            "exports by NFS": _exports,
             "backups": _backups,
         }
     else:
@@ -177,6 +181,7 @@ def check_path(path: str) -> list[Check]:
             "volumes and mounts in it": _below,
             "entries that cannot move": _protected,
             "who uses it": _occupied,
+            "exports by NFS": _exported_already,
             "holes and attributes": _probe,
         }
     return [Check(what, *look(root)) for what, look in checks.items()]
@@ -302,6 +307,27 @@ def _within(root: str) -> Result:
     return _fine("none")
 
 
+def _exports(root: str) -> Result:
+    try:
+        with Volume.open(root) as volume:
+            uuid = volume.parameters.uuid
+    except (DedupdError, OSError) as error:
+        return _warning(f"not looked at: {error}", "")
+    told = faults(root, os.path.join(root, BASE_NAME), uuid, exports())
+    if not told:
+        return _fine("nothing that the kernel's NFS server exports is in the way")
+    verdict = _bad if told[0].is_bad else _warning
+    return verdict("; ".join(one.found for one in told), told[0].remedy)
+
+
+def _exported_already(root: str) -> Result:
+    found = in_the_way(root, exports())
+    if not found:
+        return _fine("none by the kernel's NFS server")
+    what = f"exported now: {shortened(found)}; handles of clients lead past the mount"
+    return _bad(what, "end that, and restart the server; then see docs/nfs.md")
+
+
 def _backups(root: str) -> Result:
     """Nothing is wrong, but much can go wrong."""
     return _fine(ONE_FILE_SYSTEM)
@@ -358,8 +384,6 @@ def _kept_elsewhere(volume: Volume, kind: Kind) -> int:
 
 
 def _covered(root: str) -> Result:
-    if mount_table.find(root) is not None:
-        return _fine("out of sight while the volume is mounted")
     hidden = covered(root)
     if hidden:
         return _warning(hidden, "move them away, or into the mounted volume")

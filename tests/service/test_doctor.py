@@ -18,7 +18,21 @@ def found(path: Path, what: str) -> Check:
 def test_a_machine_without_service_is_told_so() -> None:
     checks = {check.what: check for check in check_machine()}
     assert checks["FUSE"].verdict is Verdict.FINE
-    assert "no such file" in checks["configuration"].found
+    assert "`touch " in checks["configuration"].found
+    assert checks["configuration"].verdict is Verdict.FINE, "one run by hand needs none"
+
+
+def test_the_worst_comes_first_and_the_end_counts(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    lab.set_policy('reserve = "99%"\nmin_age = "soon"\n')
+    said = run_cli("doctor", lab.root)
+    assert said.returncode == 1
+    lines = said.stdout.splitlines()
+    at = lines.index(str(lab.root)) + 1
+    verdicts = [line.split()[0] for line in lines[at:-1]]
+    assert verdicts == sorted(verdicts, key=["bad", "warning", "fine"].index)
+    assert verdicts.count("bad") >= 1
+    assert lines[-1].startswith(f"{verdicts.count('bad')} problem")
 
 
 def test_looking_at_a_directory_leaves_no_trace(tmp_path: Path) -> None:
