@@ -112,7 +112,7 @@ def processes(program: str) -> Iterator[int]:
                 words = Path("/proc", entry, "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if words[0] == program.encode():
+            if words[0] in (program.encode(), b"dedupd-mount"):
                 yield int(entry)
 
 

@@ -4,7 +4,9 @@ import errno
 import functools
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -87,8 +89,16 @@ def fail(message: str, status: int, as_json: bool, kind: str) -> NoReturn:
     if as_json:
         print(json.dumps({"error": message, "kind": kind, "exit_status": status}))
     else:
-        click.echo(f"dedupd: {show_text(message)}", err=True)
+        click.echo(_folded(f"dedupd: {show_text(message)}"), err=True)
     sys.exit(status)
+
+
+def _folded(text: str) -> str:
+    """A line that a terminal would break within words, broken between them."""
+    if not sys.stderr.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
 
 
 def print_json(value: Any) -> None:

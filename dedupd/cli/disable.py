@@ -10,7 +10,7 @@ from dedupd.cli.common import PATH, answer, exits, job_run, json_option
 from dedupd.errors import DedupdError, UsageError
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path
-from dedupd.service.volume_registry import forget, is_named
+from dedupd.service.volume_registry import forget, is_named, unnamed
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.paths import refuse_part, show_path
@@ -24,24 +24,32 @@ from jobs.unoptimize import Unoptimize
 @click.command("disable")
 @click.argument("path", type=PATH)
 @click.option("--unoptimize", "first", is_flag=True, help="Make every file plain first.")
+@click.option(
+    "--remove-from-config",
+    "unname",
+    is_flag=True,
+    help="Take it out of the service's configuration file, too, where that names it.",
+)
 @json_option
 @exits
-def command(path: str, first: bool, as_json: bool) -> None:
+def command(path: str, first: bool, unname: bool, as_json: bool) -> None:
     """Make the volume PATH a plain directory again, leaving nothing behind."""
     mounted = mount_table.find(os.path.realpath(path))
     if mounted is not None:
         refuse_part(path, (mounted.point,), "disable")
     elif not os.path.lexists(path):
         raise UsageError(f"{path}: no such directory")
-    with _out_of_service(path, first):
+    with _out_of_service(path, first, unname):
         if os.path.exists(os.path.join(path, BASE_NAME, "volume.json")):
             forget(_begin(path, first))
         disable(path, disk=Disk())
+        if unname:
+            unnamed(os.path.realpath(path))
     answer(as_json, {"path": path, "disabled": True}, f"{path} is a plain directory again.")
 
 
 @contextmanager
-def _out_of_service(path: str, first: bool) -> Iterator[None]:
+def _out_of_service(path: str, first: bool, unname: bool) -> Iterator[None]:
     """Have the service unmount the volume and, once it is none any more, forget it.
 
     Everything that can be refused is refused before the files are out of reach, and after a failure
@@ -53,10 +61,10 @@ def _out_of_service(path: str, first: bool) -> Iterator[None]:
         return
     root = client.volume(path)["path"]
     refuse_part(path, (root,), "disable")
-    if is_named(os.path.realpath(path)):
+    if is_named(os.path.realpath(path)) and not unname:
         raise UsageError(
-            f"{path}: {config_path()} names it; take it out there, and run"
-            " `systemctl reload dedupd`, first"
+            f"{path}: {config_path()} names it; `dedupd disable --remove-from-config {path}` takes"
+            " it out there, too"
         )
     was_mounted = client.volume(path)["mount"]["state"] == "mounted"
     if was_mounted and not first:

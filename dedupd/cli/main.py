@@ -12,7 +12,7 @@ from dedupd.cli.lazy_command import LazyGroup
 
 COMMANDS = {
     "setup": "Make a volume in one conversation, from doctor to savings.",
-    "enable": "Make a directory a volume.",
+    "enable": "Make a directory a volume: a tree whose files are deduplicated.",
     "adopt": "Take over a copy of a volume.",
     "disable": "Make a volume a plain directory again.",
     "mount": "Show a volume's files.",
@@ -40,6 +40,16 @@ COMMANDS = {
 """Each is the module of its name in this package. Help is here, so that showing it imports none."""
 
 
+GROUPS = {
+    "Begin": ("setup", "doctor", "analyze", "demo", "enable", "mount", "serve"),
+    "See": ("status", "jobs", "du", "file"),
+    "Work": ("run", "cancel", "pause", "resume", "policy", "expand", "notify"),
+    "Copies": ("send", "receive", "restore", "adopt", "drill"),
+    "Leave": ("umount", "disable"),
+}
+"""The commands by what they are for, as the help shows them. Those of none come last."""
+
+
 class _Commands(LazyGroup):
     """Has a line of help for each command, without importing any."""
 
@@ -64,8 +74,12 @@ class _Commands(LazyGroup):
         ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        grouped = {name for names in GROUPS.values() for name in names}
+        others = tuple(name for name in COMMANDS if name not in grouped)
+        for title, names in (*GROUPS.items(), ("Others", others)):
+            if names:
+                with formatter.section(title):
+                    formatter.write_dl([(name, COMMANDS[name]) for name in names])
 
 
 @click.group(

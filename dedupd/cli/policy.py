@@ -1,6 +1,8 @@
 """``dedupd policy``: read and set the policy."""
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -170,7 +172,21 @@ def _show(policy: Policy, key: str | None, as_json: bool) -> None:
         if name == RULES:
             _show_rules(value)
             continue
-        click.echo(f"{name} = {_written(value)}" + ("" if key else f"   # {KEYS[name].help}"))
+        click.echo(_line(name, value, "" if key else KEYS[name].help))
+
+
+def _line(name: str, value: Any, about: str) -> str:
+    """A key as it is in the file; what it is for stands before it where the line is too long for
+    the terminal."""
+    key = f"{name} = {_written(value)}"
+    if not about:
+        return key
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    line = f"{key}   # {about}"
+    if len(line) <= columns:
+        return line
+    folded = textwrap.wrap(about, columns - 2, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*(f"# {one}" for one in folded), key])
 
 
 def _show_rules(rules: list[dict[str, Any]]) -> None:

@@ -52,6 +52,27 @@ def is_named(path: str) -> bool:
     return any(volume.path == path for volume in config.volumes)
 
 
+def unnamed(path: str) -> bool:
+    """Take a volume out of the configuration file itself, whose comments stay; whether it was
+    there. Raises OSError."""
+    where = config_path()
+    if not is_named(path):
+        return False
+    with open(where, encoding="utf-8") as file:
+        document = tomlkit.parse(file.read())
+    tables = document["volume"]
+    assert isinstance(tables, list)
+    for at in [at for at, table in enumerate(tables) if os.path.normpath(table["path"]) == path]:
+        del tables[at]
+    if not tables:
+        del document["volume"]
+    directory, name = os.path.split(os.path.realpath(where))
+    with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        mode = os.stat(where).st_mode & 0o7777
+        Disk().replace_file(fd, name.encode(), tomlkit.dumps(document).encode(), mode=mode)
+    return True
+
+
 def volume_text(volume: VolumeConfig) -> str:
     """A file of ``volumes.d``."""
     document = tomlkit.document()

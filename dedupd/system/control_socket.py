@@ -88,9 +88,10 @@ class ControlClient:
         try:
             self._socket = connected(path, self._timeout_s)
         except OSError as error:
-            raise ServiceUnreachable(
-                f"{path}: the process that serves the mount does not answer ({error.strerror})"
-            ) from error
+            why = f"does not answer ({error.strerror})"
+            if os.geteuid():
+                why += ", or is another user's; run this as root"
+            raise ServiceUnreachable(f"{path}: the process that serves the mount {why}") from error
         self._buffer = bytearray()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from dedupd.errors import Busy
@@ -125,12 +125,28 @@ def opened(fd: int) -> Iterator[int]:
 
 @contextmanager
 def locked(fd: int, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the exclusive ``flock`` of ``fd``. Raises Busy, with ``what``, where it is taken."""
+    """Hold the exclusive ``flock`` of ``fd``. Raises Busy, with ``what`` and by which process it is
+    held, where it is taken."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        raise Busy(what) from None
+        raise Busy(what + _holder(fd)) from None
     try:
         yield
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _holder(fd: int) -> str:
+    """The process that holds the ``flock`` of ``fd``, to be shown; empty where that is not told:
+    a container may see other numbers."""
+    inode = os.fstat(fd).st_ino
+    with suppress(OSError, ValueError, IndexError):
+        with open("/proc/locks", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+        for row in rows:
+            if row[1] == "FLOCK" and int(row[5].rpartition(":")[2]) == inode:
+                pid = int(row[4])
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    return f" (process {pid}, {file.read().strip()})"
+    return ""

@@ -287,7 +287,7 @@ def _both_locks(base_fd: int, path: str) -> Iterator[None]:
     with (
         opened(os.open("lock", flags, 0o600, dir_fd=base_fd)) as job,
         opened(os.open("mount.lock", flags, 0o600, dir_fd=base_fd)) as mount,
-        locked(job, f"{path}: a job is running; wait for it, or cancel it"),
+        locked(job, f"{path}: a job has it; wait, or end it by `dedupd cancel` or Ctrl-C"),
         locked(mount, f"{path}: a mount of the volume is being served; unmount it first"),
     ):
         yield

@@ -291,7 +291,7 @@ class Volume:
         """Hold the volume for one job. Raises Busy, and ReadOnlyVolume unless it ``reads_only``."""
         with (
             opened(self._open_lock("lock", reads_only)) as fd,
-            locked(fd, f"{self.root}: another job holds the volume; wait for it, or cancel it"),
+            locked(fd, f"{self.root}: a job has it; wait, or end it by `dedupd cancel` or Ctrl-C"),
         ):
             self._require_enabled()
             yield

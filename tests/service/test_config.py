@@ -20,7 +20,7 @@ from dedupd.service.config import (
     parse_config,
     parse_volume,
 )
-from dedupd.service.volume_registry import register, volume_text
+from dedupd.service.volume_registry import register, unnamed, volume_text
 from dedupd.system.disk import Disk
 from dedupd.units import MIB
 from fuse_stub.mounts.mount_options import parse_options
@@ -133,6 +133,24 @@ def test_what_enable_registers_is_on_disk_before_it_has_its_name(
     (tmp_path / "volumes.d" / f"{name}.toml").write_text("")
     with pytest.raises(ConfigurationError, match="a volume has no path"):
         load_config(str(config))
+
+
+def test_a_volume_can_be_taken_out_of_the_configuration_whose_comments_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "dedupd.toml"
+    text = '# ours\njobs_max = 2  # disks\n\n[[volume]]\npath = "/a/"\n\n[[volume]]\npath = "/b"\n'
+    config.write_text(text)
+    config.chmod(0o640)
+    monkeypatch.setenv("DEDUPD_CONFIG", str(config))
+    assert not unnamed("/c")
+    assert config.read_text() == text
+    assert unnamed("/a")
+    assert [volume.path for volume in load_config(str(config)).volumes] == ["/b"]
+    assert unnamed("/b")
+    assert load_config(str(config)).volumes == ()
+    assert config.read_text().startswith("# ours\njobs_max = 2  # disks\n")
+    assert config.stat().st_mode & 0o777 == 0o640
 
 
 def test_volumes_lie_in_files_of_their_own(tmp_path: Path) -> None:
