@@ -1,7 +1,10 @@
 """``dedupd jobs``: what runs, what waits, and what ran."""
 
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -10,13 +13,17 @@ from rich.live import Live
 from rich.table import Table
 
 from dedupd.cli.common import PATH, exits, json_option, print_json
-from dedupd.cli.terminal import console, headed, show
-from dedupd.errors import UsageError
+from dedupd.cli.service_status import how_far
+from dedupd.cli.terminal import console, figures, headed, show
+from dedupd.errors import DedupdError, UsageError
 from dedupd.service.client import ServiceClient
+from dedupd.system import mount_table
 from dedupd.units import format_duration, format_size
 from dedupd.volume.volume import Volume
 
 REFRESH_S = 1.0
+RUNS_SHOWN = 20
+FILES_A_PAGE = 100
 
 _STARTED = {
     "by_hand": "started by hand",
@@ -27,27 +34,127 @@ _STARTED = {
 }
 
 
+_RUN_ID = re.compile(r"([a-z]+)-([0-9]+)")
+_JOB_ID = re.compile(r"[a-z]+-[0-9]+-[0-9]+")
+
+RUNS_LOOKED_AT = 2000
+"""For the one of an id: all that are kept."""
+
+
 @click.command("jobs")
-@click.argument("path", required=False, type=PATH)
+@click.argument("which", metavar="[PATH|ID]", required=False, type=PATH)
 @click.option(
     "--last",
     type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="How many runs to show.",
+    help="How many runs to show, 20 by default; with --left how many files, 100 by default.",
 )
 @click.option("--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
+@click.option(
+    "--left", is_flag=True, help="Name the files that are not optimized, with the reason of each."
+)
+@click.option("--after", metavar="FILE", default="", help="With --left: go on behind this file.")
 @json_option
 @exits
-def command(path: str | None, last: int, watch: bool, as_json: bool) -> None:
-    """Jobs that run and wait, and the last runs, on the volume PATH or on all of the service's."""
-    read = _reader(path, last)
+def command(
+    which: str | None, last: int | None, watch: bool, left: bool, after: str, as_json: bool
+) -> None:
+    """Jobs that run and wait, and the last runs, on the volume PATH or on all of the service's.
+
+    Of one job or run, by its ID, everything that is known. --left names the files of the volume
+    that are plain, as they are now, and those that its last run came to and left.
+    """
+    job_id = "" if which is None or os.path.lexists(which) else which
+    is_id = bool(_RUN_ID.fullmatch(job_id) or _JOB_ID.fullmatch(job_id))
+    if after and not left:
+        raise UsageError("--after goes on with a listing of --left")
+    if left or is_id:
+        place, run = _of_id(job_id) if is_id else _last_optimize(which)
+        if left:
+            from dedupd.cli.jobs_left import show_left
+
+            show_left(place, run, after, last or FILES_A_PAGE, as_json)
+        elif as_json:
+            print_json({"path": place, **run} if run else {"path": place})
+        else:
+            show(_one(place, run or {}))
+        return
+    read = _reader(which, last or RUNS_SHOWN)
     if as_json:
         print_json(read())
     elif watch:
         _watch(read)
     else:
         show(_shown(read()))
+
+
+def _of_id(job_id: str) -> tuple[str, dict[str, Any] | None]:
+    """The volume of a job or a run, and what it reported. Raises UsageError."""
+    client = ServiceClient.find()
+    if _JOB_ID.fullmatch(job_id):
+        if client is None:
+            raise UsageError(f"{job_id}: a job of the service, which does not run here")
+        job = client.job(job_id)
+        return job["path"], job["report"] or {name: job[name] for name in _OF_A_JOB}
+    if client is not None:
+        runs = client.jobs(RUNS_LOOKED_AT)["history"]
+    else:
+        runs = []
+        for mount in mount_table.volumes():
+            with suppress(DedupdError, OSError):  # of others, or dead: it is not the one that runs
+                runs += _history(mount.point)
+    for run in runs:
+        if run_id(run) == job_id:
+            return run["path"], run
+    raise UsageError(f"{job_id}: no such job or run; `dedupd jobs` lists them")
+
+
+_OF_A_JOB = ("id", "job", "state", "progress", "to_go_s", "started_s", "outcome")
+
+
+def _last_optimize(path: str | None) -> tuple[str, dict[str, Any] | None]:
+    """A volume, and its last run of optimize, if there was one. Raises UsageError."""
+    if path is None:
+        raise UsageError("--left: name a volume, or a run of it; `dedupd jobs` lists their ids")
+    runs = (run for run in _history(path) if run["job"] == "optimize")
+    return path, next(runs, None)
+
+
+def _history(path: str) -> list[dict[str, Any]]:
+    with Volume.open(path) as volume:
+        return [{"path": path, **run} for run in volume.hints.runs(RUNS_LOOKED_AT)]
+
+
+def run_id(run: dict[str, Any]) -> str:
+    """By which a run of the history can be asked for."""
+    return f"{run['job']}-{int(run['started_s'])}"
+
+
+def _one(place: str, run: dict[str, Any]) -> Table:
+    """Everything that a run reported, a figure a line."""
+    table = figures()
+    table.add_row("volume", place)
+    for name, value in _flat(run):
+        table.add_row(name, value)
+    return table
+
+
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        label = f"{above}{name}".replace("_", " ")
+        if isinstance(value, dict):
+            yield from _flat(value, f"{label}: ")
+        elif isinstance(value, list):
+            yield from ((label, str(one)) for one in value)
+        elif name == "started_s" and value:
+            yield "started", _moment(value)
+        elif name.endswith("_bytes") and isinstance(value, (int, float)):
+            yield label.removesuffix(" bytes"), format_size(value)
+        elif value not in ("", None, 0):
+            yield label, str(value)
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _reader(path: str | None, last: int) -> Callable[[], dict[str, Any]]:
@@ -86,11 +193,8 @@ def _shown(jobs: dict[str, Any]) -> RenderableType:
 def _current(jobs: list[dict[str, Any]]) -> Table:
     table = headed("id", "volume", "state", "how far", "")
     for job in jobs:
-        progress = job["progress"]
-        done, total = progress.get("done", 0), progress.get("total", 0)
-        part = f"{done / total:.0%}" if total else ""
         why = job["waits_for"] or (_STARTED[job["urgency"]] if job["started_s"] else "")
-        far = f"{progress.get('phase', '')} {part}".strip()
+        far = how_far(job) if job["started_s"] else ""
         table.add_row(job["id"], job["path"], job["state"], far, why)
     return table
 
@@ -98,13 +202,13 @@ def _current(jobs: list[dict[str, Any]]) -> Table:
 def _past(runs: list[dict[str, Any]]) -> Table:
     of_several = len({run.get("path") for run in runs}) > 1
     volume = ["volume"] if of_several else []
-    table = headed("started", *volume, "job", "took", "files", "bytes", "outcome")
+    table = headed("id", "started", *volume, "took", "files", "bytes", "outcome")
     for run in runs:
         files = run.get("files_optimized", run.get("files_restored", run.get("stubs", 0)))
         table.add_row(
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["started_s"])),
+            run_id(run),
+            _moment(run["started_s"]),
             *([run["path"]] if of_several else []),
-            run["job"],
             format_duration(run["resources"]["wall_s"]),
             str(files),
             format_size(run.get("logical_bytes", 0)),

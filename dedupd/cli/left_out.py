@@ -1,18 +1,26 @@
 """What came of a run of optimize; what it has left alone, and which key would change that."""
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from dedupd.config.policy import Policy
 from dedupd.units import counted, exact_duration, exact_size, format_size
 from jobs.optimize.job import OptimizeReport
-from jobs.tree.candidates import EXCLUDED, OPTIMIZED, SMALL, YOUNG
+from jobs.tree.candidates import EXCLUDED, OPTIMIZED, SAVES_LITTLE, SMALL, YOUNG
 
 _UNTOLD = frozenset({OPTIMIZED, "empty"})
 """Nothing is left to do about these."""
 
 
+class Place(NamedTuple):
+    """Where a run was: the path that it was given, and its volume's root."""
+
+    path: str
+    root: str
+
+
 def left_out(
-    policy: Policy, path: str, files: Mapping[str, int], size_bytes: Mapping[str, int]
+    policy: Policy, place: Place, files: Mapping[str, int], size_bytes: Mapping[str, int]
 ) -> Iterator[str]:
     """A sentence for each reason, with the remedy: the most bytes first."""
     for reason in sorted(files, key=lambda one: -size_bytes.get(one, 0)):
@@ -21,14 +29,15 @@ def left_out(
         what = counted(files[reason], "file")
         if reason in size_bytes:
             what += f" ({format_size(size_bytes[reason])})"
-        yield f"{what} {_told(reason, policy, path)}"
+        yield f"{what} {_told(reason, policy, place)}"
 
 
-def _told(reason: str, policy: Policy, path: str) -> str:
+def _told(reason: str, policy: Policy, place: Place) -> str:
+    path, root = place
     if reason == SMALL:
         told = f"smaller than min_size = {exact_size(policy.min_size_bytes)} stay as they are."
         if policy.min_size_bytes > 4096:
-            told += f" `dedupd policy {path} min_size 4k` has more of them taken."
+            told += f" `dedupd policy {root} min_size 4k` has more of them taken."
         return told
     if reason == YOUNG:
         return (
@@ -36,16 +45,21 @@ def _told(reason: str, policy: Policy, path: str) -> str:
             f" `dedupd run optimize --min-age 0s {path}` takes them now."
         )
     if reason == EXCLUDED:
-        return f"are excluded. `dedupd policy {path} --why FILE` says by what."
-    return f"left: {reason}."
+        return f"are excluded. `dedupd policy {root} --why FILE` says by what."
+    if reason == SAVES_LITTLE:
+        return (
+            f"would save less than min_file_saving = {policy.min_file_saving:.0%} of their blocks,"
+            f" and stay plain. `dedupd policy {root} min_file_saving 0` has them taken."
+        )
+    return f"left: {reason}. `dedupd jobs {root} --left` names them."
 
 
-def outcome_of(report: OptimizeReport, policy: Policy, path: str) -> Iterator[str]:
+def outcome_of(report: OptimizeReport, policy: Policy, place: Place) -> Iterator[str]:
     """What was left, and in the last line what came of the run."""
     files = dict(report.files_skipped)
     for reason, count in report.files_left.items():
         files[reason] = files.get(reason, 0) + count
-    yield from left_out(policy, path, files, report.bytes_skipped)
+    yield from left_out(policy, place, files, report.bytes_skipped)
     yield _result(report)
 
 

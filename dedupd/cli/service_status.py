@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from dedupd.cli.common import print_json
-from dedupd.cli.terminal import figures, show
+from dedupd.cli.terminal import clock, figures, show
 from dedupd.service.client import ServiceClient
 from dedupd.service.planned_jobs import TASKS
 from dedupd.units import counted, format_duration, format_size
@@ -39,12 +39,12 @@ def _show(volume: dict[str, Any]) -> None:
     place = f" at {volume['mountpoint']}" if mount["state"] == "mounted" else ""
     table.add_row("mount", f"{mount['state']}{place}")
     _add_savings(table, volume["savings"])
+    _add_flow(table, volume.get("flow"))
     _add_space(table, volume.get("space"))
     job = volume["job"]
     if job is not None:
         why = f": {job['waits_for']}" if job["waits_for"] else ""
-        phase = job["progress"].get("phase", "starting")
-        table.add_row("job", f"{job['job']} ({phase}), {job['state']}{why}")
+        table.add_row("job", f"{job['job']} ({how_far(job)}), {job['state']}{why}")
     for waiting in volume["waiting"]:
         table.add_row("waiting", f"{waiting['job']} ({waiting['id']})")
     if volume["paused"]:
@@ -72,6 +72,24 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
         table.add_row(
             "quarantined", f"{counted(savings['quarantined_records'], 'record')}: run scrub"
         )
+
+
+def _add_flow(table: Table, flow: dict[str, Any] | None) -> None:
+    """What comes to be optimized, and what is."""
+    if flow is not None:
+        coming, going = (format_size(flow[f"{way}_bytes_per_day"]) for way in ("in", "out"))
+        table.add_row("a day", f"{coming} come to be optimized, {going} are")
+
+
+def how_far(job: Mapping[str, Any]) -> str:
+    """The phase of a job, how much of it is done, and how long it goes on."""
+    progress = job["progress"]
+    parts = [progress.get("phase", "starting")]
+    if progress.get("total", 0):
+        parts[0] += f" {min(1.0, progress['done'] / progress['total']):.0%}"
+    if job.get("to_go_s") is not None:
+        parts.append(f"about {clock(job['to_go_s'])} to go")
+    return ", ".join(parts)
 
 
 def _add_space(table: Table, space: dict[str, Any] | None) -> None:

@@ -12,7 +12,7 @@ import click
 from dedupd.cli.analyze import open_log
 from dedupd.cli.common import PATH, exits, force_option, job_run, json_option, print_json
 from dedupd.cli.enable import Made, chosen_values, chunk_size_option, make_volume, profile_option
-from dedupd.cli.left_out import outcome_of
+from dedupd.cli.left_out import Place, outcome_of
 from dedupd.config.policy import Policy, apply_values
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import EXIT_FINDINGS, ServiceUnreachable, UsageError
@@ -221,7 +221,7 @@ def _first_run(path: str, made: Made, policy: Policy, *, now: bool, say: Any) ->
         return queued
     with job_run("optimize") as run:
         report = _optimized(path, run, now=now)
-    for line in outcome_of(report, policy, path):
+    for line in outcome_of(report, policy, Place(path, os.path.realpath(path))):
         say(line)
     return report.to_json()
 

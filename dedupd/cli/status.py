@@ -1,6 +1,7 @@
 """``dedupd status``: what a volume saves."""
 
 import sys
+import time
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, 
 from dedupd.cli.service_status import add_backlog, saved_text, show_service
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, DedupdError
+from dedupd.service.history import Savings
 from dedupd.system import mount_table
 from dedupd.system.paths import show_text
 from dedupd.system.processes import give_way
@@ -37,7 +39,7 @@ def command(path: str | None, here: bool, as_json: bool) -> None:
         with Volume.open(path) as volume:
             row = volume_figures(volume)
         if as_json:
-            print_json(row)
+            print_json(row | _as_the_service(row))
         else:
             _show(row)
         return
@@ -56,7 +58,8 @@ def _show_all(points: list[str], as_json: bool) -> None:
             failures.append(error)
             rows.append({"path": point, "error": message_of(error)})
     if as_json:
-        print_json(rows)
+        told = [row if "error" in row else row | _as_the_service(row) for row in rows]
+        print_json({"service": None, "volumes": told})
     elif not rows:
         click.echo("No volume is mounted; name one: `dedupd status PATH`.")
     else:
@@ -66,6 +69,25 @@ def _show_all(points: list[str], as_json: bool) -> None:
             else:
                 _show(row)
     sys.exit(max((status_of(error) for error in failures), default=EXIT_DONE))
+
+
+def _as_the_service(row: dict[str, Any]) -> dict[str, Any]:
+    """The fields that the service tells of a volume, so that programs find them with it and without
+    it."""
+    point = row["mounted_at"]
+    state = "unmounted" if point is None else "mounted"
+    return {
+        "mountpoint": point or row["path"],
+        "mount": {"state": state, "problem": "", "pid": None, "since_s": None, "restarts": 0},
+        "paused": None,
+        "policy_problem": "",
+        "job": None,
+        "waiting": [],
+        "tasks": {},
+        "space": None,
+        "flow": None,
+        "savings": Savings.of_figures(row, time.time()).to_json(),
+    }
 
 
 def _show(row: dict[str, Any]) -> None:

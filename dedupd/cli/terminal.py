@@ -13,15 +13,13 @@ from rich.table import Table
 
 from dedupd.units import format_size
 from jobs.frame.run import Progress as JobProgress
+from jobs.frame.time_to_go import TimeToGo
 
 PIPED_COLUMNS = 1000
 """Where no terminal bounds a line: programs and mails need whole names."""
 
 BAR_COLUMNS_MIN = 110
 """Below that the line has no room for a bar beside what it says."""
-
-TIME_TOLD_AFTER_S = 2.0
-"""Of a phase; before that its speed is not known."""
 
 
 def console() -> Console:
@@ -65,20 +63,17 @@ class ProgressText:
         self._job = job
         self._unit = unit
         self._now = now
-        self._began_s = self._phase_s = now()
-        self._phase = ""
-        self._first = 0
-        """What was done already when the phase began."""
+        self._began_s = now()
+        self._to_go = TimeToGo(now)
 
     def of(self, progress: JobProgress) -> str:
         """The line for a state of the job."""
-        now_s, done = self._now(), progress.done
-        if progress.phase != self._phase:
-            self._phase, self._phase_s, self._first = progress.phase, now_s, done
+        done = progress.done
+        self._to_go.see(progress.phase, done, progress.total)
         parts = [self._amount(progress)] if done or progress.total else []
         if progress.files:
             parts.append(f"{progress.files:,} file{'' if progress.files == 1 else 's'}")
-        parts.append(self._time(progress, now_s))
+        parts.append(self._time())
         share = f" {min(1.0, done / progress.total):.0%}" if progress.total else ""
         return f"{self._job}: {progress.phase}{share}, {', '.join(parts)}"
 
@@ -89,16 +84,16 @@ class ProgressText:
         done = size(progress.done)
         return f"{done} of {size(progress.total)}" if progress.total else done
 
-    def _time(self, progress: JobProgress, now_s: float) -> str:
+    def _time(self) -> str:
         """What remains, as soon as it can be told; else what has passed."""
-        passed_s, more = now_s - self._phase_s, progress.done - self._first
-        if progress.total and more > 0 and passed_s >= TIME_TOLD_AFTER_S:
-            to_go_s = passed_s * max(0, progress.total - progress.done) / more
-            return f"about {_clock(to_go_s)} to go"
-        return f"{_clock(now_s - self._began_s)} so far"
+        to_go_s = self._to_go.seconds
+        if to_go_s is not None:
+            return f"about {clock(to_go_s)} to go"
+        return f"{clock(self._now() - self._began_s)} so far"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A duration like 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

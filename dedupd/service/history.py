@@ -3,9 +3,9 @@
 Unlike jobs, the service says so where the catalogue cannot be used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from dedupd.service.scheduler import TaskHistory, TaskName
 from dedupd.volume.catalog import Catalog, catalogue_of
@@ -67,6 +67,62 @@ class Savings:
     def saved_fraction(self) -> float:
         return self.saved_bytes / self.plain_bytes if self.plain_bytes else 0.0
 
+    @classmethod
+    def of_figures(cls, row: Mapping[str, Any], time_s: float) -> Self:
+        """The part of a volume's figures (``jobs/usage/volume_figures.py``) that is kept."""
+        known = {field.name for field in fields(cls)}
+        garbage = row["garbage"]
+        return cls(
+            time_s=time_s,
+            quarantined_records=garbage["quarantined_records"],
+            garbage_bytes=garbage["compaction_frees_bytes"],
+            **{name: value for name, value in row.items() if name in known},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is told, with what follows from it."""
+        return {
+            **asdict(self),
+            "saved_bytes": self.saved_bytes,
+            "saved_fraction": self.saved_fraction,
+            "in_policy_files": self.in_policy_files,
+        }
+
+
+WEEK_S = 7 * 86400.0
+
+FLOW_S_MIN = 3600.0
+"""A shorter time says little of a day."""
+
+RUNS_AT_ONCE = 20
+"""In memory: a report has some kilobytes, and up to a hundred messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How many bytes a day come to be optimized, and are, between two times of the last week
+    (seconds since 1970)."""
+
+    since_s: float
+    until_s: float
+    in_bytes_per_day: float
+    out_bytes_per_day: float
+
+
+def flow_of(samples: Sequence[Savings], optimized: Iterable[tuple[float, int]]) -> Flow | None:
+    """The flow between the first and the last sample; None where they tell too little.
+
+    ``optimized``: when runs of optimize ended, and how many bytes they took. What came in is what
+    they took, and what waits now beyond what waited at first.
+    """
+    if not samples or samples[-1].time_s - samples[0].time_s < FLOW_S_MIN:
+        return None
+    since_s, until_s = samples[0].time_s, samples[-1].time_s
+    days = (until_s - since_s) / 86400
+    out = sum(size_bytes for ended_s, size_bytes in optimized if since_s < ended_s <= until_s)
+    first, last = (one.waiting_bytes + one.young_bytes for one in (samples[0], samples[-1]))
+    return Flow(since_s, until_s, max(0, out + last - first) / days, out / days)
+
 
 T = TypeVar("T", TaskHistory, Savings)
 
@@ -124,6 +180,23 @@ class History:
     def damage_met(self) -> int:
         """How many records readers could not read, since a scrub has looked."""
         return len(RepairNotes(Hints(self._directory)).pending())
+
+    def flow(self, now_s: float) -> Flow | None:
+        """What came in and went out in the last week, as far as it was seen."""
+        samples = [one for one in self.savings(SAVINGS_KEPT) if one.time_s >= now_s - WEEK_S]
+        return flow_of(samples, self._optimized(now_s - WEEK_S)) if samples else None
+
+    def _optimized(self, since_s: float) -> Iterator[tuple[float, int]]:
+        """When the runs of optimize ended that began since then, and how many bytes they took."""
+        before_ns = None
+        while found := self.runs(RUNS_AT_ONCE, before_ns):
+            for run in found:
+                if run["started_s"] < since_s:
+                    return
+                if run.get("job") == "optimize":
+                    ended_s = run["started_s"] + run["resources"]["wall_s"]
+                    yield ended_s, run.get("logical_bytes", 0)
+            before_ns = int(found[-1]["started_s"] * 1e9)
 
     def savings(self, count: int) -> list[Savings]:
         """The last samples, oldest first."""

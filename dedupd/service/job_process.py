@@ -15,6 +15,7 @@ from dedupd.service.scheduler import TaskName, Urgency
 from dedupd.service.systemd.slice import command_in_slice
 from dedupd.system.processes import child_environment
 from jobs.frame.channel import CHANNEL_VARIABLE
+from jobs.frame.time_to_go import TimeToGo
 
 LINE_BYTES_MAX = 16 << 20
 """A report names up to a hundred files, and damage names more."""
@@ -66,6 +67,7 @@ class JobProcess:
     errors: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by a new one, whenever something about it changes."""
+    _to_go: TimeToGo = field(default_factory=TimeToGo)
     _channel: asyncio.StreamWriter | None = None
     _began_s: float | None = None
     """As ``started_s``, of a monotonic clock."""
@@ -84,6 +86,11 @@ class JobProcess:
     def running_s(self) -> float:
         """For how long it has run by now, also where the clock was set meanwhile."""
         return 0.0 if self._began_s is None else time.monotonic() - self._began_s
+
+    @property
+    def to_go_s(self) -> float | None:
+        """How long its phase goes on, if it is not held; None where that cannot be told."""
+        return None if self.finished_s is not None else self._to_go.seconds
 
     @property
     def completed(self) -> bool:
@@ -212,6 +219,8 @@ class JobProcess:
                 continue
             self.progress = message["progress"]
             self.held, self.waits_for = message["held"], message["reason"]
+            phase, done, total = (self.progress[name] for name in ("phase", "done", "total"))
+            self._to_go.see(phase, done, total, held=self.held)
             self.change()
 
 

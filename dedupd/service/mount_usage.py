@@ -5,7 +5,6 @@ import json
 import logging
 import sys
 import time
-from dataclasses import fields
 
 from dedupd.service.history import Savings
 from dedupd.system.processes import child_environment
@@ -39,13 +38,4 @@ async def measure(path: str) -> Savings | None:
     if process.returncode != 0:
         log.warning("%s: what it saves could not be measured", path)
         return None
-    row = json.loads(output)
-    known = {field.name for field in fields(Savings)}
-    figures = {name: value for name, value in row.items() if name in known}
-    garbage = row["garbage"]
-    return Savings(
-        time_s=time.time(),
-        quarantined_records=garbage["quarantined_records"],
-        garbage_bytes=garbage["compaction_frees_bytes"],
-        **figures,
-    )
+    return Savings.of_figures(json.loads(output), time.time())

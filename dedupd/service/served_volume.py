@@ -12,12 +12,19 @@ from typing import Any, TypeVar
 from dedupd.config.policy import Policy, parse_policy
 from dedupd.errors import CatalogUnusable, PolicyError
 from dedupd.service.config import VolumeConfig
-from dedupd.service.history import History, Memory, Savings
+from dedupd.service.history import WEEK_S, Flow, History, Memory, Savings
 from dedupd.service.job_process import JobProcess
 from dedupd.service.mount_keeper import MountKeeper, MountState
 from dedupd.service.planned_jobs import schedules, tasks_of
 from dedupd.service.scheduler import TaskHistory, TaskName, VolumeView
-from dedupd.service.space import Reclaimable, SpaceWatch, reclaimable, sample_of
+from dedupd.service.space import (
+    SAMPLES_MAX,
+    Reclaimable,
+    Sample,
+    SpaceWatch,
+    reclaimable,
+    sample_of,
+)
 from dedupd.system.files import opened
 from dedupd.system.paths import explain
 from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
@@ -44,6 +51,7 @@ class ServedVolume:
         self.policy_problem = ""
         self.tasks: dict[TaskName, TaskHistory] = {}
         self.savings: Savings | None = None
+        self.flow: Flow | None = None
         self.space = SpaceWatch()
         self.garbage_bytes = 0
         """What a compaction would give back, as far as jobs and measurements have told."""
@@ -188,6 +196,7 @@ class ServedVolume:
     async def note_savings(self, savings: Savings) -> None:
         self.savings, self.garbage_bytes = savings, savings.garbage_bytes
         await self.remember(lambda history: history.note_savings(savings))
+        self.flow = await self.remember(lambda history: history.flow(time.time()))
 
     async def remember(self, act: Callable[[History], R]) -> R | None:
         """Read or write the catalogue; None where it cannot be used, which the log says: the disk
@@ -213,6 +222,8 @@ class ServedVolume:
         self.tasks = dict(memory.tasks)
         self.paused = memory.paused
         self.savings = memory.savings
+        self.flow = await self.remember(lambda history: history.flow(time.time()))
+        self.space.recall(await self.remember(_seen_space) or ())
         if self.savings is not None:
             self.garbage_bytes = self.savings.garbage_bytes
         runs = await self.remember(lambda history: history.runs(RUNS_LOOKED_AT)) or []
@@ -238,6 +249,16 @@ class ServedVolume:
             if str(error) != self.policy_problem:
                 log.error("%s", error)
             self.policy_problem = str(error)
+
+
+def _seen_space(history: History) -> list[Sample]:
+    """The free space by the measurements of the last week."""
+    since_s = time.time() - WEEK_S
+    return [
+        Sample(one.time_s, one.free_bytes, one.size_bytes, 0)
+        for one in history.savings(SAMPLES_MAX // 2)
+        if one.time_s >= since_s
+    ]
 
 
 def _report_of(job: JobProcess, started_s: float, finished_s: float) -> dict[str, Any]:

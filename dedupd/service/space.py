@@ -6,7 +6,7 @@ optimizes at full speed what is old enough; below ``space_critical`` also younge
 
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import linear_regression
 
@@ -81,6 +81,10 @@ class SpaceWatch:
         if not self._samples or sample.time_s >= self._samples[-1].time_s + SAMPLE_S:
             self._samples.append(sample)
         return self.level > before or (is_removed and self.level > SpaceLevel.ENOUGH)
+
+    def recall(self, samples: Iterable[Sample]) -> None:
+        """Take in, oldest first, what an earlier life of the service saw, for the forecast."""
+        self._samples.extendleft(sorted(samples, key=lambda one: -one.time_s))
 
     def state(self, policy: Policy) -> SpaceState:
         """The space as the scheduler sees it."""

@@ -48,6 +48,8 @@ class HintKey(enum.StrEnum):
     REFINED = "refined/"
     """How many records of a container a refine run has looked at, by its number, and how closely. A
     loss has the next one look again."""
+    LEFT = "left"
+    """The names of files that the last optimize run left, and why. A loss costs the names."""
     REPAIRS = "repair/"
     """Damaged records that readers met. Without a note the next scrub finds them in its turn."""
 

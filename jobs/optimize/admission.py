@@ -26,8 +26,8 @@ _PER_FILE_BYTES = 512
 _RECIPE_SHARE = 1 / 64
 """Of a file's size: recipes, both copies of them, headers and entries of tables."""
 
-Left = Callable[[bytes, str], None]
-"""Called with the path of each file that is left, and with what there is to say of it."""
+Left = Callable[[bytes, str, str], None]
+"""Called with the path of each file that is left, the reason, and what there is to say of it."""
 
 
 def needed_bytes(size_bytes: int, files: int) -> int:
@@ -111,9 +111,8 @@ class Admission:
     def _leave(self, path: bytes, size_bytes: int, left_bytes: int) -> None:
         room = format_size(max(0, left_bytes))
         size = format_size(size_bytes)
-        self._on_left(
-            path, f"left as it is: no space for its {size}, beside the reserve {room} are free"
-        )
+        why = f"left as it is: no space for its {size}, beside the reserve {room} are free"
+        self._on_left(path, NO_ROOM, why)
 
 
 def _begins(task: FileTask) -> bool:

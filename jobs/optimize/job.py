@@ -27,6 +27,7 @@ from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits
 from jobs.optimize.group_commit import GroupCommit, GroupResult
 from jobs.optimize.interpreter import let_objects_stream
 from jobs.optimize.judging import Judging
+from jobs.optimize.left_files import LeftFiles
 from jobs.optimize.order import Order
 from jobs.optimize.partitioning import Partitioning
 from jobs.optimize.pipeline import Ingest
@@ -81,6 +82,7 @@ class Optimize(Job[OptimizeReport]):
         self._judging = Judging(volume, self._policy)
         self._judged = Judged(self._judging.ledger)
         self._order = Order(self._judging.classes)
+        self._left = LeftFiles(self._report.files_left, run.findings)
         self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
     def run(self) -> OptimizeReport:
@@ -108,6 +110,12 @@ class Optimize(Job[OptimizeReport]):
         finally:
             store.close()
         return self.report()
+
+    def recorded(self) -> OptimizeReport:
+        try:
+            return super().recorded()
+        finally:
+            self._left.save(self._volume, self._run.started_s)
 
     def report(self) -> OptimizeReport:
         report = self._report
@@ -306,7 +314,7 @@ class Optimize(Job[OptimizeReport]):
         """Ingest and commit everything that ``reader`` reads: the files of one partition."""
         self._report.partitions += 1
         make_room = partial(self._make_room, groups, ingest)
-        admission = Admission(self._room, pool, ingest, make_room, self._say_left)
+        admission = Admission(self._room, pool, ingest, make_room, self._left.add)
         for read in reader:
             for batch in admission.through(read):
                 ingest.feed(batch)
@@ -416,7 +424,7 @@ class Optimize(Job[OptimizeReport]):
         self._report.files_spliced -= request.previous is not None
         self._report.logical_bytes -= request.identity.size
         failure = result.reason if result.outcome is Outcome.FAILED else None
-        self._leave(request.path, result.outcome.value, failure)
+        self._left.add(request.path, result.outcome.value, failure)
 
     def _leave_task(self, task: FileTask) -> None:
         reason = task.failure or "was empty when it was read"
@@ -425,19 +433,6 @@ class Optimize(Job[OptimizeReport]):
         if reason == SHARED_BELOW:
             self._report.shared_left_bytes += task.shared_bytes
         if reason.startswith("cannot"):
-            self._leave(task.candidate.path, "cannot be read", failure=reason)
+            self._left.add(task.candidate.path, "cannot be read", failure=reason)
         else:
-            self._leave(task.candidate.path, reason)
-
-    def _say_left(self, path: bytes, reason: str) -> None:
-        """There is no room for a file."""
-        left = self._report.files_left
-        left[NO_ROOM] = left.get(NO_ROOM, 0) + 1
-        self._run.findings.add(f"{show_path(path)}: {reason}")
-
-    def _leave(self, path: bytes, reason: str, failure: str | None = None) -> None:
-        """A file stays as it is; people hear of a failure."""
-        left = self._report.files_left
-        left[reason] = left.get(reason, 0) + 1
-        if failure is not None:
-            self._run.findings.add(f"{show_path(path)}: {failure}")
+            self._left.add(task.candidate.path, reason)

@@ -10,8 +10,9 @@ from dedupd.config.rules import Decision, decided
 from dedupd.system.paths import show_path
 from dedupd.units import exact_duration, exact_size, format_duration
 from dedupd.volume.volume import Volume
-from jobs.tree.candidates import YOUNG, Candidate, Judged, Skipped, candidates
+from jobs.tree.candidates import YOUNG, Judged
 from jobs.tree.judged_files import load_ledger
+from jobs.tree.left_listing import reason_of
 from jobs.tree.marked_directories import MarkedDirectories
 from jobs.tree.walk import single_file
 
@@ -84,22 +85,19 @@ def explain_file(volume: Volume, policy: Policy, path: bytes) -> Explanation | N
     file = next(single_file(volume, path, errors), None)
     if file is None and not errors:
         return None
-    skipped = Skipped()
-    judged = Judged(load_ledger(volume, policy))
-    found: list[Candidate] = list(candidates(volume, policy, path, skipped, errors, judged=judged))
+    reason = reason_of(volume, policy, Judged(load_ledger(volume, policy)), path)
     decision = decided(policy, path)
     marked = MarkedDirectories(volume, policy.markers)
     marked.begin(path)
     above = marked.above(path)
     due_s = None
-    reason = next(iter(skipped.files), errors[0] if errors else "")
     if reason == YOUNG and file is not None:
         changed_ns = max(file.identity.mtime_ns, file.identity.ctime_ns)
         due_s = changed_ns / 1e9 + decision.min_age_s
     return Explanation(
         path,
-        bool(found),
-        "" if found else reason,
+        not reason,
+        reason,
         decision,
         "" if above is None else f"a marker in {show_path(above) or 'the root of the volume'}",
         due_s,

@@ -1,15 +1,18 @@
 """What is said: names of commands, what was saved, what was left, how far it is."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from dedupd.cli.main import main
+from dedupd.cli.jobs import run_id as run_id_of
+from dedupd.cli.main import COMMANDS, main
 from dedupd.cli.terminal import ProgressText
 from dedupd.units import GIB, MIB
 from jobs.frame.run import Progress
+from jobs.tree.candidates import SMALL
 from tests.support.lab import Lab, lab_in, noise
 
 TERMINAL_COLUMNS = 80
@@ -86,6 +89,23 @@ def test_files_that_are_too_young_are_named_with_the_way_to_take_them(lab: Lab) 
     assert "Saved " in run("run", "optimize", "--min-age", "0s", str(lab.root))
 
 
+def test_what_is_left_can_be_asked_for_by_name(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dedupd.cli.jobs.mount_table.volumes", list)
+    lab.set_policy('min_age = "0s"\nmin_size = "32k"\n')
+    text = run("run", "optimize", str(lab.root))
+    told = json.loads(run("jobs", "--left", "--json", str(lab.root)))
+    assert [(row["path"], row["reason"]) for row in told["left"]] == [("small", SMALL)]
+    assert told["next"] is None and told["run"]["job"] == "optimize"
+    shown = run("jobs", str(lab.root))
+    run_id = run_id_of(told["run"])
+    assert run_id in shown, text
+    page = json.loads(run("jobs", "--left", "--json", "--after", "small", str(lab.root)))
+    assert page["left"] == []
+    assert run("jobs", "--left", str(lab.root)) == f"small (4.88 KiB): {SMALL}\n"
+    assert "no such job or run" in run("jobs", "gc-1", status=2)
+    assert "--left" in run("jobs", "--left", status=2)
+
+
 # --- names --------------------------------------------------------------------------------------
 
 
@@ -108,6 +128,28 @@ def test_garbage_is_told_with_the_way_to_have_its_space(lab: Lab) -> None:
     text = run("run", "gc", str(lab.root))
     assert "are no longer needed" in text
     assert f"`dedupd run compact {lab.root}`" in text
+
+
+def test_the_help_groups_every_command() -> None:
+    text = run("--help")
+    for name in COMMANDS:
+        assert f"\n  {name} " in text, name
+    assert text.index("Begin:") < text.index("  setup ") < text.index("See:") < text.index("  du ")
+    assert text.index("Leave:") < text.index("  disable ")
+
+
+def test_who_holds_a_volume_is_said(lab: Lab) -> None:
+    with lab.opened() as volume, volume.job_lock():
+        told = run("run", "optimize", str(lab.root), status=3)
+    assert f"(process {os.getpid()}, " in told and "`dedupd cancel`" in told
+
+
+def test_status_has_the_fields_of_the_service_without_one(lab: Lab) -> None:
+    told = json.loads(run("status", "--json", str(lab.root)))
+    assert told["savings"]["saved_bytes"] == told["saved_bytes"]
+    assert (told["mount"]["state"], told["mountpoint"]) == ("unmounted", str(lab.root))
+    for key in ("job", "waiting", "tasks", "space", "paused", "policy_problem"):
+        assert not told[key]
 
 
 # --- progress -----------------------------------------------------------------------------------

@@ -94,6 +94,13 @@ def test_a_mount_is_served_by_a_process_of_its_own(lab: MountedLab) -> None:
     assert os.getsid(lab.pid) == lab.pid, "it does not die with a terminal"
 
 
+def test_a_mount_is_shown_by_its_name_and_place(lab: MountedLab) -> None:
+    proc = Path(f"/proc/{lab.pid}")
+    assert (proc / "comm").read_text() == "dedupd-mount\n"
+    shown = (proc / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    assert shown == [b"dedupd-mount", os.fsencode(lab.view)]
+
+
 def test_other_users_reach_the_mount_and_not_its_socket(lab: MountedLab) -> None:
     (lab.view / "f").write_bytes(CONTENT)
     with Volume.open(str(lab.root)) as volume:
@@ -208,7 +215,7 @@ def test_a_dead_mount_is_named_with_what_to_do_and_hides_no_other(
             assert f"dedupd: {lab.view}: " in said.stderr
             assert f"`dedupd umount {lab.view}`" in said.stderr
         assert str(other) in all_of_them.stdout
-        rows = json.loads(run_cli("status", "--json").stdout)
+        rows = json.loads(run_cli("status", "--json").stdout)["volumes"]
         assert {str(lab.view), str(other)} <= {row["path"] for row in rows}
         doctor = run_cli("doctor", lab.view)
         assert doctor.returncode == 1 and "`dedupd mount`" in doctor.stdout

@@ -57,6 +57,14 @@ def test_the_forecast_is_the_line_through_what_was_seen() -> None:
     assert rate_of([sample(at, 9 - at) for at in range(9)]) is None
 
 
+def test_the_forecast_goes_on_where_an_earlier_life_was() -> None:
+    watch = SpaceWatch()
+    watch.look(sample(4 * 3600, 60), Policy())
+    assert watch.full_s is None
+    watch.recall([sample(hour * 3600, 100 - 10 * hour) for hour in (1, 2, 3)])
+    assert watch.full_s == pytest.approx(10 * 3600)
+
+
 def test_what_could_be_freed_is_told_by_job() -> None:
     found = reclaimable({}, 100, 50, 0.5)
     assert [(one.job, one.bytes) for one in found] == [

@@ -6,7 +6,7 @@ import click
 
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, working
-from dedupd.cli.left_out import left_out, outcome_of
+from dedupd.cli.left_out import Place, left_out, outcome_of
 from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
 from dedupd.config.policy import Policy
@@ -32,8 +32,8 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
         with working(volume, "optimize") as run:
             job = Optimize(volume, run, below)
             report = job.recorded()
-        policy = Policy() if as_json else volume.policy()
-    finish(report, as_json, partial(_show, policy=policy, path=path), findings=report.errors)
+        policy, place = Policy() if as_json else volume.policy(), Place(path, volume.root)
+    finish(report, as_json, partial(_show, policy=policy, place=place), findings=report.errors)
 
 
 def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
@@ -56,15 +56,17 @@ def _dry_run(volume: Volume, below: bytes, as_json: bool) -> None:
         print_json(report)
     else:
         click.echo(f"would optimize {counted(files, 'file')}, {format_size(size)}")
-        for line in left_out(policy, volume.root, skipped.files, skipped.size_bytes):
+        for line in left_out(
+            policy, Place(volume.root, volume.root), skipped.files, skipped.size_bytes
+        ):
             click.echo(f"  {line}")
 
 
-def _show(report: OptimizeReport, *, policy: Policy, path: str) -> None:
+def _show(report: OptimizeReport, *, policy: Policy, place: Place) -> None:
     if report.sums["raw_bytes"] or report.files_optimized or report.files_made_plain:
         _show_work(report)
     show_messages(report.errors, report.messages)
-    for line in outcome_of(report, policy, path):
+    for line in outcome_of(report, policy, place):
         click.echo(line)
 
 

@@ -175,6 +175,23 @@ class _ServiceCollector(Collector):
                     files.add_metric([*path, reason], getattr(volume.savings, f"{reason}_files"))
                     sizes.add_metric([*path, reason], getattr(volume.savings, f"{reason}_bytes"))
         yield from (files, sizes)
+        coming = GaugeMetricFamily(
+            "dedupd_volume_incoming_bytes_per_day",
+            "Bytes that came to be optimized, a day of the last week.",
+            None,
+            _PATH,
+        )
+        going = GaugeMetricFamily(
+            "dedupd_volume_optimized_bytes_per_day",
+            "Bytes that were optimized, a day of the last week.",
+            None,
+            _PATH,
+        )
+        for path, volume in self._volumes():
+            if volume.flow is not None:
+                coming.add_metric(path, volume.flow.in_bytes_per_day)
+                going.add_metric(path, volume.flow.out_bytes_per_day)
+        yield from (coming, going)
 
     def _space(self) -> Iterator[Metric]:
         level = GaugeMetricFamily(
@@ -230,17 +247,22 @@ class _ServiceCollector(Collector):
         labels = [*_PATH, "job"]
         running = GaugeMetricFamily("dedupd_job_running", "A job that runs.", None, labels)
         held = GaugeMetricFamily("dedupd_job_held", "Whether it gives way now.", None, labels)
+        to_go = GaugeMetricFamily(
+            "dedupd_job_to_go_seconds", "How long its phase goes on, if not held.", None, labels
+        )
         for path, volume in self._volumes():
             job = self._service.running.get(volume.uuid or "")
             if job is not None:
                 running.add_metric([*path, job.job], 1)
                 held.add_metric([*path, job.job], float(job.held))
+                if job.to_go_s is not None:
+                    to_go.add_metric([*path, job.job], job.to_go_s)
         ended = CounterMetricFamily(
             "dedupd_jobs", "Jobs that have ended.", None, ["job", "outcome"]
         )
         for (name, outcome), count in self._service.counts.items():
             ended.add_metric([name, outcome], count)
-        yield from (running, held, ended)
+        yield from (running, held, to_go, ended)
 
 
 _PATH = ["path"]

@@ -5,7 +5,13 @@ import hashlib
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+_HERE = Path(__file__).parent
+
+PAGE = (
+    (_HERE / "page.html")
+    .read_text(encoding="utf-8")
+    .replace("/* drawing.js */", (_HERE / "drawing.js").read_text(encoding="utf-8"))
+)
 
 
 def _hash_of(tag: str) -> str:

@@ -98,14 +98,8 @@ def volume_view(service: "Service", volume: ServedVolume, right: Right) -> Json:
         ],
         "tasks": _tasks(volume),
         "space": _space(volume),
-        "savings": None
-        if savings is None
-        else {
-            **asdict(savings),
-            "saved_bytes": savings.saved_bytes,
-            "saved_fraction": savings.saved_fraction,
-            "in_policy_files": savings.in_policy_files,
-        },
+        "savings": None if savings is None else savings.to_json(),
+        "flow": None if volume.flow is None else asdict(volume.flow),
     }
 
 
@@ -171,6 +165,7 @@ def _job_view(job: JobProcess) -> Json:
         "state": job.state.value,
         "waits_for": job.waits_for,
         "progress": dict(job.progress),
+        "to_go_s": job.to_go_s,
         "submitted_s": job.submitted_s,
         "started_s": job.started_s,
         "finished_s": job.finished_s,

@@ -1,0 +1,56 @@
+"""``dedupd jobs --left``: the files that are not optimized, and why."""
+
+import os
+from itertools import islice
+from typing import Any
+
+import click
+
+from dedupd.cli.common import print_json
+from dedupd.system.paths import show_text
+from dedupd.units import format_size
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+from jobs.optimize.left_files import named_left
+from jobs.tree.left_listing import left_files
+
+
+def show_left(
+    place: str, run: dict[str, Any] | None, after: str, count: int, as_json: bool
+) -> None:
+    """A page of ``count`` files of the volume at ``place``, behind the path ``after`` in it.
+
+    The first page begins with those that ``run``, if it was the last of optimize, came to and left.
+    """
+    with Volume.open(place) as volume:
+        noted = named_left(volume, 0.0 if run is None else run["started_s"])
+        found = left_files(volume, volume.policy(), os.fsencode(after), JobRun("left").safe_point)
+        page = list(islice(found, count + 1))
+        root = volume.root
+    more = len(page) > count
+    rows: list[dict[str, Any]] = [
+        {"path": os.fsdecode(path), "reason": reason, "size_bytes": None, "by_run": True}
+        for path, reason in noted.items()
+        if not after
+    ]
+    rows += [
+        {
+            "path": os.fsdecode(file.path),
+            "reason": file.reason,
+            "size_bytes": file.size_bytes,
+            "by_run": False,
+        }
+        for file in page[:count]
+    ]
+    following = os.fsdecode(page[count - 1].path) if more else None
+    if as_json:
+        print_json({"volume": root, "run": run, "left": rows, "next": following})
+        return
+    for row in rows:
+        size = "" if row["size_bytes"] is None else f" ({format_size(row['size_bytes'])})"
+        by_run = ", when the run came to it" if row["by_run"] else ""
+        click.echo(show_text(f"{row['path']}{size}: {row['reason']}{by_run}"))
+    if not rows:
+        click.echo("No file is left." if not after else "No more file is left.")
+    if following is not None:
+        click.echo(show_text(f"More: --after '{following}'"), err=True)
