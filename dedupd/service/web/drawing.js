@@ -49,13 +49,13 @@ function drawn(name, attributes, text) {
   return made;
 }
 
-// Points are {time_s, bytes}; those of `coming`, a forecast, are dashed.
-function chart(what, points, coming = []) {
+// Points are {time_s, bytes}; those of `coming`, a forecast, are dashed. `share`: of the width of the screen.
+function chart(what, points, share, coming = []) {
   if (points.length < 2) {
     return element("p", {class: "muted"}, "The chart begins with the second measurement.");
   }
   // On a narrow screen the same letters need more of the width.
-  const WIDTH = Math.max(360, Math.min(1000, 1.2 * window.innerWidth));
+  const WIDTH = Math.max(360, share * Math.min(1000, 1.2 * window.innerWidth));
   const LEFT = 90, RIGHT = WIDTH - 10, TOP = 15, BOTTOM = 170;
   const svg = drawn("svg", {viewBox: `0 0 ${WIDTH} 200`, role: "img"});
   const seen = points[points.length - 1], all = [...points, ...coming];
@@ -81,21 +81,21 @@ function chart(what, points, coming = []) {
 }
 
 // What was saved by each measurement, and what was free; the rest of it is what the service foresees.
-function savingsChart(samples) {
-  return chart("Saved", samples.map(one => ({time_s: one.time_s, bytes: one.saved_bytes})));
+function savingsChart(samples, share = 1) {
+  return chart("Saved", samples.map(one => ({time_s: one.time_s, bytes: one.saved_bytes})), share);
 }
 
 const FORECAST_S = 30 * 86400;
 
-function freeChart(samples, space) {
+function freeChart(samples, space, share = 1) {
   const points = samples.map(one => ({time_s: one.time_s, bytes: one.free_bytes}));
   const rate = space ? space.taken_bytes_per_s : null;
-  if (!points.length || rate === null) return chart("Free", points);
+  if (!points.length || rate === null) return chart("Free", points, share);
   const now_s = Date.now() / 1000;
   points.push({time_s: now_s, bytes: space.free_bytes});
   const until_s = Math.min(now_s + FORECAST_S, space.full_s === null ? Infinity : space.full_s);
   const then = Math.min(space.total_bytes, Math.max(0, space.free_bytes - rate * (until_s - now_s)));
-  return chart("Free", points, [{time_s: until_s, bytes: then}]);
+  return chart("Free", points, share, [{time_s: until_s, bytes: then}]);
 }
 
 function far(job) {
