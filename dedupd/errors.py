@@ -126,6 +126,10 @@ class TamperedStub(DamagedStub):
     """A stub has other blocks of its own than those that its attribute counts."""
 
 
+class NoiseWritten(DedupdError):
+    """Many files were overwritten with what looks encrypted: nothing of theirs is collected."""
+
+
 class NoStubs(Damaged):
     """A tree with files and without stubs, though the store has chunks in use."""
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from dedupd.errors import Busy, DedupdError, FileChanged
+from dedupd.format.deletion import Cause
 from dedupd.format.stub import StubAttribute, decode_stub
 from dedupd.stub.transition import (
     Begun,
@@ -26,6 +27,7 @@ from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
+from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.open_files import OpenFile, OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
 
@@ -57,8 +59,14 @@ class CommitLane:
     """
 
     def __init__(
-        self, volume: Volume, transitions: Transitions, files: OpenFiles, slow_calls: SlowCalls
+        self,
+        volume: Volume,
+        transitions: Transitions,
+        files: OpenFiles,
+        slow_calls: SlowCalls,
+        deletions: Deletions,
     ) -> None:
+        self._deletions = deletions
         self._volume = volume
         self._slow_calls = slow_calls
         self._transitions = transitions
@@ -196,6 +204,7 @@ class CommitLane:
         """
         file.changes += 1
         async with self.uncommitted(file):
+            self._deletions.changing(file, Cause.CUT, size)
             cut = self._files.truncation(file, size)
             cut.note(await self._slow_calls.run(uid, cut.make) if cut.is_slow else cut.make())
 

@@ -8,6 +8,7 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.bulk_commits import BulkCommits
 from fuse_stub.commit_lane import CommitLane
+from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.descriptors import Descriptors
 from fuse_stub.files.file_handles import Generations, load_secret
@@ -58,7 +59,10 @@ class MountedVolume:
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
-        self.commit_lane = CommitLane(volume, transitions, self.files, self.slow_calls)
+        self.deletions = Deletions(volume, is_read_only=transitions.is_read_only)
+        self.commit_lane = CommitLane(
+            volume, transitions, self.files, self.slow_calls, self.deletions
+        )
         self.bulk_commits = BulkCommits(
             volume, transitions, self.inodes, self.files, self.commit_lane
         )
@@ -100,6 +104,7 @@ class MountedVolume:
     def close(self) -> None:
         self.stub_reader.forget_all()
         self.cache.close()
+        self.deletions.close()
         self.files.close()
         self.inodes.close()
         self._closes.end()

@@ -22,15 +22,19 @@ from pyfuse3 import (
 )
 
 from dedupd import native
+from dedupd.format.deletion import Cause
 from dedupd.stub.transition import CAPABILITY
+from dedupd.system.files import opened
 from fuse_stub.attributes import (
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
     SELINUX_LABEL,
     absent,
     entry,
+    forget_attributes,
     visible,
 )
+from fuse_stub.deleted import attributes as deleted
 from fuse_stub.errors import answers
 from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
 from fuse_stub.files.directory_listing import DirectoryListing, HeldListings
@@ -194,19 +198,19 @@ class NamespaceOperations(pyfuse3.Operations):
     @answers
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         parent_fd = self._inodes.fd(parent_inode)
-        with self._kept_open(parent_fd, name):
+        with self._kept_open(parent_fd, name, Cause.REMOVED):
             os.unlink(name, dir_fd=parent_fd)
 
     @answers
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         parent_fd = self._inodes.fd(parent_inode)
-        with self._kept_open(parent_fd, name):
+        with self._kept_open(parent_fd, name, Cause.REMOVED):
             os.rmdir(name, dir_fd=parent_fd)
 
     @contextmanager
-    def _kept_open(self, parent_fd: int, name: FileNameT) -> Iterator[None]:
+    def _kept_open(self, parent_fd: int, name: FileNameT, cause: Cause) -> Iterator[None]:
         """For a block that removes a name: the inode lives on as long as the kernel knows it."""
-        fd = self._open_last(parent_fd, name)
+        fd = self._open_last(parent_fd, name, cause)
         try:
             yield
         except BaseException:
@@ -216,13 +220,15 @@ class NamespaceOperations(pyfuse3.Operations):
         if fd is not None:
             self._inodes.keep_open(os.fstat(fd).st_ino, fd)
 
-    def _open_last(self, parent_fd: int, name: FileNameT) -> int | None:
+    def _open_last(self, parent_fd: int, name: FileNameT, cause: Cause) -> int | None:
         """Open an inode by its last name, if the kernel knows the inode; else None."""
         try:
             status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
         is_last = status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)
+        if is_last and stat.S_ISREG(status.st_mode):
+            self._mount.deletions.removing(parent_fd, name, cause)
         if not is_last or not self._inodes.knows(status.st_ino):
             return None
         fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
@@ -254,7 +260,7 @@ class NamespaceOperations(pyfuse3.Operations):
                 await self._wait_with_directory(parent_inode_new, name_new)
         # From here on there is no await: the note is taken in the step of the move.
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
-        with nullcontext() if flags else self._kept_open(new_fd, name_new):
+        with nullcontext() if flags else self._kept_open(new_fd, name_new, Cause.REPLACED):
             effects[flags](old_fd, name_old, new_fd, name_new)
         if self._marking_sessions.is_open:
             self._marking_sessions.moved(new_fd, name_new)
@@ -367,6 +373,12 @@ class NamespaceOperations(pyfuse3.Operations):
             raise FUSEError(pyfuse3.ENOATTR)
         if name == CONTENT_ATTRIBUTE:
             return await self._content(inode, ctx)
+        if deleted.is_listing(name):
+            fd, volume = self._inodes.fd(inode), self._mount.volume
+            with opened(os.dup(fd)) as own:
+                return await self._mount.in_thread(
+                    ctx.uid, deleted.listing, volume, own, name, ctx.uid
+                )
         try:
             return os.getxattr(self._inodes.path(inode), name)
         except OSError as error:
@@ -395,8 +407,11 @@ class NamespaceOperations(pyfuse3.Operations):
     async def setxattr(
         self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext
     ) -> None:
-        if name in (self._reserved, CONTENT_ATTRIBUTE):
+        if name in (self._reserved, CONTENT_ATTRIBUTE) or deleted.is_listing(name):
             raise FUSEError(errno.EPERM)
+        if name == deleted.UNDELETE:
+            await self._undelete(inode, value, ctx)
+            return
         await self._commit_lane.touch(inode)
         if name == CAPABILITY:
             await self._files.wait_for_times(inode)
@@ -404,6 +419,11 @@ class NamespaceOperations(pyfuse3.Operations):
         os.setxattr(path, name, value)
         if name == POSIX_ACL_ACCESS and not keeps_set_ids(ctx):
             self._drop_set_group(path, ctx)
+
+    async def _undelete(self, inode: InodeT, value: bytes, ctx: RequestContext) -> None:
+        volume, uncommitted = self._mount.volume, self._commit_lane.uncommitted
+        await deleted.undelete(volume, self._files, uncommitted, inode, value, ctx.uid)
+        forget_attributes(inode)
 
     @answers
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:

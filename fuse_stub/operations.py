@@ -19,6 +19,7 @@ from pyfuse3 import (
     SetattrFields,
 )
 
+from dedupd.format.deletion import Cause
 from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.errors import answers
@@ -205,6 +206,7 @@ class StubOperations(NamespaceOperations):
         if stub is None:
             # It was made plain, or emptied, while this write waited for the lock.
             return os.pwrite(file.fd, buf, off)
+        self._mount.deletions.changing(file, Cause.OVERWRITTEN)
         if stub.needs_chunks(off, off + len(buf)):
             return await self._mount.in_thread(handle.uid, stub.write, off, buf)
         return await self._mount.write(handle.uid, stub.write, off, buf)

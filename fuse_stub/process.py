@@ -193,6 +193,7 @@ async def run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
         nursery.start_soon(_announce, mount, ready)
         if not mount.volume.is_read_only:
             nursery.start_soon(seal_closed, mount.volume, mount.files, mount.files.unsealed)
+            nursery.start_soon(mount.deletions.sync)
         await pump.run()
         mount.fill_lane.end()
         await mount.bulk_commits.abandon_all()

@@ -31,6 +31,7 @@ _EARLY = parse_schedule("daily 01:00 for 5h")
 _WEEKLY = parse_schedule("Sat 02:45 for 8h")
 _WEEKLY_LATER = parse_schedule("Sat 03:45 for 8h")
 _LOW, _CRITICAL = Reserve(percent=10.0), Reserve(percent=5.0)
+_KEPT_MAX = Reserve(percent=25.0)
 _MONTHLY = parse_schedule("first Sun 03:45 for 12h")
 
 
@@ -95,6 +96,8 @@ class Policy:
     space_low: Reserve = _LOW
     space_critical: Reserve = _CRITICAL
     space_min_age_s: float = 3600.0
+    keep_deleted_s: float = 7 * 86400.0
+    keep_deleted_max: Reserve = _KEPT_MAX
     redundancy_threshold: int = 100
     scrub_rate_bytes_per_s: int = 0
     memory_bytes: int = 256 << 20
@@ -130,6 +133,16 @@ class Policy:
         """The highest age that it asks of any path."""
         ages = [rule.min_age_s for rule in self.rules if rule.min_age_s is not None]
         return max([self.min_age_s, *ages])
+
+    @property
+    def keep_deleted_s_max(self) -> float:
+        """The longest that it keeps deletions of any path."""
+        times = [one.keep_deleted_s for one in self.rules if one.keep_deleted_s is not None]
+        return max([self.keep_deleted_s, *times])
+
+    def keeps_deleted_s(self, path: bytes) -> float:
+        """How long a deletion of this file is kept."""
+        return decided(self, path).keep_deleted_s if self.rules else self.keep_deleted_s
 
     def excludes(self, path: bytes) -> bool:
         """Whether a path, relative to the volume, is left alone, whatever its age and size."""
@@ -272,6 +285,19 @@ KEYS = {
             exact_duration,
             "the age that is enough for a file while space is critical",
             unit="s",
+        ),
+        Key(
+            "keep_deleted",
+            duration,
+            exact_duration,
+            "how long what was deleted or overwritten can be had back; 0s keeps nothing",
+            unit="s",
+        ),
+        Key(
+            "keep_deleted_max",
+            parse_threshold,
+            show_reserve,
+            "how much of that is kept: a size, or a percentage of the file system",
         ),
         Key(
             "redundancy_threshold",

@@ -77,6 +77,7 @@ class Rule:
     min_size_bytes: int | None = None
     exclude: bool | None = None
     compress: bool | None = None
+    keep_deleted_s: float | None = None
 
     def to_table(self) -> dict[str, Any]:
         """As it is written."""
@@ -86,11 +87,18 @@ class Rule:
             "min_size": None if self.min_size_bytes is None else exact_size(self.min_size_bytes),
             "exclude": self.exclude,
             "compress": self.compress,
+            "keep_deleted": (
+                None if self.keep_deleted_s is None else exact_duration(self.keep_deleted_s)
+            ),
         }
         return {name: value for name, value in found.items() if value is not None}
 
 
-_ATTRIBUTES = {"min_age": "min_age_s", "min_size": "min_size_bytes"}
+_ATTRIBUTES = {
+    "min_age": "min_age_s",
+    "min_size": "min_size_bytes",
+    "keep_deleted": "keep_deleted_s",
+}
 
 RULE_KEYS: Mapping[str, Parse] = {
     "path": strings,
@@ -98,6 +106,7 @@ RULE_KEYS: Mapping[str, Parse] = {
     "min_size": size,
     "exclude": yes_or_no,
     "compress": yes_or_no,
+    "keep_deleted": duration,
 }
 
 
@@ -135,6 +144,7 @@ class Decision:
     min_size_bytes: int
     excluded: str
     compresses: bool
+    keep_deleted_s: float
     rules: Mapping[str, int]
 
     def source(self, key: str) -> str:
@@ -149,6 +159,8 @@ class Keys(Protocol):
     def min_age_s(self) -> float: ...
     @property
     def min_size_bytes(self) -> int: ...
+    @property
+    def keep_deleted_s(self) -> float: ...
     @property
     def include(self) -> tuple[str, ...]: ...
     @property
@@ -172,7 +184,9 @@ def decided(policy: Keys, path: bytes) -> Decision:
     file_type = extension_of(text.rpartition("/")[2])
     excluded = _excluded_by_keys(policy, text, file_type)
     compresses = file_type not in policy.no_compress_types
-    decision = Decision(policy.min_age_s, policy.min_size_bytes, excluded, compresses, {})
+    decision = Decision(
+        *(policy.min_age_s, policy.min_size_bytes, excluded, compresses, policy.keep_deleted_s), {}
+    )
     for number, rule in enumerate(policy.rules, 1):
         if takes(rule.path, text, policy.ignore_case):
             decision = _overridden(decision, rule, number)
@@ -202,4 +216,6 @@ def _overridden(decision: Decision, rule: Rule, number: int) -> Decision:
         changes["excluded"] = f"rule {number}" if rule.exclude else ""
     if rule.compress is not None:
         changes["compresses"] = rule.compress
+    if rule.keep_deleted_s is not None:
+        changes["keep_deleted_s"] = rule.keep_deleted_s
     return replace(decision, **changes)

@@ -199,9 +199,7 @@ def chained(digest: bytes, rows: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def encode_node(node: StreamNode) -> bytes:
-    attributes = b"".join(
-        _ATTRIBUTE.pack(len(name), len(value)) + name + value for name, value in node.attributes
-    )
+    attributes = encode_attributes(node.attributes)
     head = _NODE.pack(
         *(node.flags, len(node.path), len(node.target), len(node.attributes), len(attributes)),
         *(node.mode, node.uid, node.gid, node.recipe, node.device, node.inode, node.size),
@@ -221,7 +219,7 @@ def decode_nodes(data: bytes, where: str) -> Iterator[StreamNode]:
             if end > len(data):
                 raise ValueError("it is cut short")
             path, target = data[at : at + paths], data[at + paths : at + paths + targets]
-            attributes = tuple(_attributes(data[at + paths + targets : end], count))
+            attributes = tuple(decode_attributes(data[at + paths + targets : end], count))
         except (struct.error, ValueError) as error:
             raise Damaged(f"{where}: not a valid node ({error})") from error
         at = end
@@ -232,7 +230,15 @@ def decode_nodes(data: bytes, where: str) -> Iterator[StreamNode]:
         )
 
 
-def _attributes(data: bytes, count: int) -> Iterator[tuple[bytes, bytes]]:
+def encode_attributes(attributes: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Extended attributes, as (name, value)."""
+    return b"".join(
+        _ATTRIBUTE.pack(len(name), len(value)) + name + value for name, value in attributes
+    )
+
+
+def decode_attributes(data: bytes, count: int) -> Iterator[tuple[bytes, bytes]]:
+    """Raises ValueError, struct.error."""
     at = 0
     for _ in range(count):
         name, value = _ATTRIBUTE.unpack_from(data, at)

@@ -63,6 +63,8 @@ def _of_volume(volume: ServedVolume, now_s: float) -> Iterator[Problem]:
             f"{path}: readers have met damage in {counted(volume.damage_met, 'record')};"
             f" `dedupd run scrub --wait {path}` repairs what it can",
         )
+    if (noise := volume.noise_alarm) is not None:
+        yield problem("noise", Severity.ERROR, noise.message(path))
     for name, history in volume.tasks.items():
         if history.failures:
             text = f"{path}: {name} has failed {history.failures} times in a row;"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from dedupd.config.policy import Policy, parse_policy
+from dedupd.deleted.alarm import Alarm, read_state
 from dedupd.errors import CatalogUnusable, PolicyError
 from dedupd.service.config import VolumeConfig
 from dedupd.service.history import WEEK_S, Flow, History, Memory, Savings
@@ -138,6 +139,17 @@ class ServedVolume:
         except OSError as error:
             return error.errno == errno.EROFS
         return False
+
+    @property
+    def noise_alarm(self) -> Alarm | None:
+        """The alarm that stops collections of garbage, if one stands."""
+        if self.keeper.base is None:
+            return None
+        try:
+            with opened(os.open(self.keeper.base, os.O_RDONLY | os.O_DIRECTORY)) as base_fd:
+                return read_state(base_fd).alarm
+        except OSError:
+            return None
 
     async def pause(self, paused: bool) -> None:
         """Let no job run until :meth:`pause` says otherwise; remembered across restarts."""

@@ -114,6 +114,14 @@ def free_space(fd: int) -> FreeSpace:
     return FreeSpace(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
 
 
+def attributes_of(path: bytes, hidden: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The extended attributes of a file, ACLs among them, but the one named ``hidden``, in the
+    order of their names. Raises OSError."""
+    for name in sorted(map(os.fsencode, os.listxattr(path))):
+        if name != hidden:
+            yield name, os.getxattr(path, name)
+
+
 @contextmanager
 def opened(fd: int) -> Iterator[int]:
     """Close ``fd`` at the end of the block."""

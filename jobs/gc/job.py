@@ -31,7 +31,9 @@ from jobs.compact.in_place import InPlace
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
 from jobs.gc import mark_phases
+from jobs.gc.deletion_marker import DeletionMarker
 from jobs.gc.mark_phases import RecipeMarks
+from jobs.gc.noise_watch import refuse_noise
 from jobs.gc.recipe_marker import RecipeReading
 from jobs.gc.tables import kept_digests, recovered_tables
 from jobs.gc.tree_marker import TreeMarker
@@ -48,6 +50,7 @@ class GcReport(FileReport):
     """The results of a run. Bytes are those of payloads; ``freed_bytes`` those of the blocks that
     came back, of ``removed`` containers and of ``punched`` records.
 
+    ``deletions`` count as needed; so many of their logs were removed ``early``, for their space.
     ``resumed``: it has built upon the marks of an earlier run; ``recipes`` are those that it read
     itself, and ``recipe_entries`` the rows of these.
     """
@@ -70,6 +73,8 @@ class GcReport(FileReport):
     removed: int = 0
     punched: int = 0
     freed_bytes: int = 0
+    deletions: int = 0
+    deletion_logs_early: int = 0
 
 
 class Gc(Job[GcReport]):
@@ -93,13 +98,15 @@ class Gc(Job[GcReport]):
         self._epoch = 1
 
     def run(self) -> GcReport:
-        """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoStubs where all would be garbage.
+        """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoStubs where all would be garbage,
+        NoiseWritten.
 
         Where anything could not be read that may name a chunk, nothing is swept: the report says
         what it was.
         """
         volume = self._volume
         refuse_unfinished(volume.base_fd, volume.root)
+        refuse_noise(volume, self._run, dry_run=self._dry_run)
         if not self._dry_run:
             # Chunks that only a checkpoint names are garbage from here on.
             Checkpoints(volume).clear()
@@ -125,12 +132,15 @@ class Gc(Job[GcReport]):
         marks = {kind: Marks(tables[kind].counts()) for kind in Kind}
         chunks, wanted = marks[Kind.CHUNKS], Needs(tables[Kind.RECIPES].counts())
         run.update(phase="walking the tree")
+        deletions = DeletionMarker(volume, run, dry_run=self._dry_run)
         roots = TreeMarker(volume, run, chunks, wanted).mark()
         report.files, report.stubs = roots.files, roots.stubs
         for problem in roots.problems:
             run.findings.add(problem)
         if roots.files and not roots.stubs and not self._all_garbage:
             self._refuse_without_stubs(roots.files)
+        report.deletions = deletions.mark(chunks, wanted)
+        report.deletion_logs_early = deletions.early
         named = {Kind.CHUNKS: chunks.digest(), Kind.RECIPES: wanted.digest()}
         if not self._full and volume.hints.get(HintKey.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
+from dedupd.deleted.alarm import read_state
 from dedupd.errors import CatalogUnusable
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.store.garbage import Garbage, garbage_of, weights
@@ -50,6 +51,8 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     )
     left = backlog(volume, run).to_json()
     errors = run.findings.messages
+    if (alarm := read_state(volume.base_fd).alarm) is not None:
+        errors.append(alarm.message(volume.root))
     space = os.fstatvfs(volume.data_fd)
     points = mount_table.points_of(volume.parameters.uuid)
     try:

@@ -113,6 +113,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("space_low", "auto", 'write a size, like "20 GiB", a percentage, like "5%", or 0'),
     ("space_critical", "little", 'write a size, like "20 GiB", a percentage, like "5%", or 0'),
     ("space_min_age", 1, "write a duration in quotes"),
+    ("keep_deleted", 7, "write a duration in quotes"),
+    ("keep_deleted_max", "auto", "a percentage"),
     ("shared_extents", "maybe", 'write "skip" or "take"'),
     ("compaction_shared", "maybe", 'write "skip" or "take"'),
     ("partial_files", "yes", "write true or false"),

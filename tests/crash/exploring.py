@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash.adopt_scenarios import ADOPT_SCENARIOS
+from tests.crash.deletion_scenarios import DELETION_SCENARIOS
 from tests.crash.mount_scenarios import MOUNT_SCENARIOS
 from tests.crash.recovery_scenarios import RECOVERY_SCENARIOS
 from tests.crash.scenarios import SCENARIOS as SCENARIOS_OF_JOBS
@@ -24,7 +25,12 @@ from tests.support.crash_states import FILE_SYSTEMS, Choice, CrashStates, FileSy
 from tests.support.simulated_disk import Entry, Inode, RecordingDisk, materialise, scan, summary
 
 SCENARIOS = (
-    SCENARIOS_OF_JOBS | RECOVERY_SCENARIOS | SPACE_SCENARIOS | ADOPT_SCENARIOS | MOUNT_SCENARIOS
+    SCENARIOS_OF_JOBS
+    | RECOVERY_SCENARIOS
+    | SPACE_SCENARIOS
+    | ADOPT_SCENARIOS
+    | DELETION_SCENARIOS
+    | MOUNT_SCENARIOS
 )
 
 

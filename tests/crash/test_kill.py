@@ -27,6 +27,7 @@ pytestmark = pytest.mark.root
 
 
 ELSEWHERE = {"cut", "compact.released", "compact.table-removed", "stub.trimmed", "adopt", "receive"}
+ELSEWHERE |= {"deleted"}
 """Passed only where there is no space, where a file has blocks behind its end, in copies of a
 volume, which cannot be read before they are adopted, or while a stream is received:
 ``tests/store/test_unkept_records.py``, ``tests/jobs/compact/test_compact.py``,

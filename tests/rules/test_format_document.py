@@ -19,7 +19,7 @@ import dedupd
 import jobs
 from dedupd import failpoint, native
 from dedupd.format import container as fmt
-from dedupd.format import merge_log, recipe, saved_marks, saved_notes, stream, stub
+from dedupd.format import deletion, merge_log, recipe, saved_marks, saved_notes, stream, stub
 from dedupd.format import table as tbl
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.volume.enable import DISABLING, ENABLING
@@ -340,6 +340,31 @@ def test_the_saved_chains(tmp_path: Path) -> None:
         assert all(data[start + row * 16] & 1 for row in rows_)
 
 
+def test_the_deletion_log() -> None:
+    header = deletion.LogHeader(0x1234, UUID, 0x123456789A)
+    data = deletion.encode_header(header)
+    places = layout("Deletion log header (64 bytes)")
+    own = {"magic": b"DEDUPDEL", "format": 1, "checksum": number(data, places["checksum"])}
+    expect(data, places, {**header._asdict(), **own})
+    assert len(data) == deletion.LOG_HEADER_BYTES
+
+    flags = stub.Flag.DIRECT | stub.Flag.WRITTEN
+    attribute = stub.StubAttribute(0x1122334455, DIGEST, 55, 0, flags, 44)
+    one = deletion.Deletion(
+        *(deletion.Cause.CUT, 0x1234567890, 66, b"a/path", 0o100640, 11, 12, 0x99887766, 13, 77),
+        *(-5, -6, attribute, ((b"user.x", b"value"),)),
+    )
+    row = deletion.encode_deletion(one, 9)
+    places = layout("Deletion (128 bytes)")
+    tail = b"a/path" + struct.pack("<HI", 6, 5) + b"user.xvalue"
+    checksum = native.hashing.xxh3_64(row[:120], native.hashing.xxh3_64(tail, 9))
+    values = {field: getattr(one, field) for field in one._fields if field in places}
+    own = {"magic": b"DDDL", "flags": 12, "path_bytes": 6, "attributes": 1, "checksum": checksum}
+    own |= {"attributes_bytes": 17, "recipe": 0x1122334455, "digest": DIGEST}
+    expect(row, places, {**values, **own, "covered": 55, "local": 44})
+    assert row[128 : 128 + len(tail)] == tail
+
+
 def mix(value: int) -> int:
     """The finalizer of SplitMix64."""
     mask = (1 << 64) - 1
@@ -363,6 +388,7 @@ def place_of(signature: int) -> tuple[int, list[int]]:
         ("Record header (80 bytes)", "codec", fmt.Codec),
         ("Table entry (64 bytes)", "state", tbl.State),
         ("Stub attribute (64 bytes)", "flags", stub.Flag),
+        ("Deletion (128 bytes)", "cause", deletion.Cause),
     ],
 )
 def test_the_numbers_have_the_names_that_the_code_gives_them(

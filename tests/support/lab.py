@@ -173,22 +173,30 @@ class Lab:
                 path.unlink()
 
     def set_policy(self, text: str) -> None:
-        """A new policy, which takes every file, unless it says what a file has to save."""
+        """A new policy, which takes every file, unless it says what a file has to save, and keeps
+        nothing that is deleted, unless it says how long."""
         takes_all = "" if "min_file_saving" in text else "min_file_saving = 0\n"
-        self.write_policy(takes_all + text)
+        keeps_none = "" if "keep_deleted" in text else 'keep_deleted = "0s"\n'
+        self.write_policy(takes_all + keeps_none + text)
 
     def write_policy(self, text: str) -> None:
         (self.base / "policy.toml").write_text(text)
 
 
 def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> Lab:
-    """A new volume at ``root`` whose policy takes every file that is not empty, at once."""
+    """A new volume at ``root`` whose policy takes every file that is not empty, at once, and keeps
+    nothing that is deleted."""
     root.mkdir(exist_ok=True)
     enable(
         str(root),
         chunk_size=chunk_size,
         fingerprint="blake3",
-        policy_values={"min_age": "0s", "min_size": "1", "min_file_saving": 0},
+        policy_values={
+            "min_age": "0s",
+            "min_size": "1",
+            "min_file_saving": 0,
+            "keep_deleted": "0s",
+        },
         force=True,
         disk=disk or Disk(),
     )

@@ -153,7 +153,12 @@ def mounted_lab(
     root.mkdir()
     view.mkdir()
     lab = MountedLab(root, view, nursery)
-    takes_all: dict[str, str | int] = {"min_age": "0s", "min_size": "1", "min_file_saving": 0}
+    takes_all: dict[str, str | int] = {
+        "min_age": "0s",
+        "min_size": "1",
+        "min_file_saving": 0,
+        "keep_deleted": "0s",
+    }
     values = {**takes_all, **(policy or {})}
     enable(str(root), policy_values=values, force=True, disk=lab.disk)
     lab.mount()

@@ -1,0 +1,114 @@
+"""``dedupd deleted``: what was deleted or overwritten lately, and can be had back."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from dedupd.cli.common import PATH, answer, exits, json_option, print_json
+from dedupd.deleted.alarm import accept as accept_alarm
+from dedupd.deleted.listing import lost
+from dedupd.system import mount_table
+from dedupd.system.paths import resolved, show_path
+from dedupd.units import counted, format_duration, format_size, parse_duration
+from dedupd.volume.volume import Volume
+
+ATTRIBUTE = "user.dedupd.deleted"
+
+since_option = click.option(
+    "--since", metavar="TIME", help="Only what was deleted so long ago at most, like 2h."
+)
+
+_WORDS = {
+    "removed": "removed",
+    "replaced": "replaced by another file",
+    "cut": "cut shorter",
+    "overwritten": "overwritten",
+}
+
+
+@click.command("deleted")
+@click.argument("path", type=PATH)
+@since_option
+@click.option(
+    "--accept", is_flag=True, help="What was overwritten is meant: garbage is collected again."
+)
+@json_option
+@exits
+def command(path: str, since: str | None, accept: bool, as_json: bool) -> None:
+    """What was deleted or overwritten at PATH, a volume, a folder or a file, the latest first.
+
+    Of files that are optimized, for as long as the policy keeps them (keep_deleted). Root sees
+    everything; on a mounted volume other users see what was theirs.
+    """
+    if accept:
+        with Volume.open(path) as volume:
+            alarm = accept_alarm(volume.base_fd, volume.disk)
+        text = "The alarm is over." if alarm is not None else "No alarm stood."
+        answer(as_json, {"accepted": alarm is not None}, text)
+        return
+    rows = list(deletions(path, since))
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        click.echo(_line(row))
+    if not rows:
+        click.echo("Nothing that was deleted here can be had back.")
+    else:
+        size = format_size(sum(row["length_bytes"] for row in rows))
+        click.echo(f"{counted(len(rows), 'deletion')}, {size}: `dedupd undelete FILE`")
+
+
+def _line(row: dict[str, Any]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time_s"]))
+    left = format_duration(max(0.0, row["end_s"] - time.time()))
+    text = f"{row['id']:>12}  {when}  {format_size(row['length_bytes']):>10}  "
+    text += f"{show_path(os.fsencode(row['path']))}: {_WORDS[row['cause']]}; kept for {left}"
+    if row["lost_own_blocks"]:
+        text += "; as it was when it was optimized last, without what was written since"
+    return text
+
+
+def deletions(path: str, since: str | None = None) -> Iterator[dict[str, Any]]:
+    """The deletions of a path and of all below it, as JSON, the newest first.
+
+    Raises UsageError, OSError and what ``Volume.locate`` raises.
+    """
+    oldest_s = time.time() - parse_duration(since) if since is not None else 0.0
+    mount = mount_table.find(resolved(path))
+    rows = _told(path, mount) if mount is not None and os.geteuid() != 0 else _read(path)
+    for row in rows:
+        if row["time_s"] < oldest_s:
+            return
+        yield row
+
+
+def _read(path: str) -> Iterator[dict[str, Any]]:
+    volume, below = Volume.locate(path)
+    with volume:
+        for one in lost(volume, volume.policy(), below):
+            yield one.to_json()
+
+
+def _told(path: str, mount: mount_table.Mount) -> Iterator[dict[str, Any]]:
+    """As the mount process tells a user."""
+    whole = resolved(path)
+    directory = whole
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    below = os.path.relpath(whole, mount.point)
+    last = ""
+    while True:
+        try:
+            value = os.getxattr(directory, f"{ATTRIBUTE}.{last}" if last else ATTRIBUTE)
+        except OSError:
+            return
+        for line in value.splitlines():
+            row: dict[str, Any] = json.loads(line)
+            last = row["id"]
+            if below == "." or row["path"] == below or row["path"].startswith(f"{below}/"):
+                yield row

@@ -1,0 +1,1 @@
+"""What was deleted or overwritten lately, and can be had back (docs/format.md, "Deletions")."""

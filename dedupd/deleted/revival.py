@@ -1,0 +1,50 @@
+"""An empty file becomes what a deletion took: a stub of the same recipe."""
+
+import os
+import stat
+
+from dedupd.deleted.listing import length_of
+from dedupd.errors import UsageError
+from dedupd.format.deletion import Deletion
+from dedupd.format.stub import Flag, StubAttribute
+from dedupd.volume.volume import Volume
+
+_OWN = (b"user.", b"system.posix_acl_")
+"""Attributes that an owner can set."""
+
+
+def revive(volume: Volume, fd: int, one: Deletion, *, as_root: bool) -> StubAttribute:
+    """Make the empty file ``fd`` the file of a deletion; returns its attribute.
+
+    Nothing else may use it meanwhile, and its name must be one that nobody relies on: a crash may
+    leave zeros. ``as_root``: with privileges too, which other users do not get back. Raises Damaged
+    where the recipe cannot be read, UsageError, OSError.
+    """
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_nlink > 1:
+        raise UsageError(f"{os.fsdecode(one.path)}: comes back into a new, empty file only")
+    kept = clean(one.stub)
+    volume.content(kept, os.fsdecode(one.path))
+    disk, files = volume.disk, volume.stub_files
+    disk.truncate(fd, length_of(one))
+    if os.geteuid() == 0:
+        disk.set_owner(fd, one.uid, one.gid)
+    mode = stat.S_IMODE(one.mode)
+    disk.set_mode(fd, mode if as_root else mode & 0o1777)
+    for name, value in one.attributes:
+        if as_root or name.startswith(_OWN):
+            disk.set_attribute(fd, name, value)
+    files.write(fd, kept)
+    disk.set_times(fd, one.atime_ns, one.mtime_ns)
+    return kept
+
+
+def take_back(volume: Volume, fd: int) -> None:
+    """Make a file that has come back empty again: its deletion has expired meanwhile."""
+    volume.disk.truncate(fd, 0)
+    volume.disk.remove_attribute(fd, volume.space.name)
+
+
+def clean(stub: StubAttribute) -> StubAttribute:
+    """The attribute of the same recipe for a file without blocks of its own."""
+    return StubAttribute(stub.recipe, stub.digest, stub.covered, 0, stub.flags & Flag.DIRECT)

@@ -1,0 +1,1 @@
+"""What users delete and overwrite, noted before it happens, and had back."""

@@ -1,0 +1,162 @@
+"""Deletions, noted by the mount before it makes them (docs/format.md, "Deletions").
+
+What cannot be noted happens all the same: users never fail because of it.
+"""
+
+import logging
+import os
+import stat
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import trio
+
+from dedupd import native
+from dedupd.config.policy import Policy
+from dedupd.deleted.log import DeletionWriter
+from dedupd.errors import DamagedStub, DedupdError, PolicyError
+from dedupd.format.deletion import Cause, Deletion
+from dedupd.format.stub import StubAttribute, decode_stub
+from dedupd.system.files import attributes_of
+from dedupd.volume.volume import POLICY_FILE, Volume
+from fuse_stub.files.inodes import PATH_FLAGS
+from fuse_stub.files.open_files import OpenFile
+
+log = logging.getLogger("dedupd.mount")
+
+SYNC_S = 5.0
+"""How long a deletion may not be durable: about as long as the removal itself may take."""
+
+NOTED_MAX = 4096
+NOTED_S = 3600.0
+"""Of how many files, and how long, it is remembered that this version was noted; others are noted
+again."""
+
+KEEP_S_MAX = 0xFFFF_FFFF
+
+
+class Deletions:
+    """What a mount notes. Used by the thread of the event loop; its methods do not wait."""
+
+    def __init__(self, volume: Volume, *, is_read_only: bool) -> None:
+        self._volume = volume
+        self._is_read_only = is_read_only
+        self._writer = DeletionWriter(volume)
+        self._noted: OrderedDict[tuple[int, int], float] = OrderedDict()
+        self._policy = Policy(keep_deleted_s=0.0)
+        self._policy_mark = (0, 0)
+        self._failed = False
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def removing(self, dir_fd: int, name: bytes, cause: Cause) -> None:
+        """The last name of a regular file is about to go."""
+        if not self._keeps_any():
+            return
+        try:
+            value = os.getxattr(b"/proc/self/fd/%d/%s" % (dir_fd, name), self._volume.space.name)
+        except OSError:
+            return  # it is plain, or has gone
+        self._attempt(self._removing, dir_fd, name, value, cause)
+
+    def _removing(self, dir_fd: int, name: bytes, value: bytes, cause: Cause) -> None:
+        stub = decode_stub(value, self._volume.space.volume_id, "")
+        fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
+        try:
+            path = self._path(dir_fd)
+            self._note(fd, path + b"/" + name if path else name, stub, cause)
+        finally:
+            os.close(fd)
+
+    def changing(self, file: OpenFile, cause: Cause, size: int | None = None) -> None:
+        """A stub is about to be written to, or cut to ``size``: noted where that loses something
+        of the store's, and once for each recipe."""
+        stub = file.stub
+        if stub is None or not self._keeps_any():
+            return
+        attribute = stub.attribute
+        if size is not None and size >= attribute.covered:
+            return
+        if attribute.is_clean or size == 0:
+            self._attempt(self._changing, file, attribute, cause)
+
+    def _changing(self, file: OpenFile, stub: StubAttribute, cause: Cause) -> None:
+        key = (file.ino, stub.recipe)
+        now_s = time.monotonic()
+        is_known = now_s < self._noted.get(key, -NOTED_S) + NOTED_S
+        if is_known or os.fstat(file.fd).st_nlink == 0:
+            return
+        self._note(file.fd, self._path(file.fd), stub, cause)
+        self._noted[key] = now_s
+        if len(self._noted) > NOTED_MAX:
+            self._noted.popitem(last=False)
+
+    def _note(self, fd: int, path: bytes, stub: StubAttribute, cause: Cause) -> None:
+        keep_s = self._policy.keeps_deleted_s(path)
+        status = os.fstat(fd)
+        if keep_s <= 0 or not stat.S_ISREG(status.st_mode):
+            return
+        mtime_ns = stub.mtime_ns if stub.flags.transient else status.st_mtime_ns
+        hidden = self._volume.space.name
+        self._writer.append(
+            Deletion(
+                *(cause, time.time_ns(), min(int(keep_s), KEEP_S_MAX), path),
+                *(status.st_mode, status.st_uid, status.st_gid),
+                *(status.st_ino, native.system.generation(fd)),
+                *(status.st_size, status.st_atime_ns, mtime_ns),
+                stub,
+                tuple(attributes_of(b"/proc/self/fd/%d" % fd, hidden)),
+            )
+        )
+
+    def _attempt(self, note: Callable[..., None], *arguments: object) -> None:
+        try:
+            note(*arguments)
+            self._failed = False
+        except (OSError, DedupdError, struct.error) as error:
+            if not self._failed and not isinstance(error, DamagedStub):
+                log.warning("what is deleted cannot be had back now: %s", error)
+                self._failed = True
+
+    def _path(self, fd: int) -> bytes:
+        """The path within the tree that a descriptor has now."""
+        root = os.readlink(b"/proc/self/fd/%d" % self._volume.data_fd)
+        return os.readlink(b"/proc/self/fd/%d" % fd)[len(root) :].lstrip(b"/")
+
+    def _keeps_any(self) -> bool:
+        self._read_policy()
+        return self._policy.keep_deleted_s_max > 0
+
+    def _read_policy(self) -> None:
+        if self._is_read_only:
+            return
+        try:
+            status = os.stat(POLICY_FILE, dir_fd=self._volume.base_fd)
+            mark = status.st_ino, status.st_mtime_ns
+        except FileNotFoundError:
+            mark = 0, 1
+        except OSError:
+            return
+        if mark != self._policy_mark:
+            self._policy_mark = mark
+            try:
+                self._policy = self._volume.policy()
+            except (PolicyError, OSError) as error:
+                log.warning("the policy cannot be read, and counts as it was: %s", error)
+
+    async def sync(self) -> None:
+        """Make durable what was noted, as long as the mount lasts."""
+        while True:
+            await trio.sleep(SYNC_S)
+            fds = self._writer.unsynced()
+            try:
+                for fd in fds:
+                    await trio.to_thread.run_sync(self._volume.disk.sync_file, fd)
+            except OSError as error:
+                log.error("deletions that were noted are not durable: %s", error)
+            finally:
+                for fd in fds:
+                    os.close(fd)

@@ -1,0 +1,142 @@
+"""Whether many stubs were overwritten with noise lately, as by a program that encrypts files.
+
+The logs of deletions tell what was overwritten, cut, replaced or removed. A log is of an hour at
+most. A sample of its files is looked at: what the store has of them, and what is there now.
+"""
+
+import os
+import zlib
+from functools import lru_cache
+
+from dedupd.deleted.alarm import Alarm, AlarmState, keep_state, read_state
+from dedupd.deleted.log import DeletionLogs
+from dedupd.deleted.revival import clean
+from dedupd.errors import Damaged, NoiseWritten
+from dedupd.format.deletion import Cause, Deletion
+from dedupd.system.files import data_ranges, opened, read_at
+from dedupd.system.paths import open_beneath
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+
+FILES_MIN = 50
+"""Fewer files in an hour raise no alarm: their versions are kept all the same."""
+
+SAMPLED_MAX = 200
+"""Of each log; a look takes a third of a millisecond."""
+
+NOISY_SHARE_MIN = 0.5
+"""Of the files looked at. Users' work overwrites what compresses with what compresses."""
+
+SAMPLE_BYTES = 4096
+COMPRESSIBLE_MAX = 0.8
+NOISE_MIN = 0.97
+"""What zlib makes of a sample: text, tables and documents become half; what is encrypted or
+compressed, or a photograph, stays as it is."""
+
+MAGICS = (
+    *(b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf"),
+    *(b"BZh", b"Rar!", b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"OggS", b"fLaC"),
+    *(b"ID3", b"\x1aE\xdf\xa3"),
+)
+"""How archives, pictures, sound and films begin. What is compressed is noise as well, and says what
+it is."""
+
+NAMES_MAX = 10_000
+"""In a directory in which the successor of a removed file is looked for."""
+
+EXAMPLES = 3
+
+
+def refuse_noise(volume: Volume, run: JobRun, *, dry_run: bool) -> None:
+    """Raises NoiseWritten while an alarm stands, or where there is reason for one."""
+    state = read_state(volume.base_fd)
+    alarm = state.alarm or _found(volume, run, state)
+    if alarm is None:
+        return
+    if state.alarm is None and not dry_run:
+        keep_state(volume.base_fd, AlarmState(alarm, state.accepted_ns), volume.disk)
+    raise NoiseWritten(alarm.message(volume.root))
+
+
+def _found(volume: Volume, run: JobRun, state: AlarmState) -> Alarm | None:
+    logs = DeletionLogs(volume)
+    for number in reversed(logs.numbers()):
+        run.safe_point()
+        latest: dict[bytes, Deletion] = {}
+        for _, one in logs.read(number):
+            if one.time_ns > state.accepted_ns:
+                latest[one.path] = one
+        if len(latest) >= FILES_MIN:
+            alarm = _judged(volume, run, list(latest.values()))
+            if alarm is not None:
+                return alarm
+    return None
+
+
+def _judged(volume: Volume, run: JobRun, rows: list[Deletion]) -> Alarm | None:
+    sample = rows[:: -(-len(rows) // SAMPLED_MAX)]
+    look = _Look(volume)
+    noisy = []
+    for one in sample:
+        run.safe_point()
+        if look.became_noise(one):
+            noisy.append(os.fsdecode(one.path))
+    if len(noisy) < NOISY_SHARE_MIN * len(sample) or len(noisy) * len(rows) < FILES_MIN * len(
+        sample
+    ):
+        return None
+    return Alarm(
+        *(rows[0].time_ns, rows[-1].time_ns, len(rows), len(sample), len(noisy)),
+        tuple(noisy[:EXAMPLES]),
+    )
+
+
+class _Look:
+    """Looks at files of one log."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._names = lru_cache(maxsize=4)(self._listed)
+
+    def became_noise(self, one: Deletion) -> bool:
+        """Whether something that compresses gave way to noise. What cannot be read did not."""
+        try:
+            now = self._now(one)
+            if now is None or not _is_noise(now):
+                return False
+            content = self._volume.content(clean(one.stub), "")
+            return _is_compressible(content.read(0, min(SAMPLE_BYTES, one.stub.covered)))
+        except (OSError, Damaged):
+            return False
+
+    def _now(self, one: Deletion) -> bytes | None:
+        """What users have written in the place of a file: into it, or, if it is gone, into one
+        beside it whose name begins with its name (``plan.odt.locked``)."""
+        path = one.path
+        if one.cause is Cause.REMOVED:
+            directory, _, name = path.rpartition(b"/")
+            longer = [n for n in self._names(directory) if n.startswith(name) and n != name]
+            if not longer:
+                return None
+            path = directory + b"/" + longer[0] if directory else longer[0]
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        with opened(open_beneath(self._volume.data_fd, path, flags)) as fd:
+            for start, end in data_ranges(fd, 0, os.fstat(fd).st_size):
+                if start == 0 and read_at(fd, 8, 0).startswith(MAGICS):
+                    return None
+                return read_at(fd, min(SAMPLE_BYTES, end - start), start)
+        return None
+
+    def _listed(self, directory: bytes) -> list[bytes]:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        with opened(open_beneath(self._volume.data_fd, directory, flags)) as fd:
+            names = os.listdir(fd)
+        return [os.fsencode(name) for name in names] if len(names) <= NAMES_MAX else []
+
+
+def _is_noise(data: bytes) -> bool:
+    return len(data) >= SAMPLE_BYTES // 4 and len(zlib.compress(data, 1)) > NOISE_MIN * len(data)
+
+
+def _is_compressible(data: bytes) -> bool:
+    return len(zlib.compress(data, 1)) < COMPRESSIBLE_MAX * len(data)
