@@ -33,6 +33,7 @@ COMMANDS = {
     "send": "Write a volume, or what is new in it, as a stream.",
     "receive": "Make a volume what a stream says.",
     "drill": "Damage a copy of a store, and show what would be lost.",
+    "import": "Copy a tree into a volume, deduplicated as it comes.",
     "deleted": "Show what was deleted or overwritten lately.",
     "undelete": "Have files back that were deleted or overwritten.",
     "restore": "Take files out of a copy of a volume, without mounting it.",

@@ -130,9 +130,10 @@ class Undelete:
             above, _, name = path.rpartition(b"/")
         with opened(self._directory(above, one)) as fd:
             disk.make_dir(fd, name)
-            if self._is_root:
-                disk.set_owner_of(fd, name, one.uid, one.gid)
-        return open_beneath(self._tree_fd, path, flags)
+        made = open_beneath(self._tree_fd, path, flags)
+        if self._is_root:
+            disk.set_owner(made, one.uid, one.gid)
+        return made
 
 
 def attach_below(volume: Volume) -> Attach:

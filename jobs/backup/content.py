@@ -42,14 +42,14 @@ class ContentReader:
         """
         size = os.fstat(fd).st_size
         if stub is None:
-            yield from _own(fd, data_ranges(fd, 0, size))
+            yield from own_pieces(fd, data_ranges(fd, 0, size))
             return
         sparse = SparseStub(
             fd, stub, self._volume.stub_files, lambda one: self._volume.content(one, where)
         )
         sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, size)
         missing = sparse.missing(0, size)
-        yield from _own(fd, _local(fd, missing, size, stub.covered))
+        yield from own_pieces(fd, _local(fd, missing, size, stub.covered))
         for start, end in missing:
             rest = sparse.content.spans(start, end)
             while spans := list(islice(rest, _CHUNKS_AT_ONCE)):
@@ -78,7 +78,8 @@ def _local(
         yield from data_ranges(fd, max(start, covered), end)
 
 
-def _own(fd: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+def own_pieces(fd: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of ranges of a file's own. Raises OSError."""
     for start, end in ranges:
         for at in range(start, end, PIECE_BYTES):
             length = min(PIECE_BYTES, end - at)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dedupd.errors import UsageError
 from dedupd.format.stub import StubAttribute
-from dedupd.system.files import opened
+from dedupd.system.files import attributes_of, opened
 from dedupd.system.paths import open_beneath, show_path
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,6 +45,16 @@ class Node:
     def is_symlink(self) -> bool:
         return stat.S_ISLNK(self.mode)
 
+    def refreshed(self, status: os.stat_result) -> "Node":
+        """The node with length and times of now."""
+        return replace(
+            self,
+            size=status.st_size,
+            atime_ns=status.st_atime_ns,
+            mtime_ns=status.st_mtime_ns,
+            ctime_ns=status.st_ctime_ns,
+        )
+
     def settled(self, stub: StubAttribute | None) -> "Node":
         """The node with the time that a change under way is to give back."""
         if stub is not None and stub.flags.transient:
@@ -69,19 +79,17 @@ def node_of(fd: int, hidden: bytes) -> Node:
     path = b"/proc/self/fd/%d" % fd
     target = os.readlink(b"", dir_fd=fd) if stat.S_ISLNK(status.st_mode) else b""
     try:
-        names = sorted(map(os.fsencode, os.listxattr(path)))
-    except OSError:  # a file system that has none
-        names = []
-    attributes = []
-    for name in names:
-        if name != hidden:
-            attributes.append((name, os.getxattr(path, name)))
+        attributes = tuple(attributes_of(path, hidden))
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        attributes = ()  # a file system that has none
     return Node(
         *(status.st_mode, status.st_uid, status.st_gid, status.st_rdev),
         *(status.st_ino, status.st_nlink, status.st_size),
         *(status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns),
         target,
-        tuple(attributes),
+        attributes,
     )
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from dedupd.deleted.alarm import accept
 from dedupd.deleted.listing import lost
 from dedupd.deleted.log import DeletionId, DeletionLogs, DeletionWriter
 from dedupd.deleted.revival import revive, take_back
@@ -43,6 +44,7 @@ def volume_to_delete_from(root: Path, seed: int) -> None:
 def delete_and_have_back(scene: Scene) -> None:
     """Deletions are noted, and happen; two files come back; then nothing is kept any more."""
     with Volume.open(str(scene.root), scene.disk) as volume:
+        accept(volume.base_fd, scene.disk)
         _remove(scene, volume, REMOVED)
         _unfinished(volume, scene)
         with volume.job_lock(), volume.mount_lock():
@@ -68,6 +70,7 @@ def _remove(scene: Scene, volume: Volume, paths: Sequence[str]) -> None:
                 *(Cause.REMOVED, time.time_ns(), 7 * 86400, os.fsencode(path), status.st_mode),
                 *(0, 0, status.st_ino, 0, status.st_size, status.st_atime_ns, status.st_mtime_ns),
                 stub,
+                ((b"user.colour", b"blue"),),
             )
         )
         scene.history.removed.append((len(scene.disk.log), path))

@@ -1,0 +1,46 @@
+"""``dedupd import``: copy a tree into a volume, deduplicated as it comes."""
+
+import os
+import sys
+
+import click
+
+from dedupd.cli.common import PATH, answer, exits, job_run, json_option
+from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd.units import counted, format_size
+from dedupd.volume.volume import Volume
+from jobs.backup.importing import Import, ImportReport
+
+
+@click.command("import")
+@click.argument("source", type=PATH)
+@click.argument("path", type=PATH)
+@click.argument("folder", default="")
+@json_option
+@exits
+def command(source: str, path: str, folder: str, as_json: bool) -> None:
+    """Copy the directory SOURCE into the volume PATH, below FOLDER, and deduplicate as it comes.
+
+    With owners, modes, ACLs, attributes, times, links and holes, in batches that leave the reserve
+    to users: so a volume takes in more than its disk has room for. Run it again to go on.
+    """
+    if not os.path.isdir(source):
+        raise UsageError(f"{source}: no such directory to import")
+    if os.path.isabs(folder) or ".." in folder.split("/"):
+        raise UsageError(f"{folder}: FOLDER is a path within the volume, like projects/old")
+    with Volume.open(path) as volume, volume.job_lock(), job_run("import") as run:
+        report = Import(volume, run, source, os.fsencode(folder)).run()
+    answer(as_json, report.to_json(), _text(report))
+    sys.exit(EXIT_FINDINGS if report.errors else EXIT_DONE)
+
+
+def _text(report: ImportReport) -> str:
+    text = f"{counted(report.files, 'file')} imported, {format_size(report.length_bytes)}"
+    if report.already:
+        text += f"; {report.already:,} were there already"
+    grown = report.room_bytes_before - report.room_bytes_after
+    text += f"; the disk has {format_size(max(0, grown))} less room"
+    lines = [text, *(f"  {message}" for message in report.messages)]
+    if report.errors > len(report.messages):
+        lines.append(f"  and {report.errors - len(report.messages)} more")
+    return "\n".join(lines)

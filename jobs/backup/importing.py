@@ -1,0 +1,236 @@
+"""The import job: a tree is copied into a volume and deduplicated as it comes, so that the volume
+takes in more than its disk has room for."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+
+from dedupd.config.run_limits import RunLimits
+from dedupd.errors import Busy, DedupdError, FileChanged, UsageError
+from dedupd.system import mount_table
+from dedupd.system.files import data_ranges, opened
+from dedupd.system.paths import explain, open_beneath, parents, show_path, split_path
+from dedupd.units import GIB, MIB, counted
+from dedupd.volume.volume import Volume
+from jobs.backup.content import own_pieces
+from jobs.backup.nodes import Met, Node, walk_nodes
+from jobs.backup.tree_writer import TreeWriter
+from jobs.frame.report import FileReport
+from jobs.frame.run import Cancelled, JobRun
+from jobs.optimize.job import Optimize
+
+BATCH_SHARE = 0.4
+"""Of the room: a batch is there twice before its blocks are given up, plain and as chunks."""
+
+BATCH_BYTES_MIN = 4 * MIB
+"""There is no room for smaller batches: what their files and tables take besides is as much."""
+
+BATCH_BYTES_MAX = 4 * GIB
+"""As much is done again, at most, where the machine stops."""
+
+ATTEMPTS_MAX = 3
+"""To read a file that is written to meanwhile."""
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK
+
+
+@dataclass(slots=True)
+class ImportReport(FileReport):
+    """The results of a run. ``already`` were there from an earlier run. ``written_bytes`` leaves
+    out holes; ``room_bytes_min`` is the least that was free beyond the reserve between two files.
+    """
+
+    job: str = "import"
+    files: int = 0
+    others: int = 0
+    already: int = 0
+    batches: int = 0
+    length_bytes: int = 0
+    written_bytes: int = 0
+    room_bytes_before: int = 0
+    room_bytes_min: int = 0
+    room_bytes_after: int = 0
+
+
+class Import:
+    """One import. Needs the job lock. May be stopped and run again: it goes on."""
+
+    def __init__(self, volume: Volume, run: JobRun, source: str, folder: bytes) -> None:
+        """``folder``: where in the tree; it is made if need be. Raises UsageError, PolicyError."""
+        self._volume = volume
+        self._run = run
+        self._source = os.path.realpath(source)
+        self._folder = b"/".join(split_path(folder))
+        self._points = mount_table.points_of(volume.parameters.uuid)
+        self._refuse_overlap()
+        self._room = volume.room()
+        self._report = ImportReport(started_s=run.started_s)
+        self._batch_bytes = 0
+        self._batch_bytes_max = 0
+        volume.limits = RunLimits(min_age_s=0.0)
+
+    def _refuse_overlap(self) -> None:
+        for place in (self._volume.root, *self._points):
+            one, other = self._source.rstrip("/") + "/", place.rstrip("/") + "/"
+            if one.startswith(other) or other.startswith(one):
+                raise UsageError(f"{self._source}: lies in the volume, or the volume in it")
+
+    def run(self) -> ImportReport:
+        """Copy and optimize, batch by batch.
+
+        What cannot be read, or has no room, is named and left out. Raises UsageError, Busy,
+        Cancelled, and what a run of optimize raises.
+        """
+        run, report, disk = self._run, self._report, self._volume.disk
+        report.room_bytes_before = report.room_bytes_min = self._room.left_bytes
+        with ExitStack() as stack:
+            source_fd = stack.enter_context(opened(os.open(self._source, _FLAGS)))
+            target_fd = self._target(stack)
+            writer = stack.enter_context(closing(TreeWriter(target_fd, disk, run.findings)))
+            self._lock = stack.enter_context(ExitStack())
+            run.update(phase="importing", total=0)
+            self._begin_batch()
+            self._make_parents(writer)
+            for met in walk_nodes(source_fd, b"", b"", self._tell):
+                run.safe_point()
+                self._take(writer, source_fd, met)
+            self._end_batch()
+            disk.sync_file_system(self._volume.data_fd)
+            if writer.others_files:
+                run.findings.add(
+                    f"{counted(writer.others_files, 'name')} of other owners: made with this user"
+                    " as the owner; root alone can give files away"
+                )
+        report.room_bytes_after = self._room.left_bytes
+        report.complete(run)
+        return report
+
+    def _target(self, stack: ExitStack) -> int:
+        """The tree: as users see it where it is mounted, so that they see what comes."""
+        if self._points:
+            return stack.enter_context(opened(os.open(self._points[0], _FLAGS)))
+        return self._volume.data_fd
+
+    # --- batches ------------------------------------------------------------------------------
+
+    def _begin_batch(self) -> None:
+        """Without a mount, none must come while the tree is written below it."""
+        if not self._points:
+            self._lock.enter_context(self._volume.mount_lock())
+        elif mount_table.points_of(self._volume.parameters.uuid) != self._points:
+            raise Busy(f"{self._volume.root}: unmounted or mounted meanwhile; run this again")
+        room = self._room.left_bytes
+        self._note_room(room)
+        self._batch_bytes = 0
+        self._batch_bytes_max = min(BATCH_BYTES_MAX, int(room * BATCH_SHARE))
+
+    def _end_batch(self) -> None:
+        """Optimize what has come."""
+        run, report = self._run, self._report
+        self._note_room(self._room.left_bytes)
+        self._lock.close()
+        if not self._batch_bytes:
+            return
+        if self._points:
+            # The kernel tells of a close behind the closing program's back; this comes after.
+            os.statvfs(self._points[0])
+        report.batches += 1
+        Optimize(self._volume, run, self._folder).run()
+        run.update(phase="importing", files=report.files, done=report.length_bytes, total=0)
+
+    def _note_room(self, room_bytes: int) -> None:
+        self._report.room_bytes_min = min(self._report.room_bytes_min, room_bytes)
+
+    def _make_room(self, need_bytes: int, path: bytes) -> None:
+        """Have room for a file, by an end of the batch if need be. Raises NoSpace."""
+        if self._batch_bytes and self._batch_bytes + need_bytes > self._batch_bytes_max:
+            self._end_batch()
+            self._begin_batch()
+        # A file that is alone in its batch may be larger: it stays plain until there is more room.
+        self._room.require(need_bytes + BATCH_BYTES_MIN, show_path(path))
+        self._batch_bytes += need_bytes
+        self._note_room(self._room.left_bytes - need_bytes)
+
+    # --- files --------------------------------------------------------------------------------
+
+    def _make_parents(self, writer: TreeWriter) -> None:
+        for parent in parents(os.fsdecode(self._folder)) if self._folder else []:
+            writer.make_directory(os.fsencode(parent))
+
+    def _take(self, writer: TreeWriter, source_fd: int, met: Met) -> None:
+        path = b"/".join(part for part in (self._folder, met.path) if part)
+        try:
+            if met.node.is_directory:
+                self._take_directory(writer, path, met)
+            elif writer.is_there(path, met.node):
+                self._report.already += 1
+            elif writer.first_name(met.node) is not None:
+                writer.make_link(path, met.node)
+            elif met.node.is_file:
+                self._take_file(writer, source_fd, path, met)
+            else:
+                writer.make_other(path, met.node)
+                self._report.others += 1
+        except Cancelled:
+            raise
+        except (DedupdError, OSError) as error:
+            self._tell(met.path, error)
+        self._run.update(files=self._report.files, done=self._report.length_bytes)
+
+    def _take_directory(self, writer: TreeWriter, path: bytes, met: Met) -> None:
+        if not path:
+            return  # the volume's own directory stays as it is
+        if met.is_left:
+            writer.finish_directory(path, met.node)
+        elif met.path:
+            writer.make_directory(path)
+
+    def _take_file(self, writer: TreeWriter, source_fd: int, path: bytes, met: Met) -> None:
+        for attempt in range(ATTEMPTS_MAX):
+            with opened(open_beneath(source_fd, met.path, _FILE_FLAGS)) as fd:
+                try:
+                    self._copy(writer, path, met.node, fd)
+                    return
+                except FileChanged:
+                    if attempt == ATTEMPTS_MAX - 1:
+                        raise
+
+    def _copy(self, writer: TreeWriter, path: bytes, found: Node, fd: int) -> None:
+        """Raises FileChanged where the file is written to meanwhile."""
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileChanged("it is another thing by now")
+        node = found.refreshed(status)
+        # Of a file without blocks the source may be a volume's: all of it is content.
+        need = min(node.size, status.st_blocks * 512 or node.size)
+        self._make_room(need, path)
+        report, unchanged = self._report, partial(_require_same, fd, status)
+        report.written_bytes += writer.make_file(path, node, self._pieces(fd), unchanged)
+        report.files += 1
+        report.length_bytes += node.size
+
+    def _pieces(self, fd: int) -> Iterator[tuple[int, bytes]]:
+        size = os.fstat(fd).st_size
+        for piece in own_pieces(fd, data_ranges(fd, 0, size)):
+            self._run.safe_point()
+            yield piece
+
+    def _tell(self, path: bytes, error: DedupdError | OSError) -> None:
+        text = explain(error) if isinstance(error, OSError) else str(error)
+        where = show_path(path) or "."
+        self._run.findings.add(text if text.startswith(where) else f"{where}: {text}")
+
+
+def _require_same(fd: int, before: os.stat_result, _: int) -> None:
+    """Raises FileChanged where a file was written to since."""
+    now = os.fstat(fd)
+    if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+    ):
+        raise FileChanged("it is written to all the time; run this again when it is quieter")
