@@ -62,6 +62,16 @@ class ServiceUnreachable(DedupdError):
     exit_status = EXIT_BUSY
 
 
+class StoreUnreachable(DedupdError):
+    """The cluster that holds the store does not answer within the time set for it."""
+
+    exit_status = EXIT_BUSY
+
+
+class WriterFenced(Busy):
+    """Another host has taken over what this process was writing; it can change nothing any more."""
+
+
 class ReadOnlyVolume(DedupdError):
     """The volume lies on a file system that takes no changes now; it can be read."""
 

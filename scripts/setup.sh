@@ -162,11 +162,21 @@ look_for_tools() {
     has fio || want fio "tests of parallel reads and writes"
     has setfattr || want attr "tests of extended attributes"
     has setfacl || want acl "tests of access control lists"
+    look_for_ceph
     [ "$purpose" = develop ] && return
     has borg || want borgbackup "what ingest is compared with"
     has restic || want restic "what ingest is compared with"
     has casync || want casync "what ingest is compared with"
     has duperemove || want duperemove "what ingest is compared with"
+}
+
+# Of Debian, 48 MB to fetch: a whole cluster, on this machine, while the tests run.
+look_for_ceph() {
+    has ceph-mon || want ceph-mon "tests of a store in a cluster (48 MB with the next three)"
+    has ceph-osd || want ceph-osd "the part of Ceph that stores"
+    has ceph-authtool || want ceph-common "the tools of Ceph"
+    [ -n "$(find /usr/lib/python3/dist-packages -name 'rados.*.so' -print -quit 2>/dev/null)" ] ||
+        want python3-rados "Ceph's library for Python"
 }
 
 # --- system packages --------------------------------------------------------------------------

@@ -19,7 +19,16 @@ import dedupd
 import jobs
 from dedupd import failpoint, native
 from dedupd.format import container as fmt
-from dedupd.format import deletion, merge_log, recipe, saved_marks, saved_notes, stream, stub
+from dedupd.format import (
+    deletion,
+    merge_log,
+    rados_objects,
+    recipe,
+    saved_marks,
+    saved_notes,
+    stream,
+    stub,
+)
 from dedupd.format import table as tbl
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.volume.enable import DISABLING, ENABLING
@@ -171,6 +180,46 @@ def test_the_nodes_of_a_stream() -> None:
     expect(data, places, {name: values[name] for name in places})
     assert len(data) == 68 + tail
     assert list(stream.decode_nodes(data * 2, "")) == [node, node]
+
+
+def test_a_chunk_in_a_cluster() -> None:
+    data = rados_objects.encode_frame(b"payload", 1, 77, HASH)
+    places = layout("Chunk frame (32 bytes)")
+    values = {
+        "magic": b"DDRF",
+        "format": rados_objects.FORMAT,
+        "codec": 1,
+        "stored_length": 7,
+        "raw_length": 77,
+        "checksum": native.hashing.xxh3_64(b"payload"),
+        "header_check": native.hashing.xxh3_64(data[:24], int.from_bytes(HASH[:8], "little")),
+    }
+    expect(data, places, values)
+    flags = {row[0].strip("`"): row[1] for row in rows("Flags of a chunk")}
+    assert flags == {one.value: one.name.lower() for one in rados_objects.ChunkState}
+
+
+def test_a_recipe_in_a_cluster() -> None:
+    entry = rados_objects.ChunkEntry(0x123456789A, 1000, HASH)
+    file = rados_objects.FileId(0x1122334455, 6)
+    recipe = rados_objects.FileRecipe(DIGEST.hex(), UUID.hex(), file, 0x223456789A, [entry])
+    (data,) = rados_objects.encode_parts(recipe)
+    values = {
+        "magic": b"DDRM",
+        "format": rados_objects.FORMAT,
+        "part": 0,
+        "parts": 1,
+        "count": 1,
+        "length": recipe.length,
+        "version": DIGEST,
+        "volume_id": UUID,
+        "inode": file.inode,
+        "generation": 6,
+        "body_checksum": native.hashing.xxh3_64(data[96:]),
+        "checksum": native.hashing.xxh3_64(data[:88]),
+    }
+    expect(data, layout("Recipe part (96 bytes)"), values)
+    expect(data[96:], layout("Chunk entry (44 bytes)"), entry._asdict())
 
 
 def test_the_saved_marks_header() -> None:

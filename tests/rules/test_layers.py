@@ -61,6 +61,8 @@ FLOORS = (
     "dedupd.format",
     "dedupd.system",
     "dedupd.config",
+    "dedupd.rados.cluster",
+    "dedupd.rados",
     "dedupd.store.container",
     "dedupd.store",
     "dedupd.store.recipe",

@@ -1,0 +1,216 @@
+"""All of a store, looked at: what files need and is missing, and what nothing needs and is there.
+
+It reads every object's keys, beside hosts that write: what looks wrong is looked at again before it
+counts. It holds the names of all chunks in memory, some 200 bytes for each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dedupd.errors import DamagedRecipe, NotAVolume
+from dedupd.format.rados_objects import (
+    FLAG_KEY,
+    TAG_PREFIX,
+    ChunkState,
+    FileId,
+    chunk_object,
+    garbage_object,
+    garbage_shard,
+    recipe_object,
+    tag_key,
+)
+from dedupd.rados.file_table import FileTable
+from dedupd.rados.intents import Intents
+from dedupd.rados.retirement import Retirement
+from dedupd.rados.store import RadosStore
+
+_PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
+_DAMAGED = (ChunkState.DAMAGED.value, ChunkState.PINNED_DAMAGED.value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    state: str
+    versions: frozenset[str]
+
+
+@dataclass
+class AuditReport:
+    """``dangling`` needs a person, or the next arrival; :meth:`repair` takes what ``leaked``."""
+
+    chunks: int = 0
+    recipes: int = 0
+    files: int = 0
+    references: int = 0
+    candidates: int = 0
+    pinned: int = 0
+    dangling: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
+    repaired: int = 0
+
+
+class Audit:
+    """One look at a store. ``reads_chunks``: the content of each chunk, too."""
+
+    def __init__(self, store: RadosStore, *, reads_chunks: bool = False) -> None:
+        self.store, self.reads_chunks = store, reads_chunks
+        self.cluster = store.cluster
+        self.report = AuditReport()
+        self._chunks: dict[bytes, _Chunk] = {}
+        self._recipes: set[str] = set()
+        self._live: dict[str, tuple[FileTable, FileId]] = {}
+        self._known: set[str] = set()
+        self._leaked_tags: list[tuple[bytes, str]] = []
+        self._leaked_versions: list[str] = []
+        self._leaked_chunks: list[bytes] = []
+
+    def run(self) -> AuditReport:
+        """References first, then what they may belong to: so one that is made meanwhile is known
+        by its intent, which is older."""
+        self._read_objects()
+        self._read_files()
+        for version, (table, file) in self._live.items():
+            self._check_version(version, table, file)
+        for fingerprint, chunk in self._chunks.items():
+            self._check_chunk(fingerprint, chunk)
+        for version in sorted(self._recipes - self._known):
+            if not self._is_known(version):
+                self._leaked_versions.append(version)
+                self.report.leaked.append(f"recipe m.{version}: no file has it")
+        return self.report
+
+    def repair(self) -> None:
+        """Let go of what the last :meth:`run` has found to be leaked. May be repeated."""
+        chunks = self.store.chunks
+        Retirement(self.store.recipes, chunks).retire(self._leaked_versions)
+        for fingerprint, version in self._leaked_tags:
+            left = chunks.drop_references(fingerprint, [version])
+            chunks.condemn([left] if left is not None else [])
+        for fingerprint in self._leaked_chunks:
+            left = chunks.drop_references(fingerprint, ())
+            chunks.condemn([left] if left is not None else [])
+        self.report.repaired = (
+            len(self._leaked_versions) + len(self._leaked_tags) + len(self._leaked_chunks)
+        )
+
+    # --- what is there ------------------------------------------------------------------------
+
+    def _read_objects(self) -> None:
+        fingerprints = []
+        for name in self.cluster.names():
+            kind, _, rest = name.partition(".")
+            if kind == "c":
+                fingerprints.append(bytes.fromhex(rest))
+            elif kind == "m":
+                self._recipes.add(rest.partition(".")[0])
+        found = self.cluster.each(self._read_chunk, fingerprints)
+        self._chunks = {
+            fingerprint: chunk
+            for fingerprint, chunk in zip(fingerprints, found, strict=True)
+            if chunk is not None
+        }
+        self.report.chunks, self.report.recipes = len(self._chunks), len(self._recipes)
+
+    def _read_chunk(self, fingerprint: bytes) -> _Chunk | None:
+        keys = dict(self.cluster.each_key(chunk_object(fingerprint)))
+        if not keys and self.cluster.page(chunk_object(fingerprint), count=1) is None:
+            return None
+        versions = frozenset(k.removeprefix(TAG_PREFIX) for k in keys if k.startswith(TAG_PREFIX))
+        state = keys.get(FLAG_KEY, "")
+        if self.reads_chunks and state not in _DAMAGED:
+            data = self.cluster.read(chunk_object(fingerprint))
+            if data is not None and not self.store.chunks.is_good(fingerprint, data):
+                self.store.chunks.mark_damaged(fingerprint)
+                state = ChunkState.DAMAGED.value
+        return _Chunk(state, versions)
+
+    def _read_files(self) -> None:
+        for volume, entry in self.store.volumes().items():
+            # From the intent to the file to the end: what moves on is met at least once.
+            self._known |= Intents(self.cluster, volume).all().keys()
+            table = FileTable(self.cluster, volume, entry.shards)
+            for file, versions in table.files():
+                self.report.files += 1
+                self._live |= dict.fromkeys(versions.live, (table, file))
+            self._known |= {version for version, _ in table.retiring()}
+        self._known |= self._live.keys()
+
+    # --- what is missing ----------------------------------------------------------------------
+
+    def _check_version(self, version: str, table: FileTable, file: FileId) -> None:
+        for finding, is_damage in self._findings(version):
+            # The file may have been replaced since.
+            now = table.versions(file)
+            if now is not None and version in now.live:
+                to = self.report.damaged if is_damage else self.report.dangling
+                to.append(f"volume {table.volume} file {file.text}: {finding}")
+
+    def _findings(self, version: str) -> Iterator[tuple[str, bool]]:
+        try:
+            recipe = self.store.recipes.read(version)
+        except DamagedRecipe as error:
+            yield str(error), True
+            return
+        if recipe is None:
+            yield f"its recipe {recipe_object(version)} is missing", False
+            return
+        for fingerprint in recipe.fingerprints:
+            self.report.references += 1
+            chunk = self._chunks.get(fingerprint)
+            if chunk is None or not self._is_held(chunk, version):
+                chunk = self._read_chunk(fingerprint)  # it may have come since
+            if chunk is None:
+                yield f"chunk {fingerprint.hex()} is missing", False
+            elif not self._is_held(chunk, version):
+                yield f"chunk {fingerprint.hex()} could be collected", False
+            elif chunk.state in _DAMAGED:
+                yield f"chunk {fingerprint.hex()} is damaged", True
+
+    @staticmethod
+    def _is_held(chunk: _Chunk, version: str) -> bool:
+        return version in chunk.versions or chunk.state in _PINNED
+
+    # --- what is left over --------------------------------------------------------------------
+
+    def _check_chunk(self, fingerprint: bytes, chunk: _Chunk) -> None:
+        oid = chunk_object(fingerprint)
+        for version in sorted(chunk.versions - self._known):
+            if (
+                not self._is_known(version)
+                and self.cluster.value(oid, tag_key(version)) is not None
+            ):
+                self._leaked_tags.append((fingerprint, version))
+                self.report.leaked.append(f"chunk {oid}: no file has version {version}")
+        if chunk.state in _PINNED:
+            self.report.pinned += 1
+        elif not chunk.versions:
+            shard = garbage_object(garbage_shard(fingerprint))
+            if self.cluster.value(shard, fingerprint.hex()) is not None:
+                self.report.candidates += 1
+            elif self.store.chunks.drop_references(fingerprint, ()) is not None:
+                self._leaked_chunks.append(fingerprint)
+                self.report.leaked.append(f"chunk {oid}: nothing refers to it")
+
+    def _is_known(self, version: str) -> bool:
+        """Whether a version belongs to a file now. Its recipe, older than its references, says to
+        which one; without a recipe it is nobody's."""
+        try:
+            recipe = self.store.recipes.read(version)
+        except DamagedRecipe:
+            return True  # a person has to decide
+        if recipe is None:
+            return any(
+                version in Intents(self.cluster, volume).all() for volume in self.store.volumes()
+            )
+        try:
+            table = self.store.table(recipe.volume)
+        except NotAVolume:
+            return False  # it has left, and had no file any more
+        intents = Intents(self.cluster, recipe.volume).all()
+        found = table.versions(recipe.file)
+        return (
+            version in intents
+            or (found is not None and version in found.live)
+            or version in {old for old, _ in table.retiring()}
+        )

@@ -1,0 +1,311 @@
+"""The chunks of a store: stored once, referenced by exact tags, repaired when they arrive again.
+
+A chunk's object has its content, its flag and one key for each file version that needs it, so one
+atomic change does what GRATE's row and data do apart (seed 004, 2.3 and 2.5).
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.errors import Damaged, StoreUnreachable
+from dedupd.format.rados_objects import (
+    FLAG_KEY,
+    ChunkState,
+    chunk_object,
+    decode_frame,
+    garbage_object,
+    garbage_shard,
+    tag_key,
+)
+from dedupd.rados.cluster import points
+from dedupd.rados.cluster.connection import Change, Cluster, Outcome, required
+
+ROUNDS_MAX = 20
+"""Between arrivals, retirements and collections of one chunk; with more something is wrong."""
+
+TAGS_MAX = 100_000
+"""References of one chunk; half of what an OSD warns of (``osd_deep_scrub_large_omap_object_key_
+threshold``)."""
+
+PIN_SAMPLE = 1024
+"""One in so many references has the tags of its chunk counted: some microseconds for each."""
+
+
+class Arrival(Enum):
+    """What became of a chunk that arrived."""
+
+    CREATED = "created"
+    REFERENCED = "referenced"
+    CHECKED = "checked"
+    REPAIRED = "repaired"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class NewChunk:
+    """A chunk that a file has. ``frame`` is called at most once for each time it must be stored;
+    ``is_expected``: it is probably in the store, so that its bytes need not be sent at first."""
+
+    fingerprint: bytes
+    frame: Callable[[], bytes]
+    is_expected: bool = False
+
+
+class Unreferenced(NamedTuple):
+    """A chunk that had no reference when its object had this version."""
+
+    fingerprint: bytes
+    version: int
+    state: str
+
+
+class _Row(NamedTuple):
+    """What decides about a chunk: its flag, whether any tag is there, at which version."""
+
+    version: int
+    state: str
+    has_tags: bool
+
+    @property
+    def is_kept(self) -> bool:
+        return self.has_tags or self.state in _PINNED
+
+
+_PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
+_DAMAGED_STATES = {
+    ChunkState.VALID.value: ChunkState.DAMAGED.value,
+    ChunkState.INVALID.value: ChunkState.DAMAGED.value,
+    ChunkState.PINNED.value: ChunkState.PINNED_DAMAGED.value,
+}
+
+
+class Chunks:
+    """The chunks of one store, by the volume-independent half of its procedures."""
+
+    def __init__(self, cluster: Cluster, algorithm: str) -> None:
+        self.cluster, self.algorithm = cluster, algorithm
+        self.tags_max, self.pin_sample = TAGS_MAX, PIN_SAMPLE
+
+    # --- arrival ------------------------------------------------------------------------------
+
+    def put(self, chunk: NewChunk, versions: Sequence[str]) -> Arrival:
+        """Have the chunk in the store, referenced by these file versions, durably.
+
+        Their recipes are written and their intents are set. May be repeated.
+        """
+        tags = {tag_key(version): "" for version in versions}
+        steps = [self._refer, self._create] if chunk.is_expected else [self._create, self._refer]
+        for _ in range(ROUNDS_MAX):
+            for step in (*steps, self._check):
+                arrival = step(chunk, tags)
+                if arrival is not None:
+                    return arrival
+            steps = [self._refer, self._create]
+        raise StoreUnreachable(
+            f"{self.cluster.address}: chunk {chunk.fingerprint.hex()} changes all the time;"
+            " try again"
+        )
+
+    def _create(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+        outcome = self.cluster.apply(
+            Change(
+                points.CHUNK_CREATED,
+                chunk_object(chunk.fingerprint),
+                exclusive=True,
+                data=chunk.frame(),
+                put={FLAG_KEY: ChunkState.INVALID.value, **tags},
+            )
+        )
+        return Arrival.CREATED if outcome is Outcome.DONE else None
+
+    def _refer(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+        oid = chunk_object(chunk.fingerprint)
+        valid = {FLAG_KEY: ChunkState.VALID.value}
+        outcome = self.cluster.apply(Change(points.CHUNK_REFERENCED, oid, equal=valid, put=tags))
+        if outcome is not Outcome.DONE:
+            return None
+        if any(self._is_sample(chunk.fingerprint, tag) for tag in tags):
+            self._pin_if_hot(oid)
+        return Arrival.REFERENCED
+
+    def _check(self, chunk: NewChunk, tags: Mapping[str, str]) -> Arrival | None:
+        """Of a chunk whose flag is not V: look at its content, and store it where it is not good.
+
+        Content, not existence as in GRATE's check: hosts may compress differently, so the bytes are
+        compared by their fingerprint.
+        """
+        oid = chunk_object(chunk.fingerprint)
+        page = self.cluster.page(oid, FLAG_KEY, count=1)
+        if page is None:
+            return None
+        state = page.items.get(FLAG_KEY)
+        if state == ChunkState.PINNED.value:
+            return Arrival.PINNED
+        if state == ChunkState.VALID.value:
+            return None
+        is_good = self.is_good(chunk.fingerprint, self.cluster.read(oid))
+        flag = ChunkState.PINNED if state == ChunkState.PINNED_DAMAGED.value else ChunkState.VALID
+        outcome = self.cluster.apply(
+            Change(
+                points.CHUNK_CHECKED if is_good else points.CHUNK_REPAIRED,
+                oid,
+                equal={} if state is None else {FLAG_KEY: state},
+                absent=(FLAG_KEY,) if state is None else (),
+                data=None if is_good else chunk.frame(),
+                put={FLAG_KEY: flag.value, **tags},
+            )
+        )
+        if outcome is not Outcome.DONE:
+            return None
+        return Arrival.CHECKED if is_good else Arrival.REPAIRED
+
+    def is_good(self, fingerprint: bytes, data: bytes | None) -> bool:
+        """Whether the content of a chunk's object is the chunk."""
+        try:
+            self.decoded(fingerprint, required(data, chunk_object(fingerprint)), proves=True)
+        except Damaged:
+            return False
+        return True
+
+    def flip(self, fingerprint: bytes) -> None:
+        """A chunk that was created, and is stored: arrivals need not look at it any more."""
+        outcome = self.cluster.apply(
+            Change(
+                points.CHUNK_FLIPPED,
+                chunk_object(fingerprint),
+                equal={FLAG_KEY: ChunkState.INVALID.value},
+                put={FLAG_KEY: ChunkState.VALID.value},
+            )
+        )
+        if outcome is Outcome.MISSING:
+            raise Damaged(f"{chunk_object(fingerprint)}: a file needs it, and it is gone")
+
+    # --- very many references -----------------------------------------------------------------
+
+    def _is_sample(self, fingerprint: bytes, tag: str) -> bool:
+        return native.hashing.xxh3_64(fingerprint + tag.encode()) % self.pin_sample == 0
+
+    def _pin_if_hot(self, oid: str) -> None:
+        tags = sum(1 for _ in self.cluster.each_key(oid, "r."))
+        if tags > self.tags_max:
+            self.cluster.apply(
+                Change(
+                    points.CHUNK_PINNED,
+                    oid,
+                    equal={FLAG_KEY: ChunkState.VALID.value},
+                    put={FLAG_KEY: ChunkState.PINNED.value},
+                )
+            )
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def stored(self, fingerprint: bytes) -> bytes:
+        """The frame of a chunk. Raises Damaged where it is not there."""
+        oid = chunk_object(fingerprint)
+        return required(self.cluster.read(oid), oid)
+
+    def read(self, fingerprint: bytes) -> bytes:
+        """The raw bytes of a chunk, verified. Raises Damaged, once the chunk is marked so."""
+        data = self.stored(fingerprint)
+        try:
+            return self.decoded(fingerprint, data)
+        except Damaged:
+            self.mark_damaged(fingerprint)
+            raise
+
+    def decoded(self, fingerprint: bytes, data: bytes, *, proves: bool = False) -> bytes:
+        """The raw bytes of a frame; ``proves``: their fingerprint, too. Raises Damaged."""
+        raw = decode_frame(data, fingerprint)
+        if proves and native.hashing.fingerprint(raw, self.algorithm) != fingerprint:
+            raise Damaged(f"{chunk_object(fingerprint)}: its bytes have another fingerprint")
+        return raw
+
+    def mark_damaged(self, fingerprint: bytes) -> None:
+        """Have the next arrival of this chunk store it again, and no arrival trust it before."""
+        oid = chunk_object(fingerprint)
+        for _ in range(ROUNDS_MAX):
+            state = self.cluster.value(oid, FLAG_KEY)
+            damaged = _DAMAGED_STATES.get(state or "")
+            if damaged is None:
+                return
+            change = Change(
+                points.CHUNK_MARKED, oid, equal={FLAG_KEY: state or ""}, put={FLAG_KEY: damaged}
+            )
+            if self.cluster.apply(change) is not Outcome.REFUSED:
+                return
+
+    # --- retirement and collection ------------------------------------------------------------
+
+    def _row(self, oid: str) -> _Row | None:
+        # The flag's key sorts before all tags, so two keys say everything.
+        page = self.cluster.page(oid, count=2)
+        if page is None:
+            return None
+        has_tags = any(key.startswith("r.") for key in page.items)
+        return _Row(page.version, page.items.get(FLAG_KEY, ""), has_tags)
+
+    def drop_references(self, fingerprint: bytes, versions: Iterable[str]) -> Unreferenced | None:
+        """Take references away; what is returned has none left, and goes to :meth:`condemn`."""
+        drop = tuple(tag_key(version) for version in versions)
+        oid = chunk_object(fingerprint)
+        if drop:
+            change = Change(points.REFERENCE_DROPPED, oid, drop=drop)
+            if self.cluster.apply(change) is Outcome.MISSING:
+                return None
+        row = self._row(oid)
+        if row is None or row.is_kept:
+            return None
+        return Unreferenced(fingerprint, row.version, row.state)
+
+    def condemn(self, chunks: Sequence[Unreferenced]) -> None:
+        """Make candidates of chunks with no references; those that get one meanwhile stay.
+
+        Candidate first, flag second: a chunk with neither tag nor candidate would never go.
+        """
+        while chunks:
+            shards: dict[int, list[bytes]] = {}
+            for one in chunks:
+                shards.setdefault(garbage_shard(one.fingerprint), []).append(one.fingerprint)
+            self.cluster.each(self._add_candidates, shards.items())
+            checked = self.cluster.each(self._invalidate, chunks)
+            chunks = [one for one in checked if one is not None]
+
+    def _add_candidates(self, item: tuple[int, list[bytes]]) -> None:
+        shard, fingerprints = item
+        # The value is another one each time: a collection drops only the candidate that it read.
+        value = f"{time.time_ns():020d}.{uuid.uuid4().hex[:8]}"
+        put = {fingerprint.hex(): value for fingerprint in fingerprints}
+        self.cluster.apply(Change(points.CANDIDATE_ADDED, garbage_object(shard), put=put))
+
+    def _invalidate(self, chunk: Unreferenced) -> Unreferenced | None:
+        """Returns the chunk as it is now where it has changed, and still has no reference."""
+        if chunk.state != ChunkState.VALID.value:
+            return None  # it is checked at its next arrival already
+        change = Change(
+            points.CHUNK_INVALIDATED,
+            chunk_object(chunk.fingerprint),
+            version=chunk.version,
+            put={FLAG_KEY: ChunkState.INVALID.value},
+        )
+        if self.cluster.apply(change) is Outcome.DONE:
+            return None
+        return self.drop_references(chunk.fingerprint, ())
+
+    def remove_unreferenced(self, fingerprint: bytes) -> bool | None:
+        """Remove a candidate's chunk where nothing refers to it; whether it was removed.
+
+        None: it changed meanwhile, and is looked at again another time. The flag is not asked: a
+        retirement may be between its candidate and its flag, and would leave the chunk for ever.
+        """
+        oid = chunk_object(fingerprint)
+        row = self._row(oid)
+        if row is None or row.is_kept:
+            return False
+        change = Change(points.CHUNK_REMOVED, oid, version=row.version, remove=True)
+        outcome = self.cluster.apply(change)
+        return None if outcome is Outcome.STALE else outcome is Outcome.DONE

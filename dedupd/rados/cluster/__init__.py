@@ -1,0 +1,1 @@
+"""Ceph as the store uses it: addresses, the library, atomic changes of one object each."""

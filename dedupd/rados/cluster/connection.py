@@ -1,0 +1,401 @@
+"""A connection to a cluster: atomic changes of one object, reads, and many of them at a time."""
+
+import errno
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Self, TypeVar
+
+from dedupd.errors import Damaged, DedupdError, NoSpace, StoreUnreachable, UsageError, WriterFenced
+from dedupd.failpoint import reach
+from dedupd.rados.cluster.address import StoreAddress
+from dedupd.rados.cluster.binding import Ioctx, Rados, WriteOp, binding
+from dedupd.rados.cluster.wire import AbsentKeys
+
+OPERATIONS_AT_ONCE = 16
+"""In flight by default. Measured on three OSDs that share two cores: more bring nothing there."""
+
+PAGE_KEYS = 1024
+"""The OSD answers with no more at a time."""
+_READ_BYTES = 256 << 10
+_PAGING_ROUNDS_MAX = 100
+_OVERFLOW = errno.EOVERFLOW
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Outcome(Enum):
+    """What became of a change. All but DONE have changed nothing."""
+
+    DONE = "done"
+    EXISTS = "exists"
+    """The object should be new, or the lock is held by this session already."""
+    MISSING = "missing"
+    """There is no such object."""
+    REFUSED = "refused"
+    """A key does not have the value that it should have."""
+    STALE = "stale"
+    """The object has another version than the one that was read, or is gone."""
+    HELD = "held"
+    """The lock is another session's."""
+
+
+_OUTCOMES = {
+    errno.EEXIST: Outcome.EXISTS,
+    errno.ENOENT: Outcome.MISSING,
+    errno.ECANCELED: Outcome.REFUSED,
+    errno.ERANGE: Outcome.STALE,
+    _OVERFLOW: Outcome.STALE,
+    errno.EBUSY: Outcome.HELD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One atomic change of one object: every condition holds and all is done, or nothing is.
+
+    Conditions: ``exclusive``, the object is new; ``equal``, keys have these values; ``absent``,
+    keys are not there; ``below``, a key is there and is less than its value; ``version``, the
+    object is as it was read. ``point`` is the fail point that follows.
+    """
+
+    point: str
+    oid: str
+    exclusive: bool = False
+    equal: Mapping[str, str] = field(default_factory=dict)
+    absent: Sequence[str] = ()
+    below: Mapping[str, str] = field(default_factory=dict)
+    version: int | None = None
+    calls: Sequence[tuple[str, str, bytes]] = ()
+    data: bytes | None = None
+    put: Mapping[str, str] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    drop_xattr: str | None = None
+    remove: bool = False
+
+
+class Page(NamedTuple):
+    """Keys of an object with their values, as they were at ``version``."""
+
+    version: int
+    items: dict[str, str]
+
+
+class Cluster:
+    """A store's pool and namespace, connected at the first use. Safe to use from several threads.
+
+    Errors of all methods: StoreUnreachable after the address's time, WriterFenced where the cluster
+    refuses this client, UsageError where its user may not do that, NoSpace.
+    ``permit`` is called before each change, ``gate`` (of tests) before each operation.
+    """
+
+    def __init__(
+        self, address: StoreAddress, *, operations_at_once: int = OPERATIONS_AT_ONCE
+    ) -> None:
+        self.address = address
+        self.permit: Callable[[], None] = permitted
+        self.gate: Callable[[str], None] | None = None
+        self.gave_up = False  # whether any operation had no answer in time
+        self.acknowledgements_lost = False  # of tests: each change is made twice
+        self._rados: Rados | None = None
+        self._connecting = threading.Lock()
+        self._local = threading.local()
+        self._opened: list[Ioctx] = []
+        self._pool = (
+            ThreadPoolExecutor(operations_at_once, "rados") if operations_at_once > 1 else None
+        )
+
+    # --- the connection -----------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for what is in flight."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        with self._connecting:
+            rados, self._rados = self._rados, None
+            for ioctx in self._opened:
+                ioctx.close()
+            self._opened.clear()
+        if rados is not None:
+            rados.shutdown()
+
+    @property
+    def connection(self) -> Rados:
+        """Connected where it was not. A cluster that did not answer is asked again each time."""
+        with self._connecting:
+            if self._rados is None:
+                with self._errors("connecting"):
+                    self._rados = self._connect()
+            return self._rados
+
+    def _connect(self) -> Rados:
+        address = self.address
+        rados = binding().Rados(
+            conffile=address.conf, name=f"client.{address.user}", clustername="ceph"
+        )
+        timeout = f"{address.timeout_s:g}"
+        if address.keyring:
+            rados.conf_set("keyring", address.keyring)
+        rados.conf_set("rados_osd_op_timeout", timeout)
+        rados.conf_set("rados_mon_op_timeout", timeout)
+        rados.conf_set("client_mount_timeout", timeout)
+        try:
+            rados.connect()
+            return rados
+        except BaseException:
+            rados.shutdown()
+            raise
+
+    @property
+    def client_address(self) -> str:
+        """This client, as the cluster knows it: what :meth:`fence` takes."""
+        return self.connection.get_addrs()
+
+    def fence(self, client_address: str, expire_s: int) -> None:
+        """After this no operation of that client is carried out, whenever it was sent."""
+        with self._errors(f"fencing {client_address}"):
+            self.connection.blocklist_add(client_address, expire_s)
+            self.connection.wait_for_latest_osdmap()
+
+    @property
+    def _ioctx(self) -> Ioctx:
+        """One a thread: the version of the last operation is kept there."""
+        ioctx: Ioctx | None = getattr(self._local, "ioctx", None)
+        if ioctx is None:
+            rados = self.connection
+            with self._errors(f"opening the pool {self.address.pool}"):
+                ioctx = rados.open_ioctx(self.address.pool)
+                ioctx.set_namespace(self.address.name)
+            self._local.ioctx = ioctx
+            with self._connecting:
+                self._opened.append(ioctx)
+        return ioctx
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Errors of the library as those of the program."""
+        try:
+            yield
+        except DedupdError:
+            raise
+        except binding().Error as error:
+            raise self._error(what, error) from error
+
+    def _error(self, what: str, error: Exception) -> DedupdError:
+        number, where = getattr(error, "errno", None), f"{self.address}: {what}"
+        if number in (errno.ESHUTDOWN, errno.EROFS):
+            return WriterFenced(
+                f"{where}: another host has taken over, and the cluster refuses this client; start"
+                " the job again"
+            )
+        if number in (errno.EACCES, errno.EPERM):
+            return UsageError(
+                f"{where}: client.{self.address.user} may not do that; docs/cluster.md has the"
+                " capabilities that it needs"
+            )
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpace(f"{where}: the pool is full")
+        if number == errno.ENOENT:
+            return UsageError(f"{where}: there is no such pool, or no configuration or key")
+        self.gave_up = True
+        return StoreUnreachable(
+            f"{where}: {error}; `ceph -s` shows how it is. The next use tries again"
+        )
+
+    # --- changes ------------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> Outcome:
+        """Make a change, and pass its fail point once it is durable."""
+        if self.acknowledgements_lost:
+            self._apply(change)
+        outcome = self._apply(change)
+        reach(change.point)
+        return outcome
+
+    def _apply(self, change: Change) -> Outcome:
+        self.permit()
+        if self.gate is not None:
+            self.gate(change.point)
+        ioctx = self._ioctx
+        op = ioctx.create_write_op()
+        try:
+            _conditions(op, change)
+            _effects(ioctx, op, change)
+            ioctx.operate_write_op(op, change.oid)
+            return Outcome.DONE
+        except binding().Error as error:
+            outcome = _OUTCOMES.get(getattr(error, "errno", 0))
+            if outcome is None:
+                raise self._error(f"changing {change.oid}", error) from error
+            return outcome
+        finally:
+            ioctx.release_write_op(op)
+
+    # --- reads --------------------------------------------------------------------------------
+
+    def read(self, oid: str) -> bytes | None:
+        """All of an object's data; None where there is no such object."""
+        self._pass_gate("read")
+        parts: list[bytes] = []
+        while True:
+            try:
+                part = self._ioctx.read(oid, _READ_BYTES, sum(map(len, parts)))
+            except binding().Error as error:
+                if getattr(error, "errno", 0) == errno.ENOENT:
+                    return None
+                raise self._error(f"reading {oid}", error) from error
+            parts.append(part)
+            if len(part) < _READ_BYTES:
+                return b"".join(parts) if len(parts) > 1 else part
+
+    def page(
+        self, oid: str, prefix: str = "", *, after: str = "", count: int = PAGE_KEYS
+    ) -> Page | None:
+        """Up to ``count`` keys that begin with a prefix; None where there is no such object."""
+        self._pass_gate("keys")
+        ioctx = self._ioctx
+        op = ioctx.create_read_op()
+        try:
+            found, _ = ioctx.get_omap_vals(op, after, prefix, min(count, PAGE_KEYS))
+            ioctx.operate_read_op(op, oid)
+            items = {key: (value or b"").decode("ascii", "replace") for key, value in found}
+            return Page(ioctx.get_last_version(), items)
+        except binding().Error as error:
+            if getattr(error, "errno", 0) == errno.ENOENT:
+                return None
+            raise self._error(f"reading the keys of {oid}", error) from error
+        finally:
+            ioctx.release_read_op(op)
+
+    def value(self, oid: str, key: str) -> str | None:
+        """The value of a key; None where it is not there, or the object is not."""
+        found = self.page(oid, key, count=1)
+        return None if found is None else found.items.get(key)
+
+    def keys(self, oid: str, prefix: str = "") -> Page | None:
+        """All keys that begin with a prefix, as they were at one time; None where there is no such
+        object. Raises StoreUnreachable where the object changes all the time."""
+        for _ in range(_PAGING_ROUNDS_MAX):
+            found = self._keys_at_once(oid, prefix)
+            if found is not _CHANGED:
+                return found
+        raise StoreUnreachable(f"{self.address}: {oid} changes while it is read; try again")
+
+    def _keys_at_once(self, oid: str, prefix: str) -> Page | None:
+        page = self.page(oid, prefix)
+        if page is None:
+            return None
+        items, version = dict(page.items), page.version
+        while len(page.items) == PAGE_KEYS:
+            page = self.page(oid, prefix, after=max(page.items))
+            if page is None or page.version != version:
+                return _CHANGED
+            items.update(page.items)
+        return Page(version, items)
+
+    def each_key(self, oid: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+        """The keys of an object that may change meanwhile: those that stay are all among them."""
+        after = ""
+        while (page := self.page(oid, prefix, after=after)) is not None and page.items:
+            yield from page.items.items()
+            after = max(page.items)
+
+    def call(self, oid: str, cls: str, method: str, data: bytes) -> bytes | None:
+        """The answer of an object class; None where there is no such object."""
+        try:
+            return self._ioctx.execute(oid, cls, method, data)[1]
+        except binding().Error as error:
+            if getattr(error, "errno", 0) == errno.ENOENT:
+                return None
+            raise self._error(f"asking {cls}.{method} of {oid}", error) from error
+
+    def names(self) -> Iterator[str]:
+        """The names of all objects, in no order; those that come or go meanwhile may be missing."""
+        with self._errors("listing objects"):
+            for one in self._ioctx.list_objects():
+                yield one.key
+
+    def _pass_gate(self, what: str) -> None:
+        if self.gate is not None:
+            self.gate(what)
+
+    # --- many at a time -----------------------------------------------------------------------
+
+    def each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """The function's results for all items, in their order; several calls at a time.
+
+        Waits for all calls that were begun, also where one fails; then raises the first error.
+        The function must not call :meth:`each` itself.
+        """
+        if self._pool is None:
+            return [function(one) for one in items]
+        stopped = threading.Event()
+
+        def call(one: Item) -> Result | None:
+            if stopped.is_set():
+                return None  # the result is never used: an error is raised
+            try:
+                return function(one)
+            except BaseException:
+                stopped.set()
+                raise
+
+        futures = [self._pool.submit(call, one) for one in items]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]  # type: ignore[misc]
+
+
+_CHANGED = Page(-1, {})
+
+
+def permitted() -> None:
+    """Every change is: of a client that writes no volume."""
+
+
+def _conditions(op: WriteOp, change: Change) -> None:
+    library = binding()
+    if change.exclusive:
+        op.new(library.LIBRADOS_CREATE_EXCLUSIVE)
+    if change.version is not None:
+        op.assert_version(change.version)
+    for key, value in change.equal.items():
+        op.omap_cmp(key, value, library.LIBRADOS_CMPXATTR_OP_EQ)
+    for key, value in change.below.items():
+        op.omap_cmp(key, value, library.LIBRADOS_CMPXATTR_OP_LT)
+    if change.absent:
+        op.execute("cmpomap", "cmp_vals", AbsentKeys(change.absent).encode())
+    for cls, method, data in change.calls:
+        op.execute(cls, method, data)
+
+
+def _effects(ioctx: Ioctx, op: WriteOp, change: Change) -> None:
+    if change.data is not None:
+        op.write_full(change.data)
+    if change.put:
+        values = [value.encode("ascii") for value in change.put.values()]
+        ioctx.set_omap(op, tuple(change.put), tuple(values))
+    if change.drop:
+        ioctx.remove_omap_keys(op, tuple(change.drop))
+    if change.drop_xattr is not None:
+        op.rm_xattr(change.drop_xattr)
+    if change.remove:
+        op.remove()
+
+
+def required(data: bytes | None, what: str) -> bytes:
+    """What was read. Raises Damaged where it was not there."""
+    if data is None:
+        raise Damaged(f"{what}: its object is missing; `dedupd store audit` tells more")
+    return data

@@ -1,0 +1,268 @@
+"""The right to write one volume: a lease by the cluster's clock; earlier holders are fenced.
+
+A process that is stopped past its lease and goes on later can do no harm, for three reasons: its
+client is fenced before its work is taken over; the volume's objects take changes of the newest
+session only; and it looks at its own clock before each change.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+from dedupd.errors import Busy, DedupdError, WriterFenced
+from dedupd.format.rados_objects import SESSION_KEY, files_object, intents_object, lease_object
+from dedupd.rados.cluster import points
+from dedupd.rados.cluster.connection import Change, Cluster, Outcome, permitted
+from dedupd.rados.cluster.wire import (
+    LOCK_XATTR,
+    Holder,
+    LockRequest,
+    decode_holder,
+    info_request,
+    unlock_request,
+)
+
+LEASE_S = 30.0
+"""After so long without a sign of life another host may take over."""
+
+FENCE_S = 30 * 86400
+"""How long the cluster refuses a fenced client. (After that the sessions still do.)"""
+
+_FENCE_PREFIX = "fence."
+_ADDRESS_KEY = "address"
+_HOST_KEY = "host"
+_ROUNDS_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """What the store knows of a volume's writer. ``holder`` is None where the lease is free."""
+
+    session: str | None
+    host: str
+    address: str | None
+    holder: Holder | None
+    unfenced: list[str]
+
+
+def lease_state(cluster: Cluster, volume: str) -> LeaseState:
+    """The state of a volume's lease now."""
+    oid = lease_object(volume)
+    page = cluster.keys(oid)
+    answer = cluster.call(oid, "lock", "get_info", info_request())
+    items = page.items if page is not None else {}
+    return LeaseState(
+        items.get(SESSION_KEY),
+        items.get(_HOST_KEY, ""),
+        items.get(_ADDRESS_KEY),
+        decode_holder(answer) if answer else None,
+        [key.removeprefix(_FENCE_PREFIX) for key in items if key.startswith(_FENCE_PREFIX)],
+    )
+
+
+@dataclass
+class Lease:
+    """A lease that is held; renewed by a thread of its own until :meth:`close`."""
+
+    cluster: Cluster
+    volume: str
+    session: str
+    duration_s: float
+    _until_s: float
+    _lost: threading.Event = field(default_factory=threading.Event)
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raises WriterFenced where the lease may be over."""
+        if self._lost.is_set() or _now_s() >= self._until_s:
+            raise WriterFenced(
+                f"{self.cluster.address}: the lease on volume {self.volume} is over, as after a"
+                " long stop; start the job again"
+            )
+
+    def keep(self) -> None:
+        """Renew the lease from now on, three times in its duration."""
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def _renew(self) -> None:
+        while not self._closing.wait(self.duration_s / 3):
+            try:
+                if not self.renew():
+                    return
+            except DedupdError:
+                # The cluster does not answer: tried again as long as the lease lasts.
+                if _now_s() >= self._until_s:
+                    self._lost.set()
+                    return
+
+    def renew(self) -> bool:
+        """Prolong the lease; False where it is lost."""
+        begun_s = _now_s()
+        request = LockRequest(self.session, "", self.duration_s, renews=True)
+        outcome = self.cluster.apply(
+            Change(
+                points.LEASE_RENEWED,
+                lease_object(self.volume),
+                equal={SESSION_KEY: self.session},
+                calls=[("lock", "lock", request.encode())],
+            )
+        )
+        if outcome is Outcome.DONE:
+            self._until_s = begun_s + self.duration_s
+            return True
+        self._lost.set()
+        return False
+
+    def close(self) -> None:
+        """Give the lease back, with nothing to be fenced. Needs that nothing is in flight."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._lost.is_set():
+            return
+        # An operation that was given up may still be under way: then the next one fences it.
+        is_quiet = not self.cluster.gave_up
+        self.cluster.apply(
+            Change(
+                points.LEASE_GIVEN_BACK,
+                lease_object(self.volume),
+                equal={SESSION_KEY: self.session},
+                calls=[("lock", "unlock", unlock_request(self.session))],
+                drop=(_ADDRESS_KEY,) if is_quiet else (),
+            )
+        )
+        self._end()
+
+    def _end(self) -> None:
+        self._lost.set()
+        self.cluster.permit = permitted
+
+    def leave(self) -> None:
+        """Stop renewing, as a process does that dies: the lease runs out by itself."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._lost.set()
+
+
+def take_lease(
+    cluster: Cluster,
+    volume: str,
+    shards: int,
+    host: str,
+    *,
+    duration_s: float = LEASE_S,
+    is_holder_dead: Callable[[LeaseState], bool] | None = None,
+) -> Lease:
+    """Become the one that writes a volume, with all earlier clients fenced.
+
+    ``is_holder_dead``: says of the lease's holder that it is known to have ended, so that its
+    lease need not run out. Raises Busy where another session holds the lease.
+    """
+    for _ in range(_ROUNDS_MAX):
+        state = lease_state(cluster, volume)
+        session = _next_session(state.session)
+        begun_s = _now_s()
+        outcome = cluster.apply(_taking(cluster, volume, host, session, duration_s, state))
+        if outcome is Outcome.HELD:
+            if is_holder_dead is None or not is_holder_dead(state):
+                raise Busy(
+                    f"{cluster.address}: volume {volume} is written by {state.host or 'a host'};"
+                    " wait until that ends, or until its lease has run out"
+                )
+            _break(cluster, volume, state)
+            continue
+        # A taking that lost its acknowledgement is told by the session that it has left.
+        if outcome is Outcome.DONE or lease_state(cluster, volume).session == session:
+            lease = Lease(cluster, volume, session, duration_s, begun_s + duration_s)
+            cluster.permit = lease.check
+            _fence_earlier(lease)
+            _set_session(lease, shards)
+            return lease
+    raise Busy(f"{cluster.address}: the lease on volume {volume} changes all the time; try again")
+
+
+def _taking(
+    cluster: Cluster, volume: str, host: str, session: str, duration_s: float, state: LeaseState
+) -> Change:
+    own = cluster.client_address
+    put = {SESSION_KEY: session, _HOST_KEY: host, _ADDRESS_KEY: own}
+    if state.address is not None and state.address != own:
+        put[f"{_FENCE_PREFIX}{state.address}"] = ""
+    request = LockRequest(session, host, duration_s)
+    return Change(
+        points.LEASE_TAKEN,
+        lease_object(volume),
+        equal={} if state.session is None else {SESSION_KEY: state.session},
+        absent=(SESSION_KEY,) if state.session is None else (),
+        calls=[("lock", "lock", request.encode())],
+        put=put,
+    )
+
+
+def _break(cluster: Cluster, volume: str, state: LeaseState) -> None:
+    """End a lease whose holder is dead, if it is still that one's."""
+    cluster.apply(
+        Change(
+            points.LEASE_BROKEN,
+            lease_object(volume),
+            equal={SESSION_KEY: state.session or ""},
+            drop_xattr=LOCK_XATTR,
+        )
+    )
+
+
+def _fence_earlier(lease: Lease) -> None:
+    """Before anything of theirs is taken over."""
+    cluster, volume = lease.cluster, lease.volume
+    for address in lease_state(cluster, volume).unfenced:
+        cluster.fence(address, FENCE_S)
+        cluster.apply(
+            Change(
+                points.FENCED,
+                lease_object(volume),
+                equal={SESSION_KEY: lease.session},
+                drop=(f"{_FENCE_PREFIX}{address}",),
+            )
+        )
+
+
+def _set_session(lease: Lease, shards: int) -> None:
+    """Let the volume's objects take changes of this session only. Sessions only go forward."""
+    objects = [intents_object(lease.volume)]
+    objects += [files_object(lease.volume, shard) for shard in range(shards)]
+
+    def let(oid: str) -> None:
+        put = {SESSION_KEY: lease.session}
+        change = Change(points.SESSION_SET, oid, exclusive=True, put=put)
+        if lease.cluster.apply(change) is Outcome.DONE:
+            return
+        change = Change(points.SESSION_SET, oid, below=put, put=put)
+        if lease.cluster.apply(change) is Outcome.DONE:
+            return
+        if lease.cluster.value(oid, SESSION_KEY) != lease.session:
+            raise WriterFenced(f"{oid}: another session has taken over; start the job again")
+
+    lease.cluster.each(let, objects)
+
+
+def _next_session(before: str | None) -> str:
+    """A name that is greater than those of all sessions before."""
+    number = int(before.partition("-")[0], 16) + 1 if before else 1
+    return f"{number:016x}-{uuid.uuid4().hex[:16]}"
+
+
+def _now_s() -> float:
+    """A clock that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

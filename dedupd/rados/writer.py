@@ -1,0 +1,205 @@
+"""One volume's files in the store, as the one session that writes them.
+
+The order is a law: intent, recipe, references, commit, stub, end of the commit; unlink before
+unreference. Where it breaks off something is left over, and never missing.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from dedupd.errors import Busy
+from dedupd.format.rados_objects import (
+    ChunkEntry,
+    FileId,
+    FileRecipe,
+    FileVersions,
+)
+from dedupd.rados.chunks import Arrival, Chunks, NewChunk
+from dedupd.rados.cluster.connection import Cluster
+from dedupd.rados.file_table import FileTable
+from dedupd.rados.intents import Intents
+from dedupd.rados.lease import Lease
+from dedupd.rados.recipes import Recipes
+from dedupd.rados.recovery import Recovery, Settle
+from dedupd.rados.retirement import Retirement
+
+VERSION_BYTES = 16
+
+
+class FileChunk(NamedTuple):
+    """A chunk in its place in a file."""
+
+    offset: int
+    length: int
+    chunk: NewChunk
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """The content that a file is to have in the store; what no chunk covers is zeros."""
+
+    file: FileId
+    length: int
+    chunks: Sequence[FileChunk]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A version that is stored with all its references, and that no file names yet."""
+
+    file: FileId
+    version: str
+    old: str | None
+    created: tuple[bytes, ...]
+    arrivals: dict[Arrival, int]
+
+    @property
+    def both(self) -> FileVersions:
+        """What the file names between commit and end."""
+        return FileVersions(self.version, self.old or "-")
+
+
+class Writer:
+    """A session on one volume: recovered when it begins, with a lease as long as it lasts."""
+
+    def __init__(self, cluster: Cluster, chunks: Chunks, lease: Lease, shards: int) -> None:
+        self.cluster, self.chunks, self.lease = cluster, chunks, lease
+        self.recipes = Recipes(cluster)
+        self.table = FileTable(cluster, lease.volume, shards, lease.session)
+        self.intents = Intents(cluster, lease.volume, lease.session)
+        self.retirement = Retirement(self.recipes, chunks)
+        self._to_retire: list[tuple[FileId, str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.lease.leave()
+
+    def recover(self, settle: Settle | None) -> Recovery:
+        """Bring what earlier sessions have left to an end; see :class:`Recovery`."""
+        recovery = Recovery(self.table, self.intents, self.retirement, settle)
+        recovery.run()
+        return recovery
+
+    # --- one version of each file -------------------------------------------------------------
+
+    def prepare(self, files: Sequence[NewFile]) -> list[Prepared]:
+        """Store new versions of files, each file once, with their references.
+
+        Follow with :meth:`commit`, or :meth:`abandon`. Raises Busy where an earlier commit of a
+        file is not settled. Where it fails, the versions are left to :meth:`recover`.
+        """
+        each = self.cluster.each
+        olds = [
+            self._settled(found) for found in each(self.table.versions, [f.file for f in files])
+        ]
+        versions = [os.urandom(VERSION_BYTES).hex() for _ in files]
+        self.intents.set({v: new.file for v, new in zip(versions, files, strict=True)})
+        recipes = [
+            _recipe(version, self.lease.volume, new)
+            for version, new in zip(versions, files, strict=True)
+        ]
+        each(self.recipes.write, recipes)
+        needed: dict[bytes, tuple[NewChunk, list[str]]] = {}
+        for version, new in zip(versions, files, strict=True):
+            for fingerprint, chunk in {c.chunk.fingerprint: c.chunk for c in new.chunks}.items():
+                needed.setdefault(fingerprint, (chunk, []))[1].append(version)
+        arrivals = dict(zip(needed, each(self._put, needed.values()), strict=True))
+        return [
+            _prepared(version, old, new, recipe, needed, arrivals)
+            for version, old, new, recipe in zip(versions, olds, files, recipes, strict=True)
+        ]
+
+    def _put(self, item: tuple[NewChunk, list[str]]) -> Arrival:
+        return self.chunks.put(*item)
+
+    def _settled(self, found: FileVersions | None) -> str | None:
+        if found is None:
+            return None
+        if found.old is not None:
+            raise Busy(
+                f"{self.cluster.address}: a commit of volume {self.lease.volume} is not settled;"
+                " start the job again"
+            )
+        return found.new
+
+    def commit(self, prepared: Sequence[Prepared]) -> None:
+        """Let the files name both versions. Then swap the stubs, durably, and :meth:`finish`."""
+        self.cluster.each(lambda one: self.table.commit(one.file, one.version, one.old), prepared)
+
+    def finish(self, prepared: Sequence[Prepared]) -> None:
+        """The stubs durably name the new versions; the old ones are retired by :meth:`retire`."""
+        self.cluster.each(lambda one: self.table.finish(one.file, one.both), prepared)
+        self.cluster.each(self.chunks.flip, {fp: None for one in prepared for fp in one.created})
+        self.intents.drop(one.version for one in prepared)
+        self._to_retire += [(one.file, one.old) for one in prepared if one.old is not None]
+
+    def roll_back(self, prepared: Sequence[Prepared]) -> None:
+        """After :meth:`commit`, where the stubs durably stay what they were."""
+        self.cluster.each(lambda one: self.table.roll_back(one.file, one.both), prepared)
+        self._to_retire += [(one.file, one.version) for one in prepared]
+        self.retire()
+        self.intents.drop(one.version for one in prepared)
+
+    def abandon(self, prepared: Sequence[Prepared]) -> None:
+        """Give up versions that were not committed."""
+        versions = [one.version for one in prepared]
+        self.retirement.retire(versions)
+        self.intents.drop(versions)
+
+    # --- the end of versions ------------------------------------------------------------------
+
+    def delete(self, files: Iterable[tuple[FileId, str]]) -> None:
+        """Forget files, each with the version that its stub named; the stubs are durably gone."""
+        deleted = list(files)
+        self.cluster.each(lambda one: self.table.delete(*one), deleted)
+        self._to_retire += deleted
+
+    def retire(self) -> None:
+        """Drop the references of the versions that were replaced or deleted so far."""
+        retiring, self._to_retire = self._to_retire, []
+        damaged = set(self.retirement.retire([version for _, version in retiring]))
+        done = [one for one in retiring if one[1] not in damaged]
+        self.cluster.each(lambda one: self.table.retired(*one), done)
+
+    def close(self) -> None:
+        """Retire what is left, and give the lease back."""
+        try:
+            self.retire()
+        except BaseException:
+            self.lease.leave()
+            raise
+        self.lease.close()
+
+
+def _recipe(version: str, volume: str, new: NewFile) -> FileRecipe:
+    entries = [ChunkEntry(c.offset, c.length, c.chunk.fingerprint) for c in new.chunks]
+    return FileRecipe(version, volume, new.file, new.length, entries)
+
+
+def _prepared(
+    version: str,
+    old: str | None,
+    new: NewFile,
+    recipe: FileRecipe,
+    needed: dict[bytes, tuple[NewChunk, list[str]]],
+    arrivals: dict[bytes, Arrival],
+) -> Prepared:
+    counts: dict[Arrival, int] = {}
+    for fingerprint in recipe.fingerprints:
+        # A chunk that several files of a batch have is created for the first of them.
+        is_first = needed[fingerprint][1][0] == version
+        found = arrivals[fingerprint] if is_first else Arrival.REFERENCED
+        counts[found] = counts.get(found, 0) + 1
+    created = tuple(
+        fingerprint
+        for fingerprint in recipe.fingerprints
+        if arrivals[fingerprint] is Arrival.CREATED and needed[fingerprint][1][0] == version
+    )
+    return Prepared(new.file, version, old, created, counts)

@@ -1,0 +1,110 @@
+"""What operations cost does not grow with what they are not about."""
+
+import time
+
+import pytest
+
+from dedupd.format.rados_objects import (
+    PART_ENTRIES_MAX,
+    ChunkEntry,
+    FileId,
+    FileRecipe,
+    chunk_object,
+)
+from dedupd.rados.chunks import TAGS_MAX, Arrival
+from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, new_chunk, random_content
+
+
+def operations_of_a_collection(site: Site) -> int:
+    count = 0
+
+    def gate(operation: str) -> None:
+        nonlocal count
+        count += 1
+
+    site.cluster.gate = gate
+    site.collect()
+    site.cluster.gate = None
+    return count
+
+
+def test_a_collection_costs_what_was_deleted_and_not_what_is_there(site: Site) -> None:
+    deleted = random_content(1, 30)
+    with site.host("a", operations_at_once=8) as host:
+        costs = []
+        for seed, count in ((2, 20), (3, 400)):
+            host.put({1: deleted, seed: random_content(seed, count)})
+            host.delete([1])
+            costs.append(operations_of_a_collection(site))
+    assert costs[0] == costs[1] < 256 + 30 * 3 + 60
+
+
+def test_a_look_up_is_one_operation(site: Site) -> None:
+    """Placement by fingerprint: no location is kept, and none is asked for."""
+    chunks = site.store.chunks
+    chunks.put(new_chunk(b"a chunk"), ["1" * 32])
+    chunks.flip(fingerprint(b"a chunk"))
+    operations: list[str] = []
+    site.cluster.gate = operations.append
+    chunks.put(new_chunk(b"a chunk", is_expected=True), ["2" * 32])
+    assert operations == ["rados.chunk-referenced"]
+    operations.clear()
+    chunks.read(fingerprint(b"a chunk"))
+    assert operations == ["read"]
+
+
+def test_chunks_of_one_store_are_as_many_as_distinct_fingerprints(site: Site) -> None:
+    common = random_content(1, 20)
+    with site.host("a", operations_at_once=8) as a, site.host("b", operations_at_once=8) as b:
+        a.put({1: common, 2: common + random_content(2)})
+        b.put({1: random_content(3) + common})
+    distinct = {common[at : at + PIECE_BYTES] for at in range(0, len(common), PIECE_BYTES)}
+    names = [name for name in site.cluster.names() if name.startswith("c.")]
+    assert len(names) == len(set(names)) == len(distinct) + 6
+
+
+@pytest.mark.slow
+def test_the_hundred_thousandth_reference_costs_what_the_first_does(site: Site) -> None:
+    raw = b"a chunk of very many files"
+    own, chunks = fingerprint(raw), site.store.chunks
+
+    def seconds_a_reference(first: int) -> float:
+        begun_s = time.monotonic()
+        for n in range(first, first + 200):
+            arrival = chunks.put(new_chunk(raw, is_expected=True), [f"{n:032x}"])
+            assert arrival in (Arrival.REFERENCED, Arrival.PINNED)
+        return (time.monotonic() - begun_s) / 200
+
+    chunks.put(new_chunk(raw), ["f" * 32])
+    chunks.flip(own)
+    early_s = min(seconds_a_reference(n * 200) for n in range(3))
+    for first in range(1000, TAGS_MAX, 1000):
+        chunks.put(
+            new_chunk(raw, is_expected=True), [f"{n:032x}" for n in range(first, first + 1000)]
+        )
+    late_s = min(seconds_a_reference(TAGS_MAX + n * 200) for n in range(3))
+    assert late_s <= 2 * early_s, (early_s, late_s)
+    n = TAGS_MAX + 1000
+    while site.cluster.value(chunk_object(own), "S") != "P":
+        chunks.put(new_chunk(raw, is_expected=True), [f"{n:032x}"])
+        n += 1
+        assert n < TAGS_MAX + 20_000, "it is never pinned"
+    tags = sum(1 for _ in site.cluster.each_key(chunk_object(own), "r."))
+    assert tags < 200_000  # where the cluster would warn of a large object
+    assert chunks.put(new_chunk(raw), ["e" * 32]) is Arrival.PINNED
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_file_of_eight_gigabytes(site: Site) -> None:
+    count = PART_ENTRIES_MAX + 5000
+    entries = [
+        ChunkEntry(n * 81920, 81920, fingerprint(n.to_bytes(8, "big"))) for n in range(count)
+    ]
+    recipe = FileRecipe("1" * 32, "2" * 32, FileId(1, 1), count * 81920, entries)
+    recipes = site.store.recipes
+    recipes.write(recipe)
+    assert recipe.length > 8e9 - 1e9 and recipes.read("1" * 32) == recipe
+    remnants = recipes.remnants("1" * 32)
+    assert (remnants.later_parts, len(remnants.fingerprints)) == (1, count)
+    recipes.remove(remnants)
+    assert [name for name in site.cluster.names() if name.startswith("m.")] == []
