@@ -56,6 +56,10 @@ class Busy(DedupdError):
         self.passes = passes
 
 
+class WriterFenced(Busy):
+    """Another host has taken over what this process was writing; it can change nothing any more."""
+
+
 class ServiceUnreachable(DedupdError):
     """The process that serves the mount does not answer."""
 
@@ -63,13 +67,9 @@ class ServiceUnreachable(DedupdError):
 
 
 class StoreUnreachable(DedupdError):
-    """The cluster that holds the store does not answer within the time set for it."""
+    """The store of a volume lies apart from it, and cannot be opened now."""
 
     exit_status = EXIT_BUSY
-
-
-class WriterFenced(Busy):
-    """Another host has taken over what this process was writing; it can change nothing any more."""
 
 
 class ReadOnlyVolume(DedupdError):

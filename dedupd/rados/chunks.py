@@ -267,13 +267,11 @@ class Chunks:
 
         Candidate first, flag second: a chunk with neither tag nor candidate would never go.
         """
-        while chunks:
-            shards: dict[int, list[bytes]] = {}
-            for one in chunks:
-                shards.setdefault(garbage_shard(one.fingerprint), []).append(one.fingerprint)
-            self.cluster.each(self._add_candidates, shards.items())
-            checked = self.cluster.each(self._invalidate, chunks)
-            chunks = [one for one in checked if one is not None]
+        shards: dict[int, list[bytes]] = {}
+        for one in chunks:
+            shards.setdefault(garbage_shard(one.fingerprint), []).append(one.fingerprint)
+        self.cluster.each(self._add_candidates, shards.items())
+        self.cluster.each(self._invalidate, chunks)
 
     def _add_candidates(self, item: tuple[int, list[bytes]]) -> None:
         shard, fingerprints = item
@@ -282,19 +280,18 @@ class Chunks:
         put = {fingerprint.hex(): value for fingerprint in fingerprints}
         self.cluster.apply(Change(points.CANDIDATE_ADDED, garbage_object(shard), put=put))
 
-    def _invalidate(self, chunk: Unreferenced) -> Unreferenced | None:
-        """Returns the chunk as it is now where it has changed, and still has no reference."""
+    def _invalidate(self, chunk: Unreferenced) -> None:
+        """Where the chunk has changed since it was seen it is somebody else's: an arrival's, or
+        that of a retirement which saw it later."""
         if chunk.state != ChunkState.VALID.value:
-            return None  # it is checked at its next arrival already
+            return  # it is checked at its next arrival already
         change = Change(
             points.CHUNK_INVALIDATED,
             chunk_object(chunk.fingerprint),
             version=chunk.version,
             put={FLAG_KEY: ChunkState.INVALID.value},
         )
-        if self.cluster.apply(change) is Outcome.DONE:
-            return None
-        return self.drop_references(chunk.fingerprint, ())
+        self.cluster.apply(change)
 
     def remove_unreferenced(self, fingerprint: bytes) -> bool | None:
         """Remove a candidate's chunk where nothing refers to it; whether it was removed.

@@ -8,7 +8,7 @@ session only; and it looks at its own clock before each change.
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -32,6 +32,7 @@ FENCE_S = 30 * 86400
 """How long the cluster refuses a fenced client. (After that the sessions still do.)"""
 
 _FENCE_PREFIX = "fence."
+_COUNTER_PREFIX = "count."
 _ADDRESS_KEY = "address"
 _HOST_KEY = "host"
 _ROUNDS_MAX = 10
@@ -61,6 +62,13 @@ def lease_state(cluster: Cluster, volume: str) -> LeaseState:
         decode_holder(answer) if answer else None,
         [key.removeprefix(_FENCE_PREFIX) for key in items if key.startswith(_FENCE_PREFIX)],
     )
+
+
+def counters(cluster: Cluster, volume: str) -> dict[str, int]:
+    """What the sessions of a volume have counted that were closed."""
+    page = cluster.keys(lease_object(volume), _COUNTER_PREFIX)
+    items = page.items if page is not None else {}
+    return {key.removeprefix(_COUNTER_PREFIX): int(value) for key, value in items.items()}
 
 
 @dataclass
@@ -124,8 +132,11 @@ class Lease:
         self._lost.set()
         return False
 
-    def close(self) -> None:
-        """Give the lease back, with nothing to be fenced. Needs that nothing is in flight."""
+    def close(self, counted: Mapping[str, int] | None = None) -> None:
+        """Give the lease back, with nothing to be fenced, and add to the volume's counters.
+
+        Needs that nothing is in flight.
+        """
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -133,12 +144,15 @@ class Lease:
             return
         # An operation that was given up may still be under way: then the next one fences it.
         is_quiet = not self.cluster.gave_up
+        before = counters(self.cluster, self.volume)
+        sums = {name: before.get(name, 0) + count for name, count in (counted or {}).items()}
         self.cluster.apply(
             Change(
                 points.LEASE_GIVEN_BACK,
                 lease_object(self.volume),
                 equal={SESSION_KEY: self.session},
                 calls=[("lock", "unlock", unlock_request(self.session))],
+                put={f"{_COUNTER_PREFIX}{name}": str(count) for name, count in sums.items()},
                 drop=(_ADDRESS_KEY,) if is_quiet else (),
             )
         )

@@ -5,6 +5,7 @@ unreference. Where it breaks off something is left over, and never missing.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -70,6 +71,7 @@ class Writer:
         self.table = FileTable(cluster, lease.volume, shards, lease.session)
         self.intents = Intents(cluster, lease.volume, lease.session)
         self.retirement = Retirement(self.recipes, chunks)
+        self.counted: Counter[str] = Counter()
         self._to_retire: list[tuple[FileId, str]] = []
 
     def __enter__(self) -> Self:
@@ -111,10 +113,25 @@ class Writer:
             for fingerprint, chunk in {c.chunk.fingerprint: c.chunk for c in new.chunks}.items():
                 needed.setdefault(fingerprint, (chunk, []))[1].append(version)
         arrivals = dict(zip(needed, each(self._put, needed.values()), strict=True))
+        self._count(files, arrivals)
         return [
             _prepared(version, old, new, recipe, needed, arrivals)
             for version, old, new, recipe in zip(versions, olds, files, recipes, strict=True)
         ]
+
+    def _count(self, files: Sequence[NewFile], arrivals: dict[bytes, Arrival]) -> None:
+        """For people: what was stored, and how much of it was new to the store."""
+        met: set[bytes] = set()
+        for new in files:
+            for chunk in new.chunks:
+                fingerprint = chunk.chunk.fingerprint
+                self.counted["bytes"] += chunk.length
+                if fingerprint not in met:
+                    met.add(fingerprint)
+                    self.counted[arrivals[fingerprint].value] += 1
+                    is_new = arrivals[fingerprint] is Arrival.CREATED
+                    self.counted["new_bytes"] += chunk.length if is_new else 0
+        self.counted["files"] += len(files)
 
     def _put(self, item: tuple[NewChunk, list[str]]) -> Arrival:
         return self.chunks.put(*item)
@@ -175,7 +192,7 @@ class Writer:
         except BaseException:
             self.lease.leave()
             raise
-        self.lease.close()
+        self.lease.close(self.counted)
 
 
 def _recipe(version: str, volume: str, new: NewFile) -> FileRecipe:

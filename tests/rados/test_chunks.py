@@ -51,6 +51,7 @@ def test_a_chunk_is_stored_once_and_each_arrival_is_a_tag(site: Site, is_expecte
         (b"", Arrival.REPAIRED),
         (frame_of(b"other bytes", FP), Arrival.REPAIRED),  # intact, and not the chunk
     ],
+    ids=["good", "good-raw", "torn", "empty", "another"],
 )
 def test_an_arrival_looks_at_the_content_of_what_is_not_valid(
     site: Site, state: ChunkState, content: bytes, arrival: Arrival

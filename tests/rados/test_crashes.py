@@ -95,12 +95,7 @@ def check_recovery(site: Site, *, by_another: bool) -> None:
         assert site.audit().dangling == []
     with site.host("a") as host:
         is_before_or_after(host)
-        # What the crash has kept from being deleted is found by the next run, as stubs are.
-        table = host.writer.table
-        known = {file: versions.new for file, versions in table.files()}
-        gone = [(f, v) for f, v in known.items() if f.text not in host.stubs.versions]
-        host.writer.delete(gone)
-        host.writer.retire()
+        host.delete_forgotten()
         is_before_or_after(host)
     site.collect()
     report = site.assert_whole()

@@ -8,6 +8,7 @@ from dedupd.format.rados_objects import FileId
 from dedupd.rados.audit import Audit
 from dedupd.rados.chunks import Arrival
 from dedupd.rados.cluster.connection import Change
+from dedupd.rados.status import status_of
 from dedupd.rados.store import RadosStore
 from tests.support.ceph import wait_for
 from tests.support.rados_hosts import (
@@ -161,6 +162,27 @@ def test_a_lease_runs_out_by_the_cluster_s_clock(site: Site) -> None:
         first = site.store.lease(volume).holder
         wait_for(lambda: site.store.lease(volume).holder != first, "renewal", 5)
         host.put({1: A})
+
+
+def test_the_status_of_a_store(site: Site) -> None:
+    for _ in range(2):
+        with site.host("a") as host:
+            host.put({1: A + B, 2: A})
+    with site.host("b") as host:
+        host.put({1: A})
+        host.put({1: C})
+        status = status_of(site.store)
+        a, b = sorted(status.volumes, key=lambda one: one.host)
+        assert (a.files, a.bytes, a.new_bytes, a.lease_until_s) == (4, 2 * 36864, 24576, None)
+        assert (b.files, b.host, b.path) == (0, "b", "/srv/b") and b.lease_until_s is not None
+        assert (b.intents, b.retiring, status.candidates) == (0, 0, 0)
+    late = site.host("a", lease_s=0.5)
+    late.writer.prepare([new_file(FileId(7, 1), B)])
+    late.die()
+    wait_for(lambda: site.store.lease(late.volume).holder is None, "free lease", 5)
+    status = status_of(site.store)
+    assert sum("1 file version left by a session" in line for line in status.lines) == 1
+    assert status.to_json()["volumes"][0].keys() >= {"volume", "host", "bytes", "new_bytes"}
 
 
 def test_a_store_is_made_once(site: Site) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from dedupd import native
 from dedupd.format.rados_objects import FileId, frame_of
 from dedupd.rados.audit import Audit, AuditReport
 from dedupd.rados.chunks import NewChunk
-from dedupd.rados.cluster.address import StoreAddress
+from dedupd.rados.cluster.address import StoreAddress, parse_address
 from dedupd.rados.cluster.connection import Cluster
 from dedupd.rados.collection import Collection
 from dedupd.rados.recovery import Recovery
@@ -70,19 +71,23 @@ class Stubs:
 
     path: Path
     versions: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of each file's content, by what is written to it and not by what is read."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        return cls(path, json.loads(path.read_text()) if path.exists() else {})
+        return cls(path, *(json.loads(path.read_text()) if path.exists() else ()))
 
-    def name(self, file: FileId, version: str | None) -> None:
+    def name(self, file: FileId, version: str | None, content: bytes = b"") -> None:
         """One durable step: the stub of a file is another one, or gone."""
         if version is None:
             self.versions.pop(file.text, None)
+            self.digests.pop(file.text, None)
         else:
             self.versions[file.text] = version
+            self.digests[file.text] = fingerprint(content).hex()
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.versions))
+        new.write_text(json.dumps([self.versions, self.digests]))
         os.replace(new, self.path)
 
     def settle(self, file: FileId) -> str | None:
@@ -147,7 +152,7 @@ class Host:
         prepared = self.writer.prepare(new)
         self.writer.commit(prepared)
         for one in prepared:
-            self.stubs.name(one.file, one.version)
+            self.stubs.name(one.file, one.version, files[one.file.inode])
             self.after("stub")
         self.writer.finish(prepared)
         self.writer.retire()
@@ -166,6 +171,36 @@ class Host:
 
     def read(self, inode: int) -> bytes:
         return content_of(self.store, self.stubs.versions[FileId(inode, 1).text])
+
+    def assert_reads_right(self) -> None:
+        """Every file has the content that it was given."""
+        for name, digest in self.stubs.digests.items():
+            content = content_of(self.store, self.stubs.versions[name])
+            assert fingerprint(content).hex() == digest, name
+
+    def delete_forgotten(self) -> None:
+        """Delete what the store has of files whose stubs are gone, as a run does that looks for
+        them: a crash may lie between an unlink and the store's knowing of it."""
+        known = [(file, versions.new) for file, versions in self.writer.table.files()]
+        self.writer.delete(one for one in known if one[0].text not in self.stubs.versions)
+        self.writer.retire()
+
+    def work(self, chance: random.Random, rounds: int) -> None:
+        """Store, replace and delete files, of chunks that other hosts have, too."""
+        for _ in range(rounds):
+            inodes = chance.sample(range(1, 30), chance.randint(1, 4))
+            here = [n for n in inodes if FileId(n, 1).text in self.stubs.versions]
+            if here and chance.random() < 0.3:
+                self.delete(here)
+            else:
+                some = {n: shared_content(chance) for n in inodes}
+                self.put(some, is_expected=chance.random() < 0.5)
+
+
+def shared_content(chance: random.Random) -> bytes:
+    """Up to eight chunks, of the forty that all hosts draw from."""
+    pieces = [random_content(chance.randrange(40), 1) for _ in range(chance.randint(0, 8))]
+    return b"".join(pieces) + bytes(chance.randrange(2) * PIECE_BYTES)
 
 
 class Site:
@@ -206,3 +241,17 @@ class Site:
         report = self.audit()
         assert (report.dangling, report.damaged, report.leaked) == ([], [], [])
         return report
+
+
+def main(address: str, directory: str, name: str, seed: str) -> None:
+    """A host that works until it is killed."""
+    chance = random.Random(seed)
+    with Host(parse_address(address), Path(directory), name, operations_at_once=4) as host:
+        while True:
+            host.delete_forgotten()
+            host.work(chance, 20)
+            host.assert_reads_right()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
