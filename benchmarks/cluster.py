@@ -1,0 +1,197 @@
+"""What operations on a store in a Ceph cluster cost, beside what Ceph's own benchmark gets.
+
+    python -m benchmarks.cluster [--address rados:POOL/NAME?…] [--chunks N] [--output FILE]
+
+Without an address a small cluster is brought up on this machine, as the tests do: its three OSDs
+share the cores with the client, so the ratios say more than the figures. Store and ``rados bench``
+write and read objects of the same size, with as many operations in flight, in turns.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import machine
+from dedupd import native
+from dedupd.format.rados_objects import FRAME_BYTES, FileId, frame_of
+from dedupd.rados.chunks import NewChunk
+from dedupd.rados.cluster.address import StoreAddress, parse_address
+from dedupd.rados.cluster.connection import OPERATIONS_AT_ONCE
+from dedupd.rados.collection import Collection
+from dedupd.rados.store import RadosStore
+from dedupd.rados.writer import FileChunk, NewFile, Writer
+from tests.support.ceph import mini_ceph
+
+CHUNK_BYTES = 80 << 10
+FILE_CHUNKS = 64
+ROUNDS = 3
+
+
+def files_of(count: int, seed: int) -> list[NewFile]:
+    """Files of new, incompressible chunks; their frames are made beforehand."""
+    chance = random.Random(seed)
+    files = []
+    for number in range(count // FILE_CHUNKS):
+        chunks = []
+        for at in range(FILE_CHUNKS):
+            raw = chance.randbytes(CHUNK_BYTES)
+            own = native.hashing.fingerprint(raw)
+            frame = frame_of(raw, own)
+            chunk = NewChunk(own, lambda frame=frame: frame)  # type: ignore[misc]
+            chunks.append(FileChunk(at * CHUNK_BYTES, CHUNK_BYTES, chunk))
+        files.append(NewFile(FileId(number + 1, seed), FILE_CHUNKS * CHUNK_BYTES, chunks))
+    return files
+
+
+def seconds(act: Callable[..., object], *arguments: object) -> float:
+    begun_s = time.monotonic()
+    act(*arguments)
+    return time.monotonic() - begun_s
+
+
+def ceph_bench(address: StoreAddress, kind: str, count: int) -> float:
+    """MB/s that ``rados bench`` gets for as many objects of a chunk's size."""
+    command = ["rados", "-c", address.conf, "-n", f"client.{address.user}", "-p", address.pool]
+    command += ["-N", f"{address.name}.bench"]
+    if address.keyring:
+        command += ["--keyring", address.keyring]
+    command += ["bench", "60", kind, "-t", str(OPERATIONS_AT_ONCE), "--max-objects", str(count)]
+    if kind == "write":
+        command += ["-b", str(CHUNK_BYTES + FRAME_BYTES), "--no-cleanup"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(r"Bandwidth \(MB/sec\):\s+([\d.]+)", result.stdout)
+    assert found is not None, result.stdout
+    return float(found[1]) * (1 << 20) / 1e6
+
+
+def write_all(writer: Writer, files: list[NewFile], batch: int = 8) -> None:
+    for first in range(0, len(files), batch):
+        prepared = writer.prepare(files[first : first + batch])
+        writer.commit(prepared)
+        writer.finish(prepared)
+
+
+def read_all(store: RadosStore, versions: list[str]) -> int:
+    total = 0
+    for version in versions:
+        recipe = store.recipes.read(version)
+        assert recipe is not None
+        read = store.chunks.read
+        total += sum(len(raw) for raw in store.cluster.each(read, recipe.fingerprints))
+    return total
+
+
+def measure(address: StoreAddress, count: int) -> dict[str, Any]:
+    """Figures of all rounds; the best round of each kind counts, on a machine that others use."""
+    rows: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        rows.setdefault(name, []).append(value)
+
+    with RadosStore.create(address) as store:
+        store.join("1" * 32, "/bench", host="bench")
+        writer, _ = store.writer("1" * 32, None)
+        with writer:
+            for turn in range(ROUNDS):
+                note("bench_write_mb_s", ceph_bench(address, "write", count))
+                measure_chunks(store, count // 2, turn, note)
+                note("bench_read_mb_s", ceph_bench(address, "seq", count))
+                measure_files(store, writer, count, turn, note)
+    return {
+        "chunk_bytes": CHUNK_BYTES,
+        "operations_at_once": OPERATIONS_AT_ONCE,
+        **{name: best(name, values) for name, values in rows.items()},
+        "rounds": rows,
+    }
+
+
+def measure_chunks(
+    store: RadosStore, count: int, turn: int, note: Callable[[str, float], None]
+) -> None:
+    """Operations on chunks alone: what Ceph's benchmark does, and no more."""
+    chunks = [one.chunk for new in files_of(count, turn + 1) for one in new.chunks]
+    known = [replace(chunk, is_expected=True) for chunk in chunks]
+    each, own = store.cluster.each, store.chunks
+    note("create_s", seconds(each, lambda one: own.put(one, ["a" * 32]), chunks) / count)
+    note("flip_s", seconds(each, lambda one: own.flip(one.fingerprint), chunks) / count)
+    note("refer_s", seconds(each, lambda one: own.put(one, ["b" * 32]), known) / count)
+
+    def release(chunk: NewChunk) -> None:
+        own.drop_references(chunk.fingerprint, ["a" * 32])
+
+    note("release_s", seconds(each, release, chunks) / count)
+
+
+def measure_files(
+    store: RadosStore, writer: Writer, count: int, turn: int, note: Callable[[str, float], None]
+) -> None:
+    """Whole files, from the intent to the collection."""
+    files, table = files_of(count, 100 + turn), writer.table
+    megabytes = count * CHUNK_BYTES / 1e6
+    note("ingest_mb_s", megabytes / seconds(write_all, writer, files))
+    versions = [found.new for one in files if (found := table.versions(one.file))]
+    note("read_mb_s", megabytes / seconds(read_all, store, versions))
+    small = [
+        NewFile(FileId(10**6 + at, turn), one.length, [chunk._replace(offset=0)])
+        for at, (one, chunk) in enumerate((one, c) for one in files for c in one.chunks[:16])
+    ]
+    note("small_file_s", seconds(write_all, writer, small, 256) / len(small))
+    gone = [(one.file, version) for one, version in zip(files, versions, strict=True)]
+    gone += [(one.file, found.new) for one in small if (found := table.versions(one.file))]
+    note("delete_chunk_s", seconds(delete, writer, gone) / count)
+    note("collect_chunk_s", seconds(Collection(store.chunks, 0).run) / count)
+
+
+def delete(writer: Writer, gone: list[tuple[FileId, str]]) -> None:
+    writer.delete(gone)
+    writer.retire()
+
+
+def best(name: str, values: list[float]) -> float:
+    return max(values) if name.endswith("mb_s") else min(values)
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    write = found["ingest_mb_s"] / found["bench_write_mb_s"]
+    read = found["read_mb_s"] / found["bench_read_mb_s"]
+    yield f"ingest, all new  {found['ingest_mb_s']:6.1f} MB/s, {write:.2f} of rados bench write"
+    yield f"sequential read  {found['read_mb_s']:6.1f} MB/s, {read:.2f} of rados bench seq"
+    for name, value in found.items():
+        if name.endswith("_s") and not name.endswith("mb_s"):
+            yield f"{name[:-2]:15}  {value * 1e6:6.0f} µs each, {OPERATIONS_AT_ONCE} in flight"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--address", help="of a store that is not there yet")
+    parser.add_argument("--chunks", type=int, default=1024)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        if options.address:
+            address = parse_address(options.address)
+        else:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            address = stack.enter_context(mini_ceph(directory)).address("bench")
+        name = f"{address.name}.{os.getpid()}"
+        found = {
+            "machine": machine(Path.cwd()),
+            **measure(replace(address, name=name), options.chunks),
+        }
+    print("\n".join(lines(found)))
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
