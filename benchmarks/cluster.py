@@ -123,7 +123,6 @@ def measure_chunks(
     known = [replace(chunk, is_expected=True) for chunk in chunks]
     each, own = store.cluster.each, store.chunks
     note("create_s", seconds(each, lambda one: own.put(one, ["a" * 32]), chunks) / count)
-    note("flip_s", seconds(each, lambda one: own.flip(one.fingerprint), chunks) / count)
     note("refer_s", seconds(each, lambda one: own.put(one, ["b" * 32]), known) / count)
 
     def release(chunk: NewChunk) -> None:

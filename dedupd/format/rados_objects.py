@@ -57,11 +57,10 @@ class ChunkState(enum.Enum):
     """The flag of a chunk's object, under the key ``S``."""
 
     INVALID = "I"
-    """Its references are being made, or none was left: the next arrival looks at its content."""
+    """A reader found other bytes, or no reference was left: the next arrival looks at its content,
+    and stores it again where that is not good."""
     VALID = "V"
     """Its content is stored: an arrival needs to add its reference only."""
-    DAMAGED = "D"
-    """A reader found other bytes: the next arrival stores it again."""
     PINNED = "P"
     """It has very many references; more are not counted, and it is never collected."""
     PINNED_DAMAGED = "Q"

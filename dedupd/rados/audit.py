@@ -25,7 +25,8 @@ from dedupd.rados.retirement import Retirement
 from dedupd.rados.store import RadosStore
 
 _PINNED = (ChunkState.PINNED.value, ChunkState.PINNED_DAMAGED.value)
-_DAMAGED = (ChunkState.DAMAGED.value, ChunkState.PINNED_DAMAGED.value)
+_DAMAGED = (ChunkState.INVALID.value, ChunkState.PINNED_DAMAGED.value)
+"""Of a chunk that a live version needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Audit:
             data = self.cluster.read(chunk_object(fingerprint))
             if data is not None and not self.store.chunks.is_good(fingerprint, data):
                 self.store.chunks.mark_damaged(fingerprint)
-                state = ChunkState.DAMAGED.value
+                state = ChunkState.INVALID.value
         return _Chunk(state, versions)
 
     def _read_files(self) -> None:

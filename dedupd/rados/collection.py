@@ -1,6 +1,8 @@
 """Garbage collection by candidates: its cost follows what was deleted, not what is stored."""
 
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dedupd.errors import Damaged
@@ -23,27 +25,23 @@ class Collection:
     candidates: int = 0
     removed: int = 0
     kept: int = 0
-    """Those that have references again."""
+    """Those that have references again, or were removed by another collection."""
     waiting: int = 0
     """Those that are too young, or changed meanwhile."""
 
-    def run(self) -> None:
-        for shard in range(GARBAGE_SHARDS):
-            self.run_shard(shard)
+    def run(self, shards: Iterable[int] = range(GARBAGE_SHARDS)) -> None:
+        """``shards`` are first bytes of fingerprints. Raises Damaged."""
+        for found in self.chunks.cluster.each(self._collect_shard, shards):
+            self.candidates += sum(found.values())
+            self.removed += found["removed"]
+            self.kept += found["kept"]
+            self.waiting += found["waiting"]
 
-    def run_shard(self, shard: int) -> None:
-        """The candidates whose fingerprints begin with this byte."""
-        cluster, oid = self.chunks.cluster, garbage_object(shard)
-        page = cluster.page(oid)
-        while page is not None and page.items:
-            old = [item for item in page.items.items() if self._is_old(item[1])]
-            self.candidates += len(page.items)
-            self.waiting += len(page.items) - len(old)
-            for removed in cluster.each(lambda item: self._collect(oid, *item), old):
-                self.removed += removed is True
-                self.kept += removed is False
-                self.waiting += removed is None
-            page = cluster.page(oid, after=max(page.items))
+    def _collect_shard(self, shard: int) -> Counter[str]:
+        oid = garbage_object(shard)
+        return Counter(
+            self._collect(oid, name, value) for name, value in self.chunks.cluster.each_key(oid)
+        )
 
     def _is_old(self, value: str) -> bool:
         try:
@@ -52,11 +50,14 @@ class Collection:
             raise Damaged(f"candidate {value!r}: it has no time") from error
         return time.time_ns() - since_ns >= self.grace_s * 1e9
 
-    def _collect(self, oid: str, name: str, value: str) -> bool | None:
+    def _collect(self, oid: str, name: str, value: str) -> str:
+        if not self._is_old(value):
+            return "waiting"
         removed = self.chunks.remove_unreferenced(bytes.fromhex(name))
-        if removed is not None:
-            # Only the candidate that was read: a retirement may have added it again since.
-            self.chunks.cluster.apply(
-                Change(points.CANDIDATE_DROPPED, oid, equal={name: value}, drop=(name,))
-            )
-        return removed
+        if removed is None:
+            return "waiting"
+        # Only the candidate that was read: a retirement may have added it again since.
+        self.chunks.cluster.apply(
+            Change(points.CANDIDATE_DROPPED, oid, equal={name: value}, drop=(name,))
+        )
+        return "removed" if removed else "kept"

@@ -41,9 +41,7 @@ class Recovery:
             found = self.table.versions(file)
             if found is None or version not in found.live:
                 unused.append(version)
-            elif found.old is None:
-                self._flip(version)
-            elif not self._settle(version, file, found):
+            elif found.old is not None and not self._settle(file, found):
                 continue
             done.append(version)
         # Those that were rolled back are noted as old ones by now.
@@ -59,14 +57,7 @@ class Recovery:
         self.retired += len(versions) - len(damaged)
         return [version for version in versions if version not in damaged]
 
-    def _flip(self, version: str) -> None:
-        """Let the chunks that a version has created be valid: it is committed, so all are there."""
-        recipe = self.retirement.recipes.read(version)
-        if recipe is None:
-            raise Damaged(f"recipe m.{version}: a file needs it, and it is gone")
-        self.table.cluster.each(self.retirement.chunks.flip, recipe.fingerprints)
-
-    def _settle(self, version: str, file: FileId, found: FileVersions) -> bool:
+    def _settle(self, file: FileId, found: FileVersions) -> bool:
         """End the commit of a file by what its stub names; False where it is left as it is."""
         if self.settle is None:
             self.left += 1
@@ -74,7 +65,6 @@ class Recovery:
         named = self.settle(file)
         if named == found.new:
             self.table.finish(file, found)
-            self._flip(found.new)
             self.finished += 1
             return True
         if named is not None and named != found.old:

@@ -53,7 +53,6 @@ class Prepared:
     file: FileId
     version: str
     old: str | None
-    created: tuple[bytes, ...]
     arrivals: dict[Arrival, int]
 
     @property
@@ -153,7 +152,6 @@ class Writer:
     def finish(self, prepared: Sequence[Prepared]) -> None:
         """The stubs durably name the new versions; the old ones are retired by :meth:`retire`."""
         self.cluster.each(lambda one: self.table.finish(one.file, one.both), prepared)
-        self.cluster.each(self.chunks.flip, {fp: None for one in prepared for fp in one.created})
         self.intents.drop(one.version for one in prepared)
         self._to_retire += [(one.file, one.old) for one in prepared if one.old is not None]
 
@@ -214,9 +212,4 @@ def _prepared(
         is_first = needed[fingerprint][1][0] == version
         found = arrivals[fingerprint] if is_first else Arrival.REFERENCED
         counts[found] = counts.get(found, 0) + 1
-    created = tuple(
-        fingerprint
-        for fingerprint in recipe.fingerprints
-        if arrivals[fingerprint] is Arrival.CREATED and needed[fingerprint][1][0] == version
-    )
-    return Prepared(new.file, version, old, created, counts)
+    return Prepared(new.file, version, old, counts)

@@ -43,7 +43,6 @@ def test_a_look_up_is_one_operation(site: Site) -> None:
     """Placement by fingerprint: no location is kept, and none is asked for."""
     chunks = site.store.chunks
     chunks.put(new_chunk(b"a chunk"), ["1" * 32])
-    chunks.flip(fingerprint(b"a chunk"))
     operations: list[str] = []
     site.cluster.gate = operations.append
     chunks.put(new_chunk(b"a chunk", is_expected=True), ["2" * 32])
@@ -76,7 +75,6 @@ def test_the_hundred_thousandth_reference_costs_what_the_first_does(site: Site) 
         return (time.monotonic() - begun_s) / 200
 
     chunks.put(new_chunk(raw), ["f" * 32])
-    chunks.flip(own)
     early_s = min(seconds_a_reference(n * 200) for n in range(3))
     for first in range(1000, TAGS_MAX, 1000):
         chunks.put(

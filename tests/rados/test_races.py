@@ -139,8 +139,6 @@ class Actors:
                 store.chunks.put(chunk, [version])
             self.model.live[version] = chunks
             mine.append(version)
-            for raw in chunks:
-                store.chunks.flip(fingerprint(raw))
             if chance.random() < 0.7:
                 gone = mine.pop(chance.randrange(len(mine)))
                 del self.model.live[gone]
@@ -149,8 +147,7 @@ class Actors:
     def collect(self, name: str, store: RadosStore, chance: random.Random) -> None:
         """Collect candidates of any age, again and again."""
         for _ in range(4):
-            for shard in SHARDS:
-                Collection(store.chunks, 0.0).run_shard(shard)
+            Collection(store.chunks, 0.0).run(SHARDS)
 
 
 def recipe_of(version: str, chunks: list[bytes]) -> FileRecipe:

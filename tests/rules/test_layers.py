@@ -67,6 +67,7 @@ FLOORS = (
     "dedupd.store",
     "dedupd.store.recipe",
     "dedupd.index",
+    "dedupd.rados.reading",
     "dedupd.stub",
     "dedupd.volume",
     "dedupd.deleted",

@@ -22,7 +22,6 @@ CHUNK_CREATED = define("rados.chunk-created", "a chunk is there, with its first 
 CHUNK_REFERENCED = define("rados.chunk-referenced", "a chunk has more references")
 CHUNK_CHECKED = define("rados.chunk-checked", "a chunk was found good, and has more references")
 CHUNK_REPAIRED = define("rados.chunk-repaired", "a chunk was stored again, and has more references")
-CHUNK_FLIPPED = define("rados.chunk-flipped", "a new chunk is valid")
 CHUNK_PINNED = define("rados.chunk-pinned", "the references of a chunk are counted no more")
 CHUNK_MARKED = define("rados.chunk-marked", "a chunk that a reader found damaged is marked so")
 COMMITTED = define("rados.committed", "the file names its new version, and still the old one")

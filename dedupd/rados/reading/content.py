@@ -1,0 +1,218 @@
+"""Recipes and chunks of a store in a cluster, in the shapes that stubs are read by.
+
+A stub names a file version by its digest. Chunks have numbers in the process that reads them, given
+out as recipes are opened and taken back when they are let go, because the caches of the mount know
+chunks by number. They mean nothing elsewhere.
+"""
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
+from dedupd.format import recipe as node_format
+from dedupd.format.container import Codec, Record, RecordKind
+from dedupd.format.ids import HOLE
+from dedupd.format.rados_objects import FileRecipe
+from dedupd.format.recipe import RecipeRef, fingerprint_check
+from dedupd.rados.reading.disk_cache import DiskCache
+from dedupd.rados.store import RadosStore
+from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Recipe
+
+RECIPE_NUMBER = 1
+"""What a stub has in place of a recipe's id."""
+
+
+IDLE_NUMBERS_MAX = 100_000
+"""Of chunks of closed files: so that what the mount's cache has of them is found again."""
+
+
+def reference(version: str) -> RecipeRef:
+    """What a stub keeps of a file version."""
+    return RecipeRef(RECIPE_NUMBER, bytes.fromhex(version))
+
+
+def version_in(number: int, digest: bytes) -> str | None:
+    """The version that a stub names; None where it names a record of a container."""
+    return digest.hex() if number == RECIPE_NUMBER else None
+
+
+class ChunkNumbers:
+    """Fingerprint ↔ number, for the chunks of recipes that are open, and of some that were lately.
+
+    A number is never given to another chunk: caches outlive the recipes. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 1  # _lock; 0 is the hole
+        self._numbers: dict[bytes, int] = {}  # _lock
+        self._fingerprints: dict[int, bytes] = {}  # _lock
+        self._users: dict[int, int] = {}  # _lock
+        self._idle: OrderedDict[int, None] = OrderedDict()  # _lock: those with no user
+
+    def take(self, fingerprints: Sequence[bytes]) -> list[int]:
+        """A number for each, the same one for equal ones, until :meth:`give_back`."""
+        with self._lock:
+            return [self._take(fingerprint) for fingerprint in fingerprints]
+
+    def _take(self, fingerprint: bytes) -> int:
+        number = self._numbers.get(fingerprint)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            self._numbers[fingerprint], self._fingerprints[number] = number, fingerprint
+        self._idle.pop(number, None)
+        self._users[number] = self._users.get(number, 0) + 1
+        return number
+
+    def give_back(self, numbers: Sequence[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                self._users[number] -= 1
+                if not self._users[number]:
+                    del self._users[number]
+                    self._idle[number] = None
+            while len(self._idle) > IDLE_NUMBERS_MAX:
+                number, _ = self._idle.popitem(last=False)
+                del self._numbers[self._fingerprints.pop(number)]
+
+    def fingerprint(self, number: int) -> bytes:
+        """Raises DamagedChunk where no open recipe has it."""
+        found = self._fingerprints.get(number)
+        if found is None:
+            raise DamagedChunk(f"chunk {number:x}: no open recipe names it", number)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+class ClusterChunks:
+    """Reads chunks by their numbers, from the host's disk or the cluster, each verified.
+
+    Many at once are fetched in parallel. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], RadosStore],
+        cache: DiskCache | None = None,
+        on_damage: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._store, self._cache, self._on_damage = store, cache, on_damage
+        self.numbers = ChunkNumbers()
+
+    def raw(self, fingerprint: bytes) -> bytes:
+        """The raw bytes of a chunk. Raises Damaged, StoreUnreachable, UsageError."""
+        kept = self._cache.get(fingerprint) if self._cache is not None else None
+        chunks = self._store().chunks
+        if kept is not None:
+            try:
+                return chunks.decoded(fingerprint, kept)
+            except Damaged:
+                assert self._cache is not None
+                self._cache.drop(fingerprint)
+        frame = chunks.stored(fingerprint)
+        try:
+            raw = chunks.decoded(fingerprint, frame, proves=True)
+        except Damaged:
+            chunks.mark_damaged(fingerprint)
+            if self._on_damage is not None:
+                self._on_damage(fingerprint)
+            raise
+        if self._cache is not None:
+            self._cache.put(fingerprint, frame)
+        return raw
+
+    def read(self, record_id: int) -> tuple[Record, bytes]:
+        """As :meth:`dedupd.store.reader.RecordReader.read`. Raises DamagedChunk."""
+        fingerprint = self.numbers.fingerprint(record_id)
+        try:
+            raw = self.raw(fingerprint)
+        except Damaged as error:
+            raise DamagedChunk(str(error), record_id) from error
+        return _record(fingerprint, len(raw)), raw
+
+    def describe(self, record_id: int) -> Record:
+        """As :meth:`read`, without the bytes."""
+        return self.read(record_id)[0]
+
+    def read_chunks(
+        self, wanted: Sequence[tuple[int, int, int]], *, cached_only: bool, threads: int = 1
+    ) -> list[bytes | None]:
+        """As :meth:`dedupd.store.reader.RecordReader.read_chunks`: None for what :meth:`read` has
+        to look into, and with ``cached_only`` for all, since each waits."""
+        if cached_only:
+            return [None] * len(wanted)
+        return self._store().cluster.each(self._ordinary, wanted)
+
+    def _ordinary(self, one: tuple[int, int, int]) -> bytes | None:
+        number, length, check = one
+        try:
+            fingerprint = self.numbers.fingerprint(number)
+            raw = self.raw(fingerprint)
+        except (DedupdError, OSError):
+            return None  # :meth:`read` will say why
+        is_expected = len(raw) == length and fingerprint_check(fingerprint) == check
+        return raw if is_expected else None
+
+    def begin_window(self, *_: Any) -> None:
+        """No read-ahead into one piece of memory: chunks are fetched ahead, one by one."""
+        return
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+
+
+class ClusterRecipes:
+    """Opens the recipes that stubs name. Safe to use from several threads."""
+
+    def __init__(self, store: Callable[[], RadosStore], chunks: ClusterChunks) -> None:
+        self._store, self._chunks = store, chunks
+
+    def open(self, ref: RecipeRef, where: str) -> Recipe:
+        """Raises DamagedRecipe, StoreUnreachable."""
+        version = version_in(ref.recipe, ref.digest)
+        if version is None or ref.direct:
+            raise DamagedRecipe(f"{where}: the stub names no file version of a store in a cluster")
+        found = self._store().recipes.read(version)
+        if found is None:
+            raise DamagedRecipe(
+                f"{where}: the store does not have file version {version}; the stub is older than"
+                " what the store has of the file, as after the restore of an old copy"
+            )
+        root, numbers = self._root(found)
+        recipe = Recipe(self, root)  # type: ignore[arg-type]  # of one node: it asks for no other
+        weakref.finalize(recipe, self._chunks.numbers.give_back, numbers)
+        return recipe
+
+    def _root(self, found: FileRecipe) -> tuple[node_format.Node, list[int]]:
+        """All of a recipe as one leaf, however long, and the numbers that were taken for it."""
+        taken = self._chunks.numbers.take([entry.fingerprint for entry in found.entries])
+        rows: list[tuple[int, int, int, bytes]] = []
+        end = 0
+        for number, entry in zip(taken, found.entries, strict=True):
+            if entry.offset > end:
+                rows.append((end, HOLE, entry.offset - end, HOLE_FINGERPRINT))
+            rows.append((entry.offset, number, entry.length, entry.fingerprint))
+            end = entry.offset + entry.length
+        if found.length > end:
+            rows.append((end, HOLE, found.length - end, HOLE_FINGERPRINT))
+        content = node_format.content_digest([(row[3], row[2]) for row in rows])
+        root = node_format.Node(
+            0,
+            found.length,
+            content,
+            [row[1] for row in rows],
+            [row[2] for row in rows],
+            [0 if row[1] == HOLE else fingerprint_check(row[3]) for row in rows],
+            [row[0] for row in rows],
+        )
+        return root, taken
+
+
+def _record(fingerprint: bytes, length: int) -> Record:
+    return Record(0, RecordKind.DATA, Codec.RAW, length, length, 0, fingerprint, 0, 0)

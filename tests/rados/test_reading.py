@@ -1,0 +1,149 @@
+"""Stubs' recipes and chunks are read from the cluster, or from this host's disk, and verified."""
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe
+from dedupd.format.ids import HOLE
+from dedupd.format.rados_objects import chunk_object
+from dedupd.format.recipe import RecipeRef
+from dedupd.rados.cluster.connection import Change
+from dedupd.rados.reading import content
+from dedupd.rados.reading.content import ChunkNumbers, ClusterChunks, ClusterRecipes, reference
+from dedupd.rados.reading.disk_cache import DiskCache
+from dedupd.store.recipe.recipe_reader import Span
+from dedupd.stub.content import StoreContent
+from dedupd.system.disk import Disk
+from tests.support.rados_hosts import PIECE_BYTES, Site, fingerprint, random_content
+
+A = random_content(1, 6)
+SPARSE = A[: 2 * PIECE_BYTES] + bytes(3 * PIECE_BYTES) + A[:PIECE_BYTES] + bytes(PIECE_BYTES)
+
+
+def cache_in(directory: Path, bytes_max: int = 1 << 20) -> DiskCache:
+    directory.mkdir(exist_ok=True)
+    return DiskCache(os.open(directory, os.O_RDONLY | os.O_DIRECTORY), bytes_max, Disk())
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[DiskCache]:
+    cache = cache_in(tmp_path / "cache")
+    yield cache
+    cache.close()
+
+
+def put(site: Site, data: bytes) -> RecipeRef:
+    with site.host(operations_at_once=4) as host:
+        (one,) = host.put({1: data})
+    return reference(one.version)
+
+
+def opened(site: Site, chunks: ClusterChunks, ref: RecipeRef) -> StoreContent:
+    recipe = ClusterRecipes(lambda: site.store, chunks).open(ref, "here")
+
+    def read(span: Span) -> bytes:
+        return chunks.read(span.chunk)[1]
+
+    return StoreContent(recipe, read)
+
+
+def test_a_stub_reads_what_was_stored(site: Site, cache: DiskCache) -> None:
+    ref = put(site, SPARSE)
+    for chunks in (ClusterChunks(lambda: site.store), ClusterChunks(lambda: site.store, cache)):
+        found = opened(site, chunks, ref)
+        assert found.recipe.length == len(SPARSE)
+        for start, end in ((0, len(SPARSE)), (5, 9000), (9000, 20000), (24000, len(SPARSE) + 10)):
+            assert found.read(start, end) == SPARSE[start:end] + bytes(max(0, end - len(SPARSE)))
+        spans = [span for span in found.recipe.spans(0, len(SPARSE)) if span.chunk != HOLE]
+        wanted = [(span.chunk, span.length, span.fingerprint_check) for span in spans]
+        loaded = chunks.read_chunks(wanted, cached_only=False)
+        assert loaded == [SPARSE[s.offset : s.offset + s.length] for s in spans]
+        assert chunks.read_chunks(wanted, cached_only=True) == [None] * 3
+        wrong = [(number, length, check ^ 1) for number, length, check in wanted]
+        assert chunks.read_chunks(wrong, cached_only=False) == [None] * 3
+
+
+def test_what_was_read_is_read_from_this_host_s_disk(site: Site, tmp_path: Path) -> None:
+    ref = put(site, A)
+    cache = cache_in(tmp_path / "cache")
+    assert opened(site, ClusterChunks(lambda: site.store, cache), ref).read(0, len(A)) == A
+    cache.close()
+    cache = cache_in(tmp_path / "cache")  # by the next process
+    found = opened(site, ClusterChunks(lambda: site.store, cache), ref)
+    operations: list[str] = []
+    site.cluster.gate = operations.append
+    assert found.read(0, len(A)) == A
+    assert operations == []
+    site.cluster.gate = None
+    for path in (tmp_path / "cache").iterdir():
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    found = opened(site, ClusterChunks(lambda: site.store, cache), ref)
+    assert found.read(0, len(A)) == A
+    cache.close()
+
+
+def test_the_cache_is_bounded(tmp_path: Path) -> None:
+    cache = cache_in(tmp_path / "cache", 1000)
+    names = [bytes([n]) * 32 for n in range(30)]
+    for name in names:
+        cache.put(name, bytes(100))
+        assert cache.get(names[0]) is not None  # the one that is used
+        assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 1000
+    assert cache.get(names[1]) is None and cache.get(names[-1]) is not None
+    cache.put(b"x" * 32, bytes(2000))
+    assert cache.get(b"x" * 32) is None
+    cache.close()
+    (tmp_path / "cache" / "half.new").write_bytes(b"a crash has left it")
+    cache = cache_in(tmp_path / "cache", 500)
+    assert cache.used_bytes <= 500 and len(list((tmp_path / "cache").iterdir())) == 5
+    cache.close()
+
+
+def test_a_damaged_chunk_is_an_error_and_is_marked(site: Site, cache: DiskCache) -> None:
+    ref = put(site, A)
+    own = fingerprint(A[:PIECE_BYTES])
+    data = bytearray(site.cluster.read(chunk_object(own)) or b"")
+    data[-1] ^= 1
+    site.cluster.apply(Change("rados.chunk-repaired", chunk_object(own), data=bytes(data)))
+    found = opened(site, ClusterChunks(lambda: site.store, cache), ref)
+    with pytest.raises(Damaged):
+        found.read(0, 10)
+    assert site.cluster.value(chunk_object(own), "S") == "I"
+    assert found.read(PIECE_BYTES, len(A)) == A[PIECE_BYTES:]
+
+
+def test_a_version_that_is_gone_is_an_error(site: Site) -> None:
+    chunks = ClusterChunks(lambda: site.store)
+    with pytest.raises(DamagedRecipe, match="does not have file version"):
+        opened(site, chunks, reference("ab" * 16))
+    with pytest.raises(DamagedRecipe, match="names no file version"):
+        opened(site, chunks, RecipeRef(77, bytes(16)))
+
+
+def test_numbers_are_never_another_chunk_s(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "IDLE_NUMBERS_MAX", 2)
+    numbers = ChunkNumbers()
+    first = numbers.take([b"a", b"b", b"a", b"c"])
+    assert first == [1, 2, 1, 3]
+    numbers.give_back(first[:1])
+    assert numbers.fingerprint(1) == b"a"
+    numbers.give_back(first[1:])
+    with pytest.raises(DamagedChunk):
+        numbers.fingerprint(2)  # the one that has been idle for longest
+    assert numbers.take([b"a", b"b", b"c"]) == [1, 4, 3] and len(numbers) == 3
+
+
+def test_what_a_recipe_took_is_given_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "IDLE_NUMBERS_MAX", 0)
+    chunks = ClusterChunks(lambda: site.store)
+    found = opened(site, chunks, put(site, SPARSE))
+    assert len(chunks.numbers) == 2
+    del found
+    gc.collect()
+    assert len(chunks.numbers) == 0
