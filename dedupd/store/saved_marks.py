@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dedupd.errors import DamagedTable
-from dedupd.format import saved_marks as fmt
+from dedupd.format.derived import saved_marks as fmt
 from dedupd.store.container import whole_file
 from dedupd.store.container.whole_file import WholeFileWriter, body_checksum
 from dedupd.system.disk import Disk

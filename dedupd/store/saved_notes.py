@@ -8,8 +8,8 @@ from typing import Self
 import xxhash
 
 from dedupd.errors import Damaged, DamagedTable
-from dedupd.format import saved_notes as fmt
-from dedupd.format.saved_notes import ROW_BYTES, NotesHeader
+from dedupd.format.derived import saved_notes as fmt
+from dedupd.format.derived.saved_notes import ROW_BYTES, NotesHeader
 from dedupd.store.container import whole_file
 from dedupd.store.container.whole_file import WholeFileWriter
 from dedupd.system.disk import Disk

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 
 from dedupd.errors import DamagedTable
-from dedupd.format.sketch import decode_sketches, encode_sketches
+from dedupd.format.derived.sketch import decode_sketches, encode_sketches
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.system.files import opened, read_readable
 

@@ -18,7 +18,7 @@ from dedupd.config.memory_budget import notes_shares
 from dedupd.config.policy import Policy
 from dedupd.errors import NoSpace
 from dedupd.failpoint import define, reach
-from dedupd.format.saved_notes import NotesHeader
+from dedupd.format.derived.saved_notes import NotesHeader
 from dedupd.store.saved_notes import SavedNotes, remove_notes, save_notes
 from dedupd.stub.transition import FileIdentity
 from dedupd.volume.volume import Volume

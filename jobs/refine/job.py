@@ -11,7 +11,7 @@ from dedupd.config.policy import RefineMode
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Kind, seed_of
-from dedupd.format.sketch import SKETCH_BYTES
+from dedupd.format.derived.sketch import SKETCH_BYTES
 from dedupd.format.table import ENTRY_BYTES
 from dedupd.store.container.compaction import Kept, compact
 from dedupd.store.container.container import data_name

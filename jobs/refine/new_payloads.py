@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from dedupd import native
 from dedupd.format import container as fmt
+from dedupd.format.derived.sketch import SKETCH_BYTES
 from dedupd.format.ids import make_id
-from dedupd.format.sketch import SKETCH_BYTES
 from dedupd.store.container.compaction import Kept
 from dedupd.units import MIB
 

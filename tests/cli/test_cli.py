@@ -313,7 +313,7 @@ def test_a_held_volume_is_3(lab: Lab) -> None:
         for job in ("optimize", "unoptimize", "gc", "compact", "verify"):
             result = say("run", job, lab.root)
             assert result.returncode == BUSY
-            assert "another job holds the volume" in result.stderr
+            assert "a job has it; wait" in result.stderr
 
 
 def test_findings_of_a_job_are_1_and_named(lab: Lab) -> None:

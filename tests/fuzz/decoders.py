@@ -31,8 +31,9 @@ from dedupd.errors import (
     UnknownFormat,
     UsageError,
 )
-from dedupd.format import container, merge_log, recipe, saved_marks, saved_notes, stub, table
+from dedupd.format import container, merge_log, recipe, stub, table
 from dedupd.format.container import Kind
+from dedupd.format.derived import saved_marks, saved_notes
 from dedupd.index.bloom_index import BloomIndex
 from dedupd.index.saved_index import SavedFile
 from dedupd.index.table_index import TableIndex

@@ -19,17 +19,9 @@ import dedupd
 import jobs
 from dedupd import failpoint, native
 from dedupd.format import container as fmt
-from dedupd.format import (
-    deletion,
-    merge_log,
-    rados_objects,
-    recipe,
-    saved_marks,
-    saved_notes,
-    stream,
-    stub,
-)
+from dedupd.format import deletion, merge_log, rados_objects, recipe, stream, stub
 from dedupd.format import table as tbl
+from dedupd.format.derived import saved_marks, saved_notes
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.volume.enable import DISABLING, ENABLING
 from dedupd.volume.volume import POLICY_FILE, STORE_DIRS, VOLUME_FILE

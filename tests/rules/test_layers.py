@@ -59,6 +59,7 @@ FLOORS = (
     "dedupd.native",
     "dedupd",  # errors, units, fail points
     "dedupd.format",
+    "dedupd.format.derived",
     "dedupd.system",
     "dedupd.config",
     "dedupd.rados.cluster",

@@ -45,13 +45,14 @@ def test_the_history_of_the_last_week_is_looked_at_and_no_more(tmp_path: Path) -
         for days in (20, 6, 2):
             history.note_savings(sample(now_s - days * DAY_S, days * GIB))
         for number in range(70):  # over several pages
+            started_s = now_s - number * DAY_S / 4
             report = {
                 "job": "optimize" if number % 2 else "gc",
-                "started_s": now_s - number * DAY_S / 4,
+                "started_s": started_s,
                 "resources": {"wall_s": 1.0},
                 "logical_bytes": GIB,
             }
-            volume.hints.put(HintKey.RUNS.at(report["started_s"]), report)
+            volume.hints.put(HintKey.RUNS.at(started_s), report)
         flow = history.flow(now_s)
     assert flow is not None
     assert (flow.since_s, flow.until_s) == (now_s - 6 * DAY_S, now_s - 2 * DAY_S)

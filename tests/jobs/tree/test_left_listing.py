@@ -80,7 +80,8 @@ def test_the_reasons_are_those_that_a_run_counts(lab: Lab) -> None:
 
 def test_what_a_run_came_to_and_left_is_named_until_the_next_one(lab: Lab) -> None:
     findings = Findings()
-    left = LeftFiles(counts := {}, findings)
+    counts = dict[str, int]()
+    left = LeftFiles(counts, findings)
     left.add(b"in \xff use", "in use")
     left.add(b"broken", "cannot be read", "cannot be read: I/O error")
     left.add(b"little", SAVES_LITTLE)
