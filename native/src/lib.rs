@@ -27,6 +27,7 @@ pub mod store;
 pub mod upkeep;
 
 pub mod commit;
+pub mod mount;
 pub mod study;
 pub mod tree;
 

@@ -20,23 +20,21 @@ struct FileHandle {
     body: [u8; HANDLE_BYTES_MAX],
 }
 
-/// Type (i32, little-endian), then the handle's bytes.
+/// The handle of the inode that `fd` is open on: type (i32, little-endian), then its bytes.
 pub fn name_to_handle(fd: RawFd) -> Result<Vec<u8>> {
-    handle_at(fd, c"", libc::AT_EMPTY_PATH)
+    name_to_handle_at(fd, c"", |handle| handle.to_vec())
 }
 
-/// The handle of a name in the directory `dir`; follows no link.
-pub fn name_to_handle_at(dir: RawFd, name: &CStr) -> Result<Vec<u8>> {
-    handle_at(dir, name, 0)
-}
-
-fn handle_at(dir: RawFd, name: &CStr, flags: c_int) -> Result<Vec<u8>> {
+/// As [`name_to_handle`], of `name` in the directory `dir`, without following a link; an empty name
+/// is `dir` itself.
+pub fn name_to_handle_at<T>(dir: RawFd, name: &CStr, take: impl FnOnce(&[u8]) -> T) -> Result<T> {
     let mut handle = FileHandle {
         handle_bytes: HANDLE_BYTES_MAX as u32,
         handle_type: 0,
         body: [0; HANDLE_BYTES_MAX],
     };
     let mut mount_id: c_int = 0;
+    let flags = if name.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
     // SAFETY: all pointers are to live locals; the kernel writes `handle_bytes` at most.
     let result = unsafe {
         libc::syscall(
@@ -49,9 +47,11 @@ fn handle_at(dir: RawFd, name: &CStr, flags: c_int) -> Result<Vec<u8>> {
         )
     };
     check(result)?;
-    let mut out = handle.handle_type.to_le_bytes().to_vec();
-    out.extend_from_slice(&handle.body[..handle.handle_bytes as usize]);
-    Ok(out)
+    let mut out = [0; HANDLE_TYPE_BYTES + HANDLE_BYTES_MAX];
+    let length = HANDLE_TYPE_BYTES + handle.handle_bytes as usize;
+    out[..HANDLE_TYPE_BYTES].copy_from_slice(&handle.handle_type.to_le_bytes());
+    out[HANDLE_TYPE_BYTES..].copy_from_slice(&handle.body);
+    Ok(take(&out[..length]))
 }
 
 /// Kinds of handles (`include/linux/exportfs.h`), and where the generation is in them.

@@ -191,7 +191,7 @@ impl<'a> Scan<'a> {
 
 /// 0 where it cannot be told: then the file is not the one that an attribute is bound to.
 fn generation_at(dir: RawFd, name: &CStr) -> u32 {
-    name_to_handle_at(dir, name).ok().and_then(|handle| generation_in(&handle)).unwrap_or(0)
+    name_to_handle_at(dir, name, generation_in).ok().flatten().unwrap_or(0)
 }
 
 /// An entry of a directory that belongs to a tree.
@@ -236,6 +236,7 @@ layout! {
 /// An entry of a directory as the kernel returns it. `kind` is one of `DT_*`, `next` the position
 /// of the next entry.
 pub struct Dirent {
+    pub inode: u64,
     pub name: CString,
     pub kind: u8,
     pub next: i64,
@@ -257,7 +258,12 @@ pub fn next_entries(fd: RawFd, buffer: &mut [u8]) -> Result<Vec<Dirent>> {
         rest = after;
         let Ok(name) = CStr::from_bytes_until_nul(&record[dirent::BYTES..]) else { continue };
         let next = dirent::NEXT.u64(record) as i64;
-        found.push(Dirent { name: name.to_owned(), kind: dirent::KIND.u8(record), next });
+        found.push(Dirent {
+            inode: dirent::INODE.u64(record),
+            name: name.to_owned(),
+            kind: dirent::KIND.u8(record),
+            next,
+        });
     }
     Ok(found)
 }

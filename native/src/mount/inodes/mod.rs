@@ -1,0 +1,5 @@
+//! The inodes that the kernel knows, and the descriptors to reach them by.
+
+pub mod data_file;
+pub mod handle;
+pub mod table;

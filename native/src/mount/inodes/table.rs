@@ -1,0 +1,293 @@
+//! The table of the inodes that the kernel knows.
+//!
+//! Inodes have the numbers of the file system below. Names are not kept. An inode costs its handle,
+//! a count and room for two descriptors, which are open while it is in use: one that only names it
+//! (`O_PATH`), one for its content. Their number is bounded; the longest unused are closed.
+//!
+//! No opening comes as a message, so nobody tells when the last user of a file closes it. An inode
+//! that loses its last name is therefore *pinned*: its descriptor stays open until the kernel forgets
+//! the inode, which it does when the last user has gone.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{Mode, OFlags, fstat, openat};
+use rustix::io::Errno;
+
+use crate::mount::inodes::data_file::DataFile;
+use crate::mount::inodes::handle::Handle;
+use crate::mount::protocol::abi::ROOT;
+use crate::mount::protocol::message::{Answer, Failure};
+use crate::system::calls::{name_to_handle, open_by_handle};
+use crate::threads::lock::locked;
+
+/// Parts of the table, each with a lock of its own: a few times the threads that use it.
+const SHARDS: usize = 32;
+
+pub const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+struct Node {
+    handle: Handle,
+    lookups: u64,
+    path: Option<Arc<OwnedFd>>,
+    data: Option<Arc<DataFile>>,
+    /// `path` stays: the inode has no name any more, or cannot be opened by its handle.
+    is_pinned: bool,
+    /// Whether the node is in `recent`.
+    is_recent: bool,
+    /// Whether a descriptor was used since the node was last considered for closing.
+    is_used: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    nodes: HashMap<u64, Node>,
+    /// Nodes with open descriptors, the longest unused first.
+    recent: VecDeque<u64>,
+}
+
+impl Shard {
+    /// Notes that a node has a descriptor, and closes those of others where there are too many.
+    fn opened(&mut self, inode: u64, descriptors_max: usize) {
+        if let Some(node) = self.nodes.get_mut(&inode) {
+            node.is_used = true;
+            if !node.is_recent {
+                node.is_recent = true;
+                self.recent.push_back(inode);
+            }
+        }
+        while self.recent.len() > descriptors_max {
+            let Some(oldest) = self.recent.pop_front() else { return };
+            let Some(node) = self.nodes.get_mut(&oldest) else { continue };
+            if node.is_used {
+                node.is_used = false;
+                self.recent.push_back(oldest);
+                continue;
+            }
+            node.is_recent = false;
+            node.data = None;
+            if !node.is_pinned {
+                node.path = None;
+            }
+        }
+    }
+}
+
+/// The inodes that the kernel may ask for by number.
+pub struct Inodes {
+    root: Arc<OwnedFd>,
+    root_inode: u64,
+    pub device: u64,
+    /// Whether inodes can be opened by their handles, so that none has to stay open.
+    pub by_handle: bool,
+    /// Most nodes of a shard that have descriptors.
+    descriptors_max: usize,
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+impl Inodes {
+    /// `descriptors_max`: most inodes at a time that have descriptors, pinned ones apart.
+    pub fn new(root: OwnedFd, descriptors_max: usize) -> Answer<Inodes> {
+        let status = fstat(&root)?;
+        let handle = name_to_handle(root.as_raw_fd()).unwrap_or_default();
+        let by_handle = open_handle(&root, &Handle::new(&handle), PATH_FLAGS).is_ok();
+        Ok(Inodes {
+            root: Arc::new(root),
+            root_inode: status.st_ino,
+            device: status.st_dev,
+            by_handle,
+            descriptors_max: (descriptors_max / SHARDS).max(1),
+            shards: std::array::from_fn(|_| Mutex::default()),
+        })
+    }
+
+    pub fn root(&self) -> &OwnedFd {
+        &self.root
+    }
+
+    /// How many inodes are known.
+    pub fn count(&self) -> usize {
+        self.shards.iter().map(|shard| locked(shard).nodes.len()).sum()
+    }
+
+    /// The number by which the kernel knows an inode.
+    pub fn number(&self, inode: u64) -> u64 {
+        if inode == self.root_inode { ROOT } else { inode }
+    }
+
+    fn shard(&self, inode: u64) -> &Mutex<Shard> {
+        // Neighbours in a table of inodes are used together, by several threads.
+        &self.shards[inode as usize % SHARDS]
+    }
+
+    /// Counts one more lookup of an inode that opens again by `handle`. Returns its generation,
+    /// which tells it from an earlier inode of the same number.
+    pub fn remember(&self, inode: u64, handle: Handle, path: Option<OwnedFd>) -> u64 {
+        let generation = handle.generation();
+        let mut shard = locked(self.shard(inode));
+        match shard.nodes.entry(inode) {
+            Entry::Vacant(place) => {
+                place.insert(Node {
+                    handle,
+                    lookups: 1,
+                    is_pinned: path.is_some(),
+                    path: path.map(Arc::new),
+                    data: None,
+                    is_recent: false,
+                    is_used: false,
+                });
+            }
+            Entry::Occupied(mut place) => {
+                let node = place.get_mut();
+                node.lookups += 1;
+                if node.handle != handle {
+                    // The number was given to a new file before the kernel forgot the old one.
+                    node.handle = handle;
+                    (node.data, node.is_pinned) = (None, path.is_some());
+                    node.path = path.map(Arc::new);
+                }
+            }
+        }
+        generation
+    }
+
+    /// The kernel takes lookups back.
+    pub fn forget(&self, inode: u64, lookups: u64) {
+        let mut shard = locked(self.shard(inode));
+        let Entry::Occupied(mut place) = shard.nodes.entry(inode) else { return };
+        let node = place.get_mut();
+        node.lookups = node.lookups.saturating_sub(lookups);
+        if node.lookups > 0 {
+            return;
+        }
+        let node = place.remove();
+        if node.is_recent {
+            // A file that was just made and removed is at the end, mostly.
+            if let Some(at) = shard.recent.iter().rposition(|one| *one == inode) {
+                shard.recent.remove(at);
+            }
+        }
+        drop(shard);
+    }
+
+    /// Whether the kernel may still refer to an inode.
+    pub fn knows(&self, inode: u64) -> bool {
+        locked(self.shard(inode)).nodes.contains_key(&inode)
+    }
+
+    /// Holds `path`, open on an inode, until the inode is forgotten: its last name goes.
+    pub fn pin(&self, inode: u64, path: OwnedFd) {
+        if let Some(node) = locked(self.shard(inode)).nodes.get_mut(&inode) {
+            if !node.is_pinned {
+                node.is_pinned = true;
+                node.path = Some(Arc::new(path));
+            }
+        }
+    }
+
+    /// Takes [`Inodes::pin`] back: the name has stayed.
+    pub fn unpin(&self, inode: u64) {
+        if !self.by_handle {
+            return;
+        }
+        let mut shard = locked(self.shard(inode));
+        if let Some(node) = shard.nodes.get_mut(&inode) {
+            node.is_pinned = false;
+            shard.opened(inode, self.descriptors_max);
+        }
+    }
+
+    /// A descriptor that only names an inode. Fails with ESTALE where it is not known or gone.
+    pub fn path(&self, inode: u64) -> Answer<Arc<OwnedFd>> {
+        if inode == ROOT {
+            return Ok(Arc::clone(&self.root));
+        }
+        let handle = match locked(self.shard(inode)).nodes.get_mut(&inode) {
+            None => return Err(Failure(libc::ESTALE)),
+            Some(node) => {
+                if let Some(path) = &node.path {
+                    node.is_used = true;
+                    return Ok(Arc::clone(path));
+                }
+                node.handle.clone()
+            }
+        };
+        let opened = Arc::new(open_handle(&self.root, &handle, PATH_FLAGS)?);
+        let mut shard = locked(self.shard(inode));
+        if let Some(node) = shard.nodes.get_mut(&inode) {
+            if node.handle == handle && node.path.is_none() {
+                node.path = Some(Arc::clone(&opened));
+                shard.opened(inode, self.descriptors_max);
+            }
+        }
+        Ok(opened)
+    }
+
+    /// The content of an inode, open for reading, and for writing where `write` is set.
+    pub fn data(&self, inode: u64, write: bool) -> Answer<Arc<DataFile>> {
+        if inode == ROOT {
+            return Ok(Arc::new(DataFile {
+                fd: self.open(ROOT, OFlags::RDONLY)?,
+                is_writable: false,
+            }));
+        }
+        if let Some(node) = locked(self.shard(inode)).nodes.get_mut(&inode) {
+            if let Some(data) = node.data.as_ref().filter(|data| data.is_writable || !write) {
+                node.is_used = true;
+                return Ok(Arc::clone(data));
+            }
+        }
+        let flags = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        let data = DataFile { fd: self.open(inode, flags)?, is_writable: write };
+        Ok(self.keep_data(inode, data))
+    }
+
+    /// Keeps an open file for later requests.
+    pub fn keep_data(&self, inode: u64, data: DataFile) -> Arc<DataFile> {
+        let data = Arc::new(data);
+        let mut shard = locked(self.shard(inode));
+        if let Some(node) = shard.nodes.get_mut(&inode) {
+            if node.data.as_ref().is_none_or(|old| !old.is_writable) {
+                node.data = Some(Arc::clone(&data));
+                shard.opened(inode, self.descriptors_max);
+            }
+        }
+        data
+    }
+
+    /// Opens an inode for its content, the caller's.
+    pub fn open(&self, inode: u64, flags: OFlags) -> Answer<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let handle = match locked(self.shard(inode)).nodes.get(&inode) {
+            Some(node) if !node.is_pinned => Some(node.handle.clone()),
+            _ => None,
+        };
+        match handle {
+            Some(handle) => open_handle(&self.root, &handle, flags),
+            None => {
+                let path = self.path(inode)?;
+                let link = proc_path(path.as_raw_fd());
+                Ok(openat(rustix::fs::CWD, link.as_str(), flags, Mode::empty())?)
+            }
+        }
+    }
+}
+
+/// A path to the inode itself, for calls that take no descriptor.
+pub fn proc_path(fd: i32) -> String {
+    format!("/proc/self/fd/{fd}")
+}
+
+fn open_handle(root: impl AsFd, handle: &Handle, flags: OFlags) -> Answer<OwnedFd> {
+    loop {
+        let root = root.as_fd().as_raw_fd();
+        match open_by_handle(root, handle.whole(), flags.bits() as i32) {
+            // SAFETY: the call gave out a new descriptor; nobody else has it.
+            Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Inodes as the kernel gets to know them: attributes, number and generation.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Mode, Statx, StatxFlags, makedev, openat, statx};
+use rustix::io::Errno;
+
+use crate::mount::inodes::handle::Handle;
+use crate::mount::inodes::table::PATH_FLAGS;
+use crate::mount::protocol::abi::{Attributes, EntryOut, ROOT};
+use crate::mount::protocol::message::{Answer, Failure};
+use crate::mount::requests::tree::Tree;
+use crate::system::calls::name_to_handle_at;
+
+/// How long the kernel may keep names and attributes. All changes come through the mount, or are
+/// reported to the kernel (commits and restores), so it could keep them for ever.
+pub const TIMEOUT_S: u64 = 3600;
+
+const BASIC: StatxFlags = StatxFlags::BASIC_STATS;
+
+/// An inode that a name leads to.
+pub struct Found {
+    pub status: Statx,
+    handle: Handle,
+    path: Option<OwnedFd>,
+}
+
+/// The status of what `fd` is open on.
+pub fn status_of(fd: impl AsFd) -> Answer<Statx> {
+    Ok(statx(fd, c"", AtFlags::EMPTY_PATH, BASIC)?)
+}
+
+pub fn status_at(parent: impl AsFd, name: &CStr) -> Result<Statx, Errno> {
+    statx(parent, name, AtFlags::SYMLINK_NOFOLLOW, BASIC)
+}
+
+impl Tree {
+    /// Looks a name up. None where there is none. Fails with EXDEV on a file system that is mounted
+    /// inside of the tree.
+    ///
+    /// The kernel lets no name of the directory change meanwhile, so that status and handle are
+    /// those of one inode.
+    pub fn find(&self, parent: impl AsFd, name: &CStr) -> Answer<Option<Found>> {
+        let parent = parent.as_fd();
+        if !self.inodes.by_handle {
+            return self.find_open(parent, name);
+        }
+        let status = match status_at(parent, name) {
+            Err(Errno::NOENT) => return Ok(None),
+            result => result?,
+        };
+        self.within(&status)?;
+        let handle = match name_to_handle_at(parent.as_raw_fd(), name, Handle::new) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            result => result?,
+        };
+        Ok(Some(Found { status, handle, path: None }))
+    }
+
+    fn find_open(&self, parent: BorrowedFd, name: &CStr) -> Answer<Option<Found>> {
+        let path = match openat(parent, name, PATH_FLAGS, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            result => result?,
+        };
+        let status = status_of(&path)?;
+        self.within(&status)?;
+        Ok(Some(Found { status, handle: Handle::new(&[]), path: Some(path) }))
+    }
+
+    /// The inode that `fd` is open on.
+    pub fn found(&self, fd: impl AsFd) -> Answer<Found> {
+        let fd = fd.as_fd();
+        let status = status_of(fd)?;
+        self.within(&status)?;
+        if !self.inodes.by_handle {
+            let path = fd.try_clone_to_owned()?;
+            return Ok(Found { status, handle: Handle::new(&[]), path: Some(path) });
+        }
+        let handle = name_to_handle_at(fd.as_raw_fd(), c"", Handle::new)?;
+        Ok(Found { status, handle, path: None })
+    }
+
+    fn within(&self, status: &Statx) -> Answer<()> {
+        let device = makedev(status.stx_dev_major, status.stx_dev_minor);
+        if device == self.inodes.device { Ok(()) } else { Err(Failure(libc::EXDEV)) }
+    }
+
+    /// Counts a lookup of an inode, which the kernel must hear of.
+    pub fn remembered(&self, found: Found) -> EntryOut {
+        let node = self.inodes.number(found.status.stx_ino);
+        let generation = match node {
+            ROOT => 0,
+            _ => self.inodes.remember(node, found.handle, found.path),
+        };
+        EntryOut {
+            node,
+            generation,
+            entry_valid_s: TIMEOUT_S,
+            attributes_valid_s: TIMEOUT_S,
+            attributes: attributes(&found.status),
+            ..EntryOut::default()
+        }
+    }
+}
+
+/// The answer "no such name", which the kernel may keep.
+pub fn absent() -> EntryOut {
+    EntryOut { entry_valid_s: TIMEOUT_S, ..EntryOut::default() }
+}
+
+/// The kernel's form of `status`.
+pub fn attributes(status: &Statx) -> Attributes {
+    Attributes {
+        inode: status.stx_ino,
+        size: status.stx_size,
+        blocks: shown_blocks(status),
+        atime: status.stx_atime.tv_sec,
+        mtime: status.stx_mtime.tv_sec,
+        ctime: status.stx_ctime.tv_sec,
+        atime_ns: status.stx_atime.tv_nsec,
+        mtime_ns: status.stx_mtime.tv_nsec,
+        ctime_ns: status.stx_ctime.tv_nsec,
+        mode: u32::from(status.stx_mode),
+        links: status.stx_nlink,
+        uid: status.stx_uid,
+        gid: status.stx_gid,
+        device: device(status),
+        block_bytes: status.stx_blksize,
+        flags: 0,
+    }
+}
+
+/// The number of blocks that users see: at least one where the file has a length.
+///
+/// Programs take a file without blocks for one hole, and do not read it: `tar --sparse` would archive
+/// zeros in place of a stub. ext4 reports files that lie within their inode in the same way.
+pub fn shown_blocks(status: &Statx) -> u64 {
+    let is_file = u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+    if is_file && status.stx_size > 0 { status.stx_blocks.max(1) } else { status.stx_blocks }
+}
+
+/// The device that a special file stands for, in the kernel's 32 bits.
+fn device(status: &Statx) -> u32 {
+    let (major, minor) = (status.stx_rdev_major, status.stx_rdev_minor);
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}

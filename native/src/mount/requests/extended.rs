@@ -1,0 +1,104 @@
+//! Requests for extended attributes.
+
+use std::ffi::CStr;
+use std::os::fd::AsRawFd;
+
+use rustix::fs::{Mode, getxattr, listxattr};
+use rustix::io::Errno;
+
+use crate::mount::inodes::table::proc_path;
+use crate::mount::protocol::abi::{GetxattrIn, GetxattrOut, SETXATTR_KILL_SGID, SetxattrIn};
+use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
+use crate::mount::requests::entries::status_of;
+use crate::mount::requests::{effects, tree::Tree};
+
+/// The longest value or list of names that Linux has.
+const VALUE_BYTES_MAX: usize = 64 << 10;
+
+const CAPABILITY: &CStr = c"security.capability";
+const SECURITY: &[u8] = b"security.";
+const TRUSTED: &[u8] = b"trusted.";
+
+impl Tree {
+    pub fn get_attribute(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+        let (given, name): (GetxattrIn, _) = (request.part()?, request.name()?);
+        if self.is_reserved(name) {
+            return Err(Failure(libc::ENODATA));
+        }
+        let inode = self.inodes.path(request.header.node)?;
+        let link = proc_path(inode.as_raw_fd());
+        let room = &mut out[..VALUE_BYTES_MAX];
+        match getxattr(link.as_str(), name, room) {
+            Ok(length) => sized(given.size, length, out),
+            // Programs stop asking a file system that has no labels, and go on asking one that has
+            // none for this file.
+            Err(Errno::NODATA) if self.has_none(name) => Err(Failure(libc::EOPNOTSUPP)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether no file has an attribute of this name unless somebody has put it there by hand.
+    fn has_none(&self, name: &CStr) -> bool {
+        !self.has_labels && name.to_bytes().starts_with(SECURITY) && name != CAPABILITY
+    }
+
+    pub fn list_attributes(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+        let given: GetxattrIn = request.part()?;
+        let inode = self.inodes.path(request.header.node)?;
+        let link = proc_path(inode.as_raw_fd());
+        let mut names = vec![0; VALUE_BYTES_MAX];
+        let length = listxattr(link.as_str(), &mut names[..])?;
+        let mut end = 0;
+        for name in names[..length].split_inclusive(|byte| *byte == 0) {
+            let is_hidden = CStr::from_bytes_with_nul(name)
+                .is_ok_and(|name| self.is_reserved(name))
+                || request.header.uid != 0 && name.starts_with(TRUSTED);
+            if !is_hidden {
+                out[end..end + name.len()].copy_from_slice(name);
+                end += name.len();
+            }
+        }
+        sized(given.size, end, out)
+    }
+
+    pub fn set_attribute(&self, request: &Request) -> Answer<Outcome> {
+        let (given, name): (SetxattrIn, _) = (request.part()?, request.name()?);
+        if self.is_reserved(name) {
+            return Err(Failure(libc::EPERM));
+        }
+        let start = name.count_bytes() + 1;
+        let value = request.rest.get(start..start + given.size as usize);
+        let inode = self.inodes.path(request.header.node)?;
+        effects::set_attribute(&*inode, name, value.ok_or(Failure(libc::EINVAL))?, given.flags)?;
+        if given.setxattr_flags & SETXATTR_KILL_SGID != 0 {
+            let mode = u32::from(status_of(&*inode)?.stx_mode);
+            if mode & libc::S_ISGID != 0 {
+                let kept = Mode::from_raw_mode(mode & 0o7777 & !libc::S_ISGID);
+                effects::change_mode(&*inode, kept)?;
+            }
+        }
+        Ok(Outcome::Answered(0))
+    }
+
+    pub fn remove_attribute(&self, request: &Request) -> Answer<Outcome> {
+        let name = request.name()?;
+        if self.is_reserved(name) {
+            return Err(Failure(libc::EPERM));
+        }
+        let inode = self.inodes.path(request.header.node)?;
+        effects::remove_attribute(&*inode, name)?;
+        Ok(Outcome::Answered(0))
+    }
+}
+
+/// The first `length` bytes of `out`, or only their number where the kernel asks for that.
+fn sized(room: u32, length: usize, out: &mut [u8]) -> Answer<Outcome> {
+    if room == 0 {
+        let answer = GetxattrOut { size: length as u32, unused: 0 };
+        return Ok(Outcome::Answered(put(out, &answer)?));
+    }
+    if length > room as usize {
+        return Err(Failure(libc::ERANGE));
+    }
+    Ok(Outcome::Answered(length))
+}

@@ -1,0 +1,8 @@
+//! The ways on which requests come from the kernel, and on which those that are not answered here
+//! go to the code that knows all cases.
+
+pub mod device;
+pub mod handover;
+pub mod ring;
+pub mod serve;
+pub mod service;
