@@ -184,8 +184,8 @@ class NamespaceOperations(pyfuse3.Operations):
         """The mode of a new inode: the umask applies unless the directory has a default ACL, which
         the file system below applies.
 
-        The kernel leaves both to the mount (handshake.py). An older kernel has applied the umask
-        already; then this changes nothing.
+        The kernel leaves both to the mount (``handshake.rs``). An older kernel has applied the
+        umask already; then this changes nothing.
         """
         if not mode & ctx.umask & 0o777:
             return mode

@@ -219,7 +219,7 @@ class StubOperations(NamespaceOperations):
             kept &= ~stat.S_ISGID
         if kept != mode:
             os.fchmod(file.fd, kept)
-            # The kernel leaves this to the mount (handshake.py), and has the old mode in its cache.
+            # The kernel leaves this to the mount (``handshake.rs``), and has the old mode cached.
             forget_attributes(file.ino)
         file.privileged = False
 

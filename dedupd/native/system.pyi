@@ -92,10 +92,3 @@ def generation(fd: int) -> int:
 def open_by_handle(mount_fd: int, handle: bytes, flags: int) -> int: ...
 def fgetxattr(fd: int, name: bytes) -> bytes | None:
     """Attribute of an open file; None where it has none (ENODATA)."""
-
-def interrupt_reads(fd: int, thread: int) -> None:
-    """From now on, interrupt a thread of this process whenever it is blocked in ``read(fd)``.
-
-    ``thread`` is its ``threading.get_native_id()``. The read fails with EINTR within half a second,
-    also where the thread holds the GIL. Uses SIGURG. Raises OSError.
-    """

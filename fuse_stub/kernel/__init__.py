@@ -1,1 +1,1 @@
-"""The line to the kernel: its handshake, and the requests that it sends."""
+"""The line to the kernel: the requests that the native loop hands over."""

@@ -1,4 +1,7 @@
-"""Waiting for the kernel's requests, cheaply.
+"""Waiting for the requests that the native loop hands over, cheaply.
+
+The loop takes all requests from the kernel, by io_uring where the kernel has it switched on, and
+hands them to libfuse by a socket that keeps messages apart; libfuse takes it for ``/dev/fuse``.
 
 pyfuse3 goes through trio's scheduler twice for every request: once for a lock, once for the
 descriptor. That is most of what a small request costs (profiled: two thirds of the processor time
@@ -7,16 +10,13 @@ microseconds after the reply, so it pays to look for it, and to wait for an inst
 scheduler is asked. Other tasks get a turn after a few requests.
 """
 
-import errno
 import os
 import select
-import threading
 
 import pyfuse3
 import trio
 
 from dedupd import native
-from fuse_stub.kernel.handshake import Handshake
 
 REQUESTS_PER_TURN = 16
 """Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
@@ -28,10 +28,6 @@ TASKS = 192
 """Requests that can wait for threads or locks at a time, each held by a task: those that the kernel
 sends in the background (handshake.py), and as many more as a few busy users have. Each task has a
 buffer of 1 MiB, of which a request that is not a write touches one page."""
-
-
-_UNMOUNTED = (errno.ENODEV, errno.ENOENT, errno.ECONNABORTED)
-"""Errors of the session's descriptor once the mount has gone."""
 
 
 class Pump:
@@ -51,59 +47,57 @@ class Pump:
         self._is_watched = False  # whether a task watches the descriptor
         self._parked: list[trio.Event] = []  # tasks that wait to watch it; the last goes first
         self._stopping = False
-        self._handshake: Handshake | None = None  # from the first request to its answer
+        self._loop: native.mount.Loop | None = None
 
     async def run(self) -> None:
         """Serve requests until the file system is unmounted, or :meth:`stop`."""
         # The session's loops look this function up in their module each time.
-        pyfuse3._wait_fuse_readable = self._wait_for_first  # type: ignore[attr-defined]
-        # A request can go away between poll() here and the read of pyfuse3, when the program that
-        # made it is killed. The read would wait for the next one, and hold the interpreter.
-        native.system.interrupt_reads(self._fd, threading.get_native_id())
-        await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
+        pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
+        device_fd = os.dup(self._fd)
+        try:
+            # The native loop takes the requests from the kernel, and hands them over by a socket.
+            self._loop, ours = native.mount.relay(device_fd, ring=True)
+            os.dup2(ours, self._fd, inheritable=False)
+            os.close(ours)
+            await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
+        finally:
+            # libfuse asks the device whether the mount has gone already.
+            os.dup2(device_fd, self._fd, inheritable=False)
+            os.close(device_fd)
 
     def stop(self) -> None:
         """End :meth:`run`, once the requests that are being served are answered."""
         self._stopping = True
         pyfuse3.terminate()
 
-    async def _wait_for_first(self) -> bool:
-        """Wait for the first request of a session, then for the one after its answer."""
-        try:
-            if self._handshake is None:
-                if await self._wait():
-                    self._handshake = Handshake(self._fd)
-                    return True
-                return False
-            self._handshake.finish()
-        except OSError as error:
-            if error.errno in _UNMOUNTED:
-                return False
-            raise
-        pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
-        return await self._wait()
-
     async def _wait(self) -> bool:
         """Wait for a request; False once the pump stops."""
         if self._left > 0 and not self._stopping:
             self._left -= 1
-            if self._poll.poll(0):
+            if self._ready():
                 return True
-            if self._descriptors and select.select(self._descriptors, (), (), LINGER_S)[0]:
+            is_there = self._descriptors and select.select(self._descriptors, (), (), LINGER_S)[0]
+            if is_there and self._ready():
                 return True
         await self._watch_next()
         try:
             while not self._stopping:
                 await trio.lowlevel.wait_readable(self._fd)
                 # Another task may have taken it since; then a read would block all of them.
-                if self._poll.poll(0):
+                if self._ready():
                     self._left = REQUESTS_PER_TURN
                     return True
+                if self._poll.poll(0):
+                    return False  # the mount has gone
             return False
         except trio.ClosedResourceError:
             return False
         finally:
             self._pass_watch_on()
+
+    def _ready(self) -> bool:
+        """Whether a request is there. A socket that has ended can be read too, and has none."""
+        return any(not event & select.POLLHUP for _, event in self._poll.poll(0))
 
     async def _watch_next(self) -> None:
         """Wait until no other task watches the descriptor.

@@ -42,18 +42,14 @@ fn main() {
         .expect("mount");
 
     let inodes = Inodes::new(root, 4096).expect("root");
-    let service = Arc::new(Service {
-        tree: Tree::new(inodes, None),
-        counts: Counts::default(),
-        others: None,
-    });
+    let service = Arc::new(Service::new(Some(Tree::new(inodes, None)), None));
     let agreed = begin(&service, &device, way).expect("handshake");
     eprintln!("mounted, flags {agreed:#x}");
 
     let mut before = [0; opcode::COUNT];
     while next_signal(&signals) == libc::SIGUSR1 {
         before = print_counts(&service.counts, &before);
-        println!("known {}", service.tree.inodes.count());
+        println!("known {}", service.tree.as_ref().map_or(0, |tree| tree.inodes.count()));
     }
     unmount(point.as_str(), UnmountFlags::DETACH).expect("unmount");
 }

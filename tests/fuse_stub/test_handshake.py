@@ -1,87 +1,15 @@
 """What the mount promises to the kernel, beyond what libfuse can, and what that saves."""
 
-import errno
 import os
-import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fuse_stub.kernel.handshake import (
-    AUTO_INVAL_DATA,
-    BACKGROUND_MAX,
-    CACHE_SYMLINKS,
-    CONGESTED_FROM,
-    DONT_MASK,
-    EXPLICIT_INVAL_DATA,
-    HANDLE_KILLPRIV_V2,
-    offered,
-    promising,
-)
+from dedupd.native.mount import BACKGROUND_MAX, CONGESTED_FROM
 from fuse_stub.kernel.request_pump import TASKS
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
-
-INIT, LOOKUP = 26, 1
-ASYNC_READ, BIG_WRITES = 1 << 0, 1 << 5
-
-
-def request(flags: int, opcode: int = INIT) -> bytes:
-    """A request as the kernel writes it (``fuse_in_header``, ``fuse_init_in``)."""
-    header = struct.pack("<IIQQIIIHH", 104, opcode, 7, 0, 0, 0, 0, 0, 0)
-    return header + struct.pack("<IIII", 7, 45, 1 << 17, flags) + bytes(48)
-
-
-def answer(flags: int, error: int = 0, background: tuple[int, int] = (12, 9)) -> bytes:
-    """An answer as libfuse writes it (``fuse_out_header``, ``fuse_init_out``)."""
-    header = struct.pack("<IiQ", 80, error, 7)
-    numbers = struct.pack("<IIIIHH", 7, 38, 1 << 17, flags, *background)
-    return header + numbers + bytes(range(44))
-
-
-@pytest.mark.parametrize(
-    ("message", "promises"),
-    [
-        (request(ASYNC_READ | HANDLE_KILLPRIV_V2 | DONT_MASK), HANDLE_KILLPRIV_V2 | DONT_MASK),
-        (request(ASYNC_READ | HANDLE_KILLPRIV_V2), HANDLE_KILLPRIV_V2),
-        (request(ASYNC_READ | DONT_MASK), DONT_MASK),
-        (request(CACHE_SYMLINKS | EXPLICIT_INVAL_DATA), CACHE_SYMLINKS | EXPLICIT_INVAL_DATA),
-        (request(AUTO_INVAL_DATA), 0),
-        (request(ASYNC_READ), 0),
-        (request(HANDLE_KILLPRIV_V2, LOOKUP), 0),
-        (request(HANDLE_KILLPRIV_V2)[:52], 0),
-    ],
-)
-def test_kernels_say_what_can_be_promised(message: bytes, promises: int) -> None:
-    assert offered(message) == promises
-
-
-@pytest.mark.parametrize("promises", [0, HANDLE_KILLPRIV_V2, HANDLE_KILLPRIV_V2 | DONT_MASK])
-def test_the_answer_has_the_promises_and_is_else_the_same(promises: int) -> None:
-    before = answer(ASYNC_READ | BIG_WRITES)
-    assert promising(before, promises) == answer(
-        ASYNC_READ | BIG_WRITES | promises, background=(BACKGROUND_MAX, CONGESTED_FROM)
-    )
-
-
-def test_times_tell_of_no_new_content_where_the_kernel_can_be_told_of_it() -> None:
-    before = answer(ASYNC_READ | AUTO_INVAL_DATA)
-    background = (BACKGROUND_MAX, CONGESTED_FROM)
-    assert promising(before, EXPLICIT_INVAL_DATA) == answer(
-        ASYNC_READ | EXPLICIT_INVAL_DATA, background=background
-    )
-    assert promising(before, DONT_MASK) == answer(
-        ASYNC_READ | AUTO_INVAL_DATA | DONT_MASK, background=background
-    )
-
-
-@pytest.mark.parametrize("refusal", [answer(0, -errno.EPROTO), answer(0)[:16]])
-def test_an_answer_that_refuses_stays_as_it_is(refusal: bytes) -> None:
-    assert promising(refusal, HANDLE_KILLPRIV_V2) == refusal
-
-
-# --- what the kernel makes of it --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ mod commit;
 mod hashing;
 mod index;
 mod ingest;
+mod mount;
 mod refine;
 mod store;
 mod study;
@@ -122,6 +123,16 @@ mod exported {
     }
 
     #[pymodule]
+    mod mount {
+        #[pymodule_export]
+        use crate::python::mount::{Loop, relay, serve_tree};
+        #[pymodule_export]
+        const BACKGROUND_MAX: u16 = crate::mount::protocol::handshake::BACKGROUND_MAX;
+        #[pymodule_export]
+        const CONGESTED_FROM: u16 = crate::mount::protocol::handshake::CONGESTED_FROM;
+    }
+
+    #[pymodule]
     mod study {
         #[pymodule_export]
         use crate::python::study::{FileColumns, TreeWalk, read_packed};
@@ -132,8 +143,8 @@ mod exported {
         #[pymodule_export]
         use crate::python::system::{
             DirectoryEntry, fallocate_keep_size, fgetxattr, file_system_type, generation,
-            interrupt_reads, list_names, local_bytes, look_up, name_to_handle, open_by_handle,
-            present_ranges, punch_hole, renameat2, shared_bytes, syncfs, unwritten_ranges,
+            list_names, local_bytes, look_up, name_to_handle, open_by_handle, present_ranges,
+            punch_hole, renameat2, shared_bytes, syncfs, unwritten_ranges,
         };
     }
 

@@ -4,11 +4,11 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 
-use super::support::calls::{c_string, call, os_error};
+use super::support::calls::{c_string, call};
 use super::support::input::pack_u64;
 use crate::system::directory_entries;
 use crate::system::extents::{self, Range};
-use crate::system::{calls, effects, watchdog};
+use crate::system::{calls, effects};
 
 #[pyfunction]
 pub fn punch_hole(py: Python<'_>, fd: i32, offset: i64, length: i64) -> PyResult<()> {
@@ -88,11 +88,6 @@ pub fn fgetxattr<'py>(
     let name = c_string("name", name)?;
     let value = call(py, || calls::fgetxattr(fd, &name))?;
     Ok(value.map(|value| PyBytes::new(py, &value)))
-}
-
-#[pyfunction]
-pub fn interrupt_reads(py: Python<'_>, fd: i32, thread: i32) -> PyResult<()> {
-    watchdog::interrupt_reads(fd, thread).map_err(|error| os_error(py, &error))
 }
 
 /// A name of a directory, with the attributes that `os.stat_result` has under these names.

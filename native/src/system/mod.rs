@@ -7,4 +7,3 @@ pub mod extents;
 pub mod files;
 pub mod leases;
 pub mod reads;
-pub mod watchdog;

@@ -35,3 +35,23 @@ impl Handle {
         u64::from(u32::from_le_bytes(last))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_of_any_length_is_given_back() {
+        for length in [0, 4, 12, 16, 24, SHORT_BYTES, SHORT_BYTES + 1, 132] {
+            let whole: Vec<u8> = (0..length as u8).collect();
+            assert_eq!(Handle::new(&whole).whole(), whole);
+        }
+        assert_eq!(size_of::<Handle>(), 32);
+    }
+
+    #[test]
+    fn the_generation_is_at_the_end() {
+        assert_eq!(Handle::new(&[1, 0, 0, 0, 9, 9, 9, 9, 7, 1, 0, 0]).generation(), 263);
+        assert_eq!(Handle::new(&[]).generation(), 0);
+    }
+}

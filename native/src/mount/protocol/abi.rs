@@ -208,6 +208,15 @@ messages! {
     CopyFileRangeOut: 8 { bytes: u64, }
 
     SetxattrIn: 16 { size: u32, flags: u32, setxattr_flags: u32, unused: u32, }
+    IoctlIn: 32 {
+        handle: u64,
+        flags: u32,
+        command: u32,
+        argument: u64,
+        in_bytes: u32,
+        out_bytes: u32,
+    }
+    IoctlOut: 16 { result: i32, flags: u32, in_vectors: u32, out_vectors: u32, }
     GetxattrIn: 8 { size: u32, unused: u32, }
     GetxattrOut: 8 { size: u32, unused: u32, }
 

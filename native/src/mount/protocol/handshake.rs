@@ -9,9 +9,12 @@ pub const MESSAGE_PAGES_MAX: u16 = 256;
 pub const PAGE_BYTES: usize = 4096;
 pub const MESSAGE_BYTES_MAX: usize = MESSAGE_PAGES_MAX as usize * PAGE_BYTES;
 
-/// Reads ahead, direct writes and the like that may wait here at a time. The kernel's default of 12
-/// would let a few sequential readers hold up all others.
-const BACKGROUND_MAX: u16 = 64;
+/// Requests for which no program waits, or of which a program has several (reading ahead, direct
+/// reads and writes), that the kernel sends at a time. All users share them, and with the kernel's
+/// default of 12 a dozen readers of one slow file would keep all others from reading.
+pub const BACKGROUND_MAX: u16 = 128;
+/// With so many the kernel ceases to read ahead.
+pub const CONGESTED_FROM: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// What the kernel should do, where it can.
 ///
@@ -37,6 +40,18 @@ const WANTED: u64 = init::ASYNC_READ
 
 const MINOR: u32 = 45;
 
+/// The first request of a session as libfuse gets it: without offers that are none by a socket.
+pub fn for_libfuse(mut given: InitIn) -> InitIn {
+    given.flags &= !(SPLICE as u32);
+    given
+}
+
+/// What the kernel should do where libfuse has answered it, beyond what libfuse knows of.
+const ADDED: u64 = init::DONT_MASK | init::HANDLE_KILLPRIV_V2 | init::SETXATTR_EXT;
+
+/// Ways for data that libfuse has for `/dev/fuse`, and that a socket does not have.
+const SPLICE: u64 = 0b111 << 7;
+
 /// What the kernel offers.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
@@ -59,6 +74,17 @@ impl Offer {
         self.flags & (WANTED | if ring { init::OVER_IO_URING } else { 0 })
     }
 
+    /// libfuse's answer with what it does not know of; `ring`: io_uring too.
+    pub fn extended(&self, mut answer: InitOut, ring: bool) -> InitOut {
+        let ring = if ring { init::OVER_IO_URING } else { 0 };
+        let added = self.flags & (ADDED | ring | init::INIT_EXT);
+        answer.flags |= added as u32;
+        answer.flags2 |= (added >> 32) as u32;
+        answer.max_background = BACKGROUND_MAX;
+        answer.congestion_threshold = CONGESTED_FROM;
+        answer
+    }
+
     pub fn answer(&self, taken: u64) -> InitOut {
         InitOut {
             major: 7,
@@ -67,11 +93,46 @@ impl Offer {
             flags: taken as u32,
             flags2: (taken >> 32) as u32,
             max_background: BACKGROUND_MAX,
-            congestion_threshold: BACKGROUND_MAX / 4 * 3,
+            congestion_threshold: CONGESTED_FROM,
             max_write: MESSAGE_BYTES_MAX as u32,
             time_granularity: 1,
             max_pages: MESSAGE_PAGES_MAX,
             ..InitOut::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: u64 = init::ASYNC_READ | init::DONT_MASK | init::INIT_EXT | init::OVER_IO_URING;
+
+    fn offer(flags: u64) -> Offer {
+        Offer { minor: 45, max_readahead: 1 << 17, flags }
+    }
+
+    #[test]
+    fn libfuse_is_offered_no_way_that_a_socket_lacks() {
+        let given = InitIn { flags: u32::MAX, ..InitIn::default() };
+        assert_eq!(for_libfuse(given).flags, !(SPLICE as u32));
+    }
+
+    #[test]
+    fn what_libfuse_does_not_know_is_added_where_the_kernel_offers_it() {
+        let answer = InitOut { flags: init::ASYNC_READ as u32, ..InitOut::default() };
+        let extended = offer(KERNEL).extended(answer, true);
+        let taken = u64::from(extended.flags) | u64::from(extended.flags2) << 32;
+        assert_eq!(taken, KERNEL);
+        let without = offer(init::ASYNC_READ).extended(answer, true);
+        assert_eq!((without.flags, without.flags2), (answer.flags, 0));
+        assert_eq!(offer(KERNEL).extended(answer, false).flags2, 0);
+    }
+
+    #[test]
+    fn nothing_is_taken_that_was_not_offered() {
+        assert_eq!(offer(init::BIG_WRITES).taken(true), init::BIG_WRITES);
+        assert_eq!(offer(u64::MAX).taken(true) & init::ATOMIC_O_TRUNC, 0);
+        assert_eq!(offer(u64::MAX).taken(false) & init::OVER_IO_URING, 0);
     }
 }

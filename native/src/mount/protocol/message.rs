@@ -54,6 +54,14 @@ impl<'a> Request<'a> {
         T::read_from_prefix(self.fixed).map(|(part, _)| part).map_err(|_| INVALID)
     }
 
+    /// As [`Request::part`], with zeros for what an older kernel does not send.
+    pub fn part_or_older<T: FromBytes + IntoBytes>(&self) -> T {
+        let mut part = T::new_zeroed();
+        let length = self.fixed.len().min(size_of::<T>());
+        part.as_mut_bytes()[..length].copy_from_slice(&self.fixed[..length]);
+        part
+    }
+
     /// The name that follows the fixed part.
     pub fn name(&self) -> Answer<&'a CStr> {
         CStr::from_bytes_until_nul(self.rest).map_err(|_| INVALID)

@@ -1,6 +1,9 @@
 //! The kinds of requests, and how each is laid out.
 
-use crate::mount::protocol::abi;
+use crate::mount::protocol::abi::{self, init};
+
+/// `fuse_setxattr_in` without flags of its own, as libfuse knows it.
+pub const SHORT_SETXATTR_BYTES: usize = 8;
 
 macro_rules! opcodes {
     ($($name:ident = $number:literal, $bytes:expr;)*) => {
@@ -14,10 +17,11 @@ macro_rules! opcodes {
             }
         }
 
-        /// How many bytes the part of a request has that is of the same length in all of its kind.
-        /// None of a kind that is not known.
-        pub fn fixed_bytes(opcode: u32) -> Option<usize> {
+        /// How many bytes the part of a request has that is of the same length in all of its kind,
+        /// in a session that has agreed on these flags. None of a kind that is not known.
+        pub fn fixed_bytes(opcode: u32, agreed: u64) -> Option<usize> {
             match opcode {
+                SETXATTR if agreed & init::SETXATTR_EXT == 0 => Some(SHORT_SETXATTR_BYTES),
                 $($name => Some($bytes),)*
                 _ => None,
             }
@@ -62,7 +66,7 @@ opcodes! {
     INTERRUPT = 36, 8;
     BMAP = 37, 16;
     DESTROY = 38, 0;
-    IOCTL = 39, 32;
+    IOCTL = 39, size_of::<abi::IoctlIn>();
     POLL = 40, 24;
     BATCH_FORGET = 42, size_of::<abi::BatchForgetIn>();
     FALLOCATE = 43, size_of::<abi::FallocateIn>();
@@ -83,4 +87,9 @@ pub const COUNT: usize = 54;
 /// the request: both may lie in the same memory.
 pub fn is_bulk(opcode: u32) -> bool {
     matches!(opcode, READ | READDIR | READDIRPLUS)
+}
+
+/// Whether no answer is expected.
+pub fn is_silent(opcode: u32) -> bool {
+    matches!(opcode, FORGET | BATCH_FORGET | INTERRUPT)
 }

@@ -4,12 +4,15 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use crate::mount::protocol::abi::{
-    CopyFileRangeIn, CopyFileRangeOut, FSYNC_DATA, FallocateIn, FsyncIn, LseekIn, LseekOut, ReadIn,
-    WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+    CopyFileRangeIn, CopyFileRangeOut, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut,
+    LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::drop_set_ids;
 use crate::mount::requests::{effects, tree::Tree};
+
+/// The kernel makes it of the system call that asks for flags, too.
+const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 
 impl Tree {
     pub fn read(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
@@ -64,6 +67,19 @@ impl Tree {
         let file = self.inodes.data(request.header.node, false)?;
         let offset = rustix::fs::seek(&*file, to)?;
         Ok(Outcome::Answered(put(out, &LseekOut { offset })?))
+    }
+
+    /// Programs ask whether a file is a terminal (Python does whenever it opens one); `lsattr` asks
+    /// for the flags of an inode. Nothing else is known.
+    pub fn control(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+        let given: IoctlIn = request.part()?;
+        if given.command != FS_IOC_GETFLAGS || given.out_bytes as usize != size_of::<u32>() {
+            return Err(Failure(libc::ENOTTY));
+        }
+        let file = self.inodes.data(request.header.node, false)?;
+        let flags = rustix::fs::ioctl_getflags(&*file)?.bits();
+        let length = put(out, &IoctlOut::default())?;
+        Ok(Outcome::Answered(length + put(&mut out[length..], &flags)?))
     }
 
     /// `wide`: the answer has 64 bits for the number of bytes.

@@ -71,6 +71,7 @@ impl Tree {
             op::LISTXATTR => self.list_attributes(request, out),
             op::SETXATTR => self.set_attribute(request),
             op::REMOVEXATTR => self.remove_attribute(request),
+            op::IOCTL => self.control(request, out),
             op::STATFS => self.get_free_space(out),
             // The kernel sends no more of them. It has opened the file by itself, and tells nobody.
             op::OPEN | op::OPENDIR | op::FLUSH | op::ACCESS => Err(Failure(libc::ENOSYS)),

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
 
-use rustix::fs::{Mode, getxattr, listxattr};
+use rustix::fs::{Mode, fgetxattr, getxattr, listxattr};
 use rustix::io::Errno;
 
 use crate::mount::inodes::table::proc_path;
@@ -25,10 +25,15 @@ impl Tree {
         if self.is_reserved(name) {
             return Err(Failure(libc::ENODATA));
         }
-        let inode = self.inodes.path(request.header.node)?;
-        let link = proc_path(inode.as_raw_fd());
         let room = &mut out[..VALUE_BYTES_MAX];
-        match getxattr(link.as_str(), name, room) {
+        let value = match self.inodes.opened(request.header.node) {
+            Some(file) => fgetxattr(&*file, name, room),
+            None => {
+                let inode = self.inodes.path(request.header.node)?;
+                getxattr(proc_path(inode.as_raw_fd()).as_str(), name, room)
+            }
+        };
+        match value {
             Ok(length) => sized(given.size, length, out),
             // Programs stop asking a file system that has no labels, and go on asking one that has
             // none for this file.
@@ -62,7 +67,7 @@ impl Tree {
     }
 
     pub fn set_attribute(&self, request: &Request) -> Answer<Outcome> {
-        let (given, name): (SetxattrIn, _) = (request.part()?, request.name()?);
+        let (given, name): (SetxattrIn, _) = (request.part_or_older(), request.name()?);
         if self.is_reserved(name) {
             return Err(Failure(libc::EPERM));
         }

@@ -1,6 +1,6 @@
 //! The tree that a mount shows.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::path::Path;
 
 use crate::mount::inodes::table::Inodes;
@@ -19,7 +19,7 @@ impl Tree {
         Tree { inodes, reserved, has_labels: Path::new("/sys/fs/selinux/enforce").exists() }
     }
 
-    pub fn is_reserved(&self, name: &std::ffi::CStr) -> bool {
+    pub fn is_reserved(&self, name: &CStr) -> bool {
         self.reserved.as_deref() == Some(name)
     }
 }

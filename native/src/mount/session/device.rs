@@ -17,7 +17,7 @@ use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::requests::caller::Caller;
 use crate::mount::session::service::{
-    ANSWER_BYTES_MAX, OUT_HEADER_BYTES, Service, divided, out_header, whole,
+    ANSWER_BYTES_MAX, OUT_HEADER_BYTES, Service, out_header, whole,
 };
 
 /// The kernel wants room for a header and for the longest write.
@@ -63,28 +63,33 @@ impl Readers {
             return Ok(());
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let readers = Arc::clone(self);
-        let run = move || {
-            let _ = readers.run();
-            readers.all.fetch_sub(1, Ordering::Relaxed);
-        };
-        let started = thread::Builder::new().name("mount-reader".into()).spawn(run);
-        if let Err(error) = started {
+        self.spawn().inspect_err(|_| {
             self.all.fetch_sub(1, Ordering::Relaxed);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(error.into());
-        }
+        })
+    }
+
+    fn spawn(self: &Arc<Readers>) -> Answer<()> {
+        // Where descriptors have run out, the threads that are there go on alone.
+        let device = another(&self.device)?;
+        let readers = Arc::clone(self);
+        let run = move || {
+            if readers.run(&device).is_err() {
+                readers.service.end();
+            }
+            readers.all.fetch_sub(1, Ordering::Relaxed);
+        };
+        thread::Builder::new().name("mount-reader".into()).spawn(run)?;
         Ok(())
     }
 
     /// Serves requests until the mount ends, or until too many others wait for one.
-    fn run(self: &Arc<Readers>) -> Answer<()> {
+    fn run(self: &Arc<Readers>, device: &OwnedFd) -> Answer<()> {
         let mut caller = Caller::of_this_thread()?;
-        let device = another(&self.device)?;
         let mut input = vec![0; REQUEST_BYTES_MAX];
         let mut output = vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX];
         loop {
-            let length = match read(&device, &mut input) {
+            let length = match read(device, &mut input) {
                 // The program that asked was killed meanwhile.
                 Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => continue,
                 result => result?,
@@ -92,7 +97,7 @@ impl Readers {
             if self.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
                 let _ = self.start();
             }
-            self.serve(&device, &input[..length], &mut output, &mut caller)?;
+            self.serve(device, &input[..length], &mut output, &mut caller)?;
             if self.waiting.fetch_add(1, Ordering::Relaxed) >= SPARE_MAX {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 return Ok(());
@@ -107,7 +112,7 @@ impl Readers {
         output: &mut [u8],
         caller: &mut Caller,
     ) -> Answer<()> {
-        let Some(request) = divided(message) else { return Err(Failure(libc::EIO)) };
+        let Some(request) = self.service.divided(message) else { return Err(Failure(libc::EIO)) };
         let (head, body) = output.split_at_mut(OUT_HEADER_BYTES);
         let answer = self.service.answer(&request, body, caller, || whole(&request));
         let Some(answer) = answer else { return Ok(()) };

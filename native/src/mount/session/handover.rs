@@ -9,7 +9,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+    socketpair,
 };
 use zerocopy::FromBytes;
 
@@ -80,6 +81,12 @@ impl HandOver {
                 result => return Ok(result.map(drop)?),
             }
         }
+    }
+
+    /// Ends the conversation: libfuse reads that the mount has gone.
+    pub fn end(&self) {
+        // It fails only where it was done already.
+        let _ = shutdown(&self.ours, Shutdown::Both);
     }
 
     /// The next answer, or what libfuse tells the kernel of itself, in one piece.

@@ -18,7 +18,7 @@ use crate::mount::protocol::abi::{
 };
 use crate::mount::protocol::handshake::MESSAGE_BYTES_MAX;
 use crate::mount::protocol::message::{Answer, Failure, Request};
-use crate::mount::protocol::opcode::{fixed_bytes, is_bulk};
+use crate::mount::protocol::opcode::is_bulk;
 use crate::mount::requests::caller::Caller;
 use crate::mount::session::service::{Service, out_header, whole};
 
@@ -162,7 +162,7 @@ impl Entry<'_> {
     ) -> Answer<u64> {
         let RingHeader { header, fixed, entry } = &mut *self.header;
         let (given, _) = InHeader::read_from_prefix(&*header).map_err(|_| Failure(libc::EIO))?;
-        let fixed = &fixed[..fixed_bytes(given.opcode).unwrap_or(0)];
+        let fixed = &fixed[..service.fixed_bytes(given.opcode)];
         let length = (entry.payload_bytes as usize).min(self.payload.len());
         let answer = if is_bulk(given.opcode) {
             let request = Request { header: given, fixed, rest: &[] };

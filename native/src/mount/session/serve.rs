@@ -2,16 +2,18 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::{read, write};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use crate::mount::protocol::abi::init;
-use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES};
-use crate::mount::protocol::message::{Answer, Failure};
+use crate::mount::protocol::abi::{InitOut, OutHeader, init};
+use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, for_libfuse};
+use crate::mount::protocol::message::{Answer, Failure, Request};
 use crate::mount::session::device::{Readers, another};
+use crate::mount::session::handover::HandOver;
 use crate::mount::session::ring;
-use crate::mount::session::service::{OUT_HEADER_BYTES, Service, divided, out_header};
+use crate::mount::session::service::{Service, out_header, whole};
 
 /// How requests are to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,19 +29,57 @@ pub enum Way {
 pub fn begin(service: &Arc<Service>, device: &Arc<OwnedFd>, way: Way) -> Answer<u64> {
     let mut message = vec![0; MESSAGE_BYTES_MAX + PAGE_BYTES];
     let length = read(&**device, &mut message)?;
-    let request = divided(&message[..length]).ok_or(Failure(libc::EIO))?;
+    let request = service.divided(&message[..length]).ok_or(Failure(libc::EIO))?;
     let offer = Offer::of(&request)?;
-    let taken = offer.taken(way == Way::Ring);
-    let answer = offer.answer(taken);
-    let header = out_header(request.header.unique, &Ok(size_of_val(&answer)));
-    let mut bytes = Vec::with_capacity(OUT_HEADER_BYTES + size_of_val(&answer));
-    bytes.extend_from_slice(header.as_bytes());
-    bytes.extend_from_slice(answer.as_bytes());
-    write(&**device, &bytes)?;
-    if taken & init::OVER_IO_URING != 0 {
+    let answer = offer.answer(offer.taken(way == Way::Ring));
+    write(&**device, &joined(request.header.unique, &answer))?;
+    start(service, device, &answer)
+}
+
+/// As [`begin`], where libfuse answers the first request, and later ones that are handed over.
+/// Returns once libfuse has ended.
+pub fn relay(
+    service: &Arc<Service>,
+    others: &HandOver,
+    device: &Arc<OwnedFd>,
+    way: Way,
+) -> Answer<()> {
+    let mut message = vec![0; MESSAGE_BYTES_MAX + PAGE_BYTES];
+    let length = read(&**device, &mut message)?;
+    let request = service.divided(&message[..length]).ok_or(Failure(libc::EIO))?;
+    let offer = Offer::of(&request)?;
+    let given = for_libfuse(request.part()?);
+    others.tell(&whole(&Request { fixed: given.as_bytes(), ..request }))?;
+
+    let length = others.receive(&mut message)?;
+    let (header, body) =
+        OutHeader::read_from_prefix(&message[..length]).map_err(|_| Failure(libc::EIO))?;
+    let answer = match InitOut::read_from_prefix(body) {
+        Ok((answer, _)) if header.error == 0 => offer.extended(answer, way == Way::Ring),
+        _ => {
+            // libfuse refuses, and ends.
+            write(&**device, &message[..length])?;
+            return Err(Failure(libc::EPROTO));
+        }
+    };
+    write(&**device, &joined(header.unique, &answer))?;
+    start(service, device, &answer)?;
+    others.pass_answers_on(&**device);
+    Ok(())
+}
+
+fn joined(unique: u64, answer: &InitOut) -> Vec<u8> {
+    let header = out_header(unique, &Ok(size_of_val(answer)));
+    [header.as_bytes(), answer.as_bytes()].concat()
+}
+
+/// Starts the threads for what was agreed, and returns that.
+fn start(service: &Arc<Service>, device: &Arc<OwnedFd>, answer: &InitOut) -> Answer<u64> {
+    let agreed = u64::from(answer.flags) | u64::from(answer.flags2) << 32;
+    service.agreed.store(agreed, Ordering::Relaxed);
+    if agreed & init::OVER_IO_URING != 0 {
         ring::start(service, device)?;
     }
-    let readers = Readers::new(Arc::clone(service), another(&**device)?);
-    readers.start()?;
-    Ok(taken)
+    Readers::new(Arc::clone(service), another(&**device)?).start()?;
+    Ok(agreed)
 }

@@ -1,13 +1,14 @@
 //! What all threads of a session share, and what each has of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::mount::protocol::abi::{InHeader, OutHeader};
 use crate::mount::protocol::handshake::MESSAGE_BYTES_MAX;
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
-use crate::mount::protocol::opcode::fixed_bytes;
+use crate::mount::protocol::opcode::{SETXATTR, SHORT_SETXATTR_BYTES, fixed_bytes, is_silent};
 use crate::mount::requests::caller::Caller;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
@@ -21,13 +22,33 @@ pub const ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 
 /// The mount, for all threads that serve it.
 pub struct Service {
-    pub tree: Tree,
+    /// Answers what can be answered here; without it, everything is handed over.
+    pub tree: Option<Tree>,
     pub counts: Counts,
+    /// The flags that kernel and mount have agreed on.
+    pub agreed: AtomicU64,
     /// Answers what is not answered here; without it, such requests are not known.
     pub others: Option<Arc<HandOver>>,
 }
 
 impl Service {
+    /// `tree`: answers what can be answered here. `others`: the rest.
+    pub fn new(tree: Option<Tree>, others: Option<Arc<HandOver>>) -> Service {
+        Service { tree, counts: Counts::default(), agreed: AtomicU64::new(0), others }
+    }
+
+    /// How many bytes the part of a request has that is of the same length in all of its kind.
+    pub fn fixed_bytes(&self, opcode: u32) -> usize {
+        fixed_bytes(opcode, self.agreed.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    /// A request as `/dev/fuse` gives it. None where it is too short.
+    pub fn divided<'a>(&self, message: &'a [u8]) -> Option<Request<'a>> {
+        let (header, rest) = InHeader::read_from_prefix(message).ok()?;
+        let (fixed, rest) = rest.split_at_checked(self.fixed_bytes(header.opcode))?;
+        Some(Request { header, fixed, rest })
+    }
+
     /// Answers a request into `out`. None where no answer is expected. `out` may be the memory that
     /// `request.rest` is in only if the request has no rest.
     ///
@@ -40,25 +61,39 @@ impl Service {
         message: impl FnOnce() -> Vec<u8>,
     ) -> Option<Answer<usize>> {
         self.counts.add(request.header.opcode);
-        match self.tree.answer(request, out, caller) {
+        let outcome = match &self.tree {
+            Some(tree) => tree.answer(request, out, caller),
+            None => Ok(Outcome::HandedOver),
+        };
+        match outcome {
             Ok(Outcome::Answered(length)) => Some(Ok(length)),
             Ok(Outcome::Silent) => None,
-            Ok(Outcome::HandedOver) => Some(match &self.others {
-                Some(others) => others.ask(request.header.unique, &message(), out),
-                None => Err(Failure(libc::ENOSYS)),
-            }),
+            Ok(Outcome::HandedOver) => self.hand_over(request, out, &message()),
             Err(failure) => Some(Err(failure)),
         }
     }
-}
 
-/// A request as `/dev/fuse` gives it. None where it is too short, or of a kind that is not known and
-/// cannot be divided.
-pub fn divided(message: &[u8]) -> Option<Request<'_>> {
-    let (header, rest) = InHeader::read_from_prefix(message).ok()?;
-    let fixed = fixed_bytes(header.opcode).unwrap_or(0);
-    let (fixed, rest) = rest.split_at_checked(fixed)?;
-    Some(Request { header, fixed, rest })
+    fn hand_over(
+        &self,
+        request: &Request,
+        out: &mut [u8],
+        message: &[u8],
+    ) -> Option<Answer<usize>> {
+        let Some(others) = &self.others else { return Some(Err(Failure(libc::ENOSYS))) };
+        if is_silent(request.header.opcode) {
+            // Fails only where the mount ends.
+            let _ = others.tell(message);
+            return None;
+        }
+        Some(others.ask(request.header.unique, message, out))
+    }
+
+    /// The mount has ended: nobody has to answer any more.
+    pub fn end(&self) {
+        if let Some(others) = &self.others {
+            others.end();
+        }
+    }
 }
 
 /// The header of an answer with so many bytes, or with an error.
@@ -70,14 +105,16 @@ pub fn out_header(unique: u64, answer: &Answer<usize>) -> OutHeader {
     OutHeader { length: (OUT_HEADER_BYTES + bytes) as u32, error, unique }
 }
 
-/// A request in one piece, as `/dev/fuse` gives it.
+/// A request in one piece, as `/dev/fuse` gives it to libfuse.
 pub fn whole(request: &Request) -> Vec<u8> {
     let mut header = request.header;
-    let length = IN_HEADER_BYTES + request.fixed.len() + request.rest.len();
+    let known = if header.opcode == SETXATTR { SHORT_SETXATTR_BYTES } else { usize::MAX };
+    let fixed = &request.fixed[..request.fixed.len().min(known)];
+    let length = IN_HEADER_BYTES + fixed.len() + request.rest.len();
     header.length = length as u32;
     let mut message = Vec::with_capacity(length);
     message.extend_from_slice(header.as_bytes());
-    message.extend_from_slice(request.fixed);
+    message.extend_from_slice(fixed);
     message.extend_from_slice(request.rest);
     message
 }
