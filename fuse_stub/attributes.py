@@ -63,7 +63,7 @@ def forget_attributes(ino: int) -> None:
     """Have the kernel ask again for an inode's attributes."""
     # ENOENT: the kernel does not know the inode, and has nothing to forget.
     with suppress(OSError):
-        pyfuse3.invalidate_inode(pyfuse3.InodeT(ino), attr_only=True)
+        native.mount.forget_attributes(ino)
 
 
 def visible(names: list[bytes], reserved: bytes, uid: int) -> list[bytes]:

@@ -31,3 +31,9 @@ def relay(device_fd: int, ring: bool) -> tuple[Loop, int]:
     Returns libfuse's end of the socket that they go by, the caller's to close. It hangs up once the
     mount has gone. Raises OSError.
     """
+
+def forget_attributes(inode: int) -> None:
+    """Have the kernel ask again for an inode's attributes, in the session of :func:`relay`.
+
+    Does nothing where there is no session. Raises OSError (ENOENT: the kernel does not know it).
+    """

@@ -125,7 +125,7 @@ mod exported {
     #[pymodule]
     mod mount {
         #[pymodule_export]
-        use crate::python::mount::{Loop, relay, serve_tree};
+        use crate::python::mount::{Loop, forget_attributes, relay, serve_tree};
         #[pymodule_export]
         const BACKGROUND_MAX: u16 = crate::mount::protocol::handshake::BACKGROUND_MAX;
         #[pymodule_export]

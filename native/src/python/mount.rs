@@ -1,7 +1,7 @@
 //! The mount's native loop.
 
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use pyo3::prelude::*;
@@ -15,6 +15,7 @@ use crate::mount::requests::tree::Tree;
 use crate::mount::session::handover::HandOver;
 use crate::mount::session::serve::{self, Way};
 use crate::mount::session::service::Service;
+use crate::threads::lock::locked;
 
 fn ready<T>(py: Python<'_>, answer: Answer<T>) -> PyResult<T> {
     answer.map_err(|Failure(number)| os_error(py, &std::io::Error::from_raw_os_error(number)))
@@ -71,6 +72,16 @@ pub fn serve_tree(
     Ok(Loop(service))
 }
 
+/// The device of the session that is handed to libfuse, of which a process has one.
+static RELAYED: Mutex<Option<Arc<OwnedFd>>> = Mutex::new(None);
+
+/// Has the kernel ask again for an inode's attributes.
+#[pyfunction]
+pub fn forget_attributes(py: Python<'_>, inode: u64) -> PyResult<()> {
+    let Some(device) = locked(&RELAYED).clone() else { return Ok(()) };
+    ready(py, py.detach(|| serve::forget_attributes(&device, inode)))
+}
+
 /// Takes the requests from the kernel, and hands them to libfuse, whose end is returned.
 #[pyfunction]
 pub fn relay(py: Python<'_>, device_fd: RawFd, ring: bool) -> PyResult<(Loop, RawFd)> {
@@ -79,10 +90,12 @@ pub fn relay(py: Python<'_>, device_fd: RawFd, ring: bool) -> PyResult<(Loop, Ra
     let others = Arc::new(others);
     let service = Arc::new(Service::new(None, Some(Arc::clone(&others))));
     let own = Arc::clone(&service);
+    *locked(&RELAYED) = Some(Arc::clone(&device));
     let run = move || {
-        // It fails where the mount ends before it has begun. libfuse reads that it has ended.
-        let _ = serve::relay(&own, &others, &device, way(ring));
-        own.end();
+        if serve::relay(&own, &others, &device, way(ring)).is_err() {
+            // The mount has ended before it has begun.
+            own.end();
+        }
     };
     let started = thread::Builder::new().name("mount-relay".into()).spawn(run);
     started.map_err(|error| os_error(py, &error))?;

@@ -232,6 +232,9 @@ messages! {
         unused: [u32; 7],
     }
 
+    /// A negative offset: the attributes only.
+    InvalidateInode: 24 { node: u64, offset: i64, length: i64, }
+
     /// Before a name in a listing; padded to 8 bytes together with it.
     Dirent: 24 { inode: u64, offset: u64, name_bytes: u32, kind: u32, }
 
@@ -294,6 +297,9 @@ pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 pub const FSYNC_DATA: u32 = 1 << 0;
 /// A new ACL takes the set-group-id bit away.
 pub const SETXATTR_KILL_SGID: u32 = 1 << 0;
+
+/// In place of an error, in what the kernel is told without having asked.
+pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 
 pub const RING_REGISTER: u32 = 1;
 pub const RING_COMMIT_AND_FETCH: u32 = 2;

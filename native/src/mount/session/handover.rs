@@ -1,10 +1,12 @@
 //! Requests that are not answered here go to libfuse, by a socket that keeps messages apart.
 //!
 //! libfuse takes its end for `/dev/fuse`: it reads one request at a time and writes one answer. The
-//! thread that took the request from the kernel waits for the answer and passes it on.
+//! thread that took the request from the kernel waits for the answer and passes it on. One of the
+//! threads that wait receives for all of them, so that a request that comes alone wakes no thread but
+//! its own.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex};
 
 use rustix::io::Errno;
@@ -20,18 +22,28 @@ use crate::mount::protocol::message::{Answer, Failure};
 use crate::threads::lock::{locked, woken};
 
 const HEADER_BYTES: usize = size_of::<OutHeader>();
+const BUFFER_BYTES: usize = HEADER_BYTES + MESSAGE_BYTES_MAX;
 
-/// One request that waits for its answer.
+/// One request that waits for its answer, and the answer once another thread has received it.
 #[derive(Default)]
 struct Wait {
-    answer: Mutex<Option<Vec<u8>>>,
-    arrived: Condvar,
+    answer: Option<Answer<Vec<u8>>>,
+    woken: Arc<Condvar>,
+}
+
+#[derive(Default)]
+struct Waits {
+    all: HashMap<u64, Wait>,
+    /// Whether one of the threads that wait receives for all of them.
+    is_receiving: bool,
 }
 
 /// Our end of the socket.
 pub struct HandOver {
     ours: OwnedFd,
-    waits: Mutex<HashMap<u64, Arc<Wait>>>,
+    waits: Mutex<Waits>,
+    /// Of the thread that receives.
+    buffer: Mutex<Vec<u8>>,
 }
 
 impl HandOver {
@@ -46,31 +58,64 @@ impl HandOver {
                     rustix::net::sockopt::set_socket_send_buffer_size(end, 4 * MESSAGE_BYTES_MAX)
                 })?;
         }
-        Ok((HandOver { ours, waits: Mutex::default() }, theirs))
+        let buffer = Mutex::new(vec![0; BUFFER_BYTES]);
+        Ok((HandOver { ours, waits: Mutex::default(), buffer }, theirs))
     }
 
     /// Sends a request, and waits for the answer to it.
     pub fn ask(&self, unique: u64, message: &[u8], out: &mut [u8]) -> Answer<usize> {
-        let wait = Arc::new(Wait::default());
-        locked(&self.waits).insert(unique, Arc::clone(&wait));
-        if let Err(error) = self.tell(message) {
-            locked(&self.waits).remove(&unique);
-            return Err(error);
+        let signal = Arc::new(Condvar::new());
+        let wait = Wait { answer: None, woken: Arc::clone(&signal) };
+        locked(&self.waits).all.insert(unique, wait);
+        let answer = self.tell(message).and_then(|()| self.answer(unique, &signal));
+        let mut waits = locked(&self.waits);
+        waits.all.remove(&unique);
+        // If this thread was the one that received, another one has to.
+        if let (false, Some(next)) = (waits.is_receiving, waits.all.values().next()) {
+            next.woken.notify_one();
         }
-        let mut answer = locked(&wait.answer);
-        let bytes = loop {
-            match answer.take() {
-                Some(bytes) => break bytes,
-                None => answer = woken(&wait.arrived, answer),
-            }
-        };
-        let header = OutHeader::read_from_prefix(&bytes).map_err(|_| Failure(libc::EIO))?.0;
-        if header.error != 0 {
-            return Err(Failure(-header.error));
-        }
-        let body = &bytes[HEADER_BYTES..];
-        out.get_mut(..body.len()).ok_or(Failure(libc::EIO))?.copy_from_slice(body);
+        drop(waits);
+        let body = answer?;
+        out.get_mut(..body.len()).ok_or(Failure(libc::EIO))?.copy_from_slice(&body);
         Ok(body.len())
+    }
+
+    /// Waits for the answer to a request, and receives those of others meanwhile.
+    fn answer(&self, unique: u64, signal: &Condvar) -> Answer<Vec<u8>> {
+        let mut waits = locked(&self.waits);
+        loop {
+            if let Some(answer) = waits.all.get_mut(&unique).and_then(|own| own.answer.take()) {
+                return answer;
+            }
+            if waits.is_receiving {
+                waits = woken(signal, waits);
+                continue;
+            }
+            waits.is_receiving = true;
+            drop(waits);
+            let received = self.received();
+            waits = locked(&self.waits);
+            waits.is_receiving = false;
+            let (to, answer) = received?;
+            if to == unique {
+                return answer;
+            }
+            if let Some(other) = waits.all.get_mut(&to) {
+                other.answer = Some(answer);
+                other.woken.notify_one();
+            }
+        }
+    }
+
+    /// The next answer, and the request that it belongs to. Fails with EIO once libfuse has ended.
+    fn received(&self) -> Answer<(u64, Answer<Vec<u8>>)> {
+        let mut buffer = locked(&self.buffer);
+        let length = self.receive(&mut buffer)?;
+        let (header, body) =
+            OutHeader::read_from_prefix(&buffer[..length]).map_err(|_| Failure(libc::EIO))?;
+        let answer =
+            if header.error == 0 { Ok(body.to_vec()) } else { Err(Failure(-header.error)) };
+        Ok((header.unique, answer))
     }
 
     /// Sends a request that has no answer.
@@ -89,35 +134,13 @@ impl HandOver {
         let _ = shutdown(&self.ours, Shutdown::Both);
     }
 
-    /// The next answer, or what libfuse tells the kernel of itself, in one piece.
+    /// The next message of libfuse; of no bytes once it has ended.
     pub fn receive(&self, buffer: &mut [u8]) -> Answer<usize> {
         loop {
             match recv(&self.ours, &mut *buffer, RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
                 result => return Ok(result?.0),
             }
-        }
-    }
-
-    /// Gives the answers of libfuse to those that wait for them, until libfuse ends. What it tells
-    /// the kernel of itself goes to `device`.
-    pub fn pass_answers_on(&self, device: impl AsFd) {
-        let mut buffer = vec![0; MESSAGE_BYTES_MAX + HEADER_BYTES];
-        while let Ok(length @ HEADER_BYTES..) = self.receive(&mut buffer) {
-            let message = &buffer[..length];
-            let Ok((header, _)) = OutHeader::read_from_prefix(message) else { continue };
-            if header.unique == 0 {
-                // The kernel does not know the inode: nothing to forget.
-                let _ = rustix::io::write(&device, message);
-            } else if let Some(wait) = locked(&self.waits).remove(&header.unique) {
-                *locked(&wait.answer) = Some(message.to_vec());
-                wait.arrived.notify_one();
-            }
-        }
-        let failed = OutHeader { length: HEADER_BYTES as u32, error: -libc::EIO, unique: 0 };
-        for (_, wait) in locked(&self.waits).drain() {
-            *locked(&wait.answer) = Some(zerocopy::IntoBytes::as_bytes(&failed).to_vec());
-            wait.arrived.notify_one();
         }
     }
 }

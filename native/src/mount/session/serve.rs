@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use rustix::io::{read, write};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::mount::protocol::abi::{InitOut, OutHeader, init};
+use crate::mount::protocol::abi::{
+    InitOut, InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader, init,
+};
 use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, for_libfuse};
 use crate::mount::protocol::message::{Answer, Failure, Request};
 use crate::mount::session::device::{Readers, another};
@@ -37,7 +39,6 @@ pub fn begin(service: &Arc<Service>, device: &Arc<OwnedFd>, way: Way) -> Answer<
 }
 
 /// As [`begin`], where libfuse answers the first request, and later ones that are handed over.
-/// Returns once libfuse has ended.
 pub fn relay(
     service: &Arc<Service>,
     others: &HandOver,
@@ -64,7 +65,16 @@ pub fn relay(
     };
     write(&**device, &joined(header.unique, &answer))?;
     start(service, device, &answer)?;
-    others.pass_answers_on(&**device);
+    Ok(())
+}
+
+/// Has the kernel ask again for an inode's attributes. Fails with ENOENT where the kernel does not
+/// know the inode.
+pub fn forget_attributes(device: &OwnedFd, node: u64) -> Answer<()> {
+    let body = InvalidateInode { node, offset: -1, length: 0 };
+    let length = (size_of::<OutHeader>() + size_of_val(&body)) as u32;
+    let header = OutHeader { length, error: NOTIFY_INVALIDATE_INODE, unique: 0 };
+    write(device, &[header.as_bytes(), body.as_bytes()].concat())?;
     Ok(())
 }
 
