@@ -47,7 +47,7 @@ impl Tree {
     ) -> Answer<Outcome> {
         let (given, name): (MknodIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask);
+        caller.become_caller(&request.header, given.umask)?;
         effects::make_node(&*parent, name, given.mode, given.device)?;
         self.made(&*parent, name, out)
     }
@@ -60,7 +60,7 @@ impl Tree {
     ) -> Answer<Outcome> {
         let (given, name): (MkdirIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask);
+        caller.become_caller(&request.header, given.umask)?;
         effects::make_directory(&*parent, name, given.mode & PERMISSIONS)?;
         self.made(&*parent, name, out)
     }
@@ -73,7 +73,7 @@ impl Tree {
     ) -> Answer<Outcome> {
         let (name, target) = request.names()?;
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, 0);
+        caller.become_caller(&request.header, 0)?;
         effects::make_link(&*parent, name, target)?;
         self.made(&*parent, name, out)
     }
@@ -91,7 +91,7 @@ impl Tree {
     ) -> Answer<Outcome> {
         let (given, name): (CreateIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask);
+        caller.become_caller(&request.header, given.umask)?;
         let mode = Mode::from_raw_mode(given.mode & PERMISSIONS);
         let fd = match effects::create(&*parent, name, mode) {
             // Created after the kernel's lookup, so its permission check did not cover it. ESTALE
@@ -114,7 +114,7 @@ impl Tree {
     ) -> Answer<Outcome> {
         let given: CreateIn = request.part()?;
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask);
+        caller.become_caller(&request.header, given.umask)?;
         let mode = Mode::from_raw_mode(given.mode & PERMISSIONS);
         let fd = effects::create_nameless(&*parent, mode)?;
         let entry = self.remembered(self.found(&fd)?);

@@ -85,7 +85,7 @@ impl Readers {
 
     /// Serves requests until the mount ends, or until too many others wait for one.
     fn run(self: &Arc<Readers>, device: &OwnedFd) -> Answer<()> {
-        let mut caller = Caller::of_this_thread()?;
+        let mut caller = Caller::default();
         let mut input = vec![0; REQUEST_BYTES_MAX];
         let mut output = vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX];
         loop {

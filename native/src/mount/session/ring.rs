@@ -74,7 +74,7 @@ fn serve(service: &Service, device: &OwnedFd, queue: usize) -> Answer<()> {
     processors.set(queue);
     // A processor that is not there: then any will do.
     let _ = sched_setaffinity(None, &processors);
-    let mut caller = Caller::of_this_thread()?;
+    let mut caller = Caller::default();
     let mut scratch = vec![0; SHORT_BYTES_MAX];
     let mut entry = Entry {
         ring: ring()?,
