@@ -67,6 +67,20 @@ def test_what_is_cached_is_opened_and_read_without_a_request(lab: NativeTree, he
     assert lab.requests() == {}
 
 
+def test_what_was_written_is_read_without_a_request(lab: NativeTree, here: Path) -> None:
+    content = noise(1 << 20)
+    fd = os.open(here / "f", os.O_CREAT | os.O_RDWR)
+    try:
+        for start in range(0, len(content), 1 << 16):
+            os.pwrite(fd, content[start : start + (1 << 16)], start)
+            os.fstat(fd)
+        lab.requests()
+        assert os.pread(fd, len(content), 0) == content
+        assert lab.requests()["READ"] == 0
+    finally:
+        os.close(fd)
+
+
 def test_a_directory_is_listed_again_without_a_request(lab: NativeTree, here: Path) -> None:
     for n in range(10):
         (here / str(n)).touch()

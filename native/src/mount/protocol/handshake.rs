@@ -20,12 +20,13 @@ pub const CONGESTED_FROM: u16 = BACKGROUND_MAX / 4 * 3;
 ///
 /// Not among it: `ATOMIC_O_TRUNC`. An open without a message would lose the truncation.
 /// `WRITEBACK_CACHE`: on a full disk the write must fail, not the close after it.
+/// `AUTO_INVAL_DATA`: a new time of modification would drop all pages of a file, also that of the
+/// write that has just put them there. All writes come through the mount, so the pages are right.
 /// `READDIRPLUS_AUTO`: a listing comes with all attributes at once, and is kept with them.
 const WANTED: u64 = init::ASYNC_READ
     | init::EXPORT_SUPPORT
     | init::BIG_WRITES
     | init::DONT_MASK
-    | init::AUTO_INVAL_DATA
     | init::DO_READDIRPLUS
     | init::ASYNC_DIO
     | init::NO_OPEN_SUPPORT
@@ -34,6 +35,7 @@ const WANTED: u64 = init::ASYNC_READ
     | init::MAX_PAGES
     | init::CACHE_SYMLINKS
     | init::NO_OPENDIR_SUPPORT
+    | init::EXPLICIT_INVAL_DATA
     | init::HANDLE_KILLPRIV_V2
     | init::SETXATTR_EXT
     | init::INIT_EXT;
