@@ -45,7 +45,8 @@ def lab(
 @pytest.fixture
 def here(lab: NativeTree, request: pytest.FixtureRequest) -> Path:
     """A directory of its own for the test, which anybody may use."""
-    path = lab.view / request.node.name.replace("/", "_")[:200]
+    name: str = request.node.name
+    path = lab.view / name.replace("/", "_")[:200]
     path.mkdir()
     os.chmod(path, 0o777)
     return path

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from dedupd import native
@@ -16,6 +17,14 @@ from tests.support.lab import REPOSITORY, let_others_pass
 RESERVED = b"trusted.reserved"
 _MNT_DETACH = 2
 _RING = Path("/sys/module/fuse/parameters/enable_uring")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the process tells: requests of each kind so far, and inodes that the kernel knows."""
+
+    requests: dict[str, int]
+    inodes: int
 
 
 class NativeTree:
@@ -37,23 +46,22 @@ class NativeTree:
 
     def requests(self) -> Counter[str]:
         """How many requests of each kind came since the last time."""
-        now = Counter(self._ask()["requests"])
+        now = Counter(self._ask().requests)
         new = now - self._before
         self._before = now
         return new
 
     def inodes_known(self) -> int:
-        return int(self._ask()["inodes"])
+        return self._ask().inodes
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
-    def _ask(self) -> dict[str, dict[str, int]]:
+    def _ask(self) -> "_Answer":
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        answer: dict[str, dict[str, int]] = json.loads(self.process.stdout.readline())
-        return answer
+        return _Answer(**json.loads(self.process.stdout.readline()))
 
     def end(self) -> None:
         ctypes.CDLL(None).umount2(os.fsencode(self.view), _MNT_DETACH)
