@@ -26,7 +26,7 @@ LINGER_S = 30e-6
 
 TASKS = 192
 """Requests that can wait for threads or locks at a time, each held by a task: those that the kernel
-sends in the background (handshake.py), and as many more as a few busy users have. Each task has a
+sends in the background (``handshake.rs``), and as many more as a few busy users have. Each task has a
 buffer of 1 MiB, of which a request that is not a write touches one page."""
 
 
