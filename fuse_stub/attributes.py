@@ -12,10 +12,10 @@ TIMEOUT_S = 3600.0
 """How long the kernel may keep names and attributes. All changes come through the mount, or are
 reported to the kernel (commits and restores), so it could keep them for ever."""
 
-_TRUSTED = b"trusted."
+_line: native.mount.Line | None = None
+"""There is one FUSE session in a process."""
 POSIX_ACL_DEFAULT = b"system.posix_acl_default"
 POSIX_ACL_ACCESS = b"system.posix_acl_access"
-SELINUX_LABEL = b"security.selinux"
 
 
 def shown_blocks(mode: int, size: int, blocks: int) -> int:
@@ -51,23 +51,15 @@ def entry(
     return attributes
 
 
-def absent() -> pyfuse3.EntryAttributes:
-    """The answer "no such name", which the kernel may keep."""
-    attributes = pyfuse3.EntryAttributes()
-    attributes.st_ino = 0
-    attributes.entry_timeout = TIMEOUT_S
-    return attributes
-
-
 def forget_attributes(ino: int) -> None:
     """Have the kernel ask again for an inode's attributes."""
-    # ENOENT: the kernel does not know the inode, and has nothing to forget.
-    with suppress(OSError):
-        native.mount.forget_attributes(ino)
+    if _line is not None:
+        # ENOENT: the kernel does not know the inode, and has nothing to forget.
+        with suppress(OSError):
+            _line.forget_attributes(ino)
 
 
-def visible(names: list[bytes], reserved: bytes, uid: int) -> list[bytes]:
-    """The names of extended attributes that a user may see."""
-    return [
-        name for name in names if name != reserved and (uid == 0 or not name.startswith(_TRUSTED))
-    ]
+def tell_by(line: native.mount.Line | None) -> None:
+    """The line to the kernel for what it is told unasked; None once there is none any more."""
+    global _line
+    _line = line

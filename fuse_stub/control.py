@@ -260,7 +260,7 @@ class ControlServer:
             "chunk_hits": mount.cache.hits,
             "chunk_misses": mount.cache.misses,
             "chunk_cache_bytes": mount.cache.used_bytes,
-            "requests": load.requests,
+            "requests": 0 if mount.line is None else sum(mount.line.requests().values()),
             "busy_s": load.busy_s,
         }
 

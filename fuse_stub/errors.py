@@ -21,7 +21,6 @@ class Load:
     """Requests of users to this process since the mount began."""
 
     def __init__(self) -> None:
-        self.requests = 0
         self.busy_s = 0.0
         """Sum of the times of all requests: it grows in each second by the average number of
         requests being served."""
@@ -55,7 +54,6 @@ def answers(
             log.exception("%s failed", operation.__name__)
             raise FUSEError(errno.EIO) from None
         finally:
-            load.requests += 1
             load.busy_s += time.perf_counter() - began
 
     return wrapper

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from dedupd import native
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.bulk_commits import BulkCommits
@@ -11,7 +12,7 @@ from fuse_stub.commit_lane import CommitLane
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.descriptors import Descriptors
-from fuse_stub.files.file_handles import Generations, load_secret
+from fuse_stub.files.file_handles import load_secret
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
@@ -51,11 +52,12 @@ class MountedVolume:
         self.volume = volume
         self.private = private
         self.mountpoint = mountpoint
+        self.line: native.mount.Line | None = None  # to the kernel, once the mount is served
         self.is_read_only = transitions.is_read_only
         self.slow_calls = SlowCalls()
         self.descriptors = Descriptors()
         self._closes = SlowCloses()
-        self.inodes = Inodes(volume.data_fd, Generations(load_secret(volume)), self._closes)
+        self.inodes = Inodes(volume.data_fd, volume.space.name, load_secret(volume))
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
@@ -106,5 +108,4 @@ class MountedVolume:
         self.cache.close()
         self.deletions.close()
         self.files.close()
-        self.inodes.close()
         self._closes.end()

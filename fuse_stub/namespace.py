@@ -9,35 +9,27 @@ from contextlib import contextmanager, nullcontext
 import pyfuse3
 from pyfuse3 import (
     EntryAttributes,
-    FileHandleT,
     FileNameT,
     FlagT,
     FUSEError,
     InodeT,
     ModeT,
-    ReaddirToken,
     RequestContext,
-    StatvfsData,
     XAttrNameT,
 )
 
-from dedupd import native
 from dedupd.format.deletion import Cause
 from dedupd.stub.transition import CAPABILITY
 from dedupd.system.files import opened
 from fuse_stub.attributes import (
     POSIX_ACL_ACCESS,
     POSIX_ACL_DEFAULT,
-    SELINUX_LABEL,
-    absent,
     entry,
     forget_attributes,
-    visible,
 )
 from fuse_stub.deleted import attributes as deleted
 from fuse_stub.errors import answers
 from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
-from fuse_stub.files.directory_listing import DirectoryListing, HeldListings
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
@@ -63,11 +55,7 @@ class NamespaceOperations(pyfuse3.Operations):
         self._marking_sessions = mount.marking_sessions
         self._reserved = mount.volume.space.name
         self._is_root = os.geteuid() == 0
-        self._has_labels = os.path.isdir("/sys/fs/selinux")
         self._descriptors = mount.descriptors
-        self._listings: dict[int, DirectoryListing] = {}
-        self._held_listings = HeldListings()
-        self._next_listing = 1
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -75,14 +63,13 @@ class NamespaceOperations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
+        """Of ``.`` and ``..``, by which the kernel asks for NFS about inodes that it has forgotten.
+
+        Native code answers for all other names.
+        """
         if name == b"." or (name == b".." and parent_inode == pyfuse3.ROOT_INODE):
-            # The kernel asks so for NFS, about inodes that it has forgotten.
             return self._known(self._inodes.find(parent_inode))
-        parent_fd = self._inodes.fd(parent_inode)
-        try:
-            return self._known(os.open(name, PATH_FLAGS, dir_fd=parent_fd))
-        except FileNotFoundError:
-            return absent()
+        return self._known(os.open(name, PATH_FLAGS, dir_fd=self._inodes.fd(parent_inode)))
 
     def _known(self, fd: int) -> EntryAttributes:
         """Count a lookup of the inode that ``fd`` (``O_PATH``, taken over) is open on."""
@@ -99,31 +86,10 @@ class NamespaceOperations(pyfuse3.Operations):
             return entry(status, ino)
         return entry(status, ino, self._inodes.remember(fd, status))
 
-    async def forget(self, inode_list: "list[tuple[InodeT, int]]") -> None:  # type: ignore[override]
-        self._inodes.forget(inode_list)
-
-    @answers
-    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return self._attributes(inode)
-
     def _attributes(self, inode: InodeT) -> EntryAttributes:
         file = self._files.get(inode)
         status = os.fstat(self._inodes.fd(inode) if file is None else file.fd)
         return entry(status, status.st_ino)
-
-    @answers
-    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        return os.readlink(b"", dir_fd=self._inodes.fd(inode))
-
-    @answers
-    async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        below = os.fstatvfs(self._inodes.root_fd)
-        data = StatvfsData()
-        data.f_bsize, data.f_frsize = below.f_bsize, below.f_frsize
-        data.f_blocks, data.f_bfree, data.f_bavail = below.f_blocks, below.f_bfree, below.f_bavail
-        data.f_files, data.f_ffree, data.f_favail = below.f_files, below.f_ffree, below.f_favail
-        data.f_namemax = below.f_namemax
-        return data
 
     # --- making and removing names ------------------------------------------------------------
 
@@ -287,88 +253,19 @@ class NamespaceOperations(pyfuse3.Operations):
     # --- directories --------------------------------------------------------------------------
 
     @answers
-    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        self._descriptors.take(ctx.uid)
-        try:
-            fd = os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._descriptors.give_back(ctx.uid)
-            raise
-        listing = DirectoryListing(fd, ctx.uid, self._held_listings)
-        handle = self._next_listing
-        self._next_listing += 1
-        self._listings[handle] = listing
-        return handle
-
-    @answers
-    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        listing = self._listings[fh]
-        is_begun = False
-        try:
-            for names, ends in listing.names(start_id):
-                found = native.system.look_up(listing.fd, names)
-                for name, one, next_id in zip(names, found, ends, strict=True):
-                    if one is not None:
-                        if not self._list(token, listing, name, one, next_id):
-                            return
-                        is_begun = True
-        except OSError:
-            # With an error the kernel would not get the entries that are in the reply already,
-            # and never forget them. It gets these first, and the error for the next request.
-            if not is_begun:
-                raise
-
-    def _list(
-        self,
-        token: ReaddirToken,
-        listing: DirectoryListing,
-        name: FileNameT,
-        found: native.system.DirectoryEntry,
-        next_id: int,
-    ) -> bool:
-        """Put one entry into a listing; False where it is full."""
-        ino = found.st_ino
-        if name in (b".", b".."):
-            return pyfuse3.readdir_reply(token, name, entry(found, ino), next_id)
-        if found.st_dev != self._inodes.device:
-            # A mounted file system, or a subvolume: not part of the volume.
-            return True
-        if self._inodes.by_handle:
-            generation = self._inodes.remember_handle(ino, found.handle)
-        else:
-            try:
-                generation = self._remember_open(listing.fd, name, ino)
-            except FileNotFoundError:
-                return True
-        if pyfuse3.readdir_reply(token, name, entry(found, ino, generation), next_id):
-            return True
-        self._inodes.forget([(ino, 1)])
-        return False
-
-    def _remember_open(self, dir_fd: int, name: FileNameT, ino: int) -> int:
-        """Remember an inode by an open descriptor, where handles cannot be opened."""
-        fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
-        status = os.fstat(fd)
-        if status.st_ino != ino:
-            os.close(fd)
-            raise FileNotFoundError("its name is another file's by now")
-        return self._inodes.remember(fd, status)
-
-    @answers
-    async def releasedir(self, fh: FileHandleT) -> None:
-        listing = self._listings.pop(fh)
-        self._descriptors.give_back(listing.uid)
-        listing.close()
-
-    @answers
-    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        listing = self._listings[fh]
-        await self._mount.in_thread(listing.uid, os.fsync, listing.fd)
+    async def sync_directory(self, inode: int, uid: int) -> None:
+        """Sync a directory, for a user."""
+        with opened(os.open(self._inodes.path(inode), os.O_RDONLY | os.O_CLOEXEC)) as fd:
+            await self._mount.in_thread(uid, os.fsync, fd)
 
     # --- extended attributes ------------------------------------------------------------------
 
     @answers
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        """pyfuse3 asks so before a change that is for new attributes only, or for present ones.
+
+        Native code answers the kernel, but for the digest of the content.
+        """
         if name == self._reserved:
             raise FUSEError(pyfuse3.ENOATTR)
         if name == CONTENT_ATTRIBUTE:
@@ -379,13 +276,7 @@ class NamespaceOperations(pyfuse3.Operations):
                 return await self._mount.in_thread(
                     ctx.uid, deleted.listing, volume, own, name, ctx.uid
                 )
-        try:
-            return os.getxattr(self._inodes.path(inode), name)
-        except OSError as error:
-            if name == SELINUX_LABEL and error.errno == pyfuse3.ENOATTR and not self._has_labels:
-                # ls and the like ask for it, for each file again. This answer makes them stop.
-                raise FUSEError(errno.EOPNOTSUPP) from None
-            raise
+        return os.getxattr(self._inodes.path(inode), name)
 
     async def _content(self, inode: InodeT, ctx: RequestContext) -> bytes:
         path = self._inodes.path(inode)
@@ -395,13 +286,6 @@ class NamespaceOperations(pyfuse3.Operations):
         if found is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return found
-
-    @answers
-    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> list[XAttrNameT]:
-        names = [os.fsencode(name) for name in os.listxattr(self._inodes.path(inode))]
-        return [
-            name for name in visible(names, self._reserved, ctx.uid) if name != CONTENT_ATTRIBUTE
-        ]
 
     @answers
     async def setxattr(

@@ -115,9 +115,10 @@ def serve(
         threads = cores()
         mount = MountedVolume(own, transitions, mountpoint, cache_bytes, threads, private=private)
         try:
+            operations = StubOperations(mount)
             passed = options_for(own, mount, options, debug)
-            with session(StubOperations(mount), mountpoint, passed, options, below_fd):
-                trio.run(run, mount, ready)
+            with session(operations, mountpoint, passed, options, below_fd):
+                trio.run(run, mount, operations, ready)
         finally:
             mount.close()
             if not own.is_read_only:
@@ -183,9 +184,11 @@ def keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-async def run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
+async def run(
+    mount: MountedVolume, operations: StubOperations, ready: Callable[[], None] | None
+) -> None:
     """Answer requests until the mount ends."""
-    pump = Pump()
+    pump = Pump(mount, operations)
     async with trio.open_nursery() as nursery:
         if not mount.is_snapshot:
             await nursery.start(ControlServer(mount).serve)
@@ -199,6 +202,7 @@ async def run(mount: MountedVolume, ready: Callable[[], None] | None) -> None:
         await mount.bulk_commits.abandon_all()
         await mount.commit_lane.abandon_all()
         nursery.cancel_scope.cancel()
+    mount.line = None
 
 
 async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> None:

@@ -15,7 +15,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
 from fuse_stub.mounts.mount_options import MountOptions
-from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead_mount
+from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead_mount
 from fuse_stub.mounts.private_mount import show
 from fuse_stub.operations import StubOperations
 
@@ -85,9 +85,8 @@ def session(
     finally:
         pyfuse3.close(unmount=True)
         if takes_over:
-            # libfuse did not mount it, and does not unmount it; it may be gone already.
-            with suppress(UsageError):
-                detach(mountpoint, lazily=True)
+            # libfuse did not mount it, and does not unmount it.
+            clear_dead_mount(mountpoint)
 
 
 def _take_over(operations: StubOperations, mountpoint: str, options: set[str]) -> None:

@@ -47,9 +47,10 @@ def serve_snapshot(
         threads = cores()
         mount = MountedVolume(volume, transitions, mountpoint, cache_bytes, threads)
         try:
+            operations = StubOperations(mount)
             passed = options_for(volume, mount, options, debug)
-            with session(StubOperations(mount), mountpoint, passed, options, volume.base_fd):
-                trio.run(run, mount, ready)
+            with session(operations, mountpoint, passed, options, volume.base_fd):
+                trio.run(run, mount, operations, ready)
         finally:
             mount.close()
 

@@ -5,6 +5,105 @@ BACKGROUND_MAX: int
 CONGESTED_FROM: int
 """With so many of them the kernel ceases to read ahead."""
 
+OPEN: int
+READ: int
+WRITE: int
+RELEASE: int
+FSYNC: int
+FSYNCDIR: int
+"""Kinds of requests, by the kernel's numbers."""
+
+class Inodes:
+    """The inodes that the kernel may ask for by number, and descriptors to reach them by."""
+
+    by_handle: bool
+    """Whether inodes can be opened by their handles, so that none has to stay open."""
+    device: int
+    descriptors: int
+    """How many inodes have a descriptor here."""
+
+    def __new__(
+        cls, root_fd: int, reserved: bytes, secret: bytes, descriptors_max: int
+    ) -> Inodes:
+        """``root_fd`` stays the caller's. ``reserved``: an extended attribute that does not exist to
+        users. ``secret``: 32 bytes. Raises OSError."""
+
+    def __len__(self) -> int: ...
+    def number(self, ino: int) -> int:
+        """The number by which the kernel knows an inode."""
+
+    def fd(self, ino: int) -> int:
+        """An ``O_PATH`` descriptor, the table's. Raises OSError (ESTALE)."""
+
+    def remember(self, ino: int, fd: int) -> int:
+        """Count a lookup of the inode of ``fd`` (taken over); its generation. Raises OSError."""
+
+    def keep_open(self, ino: int, fd: int) -> None:
+        """Hold ``fd`` (taken over) until the inode is forgotten."""
+
+    def pinned(self) -> list[int]:
+        """Inodes that are held by a descriptor."""
+
+    def knows(self, ino: int) -> bool: ...
+    def forget(self, ino: int, lookups: int) -> None: ...
+
+class Request:
+    """A request of the kernel that the mount's operations answer.
+
+    ``flags``: of an opening those of ``open(2)``; of a write, whether it clears set-user-id and
+    set-group-id; of a sync, whether it is of the data alone.
+    """
+
+    opcode: int
+    unique: int
+    node: int
+    uid: int
+    gid: int
+    pid: int
+    handle: int
+    offset: int
+    size: int
+    flags: int
+    data: bytes
+
+class Line:
+    """The line between the kernel, libfuse and the operations of a mount. Used by one thread."""
+
+    says_what_writes_clear: bool
+    """Whether the kernel says which writes clear set-user-id and set-group-id."""
+
+    @staticmethod
+    def between(device_fd: int, inodes: Inodes) -> tuple[Line, int]:
+        """The line, and libfuse's end of it, the caller's. ``device_fd`` stays the caller's, which
+        reads nothing from it any more. Raises OSError."""
+
+    def next(self, count: int, linger_ns: int) -> Request | bool | None:
+        """Answer up to ``count`` requests in a row, until one comes that is for others.
+
+        A request is for the caller to be answered; True: libfuse has one at its end. None: there is
+        none, also after waiting for ``linger_ns``, or ``count`` were answered. False: the mount has
+        gone. Raises OSError.
+        """
+
+    def pass_answers_on(self) -> None:
+        """Give the kernel the answers that libfuse has given. Raises OSError."""
+
+    def answer(self, unique: int, data: bytes | bytearray | memoryview) -> None: ...
+    def answer_open(self, unique: int, handle: int) -> None: ...
+    def answer_written(self, unique: int, size: int) -> None: ...
+    def refuse(self, unique: int, number: int) -> None:
+        """Answer with an error number."""
+
+    def fileno(self) -> int:
+        """The kernel's end, which stays the line's."""
+
+    def forget_attributes(self, ino: int) -> None:
+        """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it does
+        not know the inode."""
+
+    def requests(self) -> dict[str, int]:
+        """How many requests of each kind have come, by the kernel's name of the kind."""
+
 class Loop:
     """A session that native threads serve until the mount ends."""
 
@@ -23,17 +122,4 @@ def serve_tree(
     users. ``ring``: by io_uring, where the kernel offers it. ``descriptors_max``: most inodes at a
     time that have open descriptors, those without a name apart. Returns once the session has begun.
     Raises OSError.
-    """
-
-def relay(device_fd: int, ring: bool) -> tuple[Loop, int]:
-    """Take the requests of the session of ``device_fd``, and hand them all to libfuse.
-
-    Returns libfuse's end of the socket that they go by, the caller's to close. It hangs up once the
-    mount has gone. Raises OSError.
-    """
-
-def forget_attributes(inode: int) -> None:
-    """Have the kernel ask again for an inode's attributes, in the session of :func:`relay`.
-
-    Does nothing where there is no session. Raises OSError (ENOENT: the kernel does not know it).
     """

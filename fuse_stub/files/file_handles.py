@@ -12,7 +12,6 @@ that only a process with the volume's secret can make.
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import stat
@@ -59,21 +58,6 @@ def load_secret(volume: Volume) -> bytes:
     except (OSError, NoSpace) as error:
         log.warning("%s: file handles are good for this mount only: %s", volume.root, error)
     return secret
-
-
-class Generations:
-    """The generations that the kernel is told: 32 bits, as many as it hands on to NFS clients."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-
-    def of(self, handle: bytes | None) -> int:
-        """That of the inode with a handle of the file system below, which has number and generation
-        in it; 0 where there is none."""
-        if handle is None:
-            return 0
-        code = hashlib.blake2s(handle, key=self._secret, digest_size=4)
-        return int.from_bytes(code.digest(), "little")
 
 
 def require_below(root_fd: int, fd: int) -> None:

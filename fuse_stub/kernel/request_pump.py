@@ -1,106 +1,143 @@
-"""Waiting for the requests that the native loop hands over, cheaply.
+"""Taking requests from the kernel, and giving each to those that answer it.
 
-The loop takes all requests from the kernel, by io_uring where the kernel has it switched on, and
-hands them to libfuse by a socket that keeps messages apart; libfuse takes it for ``/dev/fuse``.
+The native line (``native/src/mount/session/line.rs``) answers by itself what needs no more than
+the table of inodes. It hands over openings and requests that carry a file's data, which are
+answered here by the mount's operations, and lets libfuse have all others, by a socket that takes
+the place of its ``/dev/fuse``.
 
-pyfuse3 goes through trio's scheduler twice for every request: once for a lock, once for the
-descriptor. That is most of what a small request costs (profiled: two thirds of the processor time
-of an ``open``). A program that makes one call after the other has the next request ready a few
-microseconds after the reply, so it pays to look for it, and to wait for an instant, before the
-scheduler is asked. Other tasks get a turn after a few requests.
+A program that makes one call after the other has the next request ready a few microseconds after
+the reply, so it pays to look for it, and to wait for an instant, before trio's scheduler is asked,
+which takes most of the time of a small request. Other tasks get a turn after a few requests.
 """
 
 import os
-import select
 
 import pyfuse3
 import trio
+from pyfuse3 import FileHandleT, FlagT, FUSEError, InodeT, RequestContext
 
 from dedupd import native
+from fuse_stub.attributes import tell_by
+from fuse_stub.mounted_volume import MountedVolume
+from fuse_stub.operations import StubOperations
 
 REQUESTS_PER_TURN = 16
 """Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
 
-LINGER_S = 30e-6
+LINGER_NS = 30_000
 """How long to wait for the next request of a program that has just got its answer."""
 
 TASKS = 192
 """Requests that can wait for threads or locks at a time, each held by a task: those that the kernel
-sends in the background (``handshake.rs``), and as many more as a few busy users have. Each task has a
-buffer of 1 MiB, of which a request that is not a write touches one page."""
+sends in the background (``handshake.rs``), and as many more as a few busy users have. Each task has
+a buffer of 1 MiB, of which a small request touches one page."""
 
 
 class Pump:
     """Replaces pyfuse3's own waiting. There is one FUSE session in a process.
 
     All fields belong to the thread of the event loop and change between two awaits. One of the
-    tasks watches the descriptor, the others are parked or serve requests.
+    tasks watches the kernel's end, the others are parked or serve requests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mount: MountedVolume, operations: StubOperations) -> None:
+        """The session has been begun, and has not been served yet. Raises OSError."""
+        self._operations = operations
         self._fd = _fuse_descriptor()
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
-        # select() takes descriptors below 1,024 only; there is no other wait of microseconds.
-        self._descriptors = [self._fd] if self._fd < 1024 else []
+        self._line, libfuse_fd = native.mount.Line.between(self._fd, mount.inodes.native)
+        mount.line = self._line
+        self._device_fd = os.dup(self._fd)
+        os.dup2(libfuse_fd, self._fd, inheritable=False)
+        os.close(libfuse_fd)
         self._left = REQUESTS_PER_TURN  # requests until other tasks get a turn
-        self._is_watched = False  # whether a task watches the descriptor
+        self._is_watched = False  # whether a task watches the kernel's end
         self._parked: list[trio.Event] = []  # tasks that wait to watch it; the last goes first
         self._stopping = False
-        self._loop: native.mount.Loop | None = None
 
     async def run(self) -> None:
         """Serve requests until the file system is unmounted, or :meth:`stop`."""
+        tell_by(self._line)
         # The session's loops look this function up in their module each time.
         pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
-        device_fd = os.dup(self._fd)
         try:
-            # The native loop takes the requests from the kernel, and hands them over by a socket.
-            self._loop, ours = native.mount.relay(device_fd, ring=True)
-            os.dup2(ours, self._fd, inheritable=False)
-            os.close(ours)
             await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
+            self._line.pass_answers_on()
         finally:
+            tell_by(None)
             # libfuse asks the device whether the mount has gone already.
-            os.dup2(device_fd, self._fd, inheritable=False)
-            os.close(device_fd)
+            os.dup2(self._device_fd, self._fd, inheritable=False)
+            os.close(self._device_fd)
 
     def stop(self) -> None:
         """End :meth:`run`, once the requests that are being served are answered."""
         self._stopping = True
         pyfuse3.terminate()
+        trio.lowlevel.notify_closing(self._device_fd)
 
     async def _wait(self) -> bool:
-        """Wait for a request; False once the pump stops."""
+        """Answer requests until one comes for libfuse. False once the pump stops."""
+        while True:
+            # The answer of the request that this task has brought to libfuse.
+            self._line.pass_answers_on()
+            found = await self._next()
+            if found is None or isinstance(found, bool):
+                return bool(found)
+            await self._serve(found)
+
+    async def _next(self) -> native.mount.Request | bool | None:
+        """The next request, True for one that libfuse has at its end; None or False at the end."""
         if self._left > 0 and not self._stopping:
             self._left -= 1
-            if self._ready():
-                return True
-            is_there = self._descriptors and select.select(self._descriptors, (), (), LINGER_S)[0]
-            if is_there and self._ready():
-                return True
+            found = self._line.next(REQUESTS_PER_TURN, LINGER_NS)
+            if found is not None:
+                return found
         await self._watch_next()
         try:
             while not self._stopping:
-                await trio.lowlevel.wait_readable(self._fd)
-                # Another task may have taken it since; then a read would block all of them.
-                if self._ready():
-                    self._left = REQUESTS_PER_TURN
-                    return True
-                if self._poll.poll(0):
-                    return False  # the mount has gone
-            return False
+                await trio.lowlevel.wait_readable(self._device_fd)
+                self._left = REQUESTS_PER_TURN
+                # Another task may have taken the request since: then there is none.
+                found = self._line.next(REQUESTS_PER_TURN, 0)
+                if found is not None:
+                    return found
+            return None
         except trio.ClosedResourceError:
-            return False
+            return None
         finally:
             self._pass_watch_on()
 
-    def _ready(self) -> bool:
-        """Whether a request is there. A socket that has ended can be read too, and has none."""
-        return any(not event & select.POLLHUP for _, event in self._poll.poll(0))
+    async def _serve(self, request: native.mount.Request) -> None:
+        """Answer a request that does not go to libfuse."""
+        line, operations, handle = self._line, self._operations, FileHandleT(request.handle)
+        unique = request.unique
+        try:
+            match request.opcode:
+                case native.mount.READ:
+                    data = await operations.read(handle, request.offset, request.size)
+                    line.answer(unique, data)
+                case native.mount.WRITE:
+                    size = await operations.write(handle, request.offset, request.data)
+                    line.answer_written(unique, size)
+                case native.mount.OPEN:
+                    caller = _caller(request)
+                    node, flags = InodeT(request.node), FlagT(request.flags)
+                    info = await operations.open(node, flags, caller)
+                    assert info.fh is not None
+                    line.answer_open(unique, info.fh)
+                case native.mount.RELEASE:
+                    await operations.release(handle)
+                    line.answer(unique, b"")
+                case native.mount.FSYNC:
+                    await operations.fsync(handle, bool(request.flags))
+                    line.answer(unique, b"")
+                case _:  # native.mount.FSYNCDIR
+                    await operations.sync_directory(request.node, request.uid)
+                    line.answer(unique, b"")
+        except FUSEError as error:
+            line.refuse(unique, error.errno)
 
     async def _watch_next(self) -> None:
-        """Wait until no other task watches the descriptor.
+        """Wait until no other task watches the kernel's end.
 
         The task that was parked last is the next one: each task has a buffer of 1 MiB, and a few
         that are in the processor's caches serve faster than all in turn.
@@ -124,6 +161,12 @@ class Pump:
             self._parked.pop().set()
         else:
             self._is_watched = False
+
+
+def _caller(request: native.mount.Request) -> RequestContext:
+    """The user that makes a request, as libfuse tells it."""
+    caller: RequestContext = request  # type: ignore[assignment]
+    return caller
 
 
 def _fuse_descriptor() -> int:

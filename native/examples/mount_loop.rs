@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::{env, mem, ptr};
 
+use native::mount::inodes::generations::{Generations, SECRET_BYTES};
 use native::mount::inodes::table::Inodes;
 use native::mount::protocol::opcode;
 use native::mount::requests::dispatch::Counts;
@@ -41,15 +42,16 @@ fn main() {
     mount("mount_loop", point.as_str(), "fuse.loop", MountFlags::empty(), &*options)
         .expect("mount");
 
-    let inodes = Inodes::new(root, 4096).expect("root");
-    let service = Arc::new(Service::new(Some(Tree::new(inodes, None)), None));
+    let generations = Generations::new([0; SECRET_BYTES]);
+    let inodes = Inodes::new(root, 4096, generations).expect("root");
+    let service = Arc::new(Service::new(Tree::new(inodes, None)));
     let agreed = begin(&service, &device, way).expect("handshake");
     eprintln!("mounted, flags {agreed:#x}");
 
     let mut before = [0; opcode::COUNT];
     while next_signal(&signals) == libc::SIGUSR1 {
         before = print_counts(&service.counts, &before);
-        println!("known {}", service.tree.as_ref().map_or(0, |tree| tree.inodes.count()));
+        println!("known {}", service.tree.inodes.count());
     }
     // It may be unmounted already.
     let _ = unmount(point.as_str(), UnmountFlags::DETACH);

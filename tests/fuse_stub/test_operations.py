@@ -162,47 +162,6 @@ def test_only_names_that_went_leave_a_descriptor(lab: Lab, operations: Operation
     trio.run(scenario)
 
 
-def test_a_listing_tells_what_it_has_before_it_fails(
-    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel forgets no inode of which it was not told."""
-    for n in range(100):
-        lab.put(f"d/{n}", b"x")
-    listed: list[tuple[bytes, int]] = []
-    look_up, failing = native.system.look_up, b""
-
-    def reply(_token: object, name: bytes, _found: object, next_id: int) -> bool:
-        listed.append((name, next_id))
-        return True
-
-    def look(dir_fd: int, names: list[bytes]) -> object:
-        if failing in names:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return look_up(dir_fd, names)
-
-    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
-    monkeypatch.setattr(native.system, "look_up", look)
-
-    async def scenario() -> None:
-        nonlocal failing
-        found = await operations.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(b"d"), ROOT)
-        stream = await operations.opendir(found.st_ino, ROOT)
-        token = cast(pyfuse3.ReaddirToken, None)
-        await operations.readdir(stream, 0, token)
-        everything = listed.copy()
-        failing, _ = everything[70]
-        listed.clear()
-        await operations.readdir(stream, 0, token)
-        assert listed == everything[: len(listed)] and 0 < len(listed) <= 70
-        assert await code(operations.readdir(stream, listed[-1][1], token)) == errno.EIO
-        failing = b""
-        listed.clear()
-        await operations.readdir(stream, everything[63][1], token)
-        assert listed == everything[64:]
-
-    trio.run(scenario)
-
-
 def test_a_collection_takes_no_inode_for_damaged_that_is_forgotten(
     lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +176,8 @@ def test_a_collection_takes_no_inode_for_damaged_that_is_forgotten(
             await operations.unlink(here, name, ROOT)
 
         async def forget_all() -> None:
-            await operations.forget([(inode, 1) for inode in inodes])
+            for inode in inodes:
+                operations.own.inodes.forget(inode, 1)
 
         monkeypatch.setattr(trio.lowlevel, "checkpoint", forget_all)
         assert (await operations.own.marking_sessions.begin()).take().damaged == []
@@ -236,7 +196,8 @@ def test_few_descriptors_are_kept_where_few_are_allowed(
     async def scenario(operations: Operations) -> None:
         for n in range(60):
             name = pyfuse3.FileNameT(str(n).encode())
-            await operations.lookup(pyfuse3.ROOT_INODE, name, ROOT)
+            found = await operations.lookup(pyfuse3.ROOT_INODE, name, ROOT)
+            assert os.fstat(operations.own.inodes.fd(found.st_ino)).st_ino == found.st_ino
         assert len(operations.own.inodes) == 60
         if operations.own.inodes.by_handle:
             assert operations.own.inodes.descriptors == 16

@@ -1,21 +1,29 @@
 //! The mount's native loop.
 
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
-use std::thread;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use super::support::calls::{c_string, os_error};
-use crate::mount::inodes::table::Inodes;
+use super::support::input::Input;
+use crate::mount::inodes::generations::{Generations, SECRET_BYTES};
+use crate::mount::inodes::handle::Handle;
+use crate::mount::inodes::table;
+use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, WRITE_KILL_SUIDGID, WriteOut};
+use crate::mount::protocol::abi::{OPEN_KEEP_CACHE, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn};
 use crate::mount::protocol::message::{Answer, Failure};
-use crate::mount::protocol::opcode;
+use crate::mount::protocol::opcode as op;
+use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
-use crate::mount::session::handover::HandOver;
+use crate::mount::session::line::{self, Next};
 use crate::mount::session::serve::{self, Way};
 use crate::mount::session::service::Service;
+use crate::system::calls::name_to_handle;
 use crate::threads::lock::locked;
+use zerocopy::IntoBytes;
 
 fn ready<T>(py: Python<'_>, answer: Answer<T>) -> PyResult<T> {
     answer.map_err(|Failure(number)| os_error(py, &std::io::Error::from_raw_os_error(number)))
@@ -27,8 +35,229 @@ fn duplicate(py: Python<'_>, fd: RawFd) -> PyResult<OwnedFd> {
     fd.try_clone_to_owned().map_err(|error| os_error(py, &error))
 }
 
-fn way(ring: bool) -> Way {
-    if ring { Way::Ring } else { Way::Device }
+/// How many requests of each kind have come.
+fn counted<'py>(py: Python<'py>, counts: &Counts) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    for (number, count) in counts.all().into_iter().enumerate() {
+        if count > 0 {
+            all.set_item(op::name(number as u32), count)?;
+        }
+    }
+    Ok(all)
+}
+
+/// The inodes that the kernel knows, and what belongs to them.
+#[pyclass(frozen, module = "dedupd.native.mount")]
+pub struct Inodes(Arc<Tree>);
+
+#[pymethods]
+impl Inodes {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        root_fd: RawFd,
+        reserved: &[u8],
+        secret: &[u8],
+        descriptors_max: usize,
+    ) -> PyResult<Inodes> {
+        let secret: [u8; SECRET_BYTES] =
+            secret.try_into().map_err(|_| PyValueError::new_err("the secret has 32 bytes"))?;
+        let root = duplicate(py, root_fd)?;
+        let table = table::Inodes::new(root, descriptors_max, Generations::new(secret));
+        let tree = Tree::new(ready(py, table)?, Some(c_string("reserved", reserved)?));
+        Ok(Inodes(Arc::new(tree)))
+    }
+
+    #[getter]
+    fn by_handle(&self) -> bool {
+        self.0.inodes.by_handle
+    }
+
+    #[getter]
+    fn device(&self) -> u64 {
+        self.0.inodes.device
+    }
+
+    #[getter]
+    fn descriptors(&self) -> usize {
+        self.0.inodes.descriptors()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.inodes.count()
+    }
+
+    fn number(&self, ino: u64) -> u64 {
+        self.0.inodes.number(ino)
+    }
+
+    fn fd(&self, py: Python<'_>, ino: u64) -> PyResult<RawFd> {
+        Ok(ready(py, self.0.inodes.path(ino))?.as_raw_fd())
+    }
+
+    /// Takes `fd` over.
+    fn remember(&self, py: Python<'_>, ino: u64, fd: RawFd) -> PyResult<u64> {
+        // SAFETY: the caller gives the descriptor away.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let inodes = &self.0.inodes;
+        if !inodes.by_handle {
+            return Ok(inodes.remember(ino, Handle::new(&[]), Some(fd)));
+        }
+        let handle = name_to_handle(fd.as_raw_fd()).map_err(|error| os_error(py, &error))?;
+        Ok(inodes.remember(ino, Handle::new(&handle), None))
+    }
+
+    /// Takes `fd` over.
+    fn keep_open(&self, ino: u64, fd: RawFd) {
+        // SAFETY: the caller gives the descriptor away.
+        self.0.inodes.pin(ino, unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+
+    fn pinned(&self) -> Vec<u64> {
+        self.0.inodes.pinned()
+    }
+
+    fn knows(&self, ino: u64) -> bool {
+        self.0.inodes.knows(ino)
+    }
+
+    fn forget(&self, ino: u64, lookups: u64) {
+        self.0.inodes.forget(ino, lookups);
+    }
+}
+
+/// A request of the kernel that the mount's own operations answer.
+#[pyclass(frozen, get_all, module = "dedupd.native.mount")]
+pub struct Request {
+    opcode: u32,
+    unique: u64,
+    node: u64,
+    uid: u32,
+    gid: u32,
+    pid: u32,
+    handle: u64,
+    offset: u64,
+    size: u32,
+    flags: u32,
+    data: Py<PyBytes>,
+}
+
+impl Request {
+    fn of(py: Python<'_>, line: &line::Line) -> PyResult<Request> {
+        let given = ready(py, line.request())?;
+        let header = given.header;
+        let (mut handle, mut offset, mut size, mut flags) = (0, 0, 0, 0);
+        let mut data: &[u8] = &[];
+        match header.opcode {
+            op::OPEN => flags = ready(py, given.part::<OpenIn>())?.flags,
+            op::RELEASE => handle = ready(py, given.part::<ReleaseIn>())?.handle,
+            op::READ => {
+                let part: ReadIn = ready(py, given.part())?;
+                (handle, offset, size) = (part.handle, part.offset, part.size);
+            }
+            op::WRITE => {
+                let part: WriteIn = ready(py, given.part())?;
+                (handle, offset, size) = (part.handle, part.offset, part.size);
+                flags = part.write_flags & WRITE_KILL_SUIDGID;
+                let there = given.rest.get(..size as usize).ok_or(Failure(libc::EIO));
+                data = ready(py, there)?;
+            }
+            _ => {
+                let part: FsyncIn = ready(py, given.part())?;
+                (handle, flags) = (part.handle, part.flags & FSYNC_DATA);
+            }
+        }
+        let (unique, node) = (header.unique, header.node);
+        let (uid, gid, pid) = (header.uid, header.gid, header.pid);
+        let data = PyBytes::new(py, data).unbind();
+        Ok(Request {
+            opcode: header.opcode,
+            unique,
+            node,
+            uid,
+            gid,
+            pid,
+            handle,
+            offset,
+            size,
+            flags,
+            data,
+        })
+    }
+}
+
+/// What a look for the next request finds.
+#[derive(IntoPyObject)]
+pub enum Found {
+    Request(Py<Request>),
+    /// True: libfuse finds one. False: the mount has gone.
+    ForLibfuse(bool),
+}
+
+/// The line between the kernel, libfuse and the operations of a mount. Used by one thread.
+#[pyclass(frozen, module = "dedupd.native.mount")]
+pub struct Line(Mutex<line::Line>);
+
+#[pymethods]
+impl Line {
+    /// Also returns libfuse's end.
+    #[staticmethod]
+    fn between(py: Python<'_>, device_fd: RawFd, inodes: &Inodes) -> PyResult<(Line, RawFd)> {
+        let device = duplicate(py, device_fd)?;
+        let (line, theirs) = ready(py, line::Line::new(device, Arc::clone(&inodes.0)))?;
+        Ok((Line(Mutex::new(line)), theirs.into_raw_fd()))
+    }
+
+    fn next(&self, py: Python<'_>, count: u32, linger_ns: i64) -> PyResult<Option<Found>> {
+        let next = py.detach(|| locked(&self.0).next(count, linger_ns));
+        Ok(match ready(py, next)? {
+            Next::Nothing => None,
+            Next::Ended => Some(Found::ForLibfuse(false)),
+            Next::ForLibfuse => Some(Found::ForLibfuse(true)),
+            Next::ForCaller => {
+                Some(Found::Request(Py::new(py, Request::of(py, &locked(&self.0))?)?))
+            }
+        })
+    }
+
+    fn pass_answers_on(&self, py: Python<'_>) -> PyResult<()> {
+        ready(py, locked(&self.0).pass_answers_on())
+    }
+
+    fn answer(&self, py: Python<'_>, unique: u64, data: Input) -> PyResult<()> {
+        ready(py, py.detach(|| locked(&self.0).answer(unique, data.bytes())))
+    }
+
+    fn answer_open(&self, py: Python<'_>, unique: u64, handle: u64) -> PyResult<()> {
+        let body = OpenOut { handle, flags: OPEN_KEEP_CACHE, backing: 0 };
+        ready(py, locked(&self.0).answer(unique, body.as_bytes()))
+    }
+
+    fn answer_written(&self, py: Python<'_>, unique: u64, size: u32) -> PyResult<()> {
+        ready(py, locked(&self.0).answer(unique, WriteOut { size, unused: 0 }.as_bytes()))
+    }
+
+    fn refuse(&self, py: Python<'_>, unique: u64, number: i32) -> PyResult<()> {
+        ready(py, locked(&self.0).refuse(unique, number))
+    }
+
+    #[getter]
+    fn says_what_writes_clear(&self) -> bool {
+        locked(&self.0).says_what_writes_clear()
+    }
+
+    /// The kernel's end, the line's own.
+    fn fileno(&self) -> RawFd {
+        locked(&self.0).device().as_fd().as_raw_fd()
+    }
+
+    fn forget_attributes(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
+        ready(py, serve::forget_attributes(locked(&self.0).device(), ino))
+    }
+
+    fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counted(py, locked(&self.0).counts())
+    }
 }
 
 /// A session that native threads serve.
@@ -39,18 +268,12 @@ pub struct Loop(Arc<Service>);
 impl Loop {
     /// How many requests of each kind have come.
     fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counts = PyDict::new(py);
-        for (number, count) in self.0.counts.all().into_iter().enumerate() {
-            if count > 0 {
-                counts.set_item(opcode::name(number as u32), count)?;
-            }
-        }
-        Ok(counts)
+        counted(py, &self.0.counts)
     }
 
     /// How many inodes the kernel knows.
     fn inodes_known(&self) -> usize {
-        self.0.tree.as_ref().map_or(0, |tree| tree.inodes.count())
+        self.0.tree.inodes.count()
     }
 }
 
@@ -66,38 +289,10 @@ pub fn serve_tree(
 ) -> PyResult<Loop> {
     let (device, root) = (Arc::new(duplicate(py, device_fd)?), duplicate(py, root_fd)?);
     let reserved = reserved.map(|name| c_string("reserved", name)).transpose()?;
-    let inodes = ready(py, Inodes::new(root, descriptors_max))?;
-    let service = Arc::new(Service::new(Some(Tree::new(inodes, reserved)), None));
-    ready(py, py.detach(|| serve::begin(&service, &device, way(ring))))?;
+    let generations = Generations::new([0; SECRET_BYTES]);
+    let inodes = ready(py, table::Inodes::new(root, descriptors_max, generations))?;
+    let service = Arc::new(Service::new(Tree::new(inodes, reserved)));
+    let way = if ring { Way::Ring } else { Way::Device };
+    ready(py, py.detach(|| serve::begin(&service, &device, way)))?;
     Ok(Loop(service))
-}
-
-/// The device of the session that is handed to libfuse, of which a process has one.
-static RELAYED: Mutex<Option<Arc<OwnedFd>>> = Mutex::new(None);
-
-/// Has the kernel ask again for an inode's attributes.
-#[pyfunction]
-pub fn forget_attributes(py: Python<'_>, inode: u64) -> PyResult<()> {
-    let Some(device) = locked(&RELAYED).clone() else { return Ok(()) };
-    ready(py, py.detach(|| serve::forget_attributes(&device, inode)))
-}
-
-/// Takes the requests from the kernel, and hands them to libfuse, whose end is returned.
-#[pyfunction]
-pub fn relay(py: Python<'_>, device_fd: RawFd, ring: bool) -> PyResult<(Loop, RawFd)> {
-    let device = Arc::new(duplicate(py, device_fd)?);
-    let (others, theirs) = ready(py, HandOver::new())?;
-    let others = Arc::new(others);
-    let service = Arc::new(Service::new(None, Some(Arc::clone(&others))));
-    let own = Arc::clone(&service);
-    *locked(&RELAYED) = Some(Arc::clone(&device));
-    let run = move || {
-        if serve::relay(&own, &others, &device, way(ring)).is_err() {
-            // The mount has ended before it has begun.
-            own.end();
-        }
-    };
-    let started = thread::Builder::new().name("mount-relay".into()).spawn(run);
-    started.map_err(|error| os_error(py, &error))?;
-    Ok((Loop(service), theirs.into_raw_fd()))
 }

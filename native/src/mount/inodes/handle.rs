@@ -28,12 +28,6 @@ impl Handle {
             Handle::Long(whole) => whole,
         }
     }
-
-    /// The inode's generation: on ext4, XFS and btrfs the last four bytes of its handle.
-    pub fn generation(&self) -> u64 {
-        let last = self.whole().last_chunk().copied().unwrap_or_default();
-        u64::from(u32::from_le_bytes(last))
-    }
 }
 
 #[cfg(test)]
@@ -47,11 +41,5 @@ mod tests {
             assert_eq!(Handle::new(&whole).whole(), whole);
         }
         assert_eq!(size_of::<Handle>(), 32);
-    }
-
-    #[test]
-    fn the_generation_is_at_the_end() {
-        assert_eq!(Handle::new(&[1, 0, 0, 0, 9, 9, 9, 9, 7, 1, 0, 0]).generation(), 263);
-        assert_eq!(Handle::new(&[]).generation(), 0);
     }
 }

@@ -17,14 +17,21 @@ use rustix::fs::{Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 
 use crate::mount::inodes::data_file::DataFile;
+use crate::mount::inodes::generations::Generations;
 use crate::mount::inodes::handle::Handle;
 use crate::mount::protocol::abi::ROOT;
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::system::calls::{name_to_handle, open_by_handle};
 use crate::threads::lock::locked;
 
-/// Parts of the table, each with a lock of its own: a few times the threads that use it.
-const SHARDS: usize = 32;
+/// Parts of the table at most, each with a lock of its own: a few times the threads that use it.
+const SHARDS_MAX: usize = 32;
+/// A part keeps at least so many descriptors: an operation uses a few at a time.
+const DESCRIPTORS_MIN: usize = 16;
+
+/// What is freed at once when a file without a name is closed; more takes a thread of its own, so
+/// that nobody has to wait: 4 MiB are 1,024 extents of one block at most, in 4 ms.
+const FREED_BYTES_MAX: u64 = 4 << 20;
 
 pub const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -84,12 +91,14 @@ pub struct Inodes {
     pub by_handle: bool,
     /// Most nodes of a shard that have descriptors.
     descriptors_max: usize,
-    shards: [Mutex<Shard>; SHARDS],
+    generations: Generations,
+    shards: Vec<Mutex<Shard>>,
 }
 
 impl Inodes {
     /// `descriptors_max`: most inodes at a time that have descriptors, pinned ones apart.
-    pub fn new(root: OwnedFd, descriptors_max: usize) -> Answer<Inodes> {
+    pub fn new(root: OwnedFd, descriptors_max: usize, generations: Generations) -> Answer<Inodes> {
+        let parts = (descriptors_max / DESCRIPTORS_MIN).clamp(1, SHARDS_MAX);
         let status = fstat(&root)?;
         let handle = name_to_handle(root.as_raw_fd()).unwrap_or_default();
         let by_handle = open_handle(&root, &Handle::new(&handle), PATH_FLAGS).is_ok();
@@ -98,8 +107,9 @@ impl Inodes {
             root_inode: status.st_ino,
             device: status.st_dev,
             by_handle,
-            descriptors_max: (descriptors_max / SHARDS).max(1),
-            shards: std::array::from_fn(|_| Mutex::default()),
+            descriptors_max: (descriptors_max / parts).max(1),
+            generations,
+            shards: (0..parts).map(|_| Mutex::default()).collect(),
         })
     }
 
@@ -119,13 +129,13 @@ impl Inodes {
 
     fn shard(&self, inode: u64) -> &Mutex<Shard> {
         // Neighbours in a table of inodes are used together, by several threads.
-        &self.shards[inode as usize % SHARDS]
+        &self.shards[inode as usize % self.shards.len()]
     }
 
     /// Counts one more lookup of an inode that opens again by `handle`. Returns its generation,
     /// which tells it from an earlier inode of the same number.
     pub fn remember(&self, inode: u64, handle: Handle, path: Option<OwnedFd>) -> u64 {
-        let generation = handle.generation();
+        let generation = self.generations.of(&handle);
         let mut shard = locked(self.shard(inode));
         match shard.nodes.entry(inode) {
             Entry::Vacant(place) => {
@@ -170,6 +180,24 @@ impl Inodes {
             }
         }
         drop(shard);
+        close(node);
+    }
+
+    /// Inodes that are held by a descriptor: among them all known ones without a name.
+    pub fn pinned(&self) -> Vec<u64> {
+        let shards = self.shards.iter().map(locked);
+        shards
+            .flat_map(|shard| {
+                let pinned = shard.nodes.iter().filter(|(_, node)| node.is_pinned);
+                pinned.map(|(inode, _)| *inode).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    /// How many inodes have a descriptor that names them.
+    pub fn descriptors(&self) -> usize {
+        let open = |shard: &Shard| shard.nodes.values().filter(|node| node.path.is_some()).count();
+        self.shards.iter().map(|shard| open(&locked(shard))).sum()
     }
 
     /// Whether the kernel may still refer to an inode.
@@ -280,6 +308,20 @@ impl Inodes {
                 Ok(openat(rustix::fs::CWD, link.as_str(), flags, Mode::empty())?)
             }
         }
+    }
+}
+
+/// Closes what an inode has open, in a thread where the end of the file takes long.
+fn close(node: Node) {
+    let is_slow = node.is_pinned
+        && node.path.as_ref().is_some_and(|path| {
+            fstat(path).is_ok_and(|status| {
+                status.st_nlink == 0 && status.st_blocks as u64 * 512 > FREED_BYTES_MAX
+            })
+        });
+    if is_slow {
+        // Without a thread it is closed here, when the closure is dropped.
+        let _ = std::thread::Builder::new().name("closes".into()).spawn(move || drop(node));
     }
 }
 

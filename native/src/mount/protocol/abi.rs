@@ -168,6 +168,8 @@ messages! {
     MknodIn: 16 { mode: u32, device: u32, umask: u32, unused: u32, }
     MkdirIn: 8 { mode: u32, umask: u32, }
     CreateIn: 16 { flags: u32, mode: u32, umask: u32, open_flags: u32, }
+    OpenIn: 8 { flags: u32, open_flags: u32, }
+    ReleaseIn: 24 { handle: u64, flags: u32, release_flags: u32, lock_owner: u64, }
     OpenOut: 16 { handle: u64, flags: u32, backing: i32, }
     LinkIn: 8 { node: u64, }
     RenameIn: 8 { new_parent: u64, }
@@ -261,6 +263,7 @@ pub mod init {
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
+    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
     pub const ASYNC_DIO: u64 = 1 << 15;

@@ -48,8 +48,9 @@ pub fn for_libfuse(mut given: InitIn) -> InitIn {
     given
 }
 
-/// What the kernel should do where libfuse has answered it, beyond what libfuse knows of.
-const ADDED: u64 = init::DONT_MASK | init::HANDLE_KILLPRIV_V2 | init::SETXATTR_EXT;
+/// What the kernel should do where libfuse has answered it, beyond what libfuse promises.
+const ADDED: u64 =
+    init::DONT_MASK | init::CACHE_SYMLINKS | init::EXPLICIT_INVAL_DATA | init::HANDLE_KILLPRIV_V2;
 
 /// Ways for data that libfuse has for `/dev/fuse`, and that a socket does not have.
 const SPLICE: u64 = 0b111 << 7;
@@ -76,12 +77,14 @@ impl Offer {
         self.flags & (WANTED | if ring { init::OVER_IO_URING } else { 0 })
     }
 
-    /// libfuse's answer with what it does not know of; `ring`: io_uring too.
-    pub fn extended(&self, mut answer: InitOut, ring: bool) -> InitOut {
-        let ring = if ring { init::OVER_IO_URING } else { 0 };
-        let added = self.flags & (ADDED | ring | init::INIT_EXT);
-        answer.flags |= added as u32;
-        answer.flags2 |= (added >> 32) as u32;
+    /// libfuse's answer with what it does not promise, and with room for as many requests as are
+    /// served at a time.
+    pub fn extended(&self, mut answer: InitOut) -> InitOut {
+        let added = (self.flags & ADDED) as u32;
+        if self.flags & init::EXPLICIT_INVAL_DATA != 0 {
+            answer.flags &= !(init::AUTO_INVAL_DATA as u32);
+        }
+        answer.flags |= added;
         answer.max_background = BACKGROUND_MAX;
         answer.congestion_threshold = CONGESTED_FROM;
         answer
@@ -121,14 +124,20 @@ mod tests {
     }
 
     #[test]
-    fn what_libfuse_does_not_know_is_added_where_the_kernel_offers_it() {
+    fn what_libfuse_does_not_promise_is_added_where_the_kernel_offers_it() {
         let answer = InitOut { flags: init::ASYNC_READ as u32, ..InitOut::default() };
-        let extended = offer(KERNEL).extended(answer, true);
-        let taken = u64::from(extended.flags) | u64::from(extended.flags2) << 32;
-        assert_eq!(taken, KERNEL);
-        let without = offer(init::ASYNC_READ).extended(answer, true);
-        assert_eq!((without.flags, without.flags2), (answer.flags, 0));
-        assert_eq!(offer(KERNEL).extended(answer, false).flags2, 0);
+        let extended = offer(KERNEL).extended(answer);
+        assert_eq!(u64::from(extended.flags), init::ASYNC_READ | init::DONT_MASK);
+        assert_eq!(offer(init::ASYNC_READ).extended(answer).flags, answer.flags);
+        assert_eq!(extended.max_background, BACKGROUND_MAX);
+    }
+
+    #[test]
+    fn times_tell_of_no_new_content_where_the_kernel_can_be_told_of_it() {
+        let answer = InitOut { flags: init::AUTO_INVAL_DATA as u32, ..InitOut::default() };
+        let explicit = init::EXPLICIT_INVAL_DATA;
+        assert_eq!(u64::from(offer(explicit).extended(answer).flags), explicit);
+        assert_eq!(offer(init::ASYNC_READ).extended(answer).flags, answer.flags);
     }
 
     #[test]

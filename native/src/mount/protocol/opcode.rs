@@ -42,11 +42,11 @@ opcodes! {
     RMDIR = 11, 0;
     RENAME = 12, size_of::<abi::RenameIn>();
     LINK = 13, size_of::<abi::LinkIn>();
-    OPEN = 14, 8;
+    OPEN = 14, size_of::<abi::OpenIn>();
     READ = 15, size_of::<abi::ReadIn>();
     WRITE = 16, size_of::<abi::WriteIn>();
     STATFS = 17, 0;
-    RELEASE = 18, 24;
+    RELEASE = 18, size_of::<abi::ReleaseIn>();
     FSYNC = 20, size_of::<abi::FsyncIn>();
     SETXATTR = 21, size_of::<abi::SetxattrIn>();
     GETXATTR = 22, size_of::<abi::GetxattrIn>();
@@ -87,9 +87,4 @@ pub const COUNT: usize = 54;
 /// the request: both may lie in the same memory.
 pub fn is_bulk(opcode: u32) -> bool {
     matches!(opcode, READ | READDIR | READDIRPLUS)
-}
-
-/// Whether no answer is expected.
-pub fn is_silent(opcode: u32) -> bool {
-    matches!(opcode, FORGET | BATCH_FORGET | INTERRUPT)
 }

@@ -41,13 +41,7 @@ impl Tree {
         caller: &mut Caller,
     ) -> Answer<Outcome> {
         match request.header.opcode {
-            op::LOOKUP => self.look_up(request, out),
-            op::FORGET => self.forget(request),
-            op::BATCH_FORGET => self.forget_many(request),
-            op::GETATTR => self.get_attributes(request, out),
-            op::STATX => self.get_extended(request, out),
             op::SETATTR => self.set_attributes(request, out),
-            op::READLINK => self.read_link(request, out),
             op::SYMLINK => self.make_link(request, out, caller),
             op::MKNOD => self.make_node(request, out, caller),
             op::MKDIR => self.make_directory(request, out, caller),
@@ -65,19 +59,35 @@ impl Tree {
             op::LSEEK => self.seek(request, out),
             op::COPY_FILE_RANGE => self.copy_range(request, out, false),
             op::COPY_FILE_RANGE_64 => self.copy_range(request, out, true),
+            op::SETXATTR => self.set_attribute(request),
+            op::REMOVEXATTR => self.remove_attribute(request),
+            op::IOCTL => self.control(request, out),
+            op::OPEN => Err(Failure(libc::ENOSYS)),
+            // Of files that were open before the first open was answered so.
+            op::RELEASE => Ok(Outcome::Answered(0)),
+            op::INTERRUPT => Err(Failure(libc::ENOSYS)),
+            _ => self.answer_known(request, out),
+        }
+    }
+
+    /// Answers a request that needs no more than the table of inodes, and changes nothing below.
+    pub fn answer_known(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+        match request.header.opcode {
+            op::LOOKUP => self.look_up(request, out),
+            op::FORGET => self.forget(request),
+            op::BATCH_FORGET => self.forget_many(request),
+            op::GETATTR => self.get_attributes(request, out),
+            op::STATX => self.get_extended(request, out),
+            op::READLINK => self.read_link(request, out),
             op::READDIR => self.list(request, out, false),
             op::READDIRPLUS => self.list(request, out, true),
             op::GETXATTR => self.get_attribute(request, out),
             op::LISTXATTR => self.list_attributes(request, out),
-            op::SETXATTR => self.set_attribute(request),
-            op::REMOVEXATTR => self.remove_attribute(request),
-            op::IOCTL => self.control(request, out),
             op::STATFS => self.get_free_space(out),
-            // The kernel sends no more of them. It has opened the file by itself, and tells nobody.
-            op::OPEN | op::OPENDIR | op::FLUSH | op::ACCESS => Err(Failure(libc::ENOSYS)),
-            // Of files that were open before the first open was answered so.
-            op::RELEASE | op::RELEASEDIR => Ok(Outcome::Answered(0)),
-            op::INTERRUPT => Err(Failure(libc::ENOSYS)),
+            // The kernel sends no more of them. It has opened the directory by itself, keeps what it
+            // reads there, and tells nobody.
+            op::OPENDIR | op::FLUSH | op::ACCESS => Err(Failure(libc::ENOSYS)),
+            op::RELEASEDIR => Ok(Outcome::Answered(0)),
             _ => Ok(Outcome::HandedOver),
         }
     }

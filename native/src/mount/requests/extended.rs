@@ -15,6 +15,10 @@ use crate::mount::requests::{effects, tree::Tree};
 /// The longest value or list of names that Linux has.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
+/// Attributes that Python makes when it is asked for them: a file's digest, what was deleted.
+const MADE: &[u8] = b"user.dedupd.";
+/// A digest of a file that the store vouches for. It is in no list of attributes.
+const CONTENT: &CStr = c"user.dedupd.content";
 const CAPABILITY: &CStr = c"security.capability";
 const SECURITY: &[u8] = b"security.";
 const TRUSTED: &[u8] = b"trusted.";
@@ -24,6 +28,9 @@ impl Tree {
         let (given, name): (GetxattrIn, _) = (request.part()?, request.name()?);
         if self.is_reserved(name) {
             return Err(Failure(libc::ENODATA));
+        }
+        if name.to_bytes().starts_with(MADE) {
+            return Ok(Outcome::HandedOver);
         }
         let room = &mut out[..VALUE_BYTES_MAX];
         let value = match self.inodes.opened(request.header.node) {
@@ -56,7 +63,7 @@ impl Tree {
         let mut end = 0;
         for name in names[..length].split_inclusive(|byte| *byte == 0) {
             let is_hidden = CStr::from_bytes_with_nul(name)
-                .is_ok_and(|name| self.is_reserved(name))
+                .is_ok_and(|name| self.is_reserved(name) || name == CONTENT)
                 || request.header.uid != 0 && name.starts_with(TRUSTED);
             if !is_hidden {
                 out[end..end + name.len()].copy_from_slice(name);

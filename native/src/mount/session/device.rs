@@ -16,9 +16,7 @@ use crate::mount::protocol::abi::DEVICE_CLONE;
 use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::requests::caller::Caller;
-use crate::mount::session::service::{
-    ANSWER_BYTES_MAX, OUT_HEADER_BYTES, Service, out_header, whole,
-};
+use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, Service, out_header};
 
 /// The kernel wants room for a header and for the longest write.
 const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
@@ -74,9 +72,8 @@ impl Readers {
         let device = another(&self.device)?;
         let readers = Arc::clone(self);
         let run = move || {
-            if readers.run(&device).is_err() {
-                readers.service.end();
-            }
+            // It ends where the mount has gone.
+            let _ = readers.run(&device);
             readers.all.fetch_sub(1, Ordering::Relaxed);
         };
         thread::Builder::new().name("mount-reader".into()).spawn(run)?;
@@ -114,7 +111,7 @@ impl Readers {
     ) -> Answer<()> {
         let Some(request) = self.service.divided(message) else { return Err(Failure(libc::EIO)) };
         let (head, body) = output.split_at_mut(OUT_HEADER_BYTES);
-        let answer = self.service.answer(&request, body, caller, || whole(&request));
+        let answer = self.service.answer(&request, body, caller);
         let Some(answer) = answer else { return Ok(()) };
         let header = out_header(request.header.unique, &answer);
         head.copy_from_slice(header.as_bytes());

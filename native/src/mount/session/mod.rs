@@ -2,7 +2,7 @@
 //! go to the code that knows all cases.
 
 pub mod device;
-pub mod handover;
+pub mod line;
 pub mod ring;
 pub mod serve;
 pub mod service;

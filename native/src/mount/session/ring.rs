@@ -20,7 +20,7 @@ use crate::mount::protocol::handshake::MESSAGE_BYTES_MAX;
 use crate::mount::protocol::message::{Answer, Failure, Request};
 use crate::mount::protocol::opcode::is_bulk;
 use crate::mount::requests::caller::Caller;
-use crate::mount::session::service::{Service, out_header, whole};
+use crate::mount::session::service::{Service, out_header};
 
 /// Requests of one processor's programs that may wait for the disk at a time.
 pub const ENTRIES: usize = 8;
@@ -166,10 +166,10 @@ impl Entry<'_> {
         let length = (entry.payload_bytes as usize).min(self.payload.len());
         let answer = if is_bulk(given.opcode) {
             let request = Request { header: given, fixed, rest: &[] };
-            service.answer(&request, &mut self.payload, caller, || whole(&request))
+            service.answer(&request, &mut self.payload, caller)
         } else {
             let request = Request { header: given, fixed, rest: &self.payload[..length] };
-            let answer = service.answer(&request, scratch, caller, || whole(&request));
+            let answer = service.answer(&request, scratch, caller);
             if let Some(Ok(length)) = answer {
                 self.payload[..length].copy_from_slice(&scratch[..length]);
             }

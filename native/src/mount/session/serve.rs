@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::{read, write};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::mount::protocol::abi::{
     InitOut, InvalidateInode, NOTIFY_INVALIDATE_INODE, OutHeader, init,
 };
-use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, for_libfuse};
-use crate::mount::protocol::message::{Answer, Failure, Request};
+use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES};
+use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::session::device::{Readers, another};
-use crate::mount::session::handover::HandOver;
 use crate::mount::session::ring;
-use crate::mount::session::service::{Service, out_header, whole};
+use crate::mount::session::service::{Service, out_header};
 
 /// How requests are to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,36 +35,6 @@ pub fn begin(service: &Arc<Service>, device: &Arc<OwnedFd>, way: Way) -> Answer<
     let answer = offer.answer(offer.taken(way == Way::Ring));
     write(&**device, &joined(request.header.unique, &answer))?;
     start(service, device, &answer)
-}
-
-/// As [`begin`], where libfuse answers the first request, and later ones that are handed over.
-pub fn relay(
-    service: &Arc<Service>,
-    others: &HandOver,
-    device: &Arc<OwnedFd>,
-    way: Way,
-) -> Answer<()> {
-    let mut message = vec![0; MESSAGE_BYTES_MAX + PAGE_BYTES];
-    let length = read(&**device, &mut message)?;
-    let request = service.divided(&message[..length]).ok_or(Failure(libc::EIO))?;
-    let offer = Offer::of(&request)?;
-    let given = for_libfuse(request.part()?);
-    others.tell(&whole(&Request { fixed: given.as_bytes(), ..request }))?;
-
-    let length = others.receive(&mut message)?;
-    let (header, body) =
-        OutHeader::read_from_prefix(&message[..length]).map_err(|_| Failure(libc::EIO))?;
-    let answer = match InitOut::read_from_prefix(body) {
-        Ok((answer, _)) if header.error == 0 => offer.extended(answer, way == Way::Ring),
-        _ => {
-            // libfuse refuses, and ends.
-            write(&**device, &message[..length])?;
-            return Err(Failure(libc::EPROTO));
-        }
-    };
-    write(&**device, &joined(header.unique, &answer))?;
-    start(service, device, &answer)?;
-    Ok(())
 }
 
 /// Has the kernel ask again for an inode's attributes. Fails with ENOENT where the kernel does not

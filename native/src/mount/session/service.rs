@@ -1,6 +1,5 @@
 //! What all threads of a session share, and what each has of its own.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -8,11 +7,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::mount::protocol::abi::{InHeader, OutHeader};
 use crate::mount::protocol::handshake::MESSAGE_BYTES_MAX;
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
-use crate::mount::protocol::opcode::{SETXATTR, SHORT_SETXATTR_BYTES, fixed_bytes, is_silent};
+use crate::mount::protocol::opcode::fixed_bytes;
 use crate::mount::requests::caller::Caller;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
-use crate::mount::session::handover::HandOver;
 
 pub const IN_HEADER_BYTES: usize = size_of::<InHeader>();
 pub const OUT_HEADER_BYTES: usize = size_of::<OutHeader>();
@@ -22,19 +20,15 @@ pub const ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 
 /// The mount, for all threads that serve it.
 pub struct Service {
-    /// Answers what can be answered here; without it, everything is handed over.
-    pub tree: Option<Tree>,
+    pub tree: Tree,
     pub counts: Counts,
     /// The flags that kernel and mount have agreed on.
     pub agreed: AtomicU64,
-    /// Answers what is not answered here; without it, such requests are not known.
-    pub others: Option<Arc<HandOver>>,
 }
 
 impl Service {
-    /// `tree`: answers what can be answered here. `others`: the rest.
-    pub fn new(tree: Option<Tree>, others: Option<Arc<HandOver>>) -> Service {
-        Service { tree, counts: Counts::default(), agreed: AtomicU64::new(0), others }
+    pub fn new(tree: Tree) -> Service {
+        Service { tree, counts: Counts::default(), agreed: AtomicU64::new(0) }
     }
 
     /// How many bytes the part of a request has that is of the same length in all of its kind.
@@ -51,47 +45,18 @@ impl Service {
 
     /// Answers a request into `out`. None where no answer is expected. `out` may be the memory that
     /// `request.rest` is in only if the request has no rest.
-    ///
-    /// `message` makes the request's bytes in one piece, for those to whom it may be handed over.
     pub fn answer(
         &self,
         request: &Request,
         out: &mut [u8],
         caller: &mut Caller,
-        message: impl FnOnce() -> Vec<u8>,
     ) -> Option<Answer<usize>> {
         self.counts.add(request.header.opcode);
-        let outcome = match &self.tree {
-            Some(tree) => tree.answer(request, out, caller),
-            None => Ok(Outcome::HandedOver),
-        };
-        match outcome {
+        match self.tree.answer(request, out, caller) {
             Ok(Outcome::Answered(length)) => Some(Ok(length)),
             Ok(Outcome::Silent) => None,
-            Ok(Outcome::HandedOver) => self.hand_over(request, out, &message()),
+            Ok(Outcome::HandedOver) => Some(Err(Failure(libc::ENOSYS))),
             Err(failure) => Some(Err(failure)),
-        }
-    }
-
-    fn hand_over(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        message: &[u8],
-    ) -> Option<Answer<usize>> {
-        let Some(others) = &self.others else { return Some(Err(Failure(libc::ENOSYS))) };
-        if is_silent(request.header.opcode) {
-            // Fails only where the mount ends.
-            let _ = others.tell(message);
-            return None;
-        }
-        Some(others.ask(request.header.unique, message, out))
-    }
-
-    /// The mount has ended: nobody has to answer any more.
-    pub fn end(&self) {
-        if let Some(others) = &self.others {
-            others.end();
         }
     }
 }
@@ -108,8 +73,7 @@ pub fn out_header(unique: u64, answer: &Answer<usize>) -> OutHeader {
 /// A request in one piece, as `/dev/fuse` gives it to libfuse.
 pub fn whole(request: &Request) -> Vec<u8> {
     let mut header = request.header;
-    let known = if header.opcode == SETXATTR { SHORT_SETXATTR_BYTES } else { usize::MAX };
-    let fixed = &request.fixed[..request.fixed.len().min(known)];
+    let fixed = request.fixed;
     let length = IN_HEADER_BYTES + fixed.len() + request.rest.len();
     header.length = length as u32;
     let mut message = Vec::with_capacity(length);
