@@ -94,8 +94,8 @@ class Line:
     def refuse(self, unique: int, number: int) -> None:
         """Answer with an error number."""
 
-    def fileno(self) -> int:
-        """The kernel's end, which stays the line's."""
+    def close(self) -> None:
+        """Let the kernel's end go; every other method but :meth:`requests` raises OSError then."""
 
     def forget_attributes(self, ino: int) -> None:
         """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it does

@@ -64,6 +64,7 @@ class Pump:
             self._line.pass_answers_on()
         finally:
             tell_by(None)
+            self._line.close()
             # libfuse asks the device whether the mount has gone already.
             os.dup2(self._device_fd, self._fd, inheritable=False)
             os.close(self._device_fd)

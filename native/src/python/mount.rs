@@ -1,6 +1,6 @@
 //! The mount's native loop.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyValueError;
@@ -196,7 +196,14 @@ pub enum Found {
 
 /// The line between the kernel, libfuse and the operations of a mount. Used by one thread.
 #[pyclass(frozen, module = "dedupd.native.mount")]
-pub struct Line(Mutex<line::Line>);
+pub struct Line(Mutex<Option<line::Line>>);
+
+impl Line {
+    /// What a step with the open line gives. Fails with ENOTCONN once it is closed.
+    fn with<T>(&self, step: impl FnOnce(&mut line::Line) -> Answer<T>) -> Answer<T> {
+        locked(&self.0).as_mut().map_or(Err(Failure(libc::ENOTCONN)), step)
+    }
+}
 
 #[pymethods]
 impl Line {
@@ -205,58 +212,67 @@ impl Line {
     fn between(py: Python<'_>, device_fd: RawFd, inodes: &Inodes) -> PyResult<(Line, RawFd)> {
         let device = duplicate(py, device_fd)?;
         let (line, theirs) = ready(py, line::Line::new(device, Arc::clone(&inodes.0)))?;
-        Ok((Line(Mutex::new(line)), theirs.into_raw_fd()))
+        Ok((Line(Mutex::new(Some(line))), theirs.into_raw_fd()))
     }
 
     fn next(&self, py: Python<'_>, count: u32, linger_ns: i64) -> PyResult<Option<Found>> {
-        let next = py.detach(|| locked(&self.0).next(count, linger_ns));
+        let next = py.detach(|| self.with(|line| line.next(count, linger_ns)));
         Ok(match ready(py, next)? {
             Next::Nothing => None,
             Next::Ended => Some(Found::ForLibfuse(false)),
             Next::ForLibfuse => Some(Found::ForLibfuse(true)),
-            Next::ForCaller => {
-                Some(Found::Request(Py::new(py, Request::of(py, &locked(&self.0))?)?))
-            }
+            Next::ForCaller => Some(Found::Request(Py::new(py, self.request(py)?)?)),
         })
     }
 
     fn pass_answers_on(&self, py: Python<'_>) -> PyResult<()> {
-        ready(py, locked(&self.0).pass_answers_on())
+        ready(py, self.with(line::Line::pass_answers_on))
     }
 
     fn answer(&self, py: Python<'_>, unique: u64, data: Input) -> PyResult<()> {
-        ready(py, py.detach(|| locked(&self.0).answer(unique, data.bytes())))
+        ready(py, py.detach(|| self.with(|line| line.answer(unique, data.bytes()))))
     }
 
     fn answer_open(&self, py: Python<'_>, unique: u64, handle: u64) -> PyResult<()> {
         let body = OpenOut { handle, flags: OPEN_KEEP_CACHE, backing: 0 };
-        ready(py, locked(&self.0).answer(unique, body.as_bytes()))
+        ready(py, self.with(|line| line.answer(unique, body.as_bytes())))
     }
 
     fn answer_written(&self, py: Python<'_>, unique: u64, size: u32) -> PyResult<()> {
-        ready(py, locked(&self.0).answer(unique, WriteOut { size, unused: 0 }.as_bytes()))
+        ready(py, self.with(|line| line.answer(unique, WriteOut { size, unused: 0 }.as_bytes())))
     }
 
     fn refuse(&self, py: Python<'_>, unique: u64, number: i32) -> PyResult<()> {
-        ready(py, locked(&self.0).refuse(unique, number))
+        ready(py, self.with(|line| line.refuse(unique, number)))
     }
 
     #[getter]
     fn says_what_writes_clear(&self) -> bool {
-        locked(&self.0).says_what_writes_clear()
+        locked(&self.0).as_ref().is_some_and(line::Line::says_what_writes_clear)
     }
 
-    /// The kernel's end, the line's own.
-    fn fileno(&self) -> RawFd {
-        locked(&self.0).device().as_fd().as_raw_fd()
+    /// Ends the mount, unless somebody else has its kernel's end open as well.
+    fn close(&self) {
+        locked(&self.0).take();
     }
 
     fn forget_attributes(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
-        ready(py, serve::forget_attributes(locked(&self.0).device(), ino))
+        ready(py, self.with(|line| serve::forget_attributes(line.device(), ino)))
     }
 
     fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        counted(py, locked(&self.0).counts())
+        match locked(&self.0).as_ref() {
+            Some(line) => counted(py, line.counts()),
+            None => Ok(PyDict::new(py)),
+        }
+    }
+}
+
+impl Line {
+    fn request(&self, py: Python<'_>) -> PyResult<Request> {
+        let lock = locked(&self.0);
+        let line = lock.as_ref().ok_or(Failure(libc::ENOTCONN));
+        Request::of(py, ready(py, line)?)
     }
 }
 
