@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from pyfuse3 import (
     EntryAttributes,
@@ -19,6 +20,7 @@ from pyfuse3 import (
     SetattrFields,
 )
 
+from dedupd import native
 from dedupd.format.deletion import Cause
 from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
@@ -44,6 +46,35 @@ class StubOperations(NamespaceOperations):
         self._next_handle = 1
         # A reply is copied to the kernel before any other task runs, so one buffer serves all.
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
+
+    async def serve(self, line: native.mount.Line, request: native.mount.Request) -> None:
+        """Answer a request that does not go through libfuse. Raises OSError."""
+        unique, handle = request.unique, FileHandleT(request.handle)
+        try:
+            match request.opcode:
+                case native.mount.READ:
+                    data = await self.read(handle, request.offset, request.size)
+                    line.answer(unique, data)
+                case native.mount.WRITE:
+                    size = await self.write(handle, request.offset, request.data)
+                    line.answer_written(unique, size)
+                case native.mount.OPEN:
+                    caller = cast(RequestContext, request)
+                    node, flags = InodeT(request.node), FlagT(request.flags)
+                    info = await self.open(node, flags, caller)
+                    assert info.fh is not None
+                    line.answer_open(unique, info.fh)
+                case native.mount.RELEASE:
+                    await self.release(handle)
+                    line.answer(unique, b"")
+                case native.mount.FSYNC:
+                    await self.fsync(handle, bool(request.flags))
+                    line.answer(unique, b"")
+                case _:  # native.mount.FSYNCDIR
+                    await self.sync_directory(request.node, request.uid)
+                    line.answer(unique, b"")
+        except FUSEError as error:
+            line.refuse(unique, error.errno)
 
     # --- opening ------------------------------------------------------------------------------
 

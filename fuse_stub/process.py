@@ -16,6 +16,7 @@ from typing import Protocol
 
 import trio
 
+from dedupd import native
 from dedupd.errors import Busy, NotAVolume, ServiceUnreachable, UsageError, error_named
 from dedupd.system import mount_table
 from dedupd.system.control_socket import QUESTION_TIMEOUT_S, ControlClient, socket_path
@@ -33,6 +34,7 @@ from dedupd.volume.commit import settle_noted
 from dedupd.volume.probe import require_suitable
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
+from fuse_stub.attributes import tell_by
 from fuse_stub.control import ControlServer
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.mounted_volume import MountedVolume
@@ -188,7 +190,12 @@ async def run(
     mount: MountedVolume, operations: StubOperations, ready: Callable[[], None] | None
 ) -> None:
     """Answer requests until the mount ends."""
-    pump = Pump(mount, operations)
+
+    def use(line: native.mount.Line | None) -> None:
+        mount.line = line
+        tell_by(line)
+
+    pump = Pump(mount.inodes.native, operations.serve, use)
     async with trio.open_nursery() as nursery:
         if not mount.is_snapshot:
             await nursery.start(ControlServer(mount).serve)
@@ -202,7 +209,6 @@ async def run(
         await mount.bulk_commits.abandon_all()
         await mount.commit_lane.abandon_all()
         nursery.cancel_scope.cancel()
-    mount.line = None
 
 
 async def _announce(mount: MountedVolume, ready: Callable[[], None] | None) -> None:

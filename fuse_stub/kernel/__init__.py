@@ -1,1 +1,1 @@
-"""The line to the kernel: the requests that the native loop hands over."""
+"""The line to the kernel: the requests that it sends."""

@@ -11,15 +11,12 @@ which takes most of the time of a small request. Other tasks get a turn after a 
 """
 
 import os
+from collections.abc import Awaitable, Callable
 
 import pyfuse3
 import trio
-from pyfuse3 import FileHandleT, FlagT, FUSEError, InodeT, RequestContext
 
 from dedupd import native
-from fuse_stub.attributes import tell_by
-from fuse_stub.mounted_volume import MountedVolume
-from fuse_stub.operations import StubOperations
 
 REQUESTS_PER_TURN = 16
 """Requests that are answered in a row; then tasks that wait for threads or sockets get a turn."""
@@ -40,40 +37,52 @@ class Pump:
     tasks watches the kernel's end, the others are parked or serve requests.
     """
 
-    def __init__(self, mount: MountedVolume, operations: StubOperations) -> None:
-        """The session has been begun, and has not been served yet. Raises OSError."""
-        self._operations = operations
-        self._fd = _fuse_descriptor()
-        self._line, libfuse_fd = native.mount.Line.between(self._fd, mount.inodes.native)
-        mount.line = self._line
-        self._device_fd = os.dup(self._fd)
-        os.dup2(libfuse_fd, self._fd, inheritable=False)
-        os.close(libfuse_fd)
+    def __init__(
+        self,
+        inodes: native.mount.Inodes,
+        serve: Callable[[native.mount.Line, native.mount.Request], Awaitable[None]],
+        use: Callable[[native.mount.Line | None], None],
+    ) -> None:
+        """The session has been begun, and has not been served yet.
+
+        ``serve`` answers the requests that carry a file's data. ``use`` is called with the line
+        once it is there, and with None before it goes.
+        """
+        self._inodes = inodes
+        self._serve = serve
+        self._use = use
+        self._device_fd = -1
         self._left = REQUESTS_PER_TURN  # requests until other tasks get a turn
         self._is_watched = False  # whether a task watches the kernel's end
         self._parked: list[trio.Event] = []  # tasks that wait to watch it; the last goes first
         self._stopping = False
 
     async def run(self) -> None:
-        """Serve requests until the file system is unmounted, or :meth:`stop`."""
-        tell_by(self._line)
+        """Serve requests until the file system is unmounted, or :meth:`stop`. Raises OSError."""
+        fd = _fuse_descriptor()
+        self._line, libfuse_fd = native.mount.Line.between(fd, self._inodes)
+        self._device_fd = os.dup(fd)
+        os.dup2(libfuse_fd, fd, inheritable=False)
+        os.close(libfuse_fd)
+        self._use(self._line)
         # The session's loops look this function up in their module each time.
         pyfuse3._wait_fuse_readable = self._wait  # type: ignore[attr-defined]
         try:
             await pyfuse3.main(min_tasks=TASKS, max_tasks=TASKS)
             self._line.pass_answers_on()
         finally:
-            tell_by(None)
+            self._use(None)
             self._line.close()
             # libfuse asks the device whether the mount has gone already.
-            os.dup2(self._device_fd, self._fd, inheritable=False)
+            os.dup2(self._device_fd, fd, inheritable=False)
             os.close(self._device_fd)
 
     def stop(self) -> None:
         """End :meth:`run`, once the requests that are being served are answered."""
         self._stopping = True
         pyfuse3.terminate()
-        trio.lowlevel.notify_closing(self._device_fd)
+        if self._device_fd >= 0:
+            trio.lowlevel.notify_closing(self._device_fd)
 
     async def _wait(self) -> bool:
         """Answer requests until one comes for libfuse. False once the pump stops."""
@@ -83,7 +92,7 @@ class Pump:
             found = await self._next()
             if found is None or isinstance(found, bool):
                 return bool(found)
-            await self._serve(found)
+            await self._serve(self._line, found)
 
     async def _next(self) -> native.mount.Request | bool | None:
         """The next request, True for one that libfuse has at its end; None or False at the end."""
@@ -106,36 +115,6 @@ class Pump:
             return None
         finally:
             self._pass_watch_on()
-
-    async def _serve(self, request: native.mount.Request) -> None:
-        """Answer a request that does not go to libfuse."""
-        line, operations, handle = self._line, self._operations, FileHandleT(request.handle)
-        unique = request.unique
-        try:
-            match request.opcode:
-                case native.mount.READ:
-                    data = await operations.read(handle, request.offset, request.size)
-                    line.answer(unique, data)
-                case native.mount.WRITE:
-                    size = await operations.write(handle, request.offset, request.data)
-                    line.answer_written(unique, size)
-                case native.mount.OPEN:
-                    caller = _caller(request)
-                    node, flags = InodeT(request.node), FlagT(request.flags)
-                    info = await operations.open(node, flags, caller)
-                    assert info.fh is not None
-                    line.answer_open(unique, info.fh)
-                case native.mount.RELEASE:
-                    await operations.release(handle)
-                    line.answer(unique, b"")
-                case native.mount.FSYNC:
-                    await operations.fsync(handle, bool(request.flags))
-                    line.answer(unique, b"")
-                case _:  # native.mount.FSYNCDIR
-                    await operations.sync_directory(request.node, request.uid)
-                    line.answer(unique, b"")
-        except FUSEError as error:
-            line.refuse(unique, error.errno)
 
     async def _watch_next(self) -> None:
         """Wait until no other task watches the kernel's end.
@@ -162,12 +141,6 @@ class Pump:
             self._parked.pop().set()
         else:
             self._is_watched = False
-
-
-def _caller(request: native.mount.Request) -> RequestContext:
-    """The user that makes a request, as libfuse tells it."""
-    caller: RequestContext = request  # type: ignore[assignment]
-    return caller
 
 
 def _fuse_descriptor() -> int:

@@ -87,10 +87,10 @@ FLOORS = (
     "jobs.optimize",
     "jobs.backup",
     "jobs",  # the way out, and rebuild
-    "fuse_stub.kernel",
     "fuse_stub.mounts",
     "fuse_stub.files",
     "fuse_stub.deleted",
+    "fuse_stub.kernel",
     "fuse_stub",
     "analysis.collection",
     "analysis",
