@@ -22,11 +22,9 @@ class Inodes:
     descriptors: int
     """How many inodes have a descriptor here."""
 
-    def __new__(
-        cls, root_fd: int, reserved: bytes, secret: bytes, descriptors_max: int
-    ) -> Inodes:
-        """``root_fd`` stays the caller's. ``reserved``: an extended attribute that does not exist to
-        users. ``secret``: 32 bytes. Raises OSError."""
+    def __new__(cls, root_fd: int, reserved: bytes, secret: bytes, descriptors_max: int) -> Inodes:
+        """``root_fd`` stays the caller's. ``reserved``: an extended attribute that does not exist
+        to users. ``secret``: 32 bytes. Raises OSError."""
 
     def __len__(self) -> int: ...
     def number(self, ino: int) -> int:
@@ -98,8 +96,8 @@ class Line:
         """Let the kernel's end go; every other method but :meth:`requests` raises OSError then."""
 
     def forget_attributes(self, ino: int) -> None:
-        """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it does
-        not know the inode."""
+        """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it
+        does not know the inode."""
 
     def requests(self) -> dict[str, int]:
         """How many requests of each kind have come, by the kernel's name of the kind."""
