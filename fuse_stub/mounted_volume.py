@@ -108,4 +108,5 @@ class MountedVolume:
         self.cache.close()
         self.deletions.close()
         self.files.close()
+        self.inodes.close()
         self._closes.end()

@@ -279,10 +279,12 @@ class NamespaceOperations(pyfuse3.Operations):
         return os.getxattr(self._inodes.path(inode), name)
 
     async def _content(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        path = self._inodes.path(inode)
         found = None
-        if stat.S_ISREG(os.stat(path).st_mode):
-            found = await self._mount.in_thread(ctx.uid, content_of, self._mount.volume, path)
+        # A descriptor of its own: that of the table may be another inode's before the thread ends.
+        with opened(os.dup(self._inodes.fd(inode))) as fd:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                path = b"/proc/self/fd/%d" % fd
+                found = await self._mount.in_thread(ctx.uid, content_of, self._mount.volume, path)
         if found is None:
             raise FUSEError(pyfuse3.ENOATTR)
         return found

@@ -44,6 +44,8 @@ class Inodes:
 
     def knows(self, ino: int) -> bool: ...
     def forget(self, ino: int, lookups: int) -> None: ...
+    def close(self) -> None:
+        """Close all that is open below. Nothing may be asked any more."""
 
 class Request:
     """A request of the kernel that the mount's operations answer.

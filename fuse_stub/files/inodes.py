@@ -99,6 +99,11 @@ class Inodes:
         """The kernel takes so many lookups back."""
         self.native.forget(ino, lookups)
 
+    def close(self) -> None:
+        """Close all descriptors, once the mount has ended: so that the file system below can be
+        unmounted before this process has ended."""
+        self.native.close()
+
 
 def descriptors_cached_max(limit: int) -> int:
     """The most that are cached, of ``limit`` that the process may have."""

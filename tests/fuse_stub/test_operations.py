@@ -29,6 +29,7 @@ from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.transition_log import Transitions
 from fuse_stub import commit_lane
 from fuse_stub.files import open_files
+from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.operations import StubOperations
 from tests.support.lab import Lab, lab_in, noise
@@ -204,6 +205,55 @@ def test_few_descriptors_are_kept_where_few_are_allowed(
 
     with ExitStack() as stack:
         trio.run(scenario, Operations(lab, stack))
+
+
+def test_a_mount_that_has_ended_has_nothing_open_below(lab: Lab) -> None:
+    """So that the file system below can be unmounted at once."""
+    lab.put("gone", b"x")
+
+    def opened_below() -> int:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum(os.path.realpath(link).startswith(str(lab.root)) for link in links)
+
+    async def scenario(operations: Operations) -> None:
+        name = pyfuse3.FileNameT(b"gone")
+        await operations.lookup(pyfuse3.ROOT_INODE, name, ROOT)
+        await operations.unlink(pyfuse3.ROOT_INODE, name, ROOT)
+        assert len(operations.own.inodes.pinned()) == 1
+
+    with ExitStack() as stack:
+        operations = Operations(lab, stack)
+        before = opened_below()
+        trio.run(scenario, operations)
+        assert opened_below() > before
+        operations.own.close()
+        assert opened_below() < before  # the root is closed, too
+
+
+def test_the_digest_is_that_of_the_file_whatever_is_looked_up_meanwhile(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.put("f", noise(300_000))
+    lab.optimize()
+    stub = lab.stub("f")
+    assert stub is not None
+
+    async def scenario() -> None:
+        name = pyfuse3.FileNameT(b"f")
+        inode = (await operations.lookup(pyfuse3.ROOT_INODE, name, ROOT)).st_ino
+        in_thread = operations.own.in_thread
+
+        async def after_others(*arguments: object) -> object:
+            fd = operations.own.inodes.fd(inode)
+            os.dup2(operations.own.inodes.root_fd, fd)  # its place is another inode's by now
+            return await in_thread(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(operations.own, "in_thread", after_others)
+        found = await operations.getxattr(inode, CONTENT_ATTRIBUTE, ROOT)
+        assert found == content_of(operations.own.volume, os.fsencode(lab.data / "f"))
+        assert found is not None
+
+    trio.run(scenario)
 
 
 # --- commits ----------------------------------------------------------------------------------

@@ -46,9 +46,16 @@ fn counted<'py>(py: Python<'py>, counts: &Counts) -> PyResult<Bound<'py, PyDict>
     Ok(all)
 }
 
-/// The inodes that the kernel knows, and what belongs to them.
+/// The inodes that the kernel knows, and what belongs to them. None once it is closed.
 #[pyclass(frozen, module = "dedupd.native.mount")]
-pub struct Inodes(Arc<Tree>);
+pub struct Inodes(Mutex<Option<Arc<Tree>>>);
+
+impl Inodes {
+    fn tree(&self, py: Python<'_>) -> PyResult<Arc<Tree>> {
+        let tree = locked(&self.0).as_ref().map(Arc::clone);
+        ready(py, tree.ok_or(Failure(libc::ENOTCONN)))
+    }
+}
 
 #[pymethods]
 impl Inodes {
@@ -65,64 +72,72 @@ impl Inodes {
         let root = duplicate(py, root_fd)?;
         let table = table::Inodes::new(root, descriptors_max, Generations::new(secret));
         let tree = Tree::new(ready(py, table)?, Some(c_string("reserved", reserved)?));
-        Ok(Inodes(Arc::new(tree)))
+        Ok(Inodes(Mutex::new(Some(Arc::new(tree)))))
     }
 
     #[getter]
-    fn by_handle(&self) -> bool {
-        self.0.inodes.by_handle
+    fn by_handle(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.by_handle)
     }
 
     #[getter]
-    fn device(&self) -> u64 {
-        self.0.inodes.device
+    fn device(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.tree(py)?.inodes.device)
     }
 
     #[getter]
-    fn descriptors(&self) -> usize {
-        self.0.inodes.descriptors()
+    fn descriptors(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tree(py)?.inodes.descriptors())
     }
 
-    fn __len__(&self) -> usize {
-        self.0.inodes.count()
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tree(py)?.inodes.count())
     }
 
-    fn number(&self, ino: u64) -> u64 {
-        self.0.inodes.number(ino)
+    fn number(&self, py: Python<'_>, ino: u64) -> PyResult<u64> {
+        Ok(self.tree(py)?.inodes.number(ino))
     }
 
     fn fd(&self, py: Python<'_>, ino: u64) -> PyResult<RawFd> {
-        Ok(ready(py, self.0.inodes.path(ino))?.as_raw_fd())
+        Ok(ready(py, self.tree(py)?.inodes.path(ino))?.as_raw_fd())
     }
 
     /// Takes `fd` over.
     fn remember(&self, py: Python<'_>, ino: u64, fd: RawFd) -> PyResult<u64> {
         // SAFETY: the caller gives the descriptor away.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let inodes = &self.0.inodes;
-        if !inodes.by_handle {
-            return Ok(inodes.remember(ino, Handle::new(&[]), Some(fd)));
+        let tree = self.tree(py)?;
+        if !tree.inodes.by_handle {
+            return Ok(tree.inodes.remember(ino, Handle::new(&[]), Some(fd)));
         }
         let handle = name_to_handle(fd.as_raw_fd()).map_err(|error| os_error(py, &error))?;
-        Ok(inodes.remember(ino, Handle::new(&handle), None))
+        Ok(tree.inodes.remember(ino, Handle::new(&handle), None))
     }
 
     /// Takes `fd` over.
-    fn keep_open(&self, ino: u64, fd: RawFd) {
+    fn keep_open(&self, py: Python<'_>, ino: u64, fd: RawFd) -> PyResult<()> {
         // SAFETY: the caller gives the descriptor away.
-        self.0.inodes.pin(ino, unsafe { OwnedFd::from_raw_fd(fd) });
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        self.tree(py)?.inodes.pin(ino, fd);
+        Ok(())
     }
 
-    fn pinned(&self) -> Vec<u64> {
-        self.0.inodes.pinned()
+    fn pinned(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        Ok(self.tree(py)?.inodes.pinned())
     }
 
-    fn knows(&self, ino: u64) -> bool {
-        self.0.inodes.knows(ino)
+    fn knows(&self, py: Python<'_>, ino: u64) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.knows(ino))
     }
 
-    fn forget(&self, ino: u64, lookups: u64) {
-        self.0.inodes.forget(ino, lookups);
+    fn forget(&self, py: Python<'_>, ino: u64, lookups: u64) -> PyResult<()> {
+        self.tree(py)?.inodes.forget(ino, lookups);
+        Ok(())
+    }
+
+    /// Closes all that is open below: the file system may be unmounted then.
+    fn close(&self) {
+        locked(&self.0).take();
     }
 }
 
@@ -211,7 +226,7 @@ impl Line {
     #[staticmethod]
     fn between(py: Python<'_>, device_fd: RawFd, inodes: &Inodes) -> PyResult<(Line, RawFd)> {
         let device = duplicate(py, device_fd)?;
-        let (line, theirs) = ready(py, line::Line::new(device, Arc::clone(&inodes.0)))?;
+        let (line, theirs) = ready(py, line::Line::new(device, inodes.tree(py)?))?;
         Ok((Line(Mutex::new(Some(line))), theirs.into_raw_fd()))
     }
 
