@@ -122,11 +122,14 @@ class ControlServer:
                 await talk.end_bulk(self._mount.bulk_commits)
                 await self._mount.commit_lane.abandon(list(talk.begun))
                 await talk.end_fill()
+            if talk.has_committed:
+                self._mount.brake.job_ended()
 
     async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
         try:
             request = json.loads(line)
             operation = request["op"]
+            talk.has_committed |= operation.startswith("commit_")
             if operation == "volume":
                 return {}, [self._mount.base_for_jobs_fd]
             if operation == "commit_begin":
@@ -279,6 +282,7 @@ class _Conversation:
     fill: FileFill | None = None
     bulk: BulkCommit | None = None
     payload: bytes = b""
+    has_committed: bool = False
     sending: list[int] = field(default_factory=list)
 
     async def end_bulk(self, lane: BulkCommits) -> None:

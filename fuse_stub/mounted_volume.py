@@ -21,6 +21,8 @@ from fuse_stub.files.stub_reader import StubReader
 from fuse_stub.fill_lane import FillLane
 from fuse_stub.gc_names import MarkingSessions
 from fuse_stub.mounts.private_mount import PrivateMount
+from fuse_stub.policy.brake import Brake
+from fuse_stub.policy.watched_policy import WatchedPolicy
 
 T = TypeVar("T")
 
@@ -61,7 +63,9 @@ class MountedVolume:
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
         self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
-        self.deletions = Deletions(volume, is_read_only=transitions.is_read_only)
+        policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
+        self.deletions = Deletions(volume, policy)
+        self.brake = Brake(volume, policy)
         self.commit_lane = CommitLane(
             volume, transitions, self.files, self.slow_calls, self.deletions
         )

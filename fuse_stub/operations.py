@@ -125,6 +125,7 @@ class StubOperations(NamespaceOperations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> tuple[FileInfo, EntryAttributes]:
+        await self._mount.brake.wait()
         with self._descriptor(ctx.uid):
             return self._create(parent_inode, name, mode, flags, ctx)
 

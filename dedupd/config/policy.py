@@ -60,6 +60,14 @@ class RefineMode(StrEnum):
     """Chunks that are like others are stored as the difference, at zstd 3."""
 
 
+class RestoreMode(StrEnum):
+    """Values of the key ``restore_mode``."""
+
+    OFF = "off"
+    ON = "on"
+    """Files are optimized as soon as they are closed, and new ones wait where space is short."""
+
+
 class SharedExtents(StrEnum):
     """Values of the keys ``shared_extents`` and ``compaction_shared``."""
 
@@ -98,6 +106,7 @@ class Policy:
     space_min_age_s: float = 3600.0
     keep_deleted_s: float = 7 * 86400.0
     keep_deleted_max: Reserve = _KEPT_MAX
+    restore_mode: RestoreMode = RestoreMode.OFF
     redundancy_threshold: int = 100
     scrub_rate_bytes_per_s: int = 0
     memory_bytes: int = 256 << 20
@@ -298,6 +307,12 @@ KEYS = {
             parse_threshold,
             show_reserve,
             "how much of that is kept: a size, or a percentage of the file system",
+        ),
+        Key(
+            "restore_mode",
+            one_of(RestoreMode),
+            str,
+            "on while a restore fills the volume: files are optimized once they are closed",
         ),
         Key(
             "redundancy_threshold",

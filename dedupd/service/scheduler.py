@@ -35,9 +35,11 @@ WAIT_S_MAX = 3600.0
 SPACE_S_MIN = 60.0
 REMOVED_S_MIN = 20.0
 OPTIMIZE_S_MIN = 900.0
-SPACE_REST, REMOVED_REST = 20.0, 5.0
-"""While space is short: from the end of a run to the next one of the same task at least, and in
-multiples of the time that the last one took. For gc shorter where files were removed since."""
+RESTORE_S_MIN = 1.0
+SPACE_REST, REMOVED_REST, RESTORE_REST = 20.0, 5.0, 0.5
+"""While space is short, or a restore fills the volume: from the end of a run to the next one of the
+same task at least, and in multiples of the time that the last one took. For gc shorter where files
+were removed since."""
 
 
 class Urgency(IntEnum):
@@ -70,6 +72,8 @@ class SpaceState:
     since_s: float = 0.0
     removed_s: float = 0.0
     age: str = ""
+    restores: bool = False
+    """Whether a restore fills the volume: what it writes is optimized at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +212,12 @@ def due_for_space(
 ) -> Iterator[Due]:
     """Tasks that are to run because space is short, the cheapest first: what is garbage already,
     what has become garbage, what can be optimized."""
+    if space.restores:
+        last = histories.get("throughput")
+        took_s = max(0.0, last.finished_s - last.started_s) if last is not None else 0.0
+        again_s = last.finished_s + max(RESTORE_S_MIN, RESTORE_REST * took_s) if last else 0.0
+        at_s = max(again_s, _retry_s(last))
+        yield Due("throughput", Urgency.SPACE, at_s, arguments=("--min-age-at-most=0s",))
     if space.level is SpaceLevel.ENOUGH:
         return
     known = {name: one for name, one in histories.items() if not _is_of_the_future(one, now_s)}
@@ -218,6 +228,8 @@ def due_for_space(
     is_removed = gc is not None and space.removed_s > gc.started_s
     rest = (REMOVED_S_MIN, REMOVED_REST) if is_removed else (SPACE_S_MIN, SPACE_REST)
     yield Due("gc", Urgency.SPACE, _again_s(space, gc, *rest))
+    if space.restores:
+        return
     arguments = (f"--min-age-at-most={space.age}",) if space.age else ()
     at_s = _again_s(space, optimize, OPTIMIZE_S_MIN, SPACE_REST)
     yield Due("throughput", Urgency.SPACE, at_s, arguments=arguments)

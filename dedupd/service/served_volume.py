@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from dedupd.config.policy import Policy, parse_policy
+from dedupd.config.policy_file import set_in_text
 from dedupd.deleted.alarm import Alarm, read_state
 from dedupd.errors import CatalogUnusable, PolicyError
 from dedupd.service.config import VolumeConfig
@@ -21,11 +22,13 @@ from dedupd.service.scheduler import TaskHistory, TaskName, VolumeView
 from dedupd.service.space import (
     SAMPLES_MAX,
     Reclaimable,
+    RestoreWatch,
     Sample,
     SpaceWatch,
     reclaimable,
     sample_of,
 )
+from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import explain
 from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
@@ -58,6 +61,7 @@ class ServedVolume:
         """What a compaction would give back, as far as jobs and measurements have told."""
         self.young_bytes = 0
         """Of files that the last optimize run found too young."""
+        self._restore = RestoreWatch()
         self.damage_met = 0
         """Records that readers could not read, and that no scrub has looked at since."""
         self.optimized_s = 0.0
@@ -170,6 +174,7 @@ class ServedVolume:
         assert job.started_s is not None and job.finished_s is not None
         self._served_s = job.finished_s
         self._note_report(job.report or {})
+        await self._end_restore(job.report or {})
         if job.report is None:
             started_s = job.started_s
             report = _report_of(job, started_s, job.finished_s)
@@ -188,6 +193,27 @@ class ServedVolume:
         failures = (last.failures if last is not None else 0) + 1 if job.failed else 0
         history = TaskHistory(job.started_s, job.finished_s, job.completed, failures)
         await self._note_task(name, history)
+
+    async def _end_restore(self, report: Mapping[str, Any]) -> None:
+        """Switch ``restore_mode`` off once no restore writes any more."""
+        is_done = report.get("job") == "optimize" and report.get("outcome") == "done"
+        optimized = report.get("files_optimized", 0)
+        if is_done and self._restore.is_over(self.policy, optimized, time.time()):
+            try:
+                await asyncio.to_thread(self._switch_restore_off)
+            except (PolicyError, OSError) as error:
+                log.warning("%s: restore_mode is not switched off: %s", self.config.path, error)
+
+    def _switch_restore_off(self) -> None:
+        base, where = self.keeper.base, f"{self.config.path}: policy.toml"
+        if base is None:
+            return
+        with opened(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as base_fd:
+            with open(f"{base}/{POLICY_FILE.decode()}", encoding="utf-8") as file:
+                text = file.read()
+            changed = set_in_text(text, "restore_mode", "off", where)
+            Disk().replace_file(base_fd, POLICY_FILE, changed.encode())
+        log.info("%s: no restore writes any more: restore_mode is off", self.config.path)
 
     async def _note_task(self, name: TaskName, history: TaskHistory) -> None:
         self.tasks[name] = history

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from dedupd.config.policy import Policy
+from dedupd.config.policy import Policy, RestoreMode
 from dedupd.service.scheduler import SpaceLevel, SpaceState, TaskHistory, TaskName
 from dedupd.units import exact_duration
 
 LOOK_S = 5.0
 """Between two looks at the free space; a look takes microseconds."""
+
+RESTORE_IDLE_S = 3600.0
 
 CALM_SHARE = 1.1
 """Space is short until this much more than the threshold is free: jobs and users move it to and
@@ -91,7 +93,8 @@ class SpaceWatch:
         age_s = policy.space_min_age_s
         shrinks = self.level is SpaceLevel.CRITICAL and age_s < policy.strictest_age_s
         age = exact_duration(age_s) if shrinks else ""
-        return SpaceState(self.level, self._since_s, self._removed_s, age)
+        restores = policy.restore_mode is RestoreMode.ON
+        return SpaceState(self.level, self._since_s, self._removed_s, age, restores)
 
     @property
     def rate_bytes_per_s(self) -> float | None:
@@ -108,6 +111,21 @@ class SpaceWatch:
             return None
         left_s = latest.free_bytes / rate
         return latest.time_s + left_s if left_s <= FORECAST_S_MAX else None
+
+
+class RestoreWatch:
+    """When a restore is over (policy ``restore_mode``): nothing has come for an hour."""
+
+    def __init__(self) -> None:
+        self._latest_s = 0.0
+
+    def is_over(self, policy: Policy, files_optimized: int, now_s: float) -> bool:
+        """Asked at the end of each run of optimize."""
+        if policy.restore_mode is RestoreMode.OFF:
+            self._latest_s = 0.0
+        elif files_optimized or not self._latest_s:
+            self._latest_s = now_s
+        return 0.0 < self._latest_s < now_s - RESTORE_IDLE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ from collections.abc import Callable
 import trio
 
 from dedupd import native
-from dedupd.config.policy import Policy
 from dedupd.deleted.log import DeletionWriter
-from dedupd.errors import DamagedStub, DedupdError, PolicyError
+from dedupd.errors import DamagedStub, DedupdError
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.format.stub import StubAttribute, decode_stub
 from dedupd.system.files import attributes_of
-from dedupd.volume.volume import POLICY_FILE, Volume
+from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_files import OpenFile
+from fuse_stub.policy.watched_policy import WatchedPolicy
 
 log = logging.getLogger("dedupd.mount")
 
@@ -40,13 +40,11 @@ KEEP_S_MAX = 0xFFFF_FFFF
 class Deletions:
     """What a mount notes. Used by the thread of the event loop; its methods do not wait."""
 
-    def __init__(self, volume: Volume, *, is_read_only: bool) -> None:
+    def __init__(self, volume: Volume, policy: WatchedPolicy) -> None:
         self._volume = volume
-        self._is_read_only = is_read_only
+        self._policy = policy
         self._writer = DeletionWriter(volume)
         self._noted: OrderedDict[tuple[int, int], float] = OrderedDict()
-        self._policy = Policy(keep_deleted_s=0.0)
-        self._policy_mark = (0, 0)
         self._failed = False
 
     def close(self) -> None:
@@ -95,7 +93,7 @@ class Deletions:
             self._noted.popitem(last=False)
 
     def _note(self, fd: int, path: bytes, stub: StubAttribute, cause: Cause) -> None:
-        keep_s = self._policy.keeps_deleted_s(path)
+        keep_s = self._policy.now.keeps_deleted_s(path)
         status = os.fstat(fd)
         if keep_s <= 0 or not stat.S_ISREG(status.st_mode):
             return
@@ -127,25 +125,7 @@ class Deletions:
         return os.readlink(b"/proc/self/fd/%d" % fd)[len(root) :].lstrip(b"/")
 
     def _keeps_any(self) -> bool:
-        self._read_policy()
-        return self._policy.keep_deleted_s_max > 0
-
-    def _read_policy(self) -> None:
-        if self._is_read_only:
-            return
-        try:
-            status = os.stat(POLICY_FILE, dir_fd=self._volume.base_fd)
-            mark = status.st_ino, status.st_mtime_ns
-        except FileNotFoundError:
-            mark = 0, 1
-        except OSError:
-            return
-        if mark != self._policy_mark:
-            self._policy_mark = mark
-            try:
-                self._policy = self._volume.policy()
-            except (PolicyError, OSError) as error:
-                log.warning("the policy cannot be read, and counts as it was: %s", error)
+        return self._policy.now.keep_deleted_s_max > 0
 
     async def sync(self) -> None:
         """Make durable what was noted, as long as the mount lasts."""

@@ -89,6 +89,7 @@ FLOORS = (
     "jobs",  # the way out, and rebuild
     "fuse_stub.mounts",
     "fuse_stub.files",
+    "fuse_stub.policy",
     "fuse_stub.deleted",
     "fuse_stub.kernel",
     "fuse_stub",

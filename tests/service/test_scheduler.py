@@ -436,6 +436,18 @@ def test_no_run_outlives_its_window(seed: int) -> None:
 
 # --- space --------------------------------------------------------------------------------------
 
+
+def test_a_restore_is_optimized_as_it_comes_one_run_after_the_other() -> None:
+    space = SpaceState(restores=True)
+    at_once = decide(VolumeView("a", OFF, space=space), now=night(2, 12))
+    assert isinstance(at_once, StartTask)
+    assert (at_once.task, at_once.arguments) == ("throughput", ("--min-age-at-most=0s",))
+    history = {"throughput": TaskHistory(night(2, 12), night(2, 12) + 10, completed=True)}
+    view = VolumeView("a", OFF, history, space=space)
+    assert task_of(decide(view, now=night(2, 12) + 12)) is None
+    assert task_of(decide(view, now=night(2, 12) + 16)) == "throughput"
+
+
 LOW = SpaceState(SpaceLevel.LOW, since_s=night(2, 12))
 OFF: dict[TaskName, Schedule] = dict.fromkeys(USUAL, Off())
 

@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from dedupd.config.policy import Policy
+from dedupd.config.policy import Policy, RestoreMode
 from dedupd.config.reserve import Reserve
 from dedupd.service.scheduler import SpaceLevel
-from dedupd.service.space import Sample, SpaceWatch, level_of, rate_of, reclaimable
+from dedupd.service.space import (
+    RESTORE_IDLE_S,
+    RestoreWatch,
+    Sample,
+    SpaceWatch,
+    level_of,
+    rate_of,
+    reclaimable,
+)
 from dedupd.units import MIB
 from tests.conftest import MakeFileSystem
 from tests.support.lab import noise
@@ -133,3 +141,13 @@ def test_younger_files_are_taken_while_space_is_critical(machine: ServiceLab) ->
     assert machine.run("policy", lab.root, "space_critical", "99%").returncode == 0
     eventually(lambda: lab.stub("f") is not None, "it is a stub")
     assert machine.view(lab)["space"]["level"] == "critical"
+
+
+def test_a_restore_is_over_an_hour_after_its_last_file() -> None:
+    watch, on = RestoreWatch(), Policy(restore_mode=RestoreMode.ON)
+    assert not watch.is_over(on, 0, 1000.0)
+    assert not watch.is_over(on, 5, 4000.0)
+    assert not watch.is_over(on, 0, 4000.0 + RESTORE_IDLE_S)
+    assert watch.is_over(on, 0, 4001.0 + RESTORE_IDLE_S)
+    assert not watch.is_over(Policy(), 0, 9e9)
+    assert not watch.is_over(on, 0, 9e9), "it has just been switched on again"

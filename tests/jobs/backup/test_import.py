@@ -61,10 +61,10 @@ def mounted(directory: Path, lab: Lab) -> Iterator[Path]:
 def test_users_of_a_mounted_volume_see_what_comes(tmp_path: Path, source: Path) -> None:
     with mounted_lab(tmp_path) as lab:
         assert os.listdir(lab.view) == []
-        report = imported(lab, source)
+        report = imported(lab, source, b"all")
         assert report.messages == []
-        assert_same(source, lab.view)
-        again = imported(lab, source)
+        assert_same(source, lab.view / "all")
+        again = imported(lab, source, b"all")
         assert again.files == 0
         assert again.already >= report.files
         lab.unmount()
@@ -89,10 +89,10 @@ def test_an_import_that_was_stopped_goes_on(tmp_path: Path, source: Path) -> Non
     lab = new_lab(tmp_path / "volume")
     for stop_at in (3, 30, 60):
         with lab.opened() as volume, volume.job_lock(), pytest.raises(Cancelled):
-            Import(volume, StoppedRun(stop_at), str(source), b"").run()
-    assert imported(lab, source).messages == []
+            Import(volume, StoppedRun(stop_at), str(source), b"all").run()
+    assert imported(lab, source, b"all").messages == []
     with mounted(tmp_path, lab) as view:
-        assert_same(source, view)
+        assert_same(source, view / "all")
     lab.verify_clean()
 
 

@@ -1,0 +1,1 @@
+"""What the policy asks of the mount itself."""

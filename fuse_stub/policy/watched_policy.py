@@ -1,0 +1,43 @@
+"""The policy as it is now, for a process that lives for months."""
+
+import logging
+import os
+
+from dedupd.config.policy import Policy, RestoreMode
+from dedupd.errors import PolicyError
+from dedupd.volume.volume import POLICY_FILE, Volume
+
+log = logging.getLogger("dedupd.mount")
+
+NOTHING = Policy(keep_deleted_s=0.0, restore_mode=RestoreMode.OFF)
+"""Of a mount that changes nothing, and of one that has never been able to read its policy."""
+
+
+class WatchedPolicy:
+    """Read again when its file has changed; a look takes two microseconds."""
+
+    def __init__(self, volume: Volume, *, is_read_only: bool) -> None:
+        self._volume = volume
+        self._is_read_only = is_read_only
+        self._policy = NOTHING
+        self._mark = (-1, -1)
+
+    @property
+    def now(self) -> Policy:
+        """The policy; where it cannot be read, as it was before."""
+        if self._is_read_only:
+            return self._policy
+        try:
+            status = os.stat(POLICY_FILE, dir_fd=self._volume.base_fd)
+            mark = status.st_ino, status.st_mtime_ns
+        except FileNotFoundError:
+            mark = 0, 0
+        except OSError:
+            return self._policy
+        if mark != self._mark:
+            self._mark = mark
+            try:
+                self._policy = self._volume.policy()
+            except (PolicyError, OSError) as error:
+                log.warning("the policy cannot be read, and counts as it was: %s", error)
+        return self._policy
