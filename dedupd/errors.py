@@ -72,6 +72,12 @@ class StoreUnreachable(DedupdError):
     exit_status = EXIT_BUSY
 
 
+class UnseenMember(DedupdError):
+    """A volume of a shared store cannot be seen, or is not as the store last knew it."""
+
+    exit_status = EXIT_BUSY
+
+
 class ReadOnlyVolume(DedupdError):
     """The volume lies on a file system that takes no changes now; it can be read."""
 

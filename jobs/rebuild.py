@@ -51,7 +51,7 @@ class Rebuild(Job[RebuildReport]):
         """Make catalogue and tables again where they are not whole. Raises Cancelled, NoSpace."""
         report = self._report
         self._rebuild_catalogue()
-        saved_marks.remove(self._volume.base_fd, self._volume.disk)
+        saved_marks.remove(self._volume.store.base_fd, self._volume.disk)
         for kind in Kind:
             self._count_tables(kind)
         scrub = Scrub(self._volume, self._run, Depth.QUICK).run()

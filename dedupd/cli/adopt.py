@@ -24,7 +24,7 @@ def command(path: str, trust_holes: bool, as_json: bool) -> None:
     with VolumeCopy.open(path) as volume:
         if volume.base.startswith("/proc/"):
             raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
-        with volume.job_lock(), volume.mount_lock(), job_run("adopt", unit="stubs") as run:
+        with volume.tree_lock(), volume.mount_lock(), job_run("adopt", unit="stubs") as run:
             report = Adopt(volume, run, trust_holes=trust_holes).recorded()
     finish(report, as_json, _show, findings=report.errors)
 

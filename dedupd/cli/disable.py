@@ -85,7 +85,7 @@ def _begin(path: str, first: bool) -> str:
 
     Returns the volume's uuid.
     """
-    with Volume.open(path) as volume, volume.job_lock():
+    with Volume.open(path) as volume, volume.tree_lock():
         if volume.base.startswith("/proc/"):
             raise UsageError(f"{path}: unmount the volume first: `dedupd umount {path}`")
         if first:

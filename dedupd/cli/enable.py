@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
 from dedupd.service.client import ServiceClient
 from dedupd.service.doctor import ONE_FILE_SYSTEM
 from dedupd.service.volume_registry import register
+from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
 from fuse_stub.process import mount_in_background
@@ -47,6 +49,11 @@ chunk_size_option = click.option(
     help="Cryptographic hash that names a chunk; can not be changed later.",
 )
 @click.option(
+    "--store",
+    type=PATH,
+    help="Put it on this shared store: chunks and fingerprints are those of the store.",
+)
+@click.option(
     "--min-age",
     metavar="DURATION",
     help="How long a file must have been unchanged, like 3d or 12h.",
@@ -65,6 +72,7 @@ def command(
     profile: str,
     chunk_size: str,
     fingerprint: str,
+    store: str | None,
     min_age: str | None,
     min_size: str | None,
     no_mount: bool,
@@ -78,7 +86,13 @@ def command(
     """
     values = chosen_values(profile, min_age, min_size)
     made = make_volume(
-        path, values, chunk_size, fingerprint=fingerprint, no_mount=no_mount, force=force
+        path,
+        values,
+        chunk_size,
+        fingerprint=fingerprint,
+        store=store,
+        no_mount=no_mount,
+        force=force,
     )
     answer(as_json, made.value, "\n".join(made.lines))
     if made.problem:
@@ -107,20 +121,26 @@ def make_volume(
     chunk_size: str,
     *,
     fingerprint: str = FINGERPRINTS[0],
+    store: str | None = None,
     no_mount: bool = False,
     force: bool = False,
 ) -> Made:
     """Make ``path`` a volume with these values of its policy, and mount it. Raises what
     :func:`enable` raises, PolicyError."""
     apply_values(Policy(), values, "command line")
-    parameters = enable(
-        path,
-        chunk_size=chunk_size,
-        fingerprint=fingerprint,
-        policy_values=values,
-        disk=Disk(),
-        force=force,
-    )
+    with ExitStack() as files:
+        disk, shared = Disk(), None
+        if store is not None:
+            shared = files.enter_context(closing(SharedDirectory.named(store, disk)))
+        parameters = enable(
+            path,
+            chunk_size=chunk_size,
+            fingerprint=fingerprint,
+            policy_values=values,
+            disk=disk,
+            force=force,
+            shared=shared,
+        )
     root = os.path.realpath(path)
     is_registered = register(root, parameters.uuid)
     problem = ""

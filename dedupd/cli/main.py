@@ -14,6 +14,7 @@ COMMANDS = {
     "setup": "Make a volume in one conversation, from doctor to savings.",
     "enable": "Make a directory a volume: a tree whose files are deduplicated.",
     "adopt": "Take over a copy of a volume.",
+    "store": "Make stores that several volumes share, and look after them.",
     "disable": "Make a volume a plain directory again.",
     "mount": "Show a volume's files.",
     "umount": "Hide a volume's files again.",

@@ -46,7 +46,7 @@ def command(
     token = Resume.parse(resume) if resume else None
     if through is None and sys.stdout.isatty():
         raise UsageError("the stream goes to standard output, and that is a terminal; use a pipe")
-    with Volume.open(path) as volume, volume.job_lock(reads_only=True), job_run("send") as run:
+    with Volume.open(path) as volume, volume.tree_lock(reads_only=True), job_run("send") as run:
         if through is None:
             back = sys.stdin.fileno() if negotiate else None
             sender = Sender(volume, run, sys.stdout.fileno(), back, since=since, resume=token)

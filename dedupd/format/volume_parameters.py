@@ -2,7 +2,7 @@
 
 import json
 import uuid as uuidlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import xxhash
@@ -66,6 +66,10 @@ class Parameters:
     @property
     def uuid_bytes(self) -> bytes:
         return uuidlib.UUID(self.uuid).bytes
+
+    def like(self, other: "Parameters") -> "Parameters":
+        """With the chunks of another volume or store: what equals one of its is found there."""
+        return replace(self, chunking=other.chunking, fingerprint=other.fingerprint)
 
     def chunker(self, path: str | None = None) -> native.chunker.Chunker:
         """A chunker for this volume, on the fastest code path (or ``path``)."""

@@ -91,6 +91,7 @@ class VolumeCommitter:
 
     def commit(self, requests: CommitRequests) -> list[Result]:
         results: list[Result] = []
+        self._volume.note_stubs()
         while len(results) < len(requests):
             results += self._commit_batch(requests, len(results))
         return results
@@ -124,7 +125,7 @@ def _commit_here(volume: Volume, requests: CommitRequests, threads: int) -> list
         batch.begin()
         reach(_BEGUN)
         try:
-            volume.disk.sync_file_system(volume.data_fd)
+            volume.sync()
         except BaseException:
             batch.revert()
             raise
@@ -302,7 +303,7 @@ def _commit_by_mount(
     reply = client.call("commit_begin", files=[request_to_json(r) for r in requests])
     _raise_failure(volume, reply)
     reach(_BEGUN)
-    volume.disk.sync_file_system(volume.data_fd)
+    volume.sync()
     reach(_DURABLE)
     begun = [result_from_json(row) for row in reply["results"]]
     wanted = [at for at, result in enumerate(begun) if result.outcome is Outcome.DONE]
@@ -321,7 +322,7 @@ def _commit_many_by_mount(
     _raise_failure(volume, reply)
     reach(_BEGUN)
     results = [_DONE] * reply["taken"]
-    volume.disk.sync_file_system(volume.data_fd)
+    volume.sync()
     reach(_DURABLE)
     finished = client.call("commit_done")
     _raise_failure(volume, finished)

@@ -23,7 +23,7 @@ class Numbers:
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self._room = volume.room()
+        self._room = volume.store_room()
         self._known = self._load()
 
     def last(self, kind: Kind) -> int:
@@ -50,10 +50,10 @@ class Numbers:
         if any(known[kind] > self.last(kind) for kind in Kind):
             self._known = known
             value = {kind.name.lower(): known[kind] for kind in Kind}
-            self._volume.hints.put(HintKey.CONTAINER_NUMBERS, value)
+            self._volume.store_hints.put(HintKey.CONTAINER_NUMBERS, value)
 
     def _load(self) -> dict[Kind, int]:
-        value = self._volume.hints.get(HintKey.CONTAINER_NUMBERS)
+        value = self._volume.store_hints.get(HintKey.CONTAINER_NUMBERS)
         if not isinstance(value, dict):
             return {}
         found = {kind: value.get(kind.name.lower()) for kind in Kind}

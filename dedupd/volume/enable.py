@@ -15,6 +15,11 @@ from dedupd.config.policy_file import policy_text
 from dedupd.errors import Busy, DedupdError, NotAVolume, UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS, Parameters, new_parameters
+from dedupd.stores.joining import join, leave, refuse_other_store, refuse_overlap
+from dedupd.stores.local_store import make_store_dirs
+from dedupd.stores.ownership import is_own
+from dedupd.stores.shared_directory import SharedDirectory
+from dedupd.stores.standing import MEMBERSHIP_FILE, put_membership
 from dedupd.stub.instance import instance_of, record_instance
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
@@ -28,7 +33,7 @@ from dedupd.volume.probe import (
     probe,
     refuse_unsuitable,
 )
-from dedupd.volume.volume import BASE_NAME, LOCK_FILES, POLICY_FILE, VOLUME_FILE, is_own
+from dedupd.volume.volume import BASE_NAME, LOCK_FILES, POLICY_FILE, VOLUME_FILE
 
 ENABLING = b"enabling"
 DISABLING = b"disabling"
@@ -41,11 +46,6 @@ directory that can be read looks like one whose files were all deleted."""
 
 ROUNDS_MAX = 100
 """How often entries are looked for that appeared while others moved."""
-
-_STORE_DIRS = (
-    *(b"store/chunks", b"store/recipes", b"store/merge"),
-    *(b"store/copies", b"store/copies/chunks", b"store/copies/recipes"),
-)
 
 _PREPARED = define("enable.prepared", "the empty .dedupd is complete, nothing has moved yet")
 _CLOSED = define("enable.closed", "users can make no entries any more, nothing has moved yet")
@@ -65,13 +65,17 @@ def enable(
     chunk_size: str = next(iter(PRESETS)),
     fingerprint: str = FINGERPRINTS[0],
     force: bool = False,
+    shared: SharedDirectory | None = None,
 ) -> Parameters:
     """Make the directory ``path`` a volume; goes on where an interrupted call stopped.
 
-    ``force`` accepts a file system that is not known to keep what stubs rely on. After an error
+    ``force`` accepts a file system that is not known to keep what stubs rely on. On the ``shared``
+    store, which stays the caller's, it has the chunking and the fingerprint of that. After an error
     the directory is as it was. Raises UsageError, UnsuitableFileSystem, OSError.
     """
     root = _check_root(path)
+    if shared is not None:
+        refuse_overlap(root, shared.path)
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with opened(root_fd):
         before = os.stat(root_fd)
@@ -105,8 +109,12 @@ def enable(
                     _leave_untouched(root_fd, base_fd, before, disk)
                     raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
                 parameters = new_parameters(chunk_size, fingerprint, attribute)
+                if shared is not None:
+                    parameters = parameters.like(shared.parameters)
                 _note_accepted(base_fd, force, disk)
-                _prepare(root_fd, base_fd, before, parameters, policy_text(policy_values), disk)
+                values = policy_text(policy_values)
+                _prepare(root_fd, base_fd, before, parameters, values, shared, disk)
+            refuse_other_store(base_fd, shared, path)
             reach(_PREPARED)
             return _move_in(root, root_fd, base_fd, disk)
 
@@ -130,14 +138,16 @@ def _prepare(
     before: os.stat_result,
     parameters: Parameters,
     policy: str,
+    shared: SharedDirectory | None,
     disk: Disk,
 ) -> None:
     """Fill ``.dedupd``; it is complete once the marker is there, with the directory's times."""
-    for name in (b"data", b"store", *_STORE_DIRS, b"catalog"):
+    for name in (b"data", b"catalog"):
         _ensure_dir(base_fd, name, disk)
-    for name in (b"store/copies", b"store"):
-        with opened(_open_dir(base_fd, name)) as store_fd:
-            disk.sync_dir(store_fd)
+    if shared is None:
+        make_store_dirs(base_fd, disk)
+    else:
+        put_membership(base_fd, shared.new_membership(), disk)
     for name in LOCK_FILES:
         _ensure_file(base_fd, name, disk)
     disk.replace_file(base_fd, POLICY_FILE, policy.encode())
@@ -165,6 +175,7 @@ def _move_in(root: str, root_fd: int, base_fd: int, disk: Disk) -> Parameters:
             disk.sync_dir(root_fd)
         reach(_ALL_MOVED)
         refuse_occupants(root)  # those that came meanwhile
+        join(base_fd, parameters.uuid, disk)
     except (DedupdError, OSError, KeyboardInterrupt) as error:
         _go_back(root, root_fd, base_fd, error, disk)
         raise
@@ -272,6 +283,8 @@ def _move_out(root: str, root_fd: int, base_fd: int, disk: Disk) -> None:
 
 def _remove_base(root_fd: int, base_fd: int, times: os.stat_result, disk: Disk) -> None:
     """Remove all of ``.dedupd``, the marker last, and make the directory look untouched."""
+    if (marker := _read_optional(base_fd, DISABLING)) is not None:
+        leave(base_fd, Parameters.from_json(marker, DISABLING.decode()).uuid, disk)
     names = [os.fsencode(name) for name in os.listdir(base_fd)]
     for name in sorted(names, key=lambda name: (name == DISABLING, name)):
         remove_all(base_fd, name, disk)
@@ -319,7 +332,8 @@ def _check_root(path: str) -> str:
 def _is_fresh_base(base: str) -> bool:
     """Whether a ``.dedupd`` without marker is what an interrupted enable leaves."""
     expected = {"data", "store", "catalog", "policy.toml", "policy.toml.new", "enabling.new"}
-    expected |= {ACCEPTED_FILE.decode(), f"{ACCEPTED_FILE.decode()}.new", "probe"}
+    optional = ACCEPTED_FILE.decode(), MEMBERSHIP_FILE.decode()
+    expected |= {*optional, *(f"{name}.new" for name in optional), "probe"}
     expected |= {name.decode() for name in LOCK_FILES}
     names = set(os.listdir(base))
     data = os.path.join(base, "data")

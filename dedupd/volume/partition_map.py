@@ -166,9 +166,9 @@ def _types_of_the_rest(current: PartitionMap, work: Mapping[str, int]) -> dict[s
 
 def load_map(volume: Volume) -> PartitionMap:
     """The map that was kept last; without one, that of a new volume."""
-    return PartitionMap.from_json(volume.hints.get(HintKey.PARTITIONS))
+    return PartitionMap.from_json(volume.store_hints.get(HintKey.PARTITIONS))
 
 
 def save_map(volume: Volume, partitions: PartitionMap) -> None:
     """Remember where files go."""
-    volume.hints.put(HintKey.PARTITIONS, partitions.to_json())
+    volume.store_hints.put(HintKey.PARTITIONS, partitions.to_json())

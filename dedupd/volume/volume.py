@@ -4,23 +4,26 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Self
 
 from dedupd.config.policy import Policy, parse_policy
 from dedupd.config.run_limits import RunLimits
-from dedupd.errors import Busy, NotAVolume, ReadOnlyVolume, ServiceUnreachable, UsageError
-from dedupd.format.container import COPIES_OF, Kind
+from dedupd.errors import (
+    Busy,
+    NotAVolume,
+    ReadOnlyVolume,
+    ServiceUnreachable,
+    UsageError,
+)
+from dedupd.format.container import Kind
 from dedupd.format.instance import Instance
-from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
-from dedupd.store.container.directory import ContainerDirectory
-from dedupd.store.reader import RecordReader
-from dedupd.store.recipe.recipe_reader import RecipeReader
-from dedupd.store.second_copies import CopyReader
-from dedupd.stub.content import ReadChunk, StoreContent, chunk_reader, open_content
+from dedupd.stores.ownership import refuse_strangers
+from dedupd.stores.standing import renew_tokens, require_known
+from dedupd.stores.store_side import StoreSide
 from dedupd.stub.instance import instance_of, refuse_copy
 from dedupd.stub.transition import AttributeSpace, StubFiles
 from dedupd.system import mount_table
@@ -28,7 +31,7 @@ from dedupd.system.control_socket import ControlClient, fetch_base, socket_path
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import block_bytes_of
 from dedupd.system.files import locked, opened, read_at
-from dedupd.system.paths import named, open_beneath, parents, resolved
+from dedupd.system.paths import named, open_beneath, resolved
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
 from dedupd.volume.repair_notes import RepairNotes
@@ -40,20 +43,13 @@ VOLUME_FILE = b"volume.json"
 POLICY_FILE = b"policy.toml"
 LOCK_FILES = (b"lock", b"mount.lock")
 """Made with the volume, so that a volume on a read-only file system has them to be locked."""
-STORE_DIRS = {
-    Kind.CHUNKS: "store/chunks",
-    Kind.RECIPES: "store/recipes",
-    Kind.CHUNK_COPIES: "store/copies/chunks",
-    Kind.RECIPE_COPIES: "store/copies/recipes",
-}
-MERGE_DIR = "store/merge"
 SWITCHING = "receive/switching"  # there while a state that was received is put into its place
 
 _CONNECT_POLL_S = 0.05
 """Between two attempts to reach a mount process that is about to start or to end."""
 
 
-class Volume:
+class Volume(StoreSide):
     """An enabled volume; closes ``base_fd``, also where it cannot be opened.
 
     ``base`` is the path of its ``.dedupd``: where a mount covers the volume, it is reached through
@@ -61,12 +57,14 @@ class Volume:
     """
 
     limits = RunLimits()  # of this run alone
+    fellows: Sequence["Volume"] = ()
+    """The other volumes of its store, where a job holds all of them (``dedupd/shared``)."""
 
     def __init__(self, root: str, base: str, base_fd: int, disk: Disk) -> None:
         self.root, self.base, self.base_fd, self.disk = root, base, base_fd, disk
         with ExitStack() as on_failure:
             on_failure.callback(os.close, base_fd)
-            _refuse_strangers(base_fd, os.path.join(root, BASE_NAME))
+            refuse_strangers(base_fd, os.path.join(root, BASE_NAME))
             self.parameters = Parameters.from_json(
                 self._read_file(VOLUME_FILE), os.path.join(root, BASE_NAME, "volume.json")
             )
@@ -86,10 +84,10 @@ class Volume:
 
     def space_of(self, instance: Instance) -> AttributeSpace:
         """How stubs would be recognised that belong to ``instance``."""
-        volume_id = self.parameters.uuid_bytes
-        return AttributeSpace(
-            self.parameters.attribute.encode(), volume_id, instance.seed(volume_id)
-        )
+        name, volume_id = self.parameters.attribute.encode(), self.parameters.uuid_bytes
+        shared = self.membership
+        store_id = volume_id if shared is None else shared.store_id
+        return AttributeSpace(name, store_id, instance.seed(volume_id))
 
     @property
     def stub_files(self) -> StubFiles:
@@ -161,10 +159,7 @@ class Volume:
         return volume, below
 
     def close(self) -> None:
-        for name in ("chunk_records", "recipe_records"):
-            reader = self.__dict__.pop(name, None)
-            if reader is not None:
-                reader.close()
+        self.close_store()
         os.close(self.data_fd)
         os.close(self.base_fd)
 
@@ -177,10 +172,6 @@ class Volume:
     def _read_file(self, name: bytes) -> bytes:
         with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.base_fd)) as fd:
             return read_at(fd, os.fstat(fd).st_size, 0)
-
-    def directory(self, kind: Kind) -> str:
-        """Path of the containers of one kind."""
-        return os.path.join(self.base, STORE_DIRS[kind])
 
     @property
     def policy_where(self) -> str:
@@ -200,29 +191,14 @@ class Volume:
         """How much may be written, by the policy as it is now. Raises PolicyError."""
         return Room(self.data_fd, self.policy().reserve, self.root)
 
-    def open_directory(self, kind: Kind) -> int:
-        """A descriptor of that directory, which is made where an older version did not have it."""
-        return self._open_made(STORE_DIRS[kind])
+    def note_damage(self, kind: Kind, record_id: int) -> None:
+        self.repairs.add(kind, record_id)
 
-    def containers(self, kind: Kind) -> ContainerDirectory:
-        """The containers of a kind, to be closed by the caller."""
-        return ContainerDirectory(self.open_directory(kind), kind, self.space.volume_id, self.disk)
-
-    def open_merge_directory(self) -> int:
-        """A descriptor of the directory of merge logs, which the first reconciliation makes."""
-        return self._open_made(MERGE_DIR)
-
-    def _open_made(self, directory: str) -> int:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        try:
-            return os.open(os.path.join(self.base, directory), flags)
-        except FileNotFoundError:
-            for name in parents(directory):
-                try:
-                    self.disk.make_dir(self.base_fd, name.encode())
-                except FileExistsError:
-                    pass
-            return os.open(os.path.join(self.base, directory), flags)
+    def store_room(self) -> Room:
+        """How much may be written to the store, by the volume's policy. Raises PolicyError."""
+        shared = self.shared
+        where = self.root if shared is None else shared.path
+        return Room(self.store.base_fd, self.policy().reserve, where)
 
     @property
     def catalogue(self) -> str:
@@ -235,47 +211,14 @@ class Volume:
         return Hints(self.catalogue)
 
     @cached_property
+    def store_hints(self) -> Hints:
+        """Those of its store."""
+        return self.hints if self.shared is None else Hints(catalogue_of(self.shared.base))
+
+    @cached_property
     def repairs(self) -> RepairNotes:
         """Notes of damage that readers met."""
-        return RepairNotes(self.hints)
-
-    def records(self, kind: Kind) -> RecordReader:
-        """The reader of the chunks, or of the recipes."""
-        return self.chunk_records if kind is Kind.CHUNKS else self.recipe_records
-
-    @cached_property
-    def chunk_records(self) -> RecordReader:
-        return self._records(Kind.CHUNKS)
-
-    @cached_property
-    def recipe_records(self) -> RecordReader:
-        return self._records(Kind.RECIPES)
-
-    def _records(self, kind: Kind) -> RecordReader:
-        return RecordReader(
-            self.directory(kind),
-            kind,
-            self.space.volume_id,
-            self.copies(kind),
-            partial(self.repairs.add, kind),
-        )
-
-    def copies(self, kind: Kind) -> CopyReader:
-        """The second copies of the records of a kind."""
-        of = COPIES_OF[kind]
-        return CopyReader(self.directory(of), of, self.space.volume_id)
-
-    @cached_property
-    def recipes(self) -> RecipeReader:
-        return RecipeReader(self.recipe_records, self.chunk_records)
-
-    @cached_property
-    def read_chunk(self) -> ReadChunk:
-        return chunk_reader(self.chunk_records)
-
-    def content(self, stub: StubAttribute, where: str) -> StoreContent:
-        """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
-        return open_content(stub, self.recipes, self.read_chunk, where)
+        return RepairNotes(self.store_hints)
 
     @property
     def is_read_only(self) -> bool:
@@ -288,12 +231,28 @@ class Volume:
 
     @contextmanager
     def job_lock(self, *, reads_only: bool = False) -> Iterator[None]:
-        """Hold the volume for one job. Raises Busy, and ReadOnlyVolume unless it ``reads_only``."""
+        """Hold the volume and its store for one job: where others share the store, one job writes
+        to it at a time, and waits for the others. Raises Busy, UnseenMember, StoreUnreachable; and
+        ReadOnlyVolume unless it ``reads_only``."""
+        with self.tree_lock(reads_only=reads_only), ExitStack() as held:
+            if self.shared is not None:
+                held.enter_context(self.shared.job_lock(wait=True, reads_only=reads_only))
+                if reads_only:
+                    require_known(self.shared, self.standing)
+                else:
+                    renew_tokens(self.shared, [self.standing], self.disk)
+            yield
+
+    @contextmanager
+    def tree_lock(self, *, reads_only: bool = False) -> Iterator[None]:
+        """Hold the volume for one job that writes to its tree alone, whatever goes on in a store
+        that it shares. Raises Busy, and ReadOnlyVolume unless it ``reads_only``."""
         with (
             opened(self._open_lock("lock", reads_only)) as fd,
             locked(fd, f"{self.root}: a job has it; wait, or end it by `dedupd cancel` or Ctrl-C"),
         ):
             self._require_enabled()
+            self.require_same_store()
             yield
 
     @contextmanager
@@ -418,24 +377,6 @@ def _is_enabled(directory: str) -> bool:
         return stat.S_ISDIR(os.stat(os.path.join(directory, BASE_NAME)).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def is_own(base_fd: int) -> bool:
-    """Whether this user alone can change the content of a ``.dedupd``."""
-    status = os.stat(base_fd)
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _refuse_strangers(base_fd: int, where: str) -> None:
-    """Raises UsageError where another user could have a job work, with the rights of the user that
-    runs it, on any files: ``data`` and ``store`` may be links, or be exchanged."""
-    if not is_own(base_fd):
-        status = os.stat(base_fd)
-        raise UsageError(
-            f"{where}: belongs to user {status.st_uid} and has mode"
-            f" {stat.S_IMODE(status.st_mode):04o}, and must be yours alone; run this as the user"
-            " that enabled the volume, usually root, or put owner and mode (0700) right"
-        )
 
 
 def _base_behind(mount: mount_table.Mount) -> int:

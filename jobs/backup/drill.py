@@ -10,18 +10,18 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 from dedupd.errors import Damaged
 from dedupd.format.container import Kind
-from dedupd.store.reader import RecordReader
+from dedupd.stores.local_store import STORE_DIRS, LocalStore
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.system.files import opened, read_at
 from dedupd.system.paths import open_beneath, parents, show_path
 from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.enable import remove_all
-from dedupd.volume.volume import STORE_DIRS, Volume
+from dedupd.volume.volume import Volume
 from jobs.backup.content import ContentReader
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
@@ -52,17 +52,13 @@ class DamagedStore(Volume):
 
     met: set[tuple[Kind, int]]
 
-    def directory(self, kind: Kind) -> str:
-        return os.path.join(self.base, DRILL_DIR, STORE_DIRS[kind])
+    @cached_property
+    def store(self) -> LocalStore:
+        base = os.path.join(self.base, DRILL_DIR)
+        return LocalStore(base, self.base_fd, self.space.volume_id, self.disk, self.note_damage)
 
-    def _records(self, kind: Kind) -> RecordReader:
-        directory, volume_id = self.directory(kind), self.space.volume_id
-        return RecordReader(
-            directory, kind, volume_id, self.copies(kind), partial(self._note, kind)
-        )
-
-    def _note(self, kind: Kind, record: int) -> None:
-        self.met.add((kind, record))
+    def note_damage(self, kind: Kind, record_id: int) -> None:
+        self.met.add((kind, record_id))
 
 
 class Drill:
@@ -148,7 +144,7 @@ class Drill:
                 self._damage(name, size, flips[name])
             else:
                 depth = "../" * (name.count("/") + 1)
-                target = f"{depth}{name}".encode()
+                target = (f"{depth}{name}" if volume.shared is None else self._own(name)).encode()
                 volume.disk.make_symlink(target, volume.base_fd, f"{DRILL_DIR}/{name}".encode())
 
     def _lost(self, names: list[str]) -> set[str]:
@@ -157,7 +153,8 @@ class Drill:
         return {f"{name[:-4]}{suffix}" for name in taken for suffix in (".dat", ".dir")}
 
     def _own(self, name: str) -> str:
-        return os.path.join(self._volume.base, name)
+        shared = self._volume.shared
+        return os.path.join(self._volume.base if shared is None else shared.path, name)
 
     def _damage(self, name: str, size: int, flips: list[int]) -> None:
         volume, report = self._volume, self._report

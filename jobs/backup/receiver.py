@@ -312,6 +312,7 @@ class Receiver:
 
 
 def _put_in_place(volume: ReplicaVolume, run: JobRun, received: Received, replica: Replica) -> None:
+    volume.note_stubs()
     TreeBuilder(volume, run, received).build()
     with _unmounted(volume):
         switch(volume, received, replica)

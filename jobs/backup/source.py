@@ -9,7 +9,6 @@ from dedupd.errors import CopiedStub, Damaged, NotAVolume, UsageError
 from dedupd.format.container import Kind
 from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
-from dedupd.store.reader import RecordReader
 from dedupd.stub.instance import instance_of
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import block_bytes_of
@@ -77,10 +76,8 @@ class BackupSource(VolumeCopy):
                 " of containers; run this as root"
             )
 
-    def _records(self, kind: Kind) -> RecordReader:
-        return RecordReader(
-            self.directory(kind), kind, self.space.volume_id, self.copies(kind), None
-        )
+    def note_damage(self, kind: Kind, record_id: int) -> None:
+        """Nothing is changed."""
 
     @cached_property
     def is_faithful(self) -> bool:

@@ -12,8 +12,9 @@ from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.table_scan import LoadedTable, loaded_tables
 from dedupd.store.forwards import FORWARDS_MAX
 from dedupd.store.merge_log import MergeLog
+from dedupd.stores.local_store import MERGE_DIR
 from dedupd.system.files import opened
-from dedupd.volume.volume import MERGE_DIR, Volume
+from dedupd.volume.volume import Volume
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.record_census import RecordCensus
 from jobs.frame.run import JobRun
@@ -65,7 +66,7 @@ def check_merges(known: RecordCensus, run: JobRun) -> Iterator[Finding]:
 def check_log(volume: Volume) -> Iterator[Finding]:
     """A merge log that is not whole."""
     try:
-        fd = os.open(os.path.join(volume.base, MERGE_DIR), os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(os.path.join(volume.store.base, MERGE_DIR), os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return
     with opened(fd):

@@ -10,6 +10,7 @@ from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, make_id, ordinal_of, show_id
 from dedupd.format.table_columns import UncheckedEntries
+from dedupd.shared.fellows import require_all
 from dedupd.store.container.container import Gap, data_name, payload_is_intact, scan
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import table_numbers
@@ -21,7 +22,6 @@ from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import OF_FILES, Finding, Invariant
 from jobs.check.leaning import count_dependants, without_base
-from jobs.check.losses import losses
 from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import (
@@ -33,7 +33,7 @@ from jobs.check.record_check import (
     rows,
 )
 from jobs.check.record_windows import RecordWindow, WindowReader
-from jobs.check.references import ReferenceWalk
+from jobs.check.trees import Trees
 from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
@@ -86,7 +86,9 @@ class Verify(Job[VerifyReport]):
         }
 
     def run(self) -> VerifyReport:
-        """Check everything. Raises Cancelled."""
+        """Check everything. Raises Cancelled; UnseenMember where a volume of the store is not
+        held."""
+        require_all(self._volume)
         report = self._report
         algorithm = self._volume.parameters.fingerprint
         windows = WindowReader(algorithm, cores(), self._throttle.take)
@@ -285,17 +287,15 @@ class Verify(Job[VerifyReport]):
         report, chunks = self._report, self._known[fmt.Kind.CHUNKS]
         self._run.update(phase="stubs", done=0, total=0)
         nodes = self._known[fmt.Kind.RECIPES]
-        tree = ReferenceWalk(self._volume, self._run, chunks, nodes, is_exact=True).walk()
+        tree = Trees.walked(self._volume, self._run, chunks, nodes, is_exact=True)
         count_dependants(self._volume, self._run, chunks)
         report.stubs, report.plain_files = tree.stubs, tree.plain_files
         report.logical_bytes, report.unsettled = tree.logical_bytes, tree.unsettled
         report.findings += tree.findings
-        for path in tree.suspects:
-            self._run.safe_point()
-            for loss in losses(self._volume, path, chunks):
-                invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
-                detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
-                self._find(invariant, loss.path, detail)
+        for loss in tree.losses(self._run, chunks):
+            invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
+            detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
+            self._find(invariant, loss.path, detail)
         for known in self._known.values():
             for record_id in sorted(known.relied_on()):
                 detail = "only its second copy is there"

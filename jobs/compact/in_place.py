@@ -91,7 +91,7 @@ class InPlace:
             return payloads
         if not self._is_durable:
             # What they were merged into, and its entry, may be in memory only after a kill.
-            self._volume.disk.sync_file_system(self._volume.data_fd)
+            self._volume.sync()
             self._is_durable = True
         algorithm = self._volume.parameters.fingerprint
         bytes_of = MergedBytes(self._run, OpenContainers(directory), algorithm)
@@ -101,16 +101,17 @@ class InPlace:
 
 
 def tell_readers(volume: Volume, kind: Kind, number: int) -> None:
-    """Have the mount's process let go of the old files of a container: as long as it holds them,
-    their space is not free. It reads on from the new ones without being told."""
+    """Have the processes of mounts let go of the old files of a container: as long as they hold
+    them, their space is not free. They read on from the new ones without being told."""
     if kind not in COPIES_OF:
         return  # copies are opened for each read
-    volume.records(kind).drop([number])
-    client = volume.mount_client()
-    if client is None:
-        return
-    with client:
-        try:
-            client.call("reopen", kind=int(kind), containers=[number])
-        except ServiceUnreachable:
-            return  # it is being unmounted, and lets go of everything
+    for member in (volume, *volume.fellows):
+        member.records(kind).drop([number])
+        client = member.mount_client()
+        if client is None:
+            continue
+        with client:
+            try:
+                client.call("reopen", kind=int(kind), containers=[number])
+            except ServiceUnreachable:
+                continue  # it is being unmounted, and lets go of everything

@@ -68,7 +68,7 @@ class Compact(Job[CompactReport]):
         policy = volume.policy()
         self._dead_min = policy.compaction_min_dead
         self._leaves_shared = policy.compaction_shared is SharedExtents.SKIP
-        self._room = volume.room()
+        self._room = volume.store_room()
 
     def run(self) -> CompactReport:
         """Rewrite the containers over the policy's threshold, the cheapest first. Raises Cancelled.

@@ -17,6 +17,7 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import show_id
 from dedupd.format.table import State
 from dedupd.replica.replica import refuse_unfinished
+from dedupd.shared.fellows import require_all
 from dedupd.store import saved_marks
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.record_states import set_entries
@@ -36,7 +37,7 @@ from jobs.gc.mark_phases import RecipeMarks
 from jobs.gc.noise_watch import refuse_noise
 from jobs.gc.recipe_marker import RecipeReading
 from jobs.gc.tables import kept_digests, recovered_tables
-from jobs.gc.tree_marker import TreeMarker
+from jobs.gc.tree_marker import Roots, TreeMarker
 
 _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
 _SYNCED = define("gc.synced", "the tree is durable as it was walked, nothing is changed")
@@ -78,7 +79,8 @@ class GcReport(FileReport):
 
 
 class Gc(Job[GcReport]):
-    """One collection over one volume. Needs the volume's job lock; the volume may be mounted."""
+    """One collection over one store, for all of its volumes. Needs the locks of all
+    (``dedupd/shared/fellows.py``); they may be mounted."""
 
     def __init__(
         self,
@@ -99,18 +101,21 @@ class Gc(Job[GcReport]):
 
     def run(self) -> GcReport:
         """Mark, then sweep. Raises Cancelled, Busy, NoSpace; NoStubs where all would be garbage,
-        NoiseWritten.
+        NoiseWritten; UnseenMember where a volume of the store is not held.
 
         Where anything could not be read that may name a chunk, nothing is swept: the report says
         what it was.
         """
         volume = self._volume
-        refuse_unfinished(volume.base_fd, volume.root)
-        refuse_noise(volume, self._run, dry_run=self._dry_run)
+        require_all(volume)
+        for member in self._members:
+            refuse_unfinished(member.base_fd, member.root)
+            refuse_noise(member, self._run, dry_run=self._dry_run)
         if not self._dry_run:
             # Chunks that only a checkpoint names are garbage from here on.
-            Checkpoints(volume).clear()
-            saved_marks.remove_unfinished(volume.base_fd, volume.disk)
+            for member in self._members:
+                Checkpoints(member).clear()
+            saved_marks.remove_unfinished(volume.store.base_fd, volume.disk)
         with ExitStack() as files:
             self._tables = recovered_tables(volume, self._run, files)
             self._collect()
@@ -131,18 +136,12 @@ class Gc(Job[GcReport]):
         volume, run, report, tables = self._volume, self._run, self._report, self._tables
         marks = {kind: Marks(tables[kind].counts()) for kind in Kind}
         chunks, wanted = marks[Kind.CHUNKS], Needs(tables[Kind.RECIPES].counts())
-        run.update(phase="walking the tree")
-        deletions = DeletionMarker(volume, run, dry_run=self._dry_run)
-        roots = TreeMarker(volume, run, chunks, wanted).mark()
-        report.files, report.stubs = roots.files, roots.stubs
-        for problem in roots.problems:
-            run.findings.add(problem)
-        if roots.files and not roots.stubs and not self._all_garbage:
-            self._refuse_without_stubs(roots.files)
-        report.deletions = deletions.mark(chunks, wanted)
-        report.deletion_logs_early = deletions.early
+        has_stubs: dict[str, bool] = {}
+        for member in self._members:
+            roots = self._walk(member, chunks, wanted)
+            has_stubs[member.parameters.uuid] = roots.stubs > 0
         named = {Kind.CHUNKS: chunks.digest(), Kind.RECIPES: wanted.digest()}
-        if not self._full and volume.hints.get(HintKey.LAST_COLLECTION) == self._state(named):
+        if not self._full and volume.store_hints.get(HintKey.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW
             return
         recipes = self._read_recipes(wanted)
@@ -165,20 +164,47 @@ class Gc(Job[GcReport]):
         else:
             self._sweep(marks)
             if not self._dry_run:
-                volume.hints.put(HintKey.LAST_COLLECTION, self._state(named))
+                volume.store_hints.put(HintKey.LAST_COLLECTION, self._state(named))
+                if volume.shared is not None:
+                    volume.shared.note_stubs(has_stubs)
 
-    def _refuse_without_stubs(self, files: int) -> None:
+    @property
+    def _members(self) -> tuple[Volume, ...]:
+        """All volumes of the store."""
+        return self._volume, *self._volume.fellows
+
+    def _walk(self, member: Volume, chunks: Marks, wanted: Needs) -> Roots:
+        """Mark what the tree of a volume names. No job makes references meanwhile, so it does not
+        matter in which order the volumes are walked."""
+        run, report = self._run, self._report
+        run.update(phase="walking the tree")
+        deletions = DeletionMarker(member, run, dry_run=self._dry_run)
+        roots = TreeMarker(member, run, chunks, wanted).mark()
+        report.files += roots.files
+        report.stubs += roots.stubs
+        for problem in roots.problems:
+            run.findings.add(problem if member is self._volume else f"{member.root}: {problem}")
+        if roots.files and not roots.stubs and not self._all_garbage:
+            self._refuse_without_stubs(member, roots.files)
+        report.deletions += deletions.mark(chunks, wanted)
+        report.deletion_logs_early += deletions.early
+        return roots
+
+    def _refuse_without_stubs(self, member: Volume, files: int) -> None:
         """Raises NoStubs where the store has chunks in use: a program that restores or copies a
         tree, and leaves attributes out, makes plain files of zeros out of stubs. Then their content
-        is in the store alone."""
+        is in the store alone. In a shared store they may be those of other volumes: then it counts
+        whether this one had any."""
+        if member.shared is not None and not member.shared.member(member.parameters.uuid).has_stubs:
+            return
         for block in self._tables[Kind.CHUNKS].blocks():
             if State.LIVE in block.states():
                 raise NoStubs(
-                    f"{self._volume.root}: none of its {counted(files, 'file')} is a stub, and the"
+                    f"{member.root}: none of its {counted(files, 'file')} is a stub, and the"
                     " store has chunks: nothing was collected. If files were copied or restored"
                     " without their attributes, keep the store, and restore them as docs/backup.md"
                     " says; if no file is meant to be a stub, run"
-                    f" `dedupd run gc --all-garbage {self._volume.root}`"
+                    f" `dedupd run gc --all-garbage {member.root}`"
                 )
 
     def _state(self, named: dict[Kind, bytes]) -> str:
@@ -302,7 +328,8 @@ class Gc(Job[GcReport]):
         self._report.epoch = self._epoch
         if not self._dry_run:
             # A stub that the walk did not find must not come back after a power cut.
-            self._volume.disk.sync_file_system(self._volume.data_fd)
+            for member in self._members:
+                member.disk.sync_file_system(member.data_fd)
             reach(_SYNCED)
         for kind in Kind:
             tables = self._tables[kind]

@@ -50,7 +50,7 @@ def resumed(volume: Volume, tables: Tables, wanted: Needs) -> RecipeMarks | None
     marks = RecipeMarks(wanted, tables)
     marks.are_known = True
     try:
-        with closing(SavedMarks(volume.base_fd, volume.space.volume_id)) as saved:
+        with closing(SavedMarks(volume.store.base_fd, volume.space.volume_id)) as saved:
             for section in saved.sections():
                 if isinstance(section, ChunkSection):
                     is_taken = marks.chunks.native.merge(section.container, section.named)
@@ -88,7 +88,7 @@ def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
     room for them it marks everything itself."""
     try:
         with closing(
-            SavedMarksWriter(volume.base_fd, volume.space.volume_id, volume.disk)
+            SavedMarksWriter(volume.store.base_fd, volume.space.volume_id, volume.disk)
         ) as writer:
             for number, shape in sorted(tables[Kind.CHUNKS].shapes.items()):
                 writer.add_chunks(ChunkSection(number, shape.count, marks.chunks.bits(number)))
@@ -106,6 +106,6 @@ def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
                 )
             writer.complete()
     except NoSpace:
-        saved_marks.remove_unfinished(volume.base_fd, volume.disk)
+        saved_marks.remove_unfinished(volume.store.base_fd, volume.disk)
         return
     reach(_SAVED)

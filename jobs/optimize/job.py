@@ -78,7 +78,7 @@ class Optimize(Job[OptimizeReport]):
         self._grouped_bytes = 0
         self._grouped_read = 0
         self._partitioning = Partitioning(volume, self._policy)
-        self._room = volume.room()
+        self._room = volume.store_room()
         self._judging = Judging(volume, self._policy)
         self._judged = Judged(self._judging.ledger)
         self._order = Order(self._judging.classes)

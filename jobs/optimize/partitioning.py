@@ -50,7 +50,7 @@ class Partitioning:
     def plan(self) -> list[int]:
         """Decide where everything goes; returns the partitions that get something, in order."""
         for kind in (Kind.CHUNKS, Kind.RECIPES):
-            with opened(self._volume.open_directory(kind)) as dir_fd:
+            with opened(self._volume.store.open_directory(kind)) as dir_fd:
                 for number, entries in entries_by_partition(dir_fd).items():
                     self._known[number] = self._known.get(number, 0) + entries
         before = load_map(self._volume)

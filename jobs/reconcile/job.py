@@ -120,7 +120,7 @@ class Reconcile(Job[ReconcileReport]):
         with ExitStack() as stack:
             self._merging = Merging(self._volume, self._run, self._threads)
             stack.callback(self._merging.close)
-            self._log_fd = self._volume.open_merge_directory()
+            self._log_fd = self._volume.store.open_merge_directory()
             stack.enter_context(opened(self._log_fd))
             if not self._dry_run:
                 self._finish_log()

@@ -89,7 +89,7 @@ class Refine(Job[RefineReport]):
         self._mode = self._policy.refine if mode is None else mode
         self._report.mode = self._mode.value
         self._threads = self._policy.cores or cores()
-        self._room = volume.room()
+        self._room = volume.store_room()
         self._lookings = Lookings(volume, self._mode)
         shares = refine_shares(self._policy.memory_bytes)
         self._records_max = shares.similar_bytes // (SLOT_BYTES * SKETCH_BYTES // 8)

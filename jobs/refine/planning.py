@@ -28,7 +28,7 @@ class Lookings:
     """What earlier runs have looked at. A loss costs another look, and nothing else."""
 
     def __init__(self, volume: Volume, mode: RefineMode) -> None:
-        self._hints = volume.hints
+        self._hints = volume.store_hints
         self._rank = _RANK[mode]
 
     def of(self, number: int) -> Looked:

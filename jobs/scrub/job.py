@@ -18,6 +18,7 @@ from dedupd.failpoint import reach
 from dedupd.format import container as fmt
 from dedupd.format import table as tbl
 from dedupd.format.ids import container_of, ordinal_of, show_id
+from dedupd.shared.fellows import require_all
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.files import container_numbers, last_number, table_numbers
 from dedupd.store.container.record_states import set_states
@@ -32,9 +33,9 @@ from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import Finding, Invariant
 from jobs.check.leaning import count_dependants, without_base
-from jobs.check.losses import Loss, losses
+from jobs.check.losses import Loss
 from jobs.check.record_census import RecordCensus
-from jobs.check.references import References, ReferenceWalk
+from jobs.check.trees import Trees
 from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
 from jobs.frame.run import JobRun
@@ -123,7 +124,9 @@ class Scrub(Job[ScrubReport]):
         self._numbers = Numbers(volume)
 
     def run(self) -> ScrubReport:
-        """Check and repair everything. Raises Cancelled, NoSpace; resumes where it stopped."""
+        """Check and repair everything. Raises Cancelled, NoSpace; resumes where it stopped.
+        Raises UnseenMember where a volume of the store is not held."""
+        require_all(self._volume)
         with ExitStack() as stack:
             for kind in fmt.Kind:
                 self._directories[kind] = self._volume.containers(kind)
@@ -270,7 +273,7 @@ class Scrub(Job[ScrubReport]):
 
     # --- the tree, repairs, copies -------------------------------------------------------------
 
-    def _walk(self) -> References:
+    def _walk(self) -> Trees:
         report = self._report
         self._run.update(phase="stubs", done=0, total=0)
         chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.RECIPES]
@@ -292,9 +295,8 @@ class Scrub(Job[ScrubReport]):
         count_dependants(self._volume, self._run, self._known[fmt.Kind.CHUNKS])
         return tree
 
-    def _references(self, chunks: RecordCensus, nodes: RecordCensus) -> References:
-        walk = ReferenceWalk(self._volume, self._run, chunks, nodes, threads=self._threads)
-        return walk.walk()
+    def _references(self, chunks: RecordCensus, nodes: RecordCensus) -> Trees:
+        return Trees.walked(self._volume, self._run, chunks, nodes, threads=self._threads)
 
     def _ensure_entries(self, kind: fmt.Kind, missing: set[int]) -> bool:
         """Give records that are referred to, and that no table knows, an entry to be repaired."""
@@ -311,7 +313,7 @@ class Scrub(Job[ScrubReport]):
                 self._mend(kind, directory, number, count)
         return bool(wanted)
 
-    def _repair(self, tree: References) -> None:
+    def _repair(self, tree: Trees) -> None:
         self._run.update(phase="repairing")
         done = Repaired()
         for kind in fmt.COPIES_OF:
@@ -338,7 +340,7 @@ class Scrub(Job[ScrubReport]):
             "from a file": done.from_file,
         }
 
-    def _repair_bases_first(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
+    def _repair_bases_first(self, repair: Repair, tree: Trees, kind: fmt.Kind) -> None:
         """Repair, and then what leans on others: with these, most of it is sound again."""
         known, directory = self._known[kind], self._directories[kind]
         leaning = {one: entry for one, entry in known.lost.items() if entry.leans}
@@ -383,16 +385,16 @@ class Scrub(Job[ScrubReport]):
         if changes:
             reach(QUARANTINED)
 
-    def _repair_kind(self, repair: Repair, tree: References, kind: fmt.Kind) -> None:
+    def _repair_kind(self, repair: Repair, tree: Trees, kind: fmt.Kind) -> None:
         repair.from_twins()
         repair.from_copies()
         repair.from_merged()
         lost = [i for i in repair.lost if self._known[kind].references(i)]
         if lost and kind is fmt.Kind.CHUNKS:
-            threads = self._threads
-            FileSearch(self._volume, self._run, self._throttle, repair, threads).search(
-                tree.suspects
-            )
+            for one in tree.trees:
+                FileSearch(one.volume, self._run, self._throttle, repair, self._threads).search(
+                    one.references.suspects
+                )
 
     def _copy(self) -> None:
         self._run.update(phase="second copies")
@@ -421,16 +423,13 @@ class Scrub(Job[ScrubReport]):
         self._report.copies_dropped = done.dropped
         self._report.copies_missing = done.missing
 
-    def _name_losses(self, tree: References) -> None:
+    def _name_losses(self, tree: Trees) -> None:
         self._run.update(phase="naming what is lost")
-        for path in tree.suspects:
-            self._run.safe_point()
-            found = list(losses(self._volume, path, self._known[fmt.Kind.CHUNKS]))
-            self._report.losses += found
-            for loss in found:
-                invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
-                detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
-                self._find(invariant, loss.path, detail)
+        for loss in tree.losses(self._run, self._known[fmt.Kind.CHUNKS]):
+            self._report.losses.append(loss)
+            invariant = Invariant.STUB_RECIPE if loss.is_recipe else Invariant.RECIPE_CHUNKS
+            detail = f"bytes {loss.start} to {loss.end}: {loss.reason}"
+            self._find(invariant, loss.path, detail)
 
 
 def _unknown_ends(known: RecordCensus) -> set[int]:

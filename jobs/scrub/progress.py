@@ -18,7 +18,7 @@ class ScrubProgress:
     """
 
     def __init__(self, volume: Volume, is_kept: bool) -> None:
-        self._hints = volume.hints
+        self._hints = volume.store_hints
         self._is_kept = is_kept
         self._saved_s = time.monotonic()
         self._begun: tuple[int, int, int, int, int] | None = self._load() if is_kept else None

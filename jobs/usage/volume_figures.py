@@ -41,7 +41,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     groups.by_path([b""], [""], "")
     needs.count_plain(1)
     files = groups.all[1]
-    store = {kind.name.lower(): _directory_bytes(volume.directory(kind)) for kind in Kind}
+    store = {kind.name.lower(): directory_bytes(volume.directory(kind)) for kind in Kind}
     occupied = files.own_bytes + sum(store.values())
     plain = (
         files.own_bytes
@@ -107,7 +107,7 @@ def _garbage(volume: Volume) -> Garbage:
     return garbage_of(chain.from_iterable(kinds), dead_min)
 
 
-def _directory_bytes(path: str) -> int:
+def directory_bytes(path: str) -> int:
     try:
         with os.scandir(path) as entries:
             return sum(entry.stat().st_blocks * 512 for entry in entries)

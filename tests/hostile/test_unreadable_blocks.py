@@ -216,7 +216,7 @@ def test_a_container_whose_last_block_is_gone_grows_no_more(loop_fs: MakeFileSys
 def test_a_block_of_a_merge_log_costs_the_log(loop_fs: MakeFileSystem) -> None:
     point = loop_fs("btrfs", "256M")
     lab = filled(point)
-    with lab.opened() as volume, opened(volume.open_merge_directory()) as fd:
+    with lab.opened() as volume, opened(volume.store.open_merge_directory()) as fd:
         writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk)
         writer.add(noise(16_000))
         writer.complete()

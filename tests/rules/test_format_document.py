@@ -23,8 +23,9 @@ from dedupd.format import deletion, merge_log, rados_objects, recipe, stream, st
 from dedupd.format import table as tbl
 from dedupd.format.derived import saved_marks, saved_notes
 from dedupd.format.volume_parameters import FORMAT
+from dedupd.stores.local_store import STORE_DIRS
 from dedupd.volume.enable import DISABLING, ENABLING
-from dedupd.volume.volume import POLICY_FILE, STORE_DIRS, VOLUME_FILE
+from dedupd.volume.volume import POLICY_FILE, VOLUME_FILE
 from jobs.check.invariants import INVARIANTS
 from tests.support.lab import lab_in
 

@@ -70,9 +70,11 @@ FLOORS = (
     "dedupd.index",
     "dedupd.rados.reading",
     "dedupd.stub",
+    "dedupd.stores",
     "dedupd.volume",
     "dedupd.deleted",
     "dedupd.replica",
+    "dedupd.shared",
     "jobs.frame",
     "jobs.tree",
     "jobs.check",
@@ -102,6 +104,7 @@ FLOORS = (
     "dedupd.service.web",
     "dedupd.cli",
     "dedupd.cli.run",
+    "dedupd.cli.store",
 )
 """Every folder, from the ground up: a module imports from its own folder and from those below."""
 

@@ -19,7 +19,7 @@ from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.ids import HOLE, container_of, make_id, ordinal_of
 from dedupd.format.stub import Flag
 from dedupd.store.writer import ContainerWriter
-from dedupd.volume.volume import STORE_DIRS
+from dedupd.stores.local_store import STORE_DIRS
 from tests.support.lab import Lab, new_lab, prose
 from tests.support.upkeep import scrub
 

@@ -16,7 +16,10 @@ from tempfile import TemporaryDirectory
 from dedupd import failpoint, native
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import Flag, StubAttribute
+from dedupd.shared.fellows import all_held
 from dedupd.store.container.container import data_name, table_name
+from dedupd.stores.local_store import STORE_DIRS
+from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stub.content import open_content, read_stub
 from dedupd.stub.transition import local_ranges
 from dedupd.system.disk import Disk
@@ -24,7 +27,7 @@ from dedupd.system.files import opened, read_at
 from dedupd.system.paths import open_beneath
 from dedupd.units import KIB, MIB
 from dedupd.volume.enable import enable
-from dedupd.volume.volume import STORE_DIRS, Volume
+from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
 from jobs.compact.job import Compact, CompactReport
 from jobs.frame.run import JobRun
@@ -116,11 +119,11 @@ class Lab:
             return Optimize(volume, JobRun("optimize")).run()
 
     def unoptimize(self, below: bytes = b"") -> UnoptimizeReport:
-        with self.opened() as volume, volume.job_lock():
+        with self.opened() as volume, volume.tree_lock():
             return Unoptimize(volume, JobRun("unoptimize"), below).run()
 
     def collect(self, *, full: bool = False, all_garbage: bool = False) -> GcReport:
-        with self.opened() as volume, volume.job_lock():
+        with self.opened() as volume, all_held(volume):
             return Gc(volume, JobRun("gc"), full=full, all_garbage=all_garbage).run()
 
     def compact(self) -> CompactReport:
@@ -128,7 +131,7 @@ class Lab:
             return Compact(volume, JobRun("compact")).run()
 
     def verify(self) -> VerifyReport:
-        with self.opened() as volume, volume.job_lock(), volume.mount_lock():
+        with self.opened() as volume, all_held(volume), volume.mount_lock():
             return Verify(volume, JobRun("verify")).run()
 
     def verify_clean(self) -> VerifyReport:
@@ -183,7 +186,12 @@ class Lab:
         (self.base / "policy.toml").write_text(text)
 
 
-def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> Lab:
+def new_lab(
+    root: Path,
+    chunk_size: str = "64k",
+    disk: Disk | None = None,
+    shared: SharedDirectory | None = None,
+) -> Lab:
     """A new volume at ``root`` whose policy takes every file that is not empty, at once, and keeps
     nothing that is deleted."""
     root.mkdir(exist_ok=True)
@@ -199,6 +207,7 @@ def new_lab(root: Path, chunk_size: str = "64k", disk: Disk | None = None) -> La
         },
         force=True,
         disk=disk or Disk(),
+        shared=shared,
     )
     return Lab(root, disk)
 

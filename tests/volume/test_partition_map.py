@@ -33,7 +33,7 @@ maps = st.builds(
 
 def by_partition(lab: Lab, kind: Kind = Kind.CHUNKS) -> dict[int, int]:
     """How many entries the containers of each partition have."""
-    with lab.opened() as volume, opened(volume.open_directory(kind)) as dir_fd:
+    with lab.opened() as volume, opened(volume.store.open_directory(kind)) as dir_fd:
         return entries_by_partition(dir_fd)
 
 

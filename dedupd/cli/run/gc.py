@@ -7,6 +7,7 @@ import click
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish, show_messages
 from dedupd.cli.via_service import job_command
+from dedupd.shared.fellows import all_held
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
 from jobs.gc.job import NOTHING_NEW, Gc, GcReport
@@ -26,7 +27,7 @@ from jobs.gc.job import NOTHING_NEW, Gc, GcReport
 )
 def command(path: str, full: bool, all_garbage: bool, dry_run: bool, as_json: bool) -> None:
     """Find chunks that no file needs any more. Users keep working meanwhile."""
-    with Volume.open(path) as volume, volume.job_lock(), working(volume, "gc", unit="items") as run:
+    with Volume.open(path) as volume, all_held(volume), working(volume, "gc", unit="items") as run:
         job = Gc(volume, run, full=full, dry_run=dry_run, all_garbage=all_garbage)
         report = job.run() if dry_run else job.recorded()
     shown = partial(_show, path=path, dry_run=dry_run)

@@ -5,6 +5,7 @@ import click
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish
 from dedupd.cli.via_service import job_command
+from dedupd.shared.fellows import all_held
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
 from jobs.rebuild import Rebuild, RebuildReport
@@ -13,7 +14,7 @@ from jobs.rebuild import Rebuild, RebuildReport
 @job_command("rebuild")
 def command(path: str, as_json: bool) -> None:
     """Make catalogue and tables again, from containers and stubs."""
-    with Volume.open(path) as volume, volume.job_lock(), working(volume, "rebuild") as run:
+    with Volume.open(path) as volume, all_held(volume), working(volume, "rebuild") as run:
         report = Rebuild(volume, run).recorded()
     finish(report, as_json, _show, damage=report.losses)
 

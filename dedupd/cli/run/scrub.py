@@ -7,6 +7,7 @@ from dedupd.cli.report import finish, show_findings, show_messages
 from dedupd.cli.run.verify import show as show_verified
 from dedupd.cli.via_service import job_command
 from dedupd.errors import UsageError
+from dedupd.shared.fellows import all_held
 from dedupd.units import counted, format_size, parse_percentage
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify
@@ -32,7 +33,7 @@ def command(path: str, full: bool, share: str | None, report_only: bool, as_json
     part = None if share is None else parse_percentage(share)
     depth = Depth.FULL if full or part is not None else Depth.QUICK
     rate = limits().bytes_per_s or None
-    with Volume.open(path) as volume, volume.job_lock(), working(volume, "scrub") as run:
+    with Volume.open(path) as volume, all_held(volume), working(volume, "scrub") as run:
         if report_only:
             slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
             said = Verify(volume, run, slow).recorded()

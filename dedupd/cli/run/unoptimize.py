@@ -30,7 +30,7 @@ def command(path: str, dry_run: bool, since: str | None, as_json: bool) -> None:
     volume, below = Volume.locate_existing(path)
     with (
         volume,
-        volume.job_lock(reads_only=dry_run),
+        volume.tree_lock(reads_only=dry_run),
         working(volume, "unoptimize") as run,
     ):
         since_s = None if since is None else parse_moment(since, time.time())

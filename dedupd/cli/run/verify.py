@@ -6,6 +6,7 @@ from dedupd.cli.common import PATH, exits, json_option
 from dedupd.cli.job_limits import working
 from dedupd.cli.report import finish, show_findings
 from dedupd.errors import Busy
+from dedupd.shared.fellows import all_held
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify, VerifyReport
@@ -23,7 +24,7 @@ def command(path: str, as_json: bool) -> None:
                 f"{path}: verify works offline; unmount the volume first: `dedupd umount {path}`"
             )
         with (
-            volume.job_lock(reads_only=True),
+            all_held(volume, reads_only=True),
             volume.mount_lock(reads_only=True),
             working(volume, "verify", unit="files") as run,
         ):

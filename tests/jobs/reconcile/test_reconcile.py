@@ -242,7 +242,7 @@ def test_delayed_waits_for_a_machine_that_is_idle(
 
 def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab, lab.opened() as volume:
-        fd = volume.open_merge_directory()
+        fd = volume.store.open_merge_directory()
         with opened(fd):
             writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk)
             writer.add((1).to_bytes(8, "little") + (2).to_bytes(8, "little"))

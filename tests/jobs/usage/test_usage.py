@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.errors import UsageError
-from dedupd.volume.volume import STORE_DIRS
+from dedupd.stores.local_store import STORE_DIRS
 from jobs.frame.run import JobRun
 from jobs.usage.groups import By
 from jobs.usage.usage import Usage, usage

@@ -1,0 +1,15 @@
+"""``dedupd store``: stores that several volumes share.
+
+Each command is a module of its own here.
+"""
+
+import click
+
+from dedupd.cli.lazy_command import LazyGroup
+
+COMMANDS = ("create", "forget", "rejoin", "status")
+
+
+@click.group("store", cls=LazyGroup, package=__name__, names=COMMANDS)
+def command() -> None:
+    """Make stores that several volumes share, and look after them."""

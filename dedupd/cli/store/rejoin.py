@@ -1,0 +1,35 @@
+"""``dedupd store rejoin``: a volume that was moved, or brought back from an older copy."""
+
+from functools import partial
+
+import click
+
+from dedupd.cli.common import PATH, exits, job_run, json_option
+from dedupd.cli.run.report import finish
+from dedupd.units import counted
+from dedupd.volume.volume import Volume
+from jobs.rejoin import Rejoin, RejoinReport
+
+
+@click.command("rejoin")
+@click.argument("path", type=PATH)
+@click.option(
+    "--accept-losses", is_flag=True, help="Take it in though files need what is gone by now."
+)
+@json_option
+@exits
+def command(path: str, accept_losses: bool, as_json: bool) -> None:
+    """Have its store know the volume PATH where and as it is now.
+
+    After the volume was moved or renamed, or it, or the store, was brought back from an older copy.
+    All that its files need is looked up first.
+    """
+    with Volume.open(path) as volume, job_run("rejoin", unit="stubs") as run:
+        report = Rejoin(volume, run, accepts_losses=accept_losses).run()
+    finish(report, as_json, partial(_show, path=path), damage=report.losses)
+
+
+def _show(report: RejoinReport, *, path: str) -> None:
+    for loss in report.losses:
+        click.echo(f"  {loss.path}: bytes {loss.start} to {loss.end}: {loss.reason}", err=True)
+    click.echo(f"{path}: {counted(report.stubs, 'stub')}: {report.outcome}")

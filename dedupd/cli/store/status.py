@@ -1,0 +1,43 @@
+"""``dedupd store status``: the volumes of a shared store, and what it takes."""
+
+from contextlib import closing
+from typing import Any
+
+import click
+
+from dedupd.cli.common import PATH, exits, json_option, print_json
+from dedupd.cli.terminal import figures, show
+from dedupd.stores.shared_directory import SharedDirectory
+from dedupd.system.disk import Disk
+from dedupd.units import format_size
+from jobs.usage.store_figures import store_figures
+
+
+@click.command("status")
+@click.argument("store", type=PATH)
+@json_option
+@exits
+def command(store: str, as_json: bool) -> None:
+    """The volumes on STORE, whether each can be seen, and the space that the store takes."""
+    with closing(SharedDirectory.named(store, Disk())) as shared:
+        row = store_figures(shared)
+    if as_json:
+        print_json(row)
+    else:
+        _show(row)
+
+
+def _show(row: dict[str, Any]) -> None:
+    table = figures()
+    for volume in row["volumes"]:
+        problem = volume["problem"]
+        table.add_row(volume["path"], f"cannot be seen: {problem}" if problem else "there")
+    table.add_row("store", format_size(sum(row["store_bytes"].values())))
+    if row["garbage"]["compaction_frees_bytes"]:
+        table.add_row("of it garbage", format_size(row["garbage"]["compaction_frees_bytes"]))
+    if row["garbage"]["quarantined_records"]:
+        table.add_row("quarantined", f"{row['garbage']['quarantined_records']:,} records: scrub")
+    table.add_row("free", format_size(row["free_bytes"]))
+    show(table, title=row["path"])
+    if any(volume["problem"] for volume in row["volumes"]):
+        click.echo("Nothing is collected as long as a volume cannot be seen.")

@@ -1,0 +1,1 @@
+"""Stores that several volumes share, and the volumes of one seen together."""

@@ -1,0 +1,94 @@
+"""Making a shared store."""
+
+import os
+
+from dedupd.errors import UnsuitableFileSystem, UsageError
+from dedupd.failpoint import define, reach
+from dedupd.format.membership import MemberList
+from dedupd.format.volume_parameters import Parameters, new_parameters
+from dedupd.stores.local_store import make_store_dirs
+from dedupd.stores.ownership import is_own
+from dedupd.stores.shared_directory import LOCK, MEMBERS_FILE, MEMBERS_LOCK, STORE_FILE
+from dedupd.system import mount_table
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+from dedupd.system.paths import named
+from dedupd.volume.place import refuse_place
+from dedupd.volume.probe import obstacle_of, probe, refuse_unsuitable
+from dedupd.volume.volume import BASE_NAME
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_LEFTOVERS = frozenset((b"store", b"catalog", b"probe", LOCK.encode(), MEMBERS_LOCK.encode())) | {
+    MEMBERS_FILE,
+    *(MEMBERS_FILE + b".new", STORE_FILE + b".new"),
+}
+"""What an interrupted call may have left, before the file that makes it a store."""
+
+_PREPARED = define("shared.prepared", "the directories of a new store are there, its file is not")
+
+
+def create_store(
+    path: str, *, chunk_size: str, fingerprint: str, disk: Disk, force: bool = False
+) -> Parameters:
+    """Make the directory ``path`` a store without volumes; it must be empty, or not exist.
+
+    ``force`` accepts a file system that is not known to keep what a store relies on. Goes on where
+    an interrupted call stopped. Raises UsageError, UnsuitableFileSystem, OSError.
+    """
+    root = os.path.realpath(path)
+    refuse_place(root, path)
+    _refuse_volume(root, path)
+    if not os.path.lexists(root):
+        with named(root), opened(os.open(os.path.dirname(root), _FLAGS)) as parent:
+            disk.make_dir(parent, os.path.basename(root).encode())
+            disk.sync_dir(parent)
+    with named(root), opened(os.open(root, _FLAGS)) as fd:
+        left = set(map(os.fsencode, os.listdir(fd)))
+        if STORE_FILE in left:
+            raise UsageError(f"{path}: already a store; see `dedupd store status {path}`")
+        if left - _LEFTOVERS - {b"lost+found"}:
+            raise UsageError(f"{path}: not empty; a store needs a directory of its own")
+        obstacle = obstacle_of(fd)
+        refuse_unsuitable(fd, path, [obstacle.name] if obstacle and force else [])
+        disk.set_mode(fd, 0o700)
+        if not is_own(fd):
+            raise UsageError(f"{path}: belongs to another user; use a directory of your own")
+        try:
+            attribute = probe(fd, root, disk)
+        except UnsuitableFileSystem as error:
+            raise UnsuitableFileSystem(f"{error}; use ext4, XFS or btrfs") from error
+        parameters = new_parameters(chunk_size, fingerprint, attribute)
+        _fill(fd, disk)
+        reach(_PREPARED)
+        disk.replace_file(fd, STORE_FILE, parameters.to_json())
+    return parameters
+
+
+def _fill(fd: int, disk: Disk) -> None:
+    make_store_dirs(fd, disk)
+    try:
+        disk.make_dir(fd, b"catalog")
+    except FileExistsError:
+        pass
+    for lock in (LOCK, MEMBERS_LOCK):
+        try:
+            os.close(disk.create(fd, lock.encode()))
+        except FileExistsError:
+            continue
+    disk.replace_file(fd, MEMBERS_FILE, MemberList([]).to_json())
+
+
+def _refuse_volume(root: str, path: str) -> None:
+    """Raises UsageError where the store would lie in a volume: its files would become stubs."""
+    mount = mount_table.find(root)
+    if mount is not None:
+        raise UsageError(f"{path}: lies in the mounted volume {mount.point}")
+    parent = root
+    while parent != "/":
+        if os.path.basename(parent) == BASE_NAME:
+            raise UsageError(f"{path}: lies inside the store of a volume")
+        if os.path.exists(os.path.join(parent, BASE_NAME)):
+            raise UsageError(f"{path}: lies in the volume {parent}")
+        if os.path.exists(os.path.join(parent, STORE_FILE.decode())) and parent != root:
+            raise UsageError(f"{path}: lies in the store {parent}")
+        parent = os.path.dirname(parent)

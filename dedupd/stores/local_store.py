@@ -1,0 +1,124 @@
+"""One local store, opened: its containers, and the readers of its records."""
+
+import os
+from collections.abc import Callable
+from functools import cached_property, partial
+
+from dedupd.format.container import COPIES_OF, Kind
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipe.recipe_reader import RecipeReader
+from dedupd.store.second_copies import CopyReader
+from dedupd.stub.content import ReadChunk, chunk_reader
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+from dedupd.system.paths import parents
+
+STORE_DIRS = {
+    Kind.CHUNKS: "store/chunks",
+    Kind.RECIPES: "store/recipes",
+    Kind.CHUNK_COPIES: "store/copies/chunks",
+    Kind.RECIPE_COPIES: "store/copies/recipes",
+}
+MERGE_DIR = "store/merge"
+MADE_DIRS = (
+    *(b"store", b"store/chunks", b"store/recipes", b"store/merge"),
+    *(b"store/copies", b"store/copies/chunks", b"store/copies/recipes"),
+)
+"""The directories of an empty store, each after the one that it lies in."""
+
+
+def make_store_dirs(base_fd: int, disk: Disk) -> None:
+    """Make the directories of an empty store, as far as they are not there. Their names are durable
+    when this returns, but for the first one."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    for name in MADE_DIRS:
+        try:
+            disk.make_dir(base_fd, name)
+        except FileExistsError:
+            continue
+    for name in (b"store/copies", b"store"):
+        with opened(os.open(name, flags, dir_fd=base_fd)) as fd:
+            disk.sync_dir(fd)
+
+
+NoteDamage = Callable[[Kind, int], None]
+"""Takes note of a record that could not be read."""
+
+
+class LocalStore:
+    """The store in the directory ``base``: the ``.dedupd`` of a volume, or a directory of its own.
+
+    Borrows ``base_fd``, a descriptor of it. ``store_id`` is what all of its files carry.
+    """
+
+    def __init__(
+        self, base: str, base_fd: int, store_id: bytes, disk: Disk, note_damage: NoteDamage
+    ) -> None:
+        self.base, self.base_fd, self.store_id = base, base_fd, store_id
+        self._disk = disk
+        self._note_damage = note_damage
+
+    def close(self) -> None:
+        for name in ("chunk_records", "recipe_records"):
+            reader = self.__dict__.pop(name, None)
+            if reader is not None:
+                reader.close()
+
+    def directory(self, kind: Kind) -> str:
+        """Path of the containers of one kind."""
+        return os.path.join(self.base, STORE_DIRS[kind])
+
+    def open_directory(self, kind: Kind) -> int:
+        """A descriptor of that directory, which is made where an older version did not have it."""
+        return self._open_made(STORE_DIRS[kind])
+
+    def containers(self, kind: Kind) -> ContainerDirectory:
+        """The containers of a kind, to be closed by the caller."""
+        return ContainerDirectory(self.open_directory(kind), kind, self.store_id, self._disk)
+
+    def open_merge_directory(self) -> int:
+        """A descriptor of the directory of merge logs, which the first reconciliation makes."""
+        return self._open_made(MERGE_DIR)
+
+    def _open_made(self, directory: str) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return os.open(os.path.join(self.base, directory), flags)
+        except FileNotFoundError:
+            for name in parents(directory):
+                try:
+                    self._disk.make_dir(self.base_fd, name.encode())
+                except FileExistsError:
+                    pass
+            return os.open(os.path.join(self.base, directory), flags)
+
+    @cached_property
+    def chunk_records(self) -> RecordReader:
+        return self._records(Kind.CHUNKS)
+
+    @cached_property
+    def recipe_records(self) -> RecordReader:
+        return self._records(Kind.RECIPES)
+
+    def _records(self, kind: Kind) -> RecordReader:
+        return RecordReader(
+            self.directory(kind),
+            kind,
+            self.store_id,
+            self.copies(kind),
+            partial(self._note_damage, kind),
+        )
+
+    def copies(self, kind: Kind) -> CopyReader:
+        """The second copies of the records of a kind."""
+        of = COPIES_OF[kind]
+        return CopyReader(self.directory(of), of, self.store_id)
+
+    @cached_property
+    def recipes(self) -> RecipeReader:
+        return RecipeReader(self.recipe_records, self.chunk_records)
+
+    @cached_property
+    def read_chunk(self) -> ReadChunk:
+        return chunk_reader(self.chunk_records)

@@ -1,0 +1,128 @@
+"""What a volume has of its store: its own, or one that it shares; opened when first asked for."""
+
+from functools import cached_property
+
+from dedupd.errors import Busy, StoreUnreachable
+from dedupd.format.container import Kind
+from dedupd.format.instance import Instance
+from dedupd.format.membership import Membership
+from dedupd.format.stub import StubAttribute
+from dedupd.format.volume_parameters import Parameters
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipe.recipe_reader import RecipeReader
+from dedupd.store.second_copies import CopyReader
+from dedupd.stores.local_store import LocalStore
+from dedupd.stores.shared_directory import SharedDirectory
+from dedupd.stores.standing import Standing, membership_at
+from dedupd.stub.content import ReadChunk, StoreContent, open_content
+from dedupd.stub.transition import AttributeSpace
+from dedupd.system.disk import Disk
+
+
+class StoreSide:
+    """The part of a volume that knows where its chunks lie. ``root`` and ``base`` as in Volume."""
+
+    root: str
+    base: str
+    base_fd: int
+    data_fd: int
+    disk: Disk
+    parameters: Parameters
+    instance: Instance
+    space: AttributeSpace
+
+    def close_store(self) -> None:
+        for name in ("store", "shared"):
+            opened_once = self.__dict__.pop(name, None)
+            if opened_once is not None:
+                opened_once.close()
+
+    def note_damage(self, kind: Kind, record_id: int) -> None:
+        """Take note of a record that a reader found damaged."""
+
+    @cached_property
+    def membership(self) -> Membership | None:
+        """Which shared store it is on; None where it has one of its own. Raises Damaged."""
+        return membership_at(self.base_fd)
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands to a shared store."""
+        return Standing(self.parameters.uuid, self.instance, self.base_fd)
+
+    @cached_property
+    def shared(self) -> SharedDirectory | None:
+        """The shared store that it is on, or None. Raises StoreUnreachable, UsageError, Damaged."""
+        membership = self.membership
+        if membership is None:
+            return None
+        found = SharedDirectory(membership.name, self.disk)
+        if found.parameters.uuid != membership.store:
+            found.close()
+            raise StoreUnreachable(
+                f"{membership.name}: another store than the one that {self.root} is on; put that"
+                " one back there"
+            )
+        return found
+
+    @cached_property
+    def store(self) -> LocalStore:
+        """Where its chunks lie. Raises what :attr:`shared` raises."""
+        base, base_fd, shared = self.base, self.base_fd, self.shared
+        if shared is not None:
+            base, base_fd = shared.base, shared.fd
+        return LocalStore(base, base_fd, self.space.volume_id, self.disk, self.note_damage)
+
+    def directory(self, kind: Kind) -> str:
+        """Path of the containers of one kind."""
+        return self.store.directory(kind)
+
+    def containers(self, kind: Kind) -> ContainerDirectory:
+        """The containers of a kind, to be closed by the caller."""
+        return self.store.containers(kind)
+
+    def records(self, kind: Kind) -> RecordReader:
+        """The reader of the chunks, or of the recipes."""
+        return self.chunk_records if kind is Kind.CHUNKS else self.recipe_records
+
+    @property
+    def chunk_records(self) -> RecordReader:
+        return self.store.chunk_records
+
+    @property
+    def recipe_records(self) -> RecordReader:
+        return self.store.recipe_records
+
+    def copies(self, kind: Kind) -> CopyReader:
+        """The second copies of the records of a kind."""
+        return self.store.copies(kind)
+
+    @property
+    def recipes(self) -> RecipeReader:
+        return self.store.recipes
+
+    @property
+    def read_chunk(self) -> ReadChunk:
+        return self.store.read_chunk
+
+    def content(self, stub: StubAttribute, where: str) -> StoreContent:
+        """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""
+        return open_content(stub, self.recipes, self.read_chunk, where)
+
+    def note_stubs(self) -> None:
+        """Tell a shared store, durably, that this volume may have stubs from here on."""
+        if self.shared is not None:
+            self.shared.note_stubs({self.parameters.uuid: True})
+
+    def sync(self) -> None:
+        """Make everything durable that was written to the tree, and to a store that lies apart."""
+        if self.shared is not None:
+            self.disk.sync_file_system(self.shared.fd)
+        self.disk.sync_file_system(self.data_fd)
+
+    def require_same_store(self) -> None:
+        """It may have been moved to another store between its opening and that of the lock."""
+        before = self.__dict__.pop("membership")
+        if (before and before.store) != ((now := self.membership) and now.store):
+            raise Busy(f"{self.root}: the volume has just been moved to another store; try again")

@@ -1,0 +1,146 @@
+"""A volume that its shared store does not know as it is: proved, then taken in.
+
+It may have been moved, or it, or the store, may have been brought back from an older copy. Then its
+stubs may name records that were collected since, which is a loss, or that became garbage and are
+still there: those are live again before the store knows the volume, so nothing drops them.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from dedupd.errors import DamagedContainer, NotAVolume, UnseenMember, UsageError
+from dedupd.format.container import COPIES_OF, Kind, seed_of
+from dedupd.format.ids import make_id
+from dedupd.format.table import ENTRY_BYTES, State
+from dedupd.shared.fellows import opened_member
+from dedupd.store.container.directory import ContainerDirectory
+from dedupd.store.container.record_states import revive
+from dedupd.store.container.recovery import recover_or_discard
+from dedupd.store.second_copies import all_copies
+from dedupd.stores.shared_directory import SharedDirectory
+from dedupd.stores.standing import put_membership, renew_tokens
+from dedupd.volume.volume import Volume
+from jobs.check.leaning import count_dependants
+from jobs.check.losses import Loss
+from jobs.check.record_census import RecordCensus
+from jobs.check.trees import Trees
+from jobs.frame.report import FileReport, Job
+from jobs.frame.run import JobRun
+
+_STATE_AT = 60
+"""In an entry of a table."""
+
+
+@dataclass(slots=True)
+class RejoinReport(FileReport):
+    """The results of a run. ``revived`` records were garbage, and are needed again."""
+
+    job: str = "rejoin"
+    stubs: int = 0
+    plain_files: int = 0
+    revived: int = 0
+    losses: list[Loss] = field(default_factory=list)
+
+
+class Rejoin(Job[RejoinReport]):
+    """Takes all locks that it needs itself; the volume may be mounted."""
+
+    def __init__(self, volume: Volume, run: JobRun, *, accepts_losses: bool = False) -> None:
+        super().__init__(volume, run, RejoinReport())
+        self._accepts_losses = accepts_losses
+        self._known = {kind: RecordCensus() for kind in COPIES_OF}
+        self._orphans: dict[Kind, dict[int, list[int]]] = {kind: {} for kind in COPIES_OF}
+
+    def run(self) -> RejoinReport:
+        """Look all up that the volume needs, and have the store know it. Raises UsageError where
+        the volume has its own store, or is a copy of one that the store sees; Busy, Cancelled."""
+        shared, report = self._volume.shared, self._report
+        if shared is None:
+            raise NotAVolume(f"{self._volume.root}: is on no shared store; it has one of its own")
+        with self._volume.tree_lock(), shared.job_lock():
+            self._refuse_copy(shared)
+            with ExitStack() as files:
+                for kind in COPIES_OF:
+                    directory = files.enter_context(self._volume.containers(kind))
+                    self._take_in(kind, directory)
+                trees = self._walk()
+                report.losses = list(trees.losses(self._run, self._known[Kind.CHUNKS]))
+                if self._run.findings.count:
+                    report.outcome = "left as it was: see the messages"
+                elif report.losses and not self._accepts_losses:
+                    report.outcome = (
+                        "left as it was: files need what is gone; restore these from a backup,"
+                        " or run this with --accept-losses"
+                    )
+                else:
+                    self._revive(files)
+                    self._record(shared)
+        return self.report()
+
+    def _refuse_copy(self, shared: SharedDirectory) -> None:
+        volume = self._volume
+        member = shared.members().get(volume.parameters.uuid)
+        if member is None or member.root == volume.standing.root:
+            return
+        try:
+            opened_member(shared, member, volume.disk).close()
+        except UnseenMember:
+            return
+        raise UsageError(
+            f"{volume.root}: a copy of {member.root}, which is on the store {shared.path} and is"
+            " there; one of the two can be a volume"
+        )
+
+    def _take_in(self, kind: Kind, directory: ContainerDirectory) -> None:
+        """Every record of a kind, with its second copies, and which of them are garbage."""
+        known = self._known[kind]
+        for number in directory.numbers():
+            self._run.safe_point()
+            try:
+                state = recover_or_discard(directory, number)
+            except DamagedContainer as error:
+                self._run.findings.add(f"{error}; run scrub first")
+                continue
+            if state is None:
+                continue
+            known.add_container(number, state.entries, seed_of(state.header))
+            states = bytes(state.entries.data)[_STATE_AT::ENTRY_BYTES]
+            orphans = [at for at, one in enumerate(states) if one == State.ORPHANED]
+            if orphans:
+                self._orphans[kind][number] = orphans
+        of = COPIES_OF[kind]
+        with self._volume.containers(of) as copies:
+            for copy in self._run.checked(all_copies(copies.fd, of, directory.volume_id)):
+                known.add_copy(copy.entry)
+
+    def _walk(self) -> Trees:
+        volume, report, chunks = self._volume, self._report, self._known[Kind.CHUNKS]
+        self._run.update(phase="stubs")
+        nodes = self._known[Kind.RECIPES]
+        trees = Trees.walked(volume, self._run, chunks, nodes, is_exact=True)
+        count_dependants(volume, self._run, chunks)
+        report.stubs, report.plain_files = trees.stubs, trees.plain_files
+        for finding in trees.findings:
+            self._run.findings.add(f"{finding.where}: {finding.detail}")
+        return trees
+
+    def _revive(self, files: ExitStack) -> None:
+        """Make garbage live again, durably, that the volume needs."""
+        for kind, by_container in self._orphans.items():
+            directory = files.enter_context(self._volume.containers(kind))
+            known = self._known[kind]
+            for number, ordinals in by_container.items():
+                needed = [at for at in ordinals if known.references(make_id(number, at))]
+                if needed:
+                    revive(directory, number, needed)
+                    self._report.revived += len(needed)
+
+    def _record(self, shared: SharedDirectory) -> None:
+        volume = self._volume
+        standing = volume.standing
+        membership = standing.membership()
+        if membership.name != shared.path:
+            put_membership(volume.base_fd, replace(membership, name=shared.path), volume.disk)
+        shared.put(standing.as_member(membership.token, has_stubs=self._report.stubs > 0))
+        renew_tokens(shared, [standing], volume.disk)
+        self._report.outcome = f"known to its store {shared.path} as it is now"

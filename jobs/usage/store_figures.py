@@ -1,0 +1,51 @@
+"""What a shared store takes, and which volumes are on it."""
+
+import os
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from dedupd.config.policy import Policy
+from dedupd.errors import DedupdError
+from dedupd.format.container import Kind
+from dedupd.shared.fellows import opened_member
+from dedupd.store.garbage import garbage_of, weights
+from dedupd.stores.local_store import STORE_DIRS
+from dedupd.stores.shared_directory import SharedDirectory
+from jobs.usage.volume_figures import directory_bytes
+
+
+def store_figures(shared: SharedDirectory) -> dict[str, Any]:
+    """The figures of a store, as it is now, without a walk of any tree.
+
+    ``problem`` of a volume says why it cannot be seen, or is not as the store last knew it; empty
+    where all is well. Raises Damaged.
+    """
+    volumes = []
+    for member in shared.members().values():
+        problem = ""
+        try:
+            opened_member(shared, member, shared.disk).close()
+        except DedupdError as error:
+            problem = str(error.__cause__ or error)
+        volumes.append(
+            {
+                "path": member.root,
+                "uuid": member.uuid,
+                "has_stubs": member.has_stubs,
+                "problem": problem,
+            }
+        )
+    directories = {kind: os.path.join(shared.base, STORE_DIRS[kind]) for kind in Kind}
+    store_id, dead_min = shared.parameters.uuid_bytes, Policy().compaction_min_dead
+    kinds = (weights(directories[kind], kind, store_id) for kind in Kind)
+    space = os.fstatvfs(shared.fd)
+    return {
+        "path": shared.path,
+        "uuid": shared.parameters.uuid,
+        "volumes": volumes,
+        "store_bytes": {kind.name.lower(): directory_bytes(directories[kind]) for kind in Kind},
+        "garbage": asdict(garbage_of(chain.from_iterable(kinds), dead_min)),
+        "size_bytes": space.f_blocks * space.f_frsize,
+        "free_bytes": space.f_bavail * space.f_frsize,
+    }

@@ -1,0 +1,1 @@
+"""Stores that several volumes share."""
