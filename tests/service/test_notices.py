@@ -255,7 +255,9 @@ KINDS: dict[str, Callable[[ServedVolume, "Service", bool], None]] = {
     "policy": lambda volume, _, bad: setattr(volume, "policy_problem", "wrong" if bad else ""),
     "damage": lambda volume, _, bad: setattr(volume, "savings", savings(quarantined=int(bad))),
     "damage_met": lambda volume, _, bad: setattr(volume, "damage_met", int(bad)),
-    "job": lambda volume, _, bad: volume.tasks.update(gc=TaskHistory(1, 2, not bad, int(bad))),
+    "job": lambda volume, _, bad: volume.tasks.__setitem__(
+        "gc", TaskHistory(1, 2, not bad, int(bad))
+    ),
     "space": lambda volume, _, bad: look_at(volume.space, 1 if bad else 90),
     "backlog": lambda volume, _, bad: setattr(volume, "optimized_s", 1.0 if bad else time.time()),
     "page": lambda _, service, bad: setattr(service, "listen_problem", "taken" if bad else ""),

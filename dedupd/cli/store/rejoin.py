@@ -5,7 +5,7 @@ from functools import partial
 import click
 
 from dedupd.cli.common import PATH, exits, job_run, json_option
-from dedupd.cli.run.report import finish
+from dedupd.cli.report import finish
 from dedupd.units import counted
 from dedupd.volume.volume import Volume
 from jobs.rejoin import Rejoin, RejoinReport
