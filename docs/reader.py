@@ -33,7 +33,7 @@ CHUNKS, RECIPES = 1, 2
 FOLDERS = {CHUNKS: "store/chunks", RECIPES: "store/recipes"}
 COPY_FOLDERS = {CHUNKS: "store/copies/chunks", RECIPES: "store/copies/recipes"}
 DATA, FORWARD, TOMBSTONE, COPY = range(4)
-RAW, ZSTD, DELTA = 0, 1, 2
+RAW, ZSTD, DELTA, DICTIONARY = 0, 1, 2, 3
 COMMITTING, RESTORING, DIRECT, WRITTEN = 1, 2, 4, 8
 
 RECORD = struct.Struct("<IIBBHIII32sQQQ")
@@ -220,15 +220,17 @@ class Store:
         payload = read_at(container.fd, stored, at + 80)
         if len(payload) != stored or xxh3(payload) != checksum:
             raise Damaged(f"{where}: its payload fails its checksum")
-        if codec in (ZSTD, DELTA):
+        if codec in (ZSTD, DELTA, DICTIONARY):
             base = b""
-            if codec == DELTA:
+            if codec != ZSTD:
                 if record_kind != DATA or target in seen or len(seen) > 64:
                     raise Damaged(f"{where}: it leans on nothing that can be read")
                 _, base = self.read(kind, target, seen)
-            prefix = zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-            decoder = zstandard.ZstdDecompressor(**({"dict_data": prefix} if base else {}))
+            raw_content, trained = zstandard.DICT_TYPE_RAWCONTENT, zstandard.DICT_TYPE_FULLDICT
+            dict_type = trained if codec == DICTIONARY else raw_content
             try:
+                prefix = zstandard.ZstdCompressionDict(base, dict_type=dict_type)
+                decoder = zstandard.ZstdDecompressor(**({"dict_data": prefix} if base else {}))
                 payload = decoder.decompress(payload, max_output_size=raw)
             except zstandard.ZstdError as error:
                 raise Damaged(f"{where}: {error}") from None

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from analysis.figures import CONFIDENCE_95
 from analysis.recommendation import SAMPLED_CHUNKS_MIN, Recommendation, Setting
 from analysis.study import Forecast, Recommended, Study
+from dedupd.config.memory_budget import capacity, memory_for
 from dedupd.config.policy import Policy
 from dedupd.format.volume_parameters import PRESETS
-
-INDEX_BYTES_PER_CHUNK = 6
-"""Of memory, for each distinct chunk (seed 003, 4.4)."""
+from dedupd.units import MIB
 
 FILE_CPU_S = 85e-6
 """What a file costs beside its bytes (docs/performance.md, "How it grows")."""
@@ -120,15 +119,16 @@ def commands(path: str, chosen: Recommendation) -> list[str]:
 
 def _partitions_and_memory(study: Study, recommended: Recommended) -> list[Setting]:
     chunks = recommended.forecast.later.distinct_chunks
-    index = chunks * INDEX_BYTES_PER_CHUNK
-    budget = Policy().memory_bytes
-    count = max(1, math.ceil(index / budget))
+    policy = Policy()
+    fitting = capacity(policy.index, policy.memory_bytes)
+    count = max(1, math.ceil(chunks / fitting))
+    wanted_bytes = max(policy.memory_bytes, memory_for(policy.index, math.ceil(chunks)))
     settings = [
         Setting(
             "memory",
-            f"{max(1, math.ceil(index / (1 << 20)))} MiB for the index",
-            f"{chunks:,.0f} distinct chunks of the files that these settings take,"
-            f" {INDEX_BYTES_PER_CHUNK} bytes each; a job may take {budget >> 20} MiB",
+            f"{math.ceil(wanted_bytes / MIB)} MiB",
+            f"{chunks:,.0f} distinct chunks of the files that these settings take; a quarter is"
+            f" for the index, so {policy.memory_bytes // MIB} MiB have room for {fitting:,}",
         )
     ]
     if study.partition_losses is None:

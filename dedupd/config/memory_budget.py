@@ -121,6 +121,11 @@ def capacity(choice: IndexChoice, memory_bytes: int) -> int:
     return int((index_share(memory_bytes) - _INDEX_FIXED_BYTES) / _INDEX_ENTRY_BYTES[choice])
 
 
+def memory_for(choice: IndexChoice, entries: int) -> int:
+    """The memory of a job in which an index of so many chunks fits."""
+    return 4 * index_bytes(choice, entries)
+
+
 def fitting(choice: IndexChoice, entries: int, memory_bytes: int) -> IndexChoice:
     """What to use where ``choice`` was asked for: filters where a table would not fit."""
     if choice is IndexChoice.TABLE and entries > capacity(choice, memory_bytes):

@@ -58,6 +58,8 @@ class RefineMode(StrEnum):
     OFF = "off"
     QUICK = "quick"
     """Chunks that are like others are stored as the difference, at zstd 3."""
+    FULL = "full"
+    """That, or compressed with a dictionary for their type, at ``refine_level``."""
 
 
 class RestoreMode(StrEnum):
@@ -97,6 +99,7 @@ class Policy:
     shared_extents: SharedExtents = SharedExtents.SKIP
     refine: RefineMode = RefineMode.OFF
     refine_age_s: float = 7 * 86400.0
+    refine_level: int = 12
     refine_min_saving: float = 0.2
     compaction_min_dead: float = 0.05
     compaction_shared: SharedExtents = SharedExtents.TAKE
@@ -248,7 +251,7 @@ KEYS = {
             "refine",
             one_of(RefineMode),
             str,
-            "whether what is stored and cold is made smaller: off or quick",
+            "whether what is stored and cold is made smaller: off, quick or full",
         ),
         Key(
             "refine_age",
@@ -257,7 +260,13 @@ KEYS = {
             "how long a chunk must have been stored before that",
             unit="s",
         ),
-        Key("refine_min_saving", fraction, float, "a chunk that shrinks by less stays as it is"),
+        Key("refine_level", whole(1, 19), int, "zstd level of refine = full"),
+        Key(
+            "refine_min_saving",
+            fraction,
+            float,
+            "what the difference to another chunk must save of a chunk to take its place",
+        ),
         Key(
             "compaction_min_dead",
             fraction,

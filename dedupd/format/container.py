@@ -68,6 +68,12 @@ class Codec(enum.IntEnum):
     ZSTD = 1
     DELTA = 2
     """Compressed with the raw bytes of another record, its base, which ``target`` names."""
+    DICTIONARY = 3
+    """Compressed with the dictionary that another record holds, which ``target`` names."""
+
+
+LEANING = frozenset((Codec.DELTA, Codec.DICTIONARY))
+"""Codecs of records that can only be decoded with the bytes of another record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class Record:
     @property
     def base(self) -> int:
         """The id of the record that this one leans on; 0 where it leans on none."""
-        leans = self.codec == Codec.DELTA and self.kind == RecordKind.DATA
+        leans = self.codec in LEANING and self.kind == RecordKind.DATA
         return self.target if leans else 0
 
     @property

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import xxhash
 
 from dedupd.errors import DamagedTable
-from dedupd.format.container import FORMAT, Codec, FileHeader, Kind
+from dedupd.format.container import FORMAT, LEANING, Codec, FileHeader, Kind
 from dedupd.format.sealed_header import seal, unseal
 
 MAGIC = b"DEDUPDIR"
@@ -42,6 +42,9 @@ class State(enum.IntEnum):
     TOMBSTONE = 5
     """Its bytes are gone, and nothing refers to it."""
 
+
+RANK_MAX = 2
+"""Of :attr:`TableEntry.rank`."""
 
 USABLE = frozenset((State.LIVE, State.ORPHANED))
 """States of chunks whose bytes are there, so that more files may come to refer to them."""
@@ -80,12 +83,21 @@ class TableEntry(NamedTuple):
 
     @property
     def leans(self) -> bool:
-        """Whether its payload can only be decoded with the bytes of another record, the base."""
-        return self.codec == Codec.DELTA and self.stored_length > 0
+        """Whether its payload can only be decoded with the bytes of another record: its base, or
+        a dictionary."""
+        return self.codec in LEANING and self.stored_length > 0
+
+    @property
+    def rank(self) -> int:
+        """A record leans on such of a lower rank alone: 0 leans on none, 1 on a dictionary, 2 is
+        the difference to another."""
+        if not self.leans:
+            return 0
+        return 2 if self.codec == Codec.DELTA else 1
 
     @property
     def base(self) -> int:
-        """The id of the base, as far as the entry says it; else 0: the record's header does."""
+        """The id of that record, as far as the entry says it; else 0: the record's header does."""
         return self.target if self.leans and self.state == State.LIVE else 0
 
 

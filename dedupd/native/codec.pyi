@@ -47,5 +47,5 @@ def encode(
 def decode(
     stored: Buffer, codec: int, raw_length: int, checksum: int, base: Buffer | None = None
 ) -> bytes:
-    """Verify XXH3-64 of ``stored`` and decompress; codec 2 needs the raw bytes of its ``base``.
-    Raises CorruptPayload."""
+    """Verify XXH3-64 of ``stored`` and decompress; codecs 2 and 3 need
+    the raw bytes of their ``base``, or dictionary. Raises CorruptPayload."""

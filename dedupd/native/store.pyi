@@ -17,11 +17,11 @@ class Bases:
         """``dir_fd`` stays the caller's. Raises OSError where there is no descriptor left."""
 
     def raw(self, record_id: int) -> bytes | None:
-        """The raw bytes of a live, orphaned or merged record that leans on none; None where
+        """The raw bytes of a live, orphaned or merged record that is no difference; None where
         anything else is the case, or anything is not as expected."""
 
     def is_live(self, record_id: int) -> bool:
-        """Whether a record is live, or leads to one that is, and leans on none."""
+        """Whether a record is live, or leads to one that is, and is no difference."""
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Let go of containers that were replaced."""

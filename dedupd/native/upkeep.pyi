@@ -276,20 +276,40 @@ def deltas(table: Buffer, seed: int) -> tuple[bytes, bytes]:
     """The entries of records that lean on others, and are not collected: their places (u32), and
     the ids of these (u64), 0 where the entry does not say."""
 
-def sketch_records(fd: int, table: Buffer, *, seed: int, first: int, threads: int) -> bytes:
+def sketch_records(
+    fd: int, table: Buffer, bases: Bases, *, seed: int, first: int, threads: int
+) -> bytes:
     """Sketches (six u64 each) of the records of a part of a table, which begins with the ordinal
-    ``first``; all zeros for those that are not live, are damaged, or lean on others.
+    ``first``; all zeros for those that are not live, are damaged, or the difference to others.
 
     The container ``fd`` is read past the page cache.
     """
+
+class Samples:
+    """Raw bytes of some records, and the dictionaries that are trained from them."""
+
+    def add(
+        self, fd: int, table: Buffer, bases: Bases, *, seed: int, first: int, bytes_max: int
+    ) -> None:
+        """Take in so many bytes of records of a part of a table, which begins with the ordinal
+        ``first``, spread evenly over those that are live, intact, and no difference to another. The
+        container ``fd`` is read past the page cache."""
+    def train(self, *, count: int, bytes_max: int, level: int, threads: int) -> list[bytes]:
+        """Up to ``count`` dictionaries for the types of samples that there are, the best ones
+        first, and none that would not be worth its space; afterwards there are no samples.
+
+        ``level`` is that of zstd which they are for.
+        """
 
 class Refined:
     """Result of :meth:`Refiner.refine`: the records with a new payload."""
 
     places: Final[bytes]
     """u32 places of the records in what was given."""
-    bases: Final[bytes]
-    """u64 ids of the records that they are to lean on."""
+    codecs: Final[bytes]
+    """u8 of the new payloads."""
+    leans_on: Final[bytes]
+    """u64 ids of the records that they are to lean on; 0 where they lean on none."""
     lengths: Final[bytes]
     """u32 bytes of the payloads, which follow one another in ``payloads``."""
     checksums: Final[bytes]
@@ -297,20 +317,26 @@ class Refined:
     payloads: Final[bytes]
 
 class Refiner:
-    """Finds records that are alike, and tries the difference. For one thread."""
+    """Finds records that are alike, tries the difference, and dictionaries. For one thread."""
 
     def __new__(
         cls,
         leaned: MarkSet,
         bases: Bases,
         *,
-        level: int,
+        level: int | None,
         saving_min: float,
         algorithm: str,
+        threads: int,
     ) -> Refiner:
-        """``leaned`` are the records on which others lean: they stay as they are, and more are
-        marked as they come to be. A payload is given up for one that is smaller by the part
-        ``saving_min``, at least."""
+        """``leaned`` are the records on which others lean: they become no difference, and more are
+        marked as they come to be. A payload is given up for a difference that is smaller by the
+        part ``saving_min``, at least. ``level`` is that of zstd for all that gets a new payload,
+        also with a dictionary or by itself; None for differences alone, at level 3."""
+    def keep(self, record_id: int) -> None:
+        """Leave a record as it is: it holds a dictionary."""
+    def use_dictionary(self, record_id: int) -> bool:
+        """Use the dictionary that a record holds; False where it cannot be read, or is none."""
     def bytes(self) -> int:
         """The memory of all super-features."""
     def forget(self) -> None:
@@ -325,6 +351,7 @@ class Refiner:
         *,
         ids: Buffer,
         codecs: Buffer,
+        targets: Buffer,
         raw_lengths: Buffer,
         checksums: Buffer,
         fingerprints: Buffer,
@@ -332,8 +359,8 @@ class Refiner:
         payloads: Buffer,
         sketches: Buffer,
     ) -> Refined:
-        """New payloads for records, in order. Those that keep theirs may be leaned on by later
-        ones.
+        """New payloads for records, in order. Those that are no difference to another may be leaned
+        on by later ones. ``targets`` are the ids on which they lean now.
 
         Every new payload was decoded, and has given the bytes of the record's fingerprint.
         """

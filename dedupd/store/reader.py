@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from dedupd import native
 from dedupd.errors import DamagedChunk, DamagedContainer
-from dedupd.format.container import Codec, Kind, Record, RecordKind
+from dedupd.format.container import LEANING, Kind, Record, RecordKind
 from dedupd.format.ids import container_of, ordinal_of, show_id
 from dedupd.format.recipe import fingerprint_check
-from dedupd.format.table import State, TableEntry
+from dedupd.format.table import RANK_MAX, State, TableEntry
 from dedupd.store.container.bases import Bases
 from dedupd.store.container.container import Container
 from dedupd.store.encoded_records import encoded_alone
@@ -132,13 +132,14 @@ class RecordReader:
         raw = self._bases.native.raw(record_id)
         if raw is not None:
             return raw
-        if getattr(self._base, "is_read", False):
+        depth = getattr(self._base, "depth", 0)
+        if depth == RANK_MAX:
             raise DamagedChunk(f"record {show_id(record_id)} is the base of a base", record_id)
-        self._base.is_read = True
+        self._base.depth = depth + 1
         try:
             return self.read(record_id)[1]
         finally:
-            self._base.is_read = False
+            self._base.depth = depth
 
     def read_itself(self, record_id: int) -> tuple[Record, bytes]:
         """The record itself, whatever its state, and its raw bytes, with the fingerprint compared.
@@ -154,7 +155,7 @@ class RecordReader:
         Raises DamagedContainer, OSError.
         """
         record, payload = self._get(record_id, Container.read_stored)
-        if record.codec <= Codec.ZSTD:
+        if record.codec not in LEANING:
             return record, payload
         return encoded_alone(self.read_itself(record_id)[1], record.fingerprint)
 

@@ -202,6 +202,12 @@ class ContainerWriter:
         current.reserved_bytes += need
         return first
 
+    def begin_container(self) -> None:
+        """Append to a new container from here on. Nothing may be reserved. Raises NoSpace."""
+        current = self._current
+        assert current is None or current.count == current.reserved_count
+        self._start_container()
+
     def cancel(self, first_id: int) -> None:
         """Give the last reservation back, which was not appended for want of space."""
         target = self._reserved(first_id)

@@ -50,6 +50,9 @@ class HintKey(enum.StrEnum):
     loss has the next one look again."""
     LEFT = "left"
     """The names of files that the last optimize run left, and why. A loss costs the names."""
+    DICTIONARIES = "dictionaries"
+    """The dictionaries that refine uses, and from how much they were trained. After a loss it uses
+    those that records lean on."""
     REPAIRS = "repair/"
     """Damaged records that readers met. Without a note the next scrub finds them in its turn."""
 

@@ -38,7 +38,7 @@ INVARIANTS = {
     ),
     Invariant.RECORD_PAYLOAD: "every payload matches its checksum and decodes to its raw length",
     Invariant.RECORD_FINGERPRINT: "every payload's raw bytes have the fingerprint in the header",
-    Invariant.DELTA_BASE: "every chunk that a live one leans on is there, and leans on none",
+    Invariant.DELTA_BASE: "every record that a live one leans on is there, and of a lower rank",
     Invariant.TABLE_AGREES: "the redirection table says what the records say",
     Invariant.MERGED_TARGET: "every merged entry leads to a chunk of the same fingerprint",
     Invariant.MERGE_ENDS: "every row of merged entries ends at a record that was not merged",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format import table as tbl
-from dedupd.format.container import Kind
+from dedupd.format.container import Codec, Kind
 from dedupd.format.ids import make_id
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.volume.volume import Volume
@@ -15,7 +15,8 @@ from jobs.frame.run import JobRun, checked
 
 
 class Delta(NamedTuple):
-    """A chunk that leans on another. ``base`` is 0 where nothing tells any more which one."""
+    """A chunk that leans on another, its base or a dictionary. ``base`` is the id of that one, or 0
+    where nothing tells any more which one."""
 
     record_id: int
     base: int
@@ -49,21 +50,45 @@ def _told(directory: ContainerDirectory, record_id: int, entry: tbl.TableEntry) 
 
 
 def without_base(volume: Volume, run: JobRun, known: RecordCensus) -> Iterator[Delta]:
-    """The chunks whose bytes cannot be had because those that they lean on are not there.
+    """The chunks whose bytes cannot be had because those that they lean on are not there. The
+    caller takes each out of ``known``: others may lean on it.
 
     Orphans are left out: the bases of these may be gone. Raises Cancelled.
     """
     with volume.containers(Kind.CHUNKS) as directory:
-        for delta in deltas(directory, known.numbers(), run.safe_point):
-            is_wanted = delta.entry.state in (tbl.State.LIVE, tbl.State.QUARANTINED)
-            if is_wanted and not (delta.base and known.is_there(delta.base)):
-                yield delta
+        for codec in (Codec.DICTIONARY, Codec.DELTA):
+            for delta in deltas(directory, known.numbers(), run.safe_point):
+                is_wanted = delta.entry.state in (tbl.State.LIVE, tbl.State.QUARANTINED)
+                is_wanted &= delta.entry.codec == codec
+                if is_wanted and not (delta.base and known.is_there(delta.base)):
+                    yield delta
 
 
-def count_dependants(volume: Volume, run: JobRun, known: RecordCensus) -> None:
-    """Count the references to chunks that lean on others for these as well. Raises Cancelled."""
+def needs_copy(directory: ContainerDirectory, known: RecordCensus, record_id: int) -> bool:
+    """Whether what a chunk leans on, or what that one leans on, is there as a second copy alone:
+    readers get its bytes by that."""
+    entry = directory.entry(record_id)
+    for _ in range(tbl.RANK_MAX):
+        if entry is None or not entry.leans:
+            return False
+        base = known.end_of(_told(directory, record_id, entry))
+        if not known.is_primary(base):
+            return known.is_there(base)
+        record_id, entry = base, directory.entry(base)
+    return False
+
+
+def count_dependants(volume: Volume, run: JobRun, known: RecordCensus) -> set[int]:
+    """Count the references to chunks that lean on others for these as well. Returns the
+    dictionaries among these. Raises Cancelled."""
+    dictionaries: set[int] = set()
     with volume.containers(Kind.CHUNKS) as directory:
-        for delta in deltas(directory, known.numbers(), run.safe_point):
-            references = known.references(delta.record_id)
-            if references and delta.base:
-                known.add_references(known.end_of(delta.base), references)
+        for codec in (Codec.DELTA, Codec.DICTIONARY):
+            for delta in deltas(directory, known.numbers(), run.safe_point):
+                references = known.references(delta.record_id)
+                if references and delta.base and delta.entry.codec == codec:
+                    base = known.end_of(delta.base)
+                    known.add_references(base, references)
+                    if codec == Codec.DICTIONARY:
+                        dictionaries.add(base)
+    return dictionaries

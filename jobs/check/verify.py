@@ -21,7 +21,7 @@ from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import OF_FILES, Finding, Invariant
-from jobs.check.leaning import count_dependants, without_base
+from jobs.check.leaning import count_dependants, needs_copy, without_base
 from jobs.check.reconciled_set import check_log, check_merges, check_partitions, check_set
 from jobs.check.record_census import RecordCensus
 from jobs.check.record_check import (
@@ -176,26 +176,17 @@ class Verify(Job[VerifyReport]):
     def _check_bases(self) -> None:
         """What leans on a chunk that is not there is not there either."""
         known = self._known[fmt.Kind.CHUNKS]
-        gone = {
-            one.record_id
-            for one in without_base(self._volume, self._run, known)
-            if one.entry.state == tbl.State.LIVE
-        }
-        wrong = {one for one in self._without_base if not self._has_second_copy_of_base(one)}
+        gone = set()
+        for one in without_base(self._volume, self._run, known):
+            if one.entry.state == tbl.State.LIVE:
+                known.forget(one.record_id)
+                gone.add(one.record_id)
+        with self._volume.containers(fmt.Kind.CHUNKS) as directory:
+            wrong = {one for one in self._without_base if not needs_copy(directory, known, one)}
         for record_id in sorted(gone | wrong):
             known.forget(record_id)
             detail = "what it leans on cannot be read"
             self._find(Invariant.DELTA_BASE, show_id(record_id), detail)
-
-    def _has_second_copy_of_base(self, record_id: int) -> bool:
-        """Whether what a record leans on is there as a second copy alone."""
-        known = self._known[fmt.Kind.CHUNKS]
-        with self._volume.containers(fmt.Kind.CHUNKS) as directory:
-            try:
-                base = directory.base_of(record_id, directory.entry(record_id))
-            except (Damaged, OSError):
-                return False
-        return known.is_there(base) and not known.is_primary(known.end_of(base))
 
     def _check_container(
         self, directory: ContainerDirectory, number: int, windows: WindowReader

@@ -336,31 +336,30 @@ class Gc(Job[GcReport]):
             total = len(tables.shapes)
             self._run.update(phase=f"sweeping {kind.name.lower()}", done=0, total=total)
             # What leans on another goes first: so nothing live ever leans on an orphan.
-            for leaning in (True, False):
+            for rank in range(tbl.RANK_MAX, -1, -1):
                 for done, number in enumerate(tables.shapes):
                     self._run.safe_point()
                     bits = memoryview(marks[kind].bits(number))
-                    self._sweep_container(tables, number, bits, leaning=leaning)
+                    self._sweep_container(tables, number, bits, rank)
                     self._run.update(done=done + 1)
 
-    def _sweep_container(
-        self, tables: TableScan, number: int, bits: memoryview, *, leaning: bool
-    ) -> None:
-        """Sweep the records of a container that lean on others, or those that do not."""
+    def _sweep_container(self, tables: TableScan, number: int, bits: memoryview, rank: int) -> None:
+        """Sweep the records of a container that are of a rank."""
+        is_last = rank == 0
         changed_any = False
         for block in tables.blocks([tables.whole(number)]):
             places, orphans = native.upkeep.misfits(block.entries, bits[block.first // 8 :])
-            self._report.orphans_before += orphans if not leaning else 0
+            self._report.orphans_before += orphans if is_last else 0
             changes: dict[int, tbl.TableEntry] = {}
             for at in memoryview(places).cast("I"):
                 entry = block.entry(at)
-                if entry is not None and entry.leans == leaning:
+                if entry is not None and entry.rank == rank:
                     record_id = block.first_id + at
                     changes[block.first + at] = self._swept(entry, record_id, tables.directory)
             changed_any |= bool(changes)
             if changes and not self._dry_run:
                 set_entries(tables.directory, block.header, changes)
-        if changed_any or not leaning:
+        if changed_any or is_last:
             reach(_SWEPT)
 
     def _swept(

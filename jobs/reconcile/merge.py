@@ -109,10 +109,10 @@ class Merging:
 
     def _turned(self, own: int, into: int) -> tuple[int, int]:
         """Of two equal chunks the one that is to lead to the other, and that one. Nothing is merged
-        into a chunk that leans on another, because it may be leaned on itself; then that one leads
-        to it, and leaves the reconciled set to it."""
+        into a chunk of a higher rank, because it may be leaned on itself; then that one leads to
+        it, and leaves the reconciled set to it."""
         first, second = self._containers.entry(own), self._containers.entry(into)
-        is_turned = first is not None and second is not None and second.leans and not first.leans
+        is_turned = first is not None and second is not None and second.rank > first.rank
         return (into, own) if is_turned else (own, into)
 
     def _is_live(self, record_id: int) -> bool:

@@ -10,8 +10,9 @@ from dedupd.config.memory_budget import refine_shares
 from dedupd.config.policy import RefineMode
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.failpoint import define, reach
-from dedupd.format.container import Kind, seed_of
+from dedupd.format.container import Codec, Kind, seed_of
 from dedupd.format.derived.sketch import SKETCH_BYTES
+from dedupd.format.ids import container_of, ordinal_of
 from dedupd.format.table import ENTRY_BYTES
 from dedupd.store.container.compaction import Kept, compact
 from dedupd.store.container.container import data_name
@@ -31,14 +32,12 @@ from jobs.compact.in_place import tell_readers
 from jobs.compact.rewriting import keep_last_bytes
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
+from jobs.refine.dictionaries import Dictionaries
 from jobs.refine.new_payloads import NewPayloads
 from jobs.refine.planning import Lookings, cold
 
 _SKETCHED = define("refine.sketched", "the sketches of a container are in their file")
 _LOOKED = define("refine.looked", "a container is refined, or was not worth it, and noted as such")
-
-QUICK_LEVEL = 3
-"""Of zstd, for the mode ``quick``: it decides what is worth it in all modes."""
 
 GAIN_MIN = 0.01
 """The part of a container that a new generation must save to take the place of the old one."""
@@ -59,6 +58,8 @@ class NotWorthIt(Exception):
 class RefineReport(FileReport):
     """The results of a run. Bytes are those of container files.
 
+    ``new_deltas``, ``new_with_dictionary`` and ``compressed_again`` count records that got a new
+    payload: the difference to another, one with a dictionary, one of its own at a higher level.
     ``looked_bytes`` is what was looked at, ``saved_bytes`` by how much it got smaller, and
     ``expected_bytes`` what the rest would save if it were like that.
     """
@@ -74,6 +75,10 @@ class RefineReport(FileReport):
     not_worth_it: int = 0
     new_deltas: int = 0
     deltas: int = 0
+    new_with_dictionary: int = 0
+    compressed_again: int = 0
+    dictionaries: int = 0
+    new_dictionaries: int = 0
     saved_bytes: int = 0
     expected_bytes: int = 0
     left_for_lack_of_space: int = 0
@@ -107,14 +112,9 @@ class Refine(Job[RefineReport]):
             if not waiting:
                 self._report.outcome = "nothing new has come to be cold"
                 return self.report()
+            self._dictionaries = Dictionaries(self._volume, self._run, self._tables, self._threads)
             self._leaned = self._leaned_on()
-            self._refiner = native.upkeep.Refiner(
-                self._leaned.native,
-                self._directory.bases.native,
-                level=QUICK_LEVEL,
-                saving_min=self._policy.refine_min_saving,
-                algorithm=self._volume.parameters.fingerprint,
-            )
+            self._refiner = self._prepared(waiting)
             total = sum(self._size(number) for number in waiting)
             self._run.update(phase="refining", done=0, total=total)
             for group in self._groups(waiting):
@@ -147,15 +147,40 @@ class Refine(Job[RefineReport]):
         into: all of these stay as they are."""
         marks = Marks(self._tables.counts())
         for delta in deltas(self._directory, list(self._tables.shapes), self._run.safe_point):
-            self._report.deltas += 1
+            self._report.deltas += delta.entry.codec == Codec.DELTA
             if delta.base:
                 marks.add((delta.base,))
+                if delta.entry.codec == Codec.DICTIONARY:
+                    self._dictionaries.in_use.add(delta.base)
         found_any = True
         while found_any:
             found_any = False
             for block in self._tables.blocks():
                 found_any |= marks.native.follow(block.first_id, block.entries).found_any
         return marks
+
+    def _prepared(self, waiting: list[int]) -> native.upkeep.Refiner:
+        """What finds new payloads, with dictionaries where the mode has these. Raises Cancelled,
+        NoSpace."""
+        is_full = self._mode is RefineMode.FULL
+        refiner = native.upkeep.Refiner(
+            self._leaned.native,
+            self._directory.bases.native,
+            level=self._policy.refine_level if is_full else None,
+            saving_min=self._policy.refine_min_saving,
+            algorithm=self._volume.parameters.fingerprint,
+            threads=self._threads,
+        )
+        if is_full:
+            size = sum(map(self._size, waiting))
+            found = self._dictionaries.wanted(waiting, size, self._policy.refine_level)
+            self._report.new_dictionaries = len(found.made)
+            for number in {container_of(one) for one in found.made}:
+                self._lookings.note(number, ordinal_of(max(found.made)) + 1)
+            self._report.dictionaries = sum(map(refiner.use_dictionary, found.ids))
+        for one in self._dictionaries.holders():
+            refiner.keep(one)
+        return refiner
 
     def _size(self, number: int) -> int:
         return os.stat(data_name(number), dir_fd=self._directory.fd).st_size
@@ -212,6 +237,7 @@ class Refine(Job[RefineReport]):
                         block.entries[
                             (first - block.first) * ENTRY_BYTES : (end - block.first) * ENTRY_BYTES
                         ],
+                        self._directory.bases.native,
                         seed=seed_of(block.header),
                         first=first,
                         threads=self._threads,
@@ -279,6 +305,7 @@ class Refine(Job[RefineReport]):
                 load_sketches(directory, number),
                 self._refiner,
                 self._run.safe_point,
+                self._lookings.done(number),
             )
 
             def given(kept: Kept) -> Kept:
@@ -288,8 +315,11 @@ class Refine(Job[RefineReport]):
 
             size = compact(directory, state, lambda done: self._step(before + done), given)
             report.rewritten += 1
-            report.new_deltas += new.savings.records
-            report.deltas += new.savings.records
+            records = new.savings.records
+            report.new_deltas += records[Codec.DELTA]
+            report.deltas += records[Codec.DELTA]
+            report.new_with_dictionary += records[Codec.DICTIONARY]
+            report.compressed_again += records[Codec.ZSTD]
             report.saved_bytes += weight.size_bytes - size
             directory.bases.native.drop([number])
             tell_readers(self._volume, Kind.CHUNKS, number)

@@ -12,7 +12,7 @@ from dedupd.store.container.table_scan import TableShape
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 
-_RANK = {RefineMode.OFF: 0, RefineMode.QUICK: 1}
+_RANK = {RefineMode.OFF: 0, RefineMode.QUICK: 1, RefineMode.FULL: 2}
 """What a run of a mode does, one of a lower rank has not done."""
 
 
@@ -42,6 +42,11 @@ class Lookings:
         """Whether a run of this mode has nothing to do in a container of so many records."""
         looked = self.of(number)
         return looked.count >= count and looked.rank >= self._rank
+
+    def done(self, number: int) -> int:
+        """How many of its records a run of this mode, or of a higher one, has looked at."""
+        looked = self.of(number)
+        return looked.count if looked.rank >= self._rank else 0
 
     def note(self, number: int, count: int) -> None:
         """A container was looked at."""

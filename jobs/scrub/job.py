@@ -32,9 +32,9 @@ from dedupd.volume.repair_notes import Note
 from dedupd.volume.volume import Volume
 from jobs.check.collected import count_collected
 from jobs.check.invariants import Finding, Invariant
-from jobs.check.leaning import count_dependants, without_base
+from jobs.check.leaning import count_dependants, needs_copy, without_base
 from jobs.check.losses import Loss
-from jobs.check.record_census import RecordCensus
+from jobs.check.record_census import REFERENCES_MAX, RecordCensus
 from jobs.check.trees import Trees
 from jobs.frame.pace import Throttle
 from jobs.frame.report import Job, Report
@@ -122,6 +122,7 @@ class Scrub(Job[ScrubReport]):
         self._directories: dict[fmt.Kind, ContainerDirectory] = {}
         self._threads = self._policy.cores or cores()
         self._numbers = Numbers(volume)
+        self._dictionaries: set[int] = set()
 
     def run(self) -> ScrubReport:
         """Check and repair everything. Raises Cancelled, NoSpace; resumes where it stopped.
@@ -264,9 +265,8 @@ class Scrub(Job[ScrubReport]):
         directory = self._directories[fmt.Kind.CHUNKS]
         for record_id in found:
             entry = directory.entry(record_id)
-            if entry is None or record_id in known.lost:
-                continue
-            if known.is_primary(known.end_of(directory.base_of(record_id, entry))):
+            is_lost = record_id in known.lost or needs_copy(directory, known, record_id)
+            if entry is not None and not is_lost:
                 known.add(record_id, entry._replace(state=tbl.State.QUARANTINED))
                 detail = "what it leans on leans on another, or cannot be read"
                 self._find(Invariant.DELTA_BASE, show_id(record_id), detail)
@@ -292,7 +292,8 @@ class Scrub(Job[ScrubReport]):
             self._take_out([])
             chunks, nodes = self._known[fmt.Kind.CHUNKS], self._known[fmt.Kind.RECIPES]
             self._references(chunks, nodes)
-        count_dependants(self._volume, self._run, self._known[fmt.Kind.CHUNKS])
+        known = self._known[fmt.Kind.CHUNKS]
+        self._dictionaries = count_dependants(self._volume, self._run, known)
         return tree
 
     def _references(self, chunks: RecordCensus, nodes: RecordCensus) -> Trees:
@@ -341,13 +342,22 @@ class Scrub(Job[ScrubReport]):
         }
 
     def _repair_bases_first(self, repair: Repair, tree: Trees, kind: fmt.Kind) -> None:
-        """Repair, and then what leans on others: with these, most of it is sound again."""
-        known, directory = self._known[kind], self._directories[kind]
+        """Repair, and then what leans on others: with these, most of it is sound again. What a
+        dictionary was used for comes before the differences to it."""
+        known = self._known[kind]
         leaning = {one: entry for one, entry in known.lost.items() if entry.leans}
         for record_id in leaning:
             del known.lost[record_id]
         if known.lost:
             self._repair_kind(repair, tree, kind)
+        for codec in (fmt.Codec.DICTIONARY, fmt.Codec.DELTA):
+            own = {one: entry for one, entry in leaning.items() if entry.codec == codec}
+            self._repair_leaning(repair, tree, kind, own)
+
+    def _repair_leaning(
+        self, repair: Repair, tree: Trees, kind: fmt.Kind, leaning: dict[int, tbl.TableEntry]
+    ) -> None:
+        known, directory = self._known[kind], self._directories[kind]
         for record_id, entry in leaning.items():
             self._run.safe_point()
             known.add(record_id, entry)
@@ -399,15 +409,17 @@ class Scrub(Job[ScrubReport]):
     def _copy(self) -> None:
         self._run.update(phase="second copies")
         done = Copied()
+        threshold = self._policy.redundancy_threshold or REFERENCES_MAX
         for kind in fmt.COPIES_OF:
-            threshold = self._policy.redundancy_threshold + 1 if kind is fmt.Kind.CHUNKS else 1
             writer = self._numbers.writer(fmt.COPIES_OF[kind])
             try:
                 writer.recover(lambda _: None)
                 copies = Redundancy(self._volume, self._run, self._throttle, kind, writer)
                 try:
-                    if self._policy.redundancy_threshold or kind is not fmt.Kind.CHUNKS:
-                        copies.update(self._known[kind], threshold)
+                    if kind is fmt.Kind.CHUNKS:
+                        copies.update(self._known[kind], threshold + 1, self._dictionaries)
+                    else:
+                        copies.update(self._known[kind], 1)
                 finally:
                     copies.close()
             except NoSpace as error:

@@ -1,7 +1,8 @@
 """Second copies: missing ones are written, needless ones are given up."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from dedupd.errors import Damaged
 from dedupd.failpoint import define, reach
@@ -53,8 +54,11 @@ class Redundancy:
     def close(self) -> None:
         self._directory.close()
 
-    def update(self, known: RecordCensus, references_min: int) -> None:
-        """Copy every record that is there and is referred to at least so often.
+    def update(
+        self, known: RecordCensus, references_min: int, always: Collection[int] = ()
+    ) -> None:
+        """Copy every record that is there and is referred to at least so often, or is one of
+        ``always``.
 
         A copy is given up where the record that it repeats has no reference left, or has another
         copy; not where that record is lost: the copy may be the only one. Raises Cancelled.
@@ -74,9 +78,11 @@ class Redundancy:
         reach(_DROPPED)
         group: list[tuple[fmt.Record, bytes]] = []
         size = 0
-        for record_id in self._run.checked(known.often_referred(references_min)):
+        often = chain(sorted(always), known.often_referred(references_min))
+        for record_id in self._run.checked(often):
             if record_id in have:
                 continue
+            have.add(record_id)
             try:
                 record, payload = self._records.read_alone(record_id)
             except Damaged:

@@ -7,6 +7,7 @@ from dedupd.config.memory_budget import (
     capacity,
     index_bytes,
     index_share,
+    memory_for,
     optimize_shares,
     reconcile_shares,
 )
@@ -35,6 +36,11 @@ def test_an_index_at_its_capacity_takes_its_share(memory_bytes: int, choice: Ind
     entries = capacity(choice, memory_bytes)
     assert index_bytes(choice, entries) <= index_share(memory_bytes)
     assert index_bytes(choice, entries + 1) + 1 >= index_share(memory_bytes)
+
+
+@given(st.integers(0, 1 << 40), st.sampled_from(IndexChoice))
+def test_the_memory_for_an_index_is_enough_for_it(entries: int, choice: IndexChoice) -> None:
+    assert capacity(choice, max(72 * MIB, memory_for(choice, entries))) >= entries - 1
 
 
 def test_the_shares_by_default_are_those_of_the_table() -> None:

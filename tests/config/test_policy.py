@@ -98,6 +98,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("no_compress_types", {"a": 1}, "write a list of texts"),
     ("compression_level", 20, "write a whole number from 0 to 19"),
     ("compression_level", 1.5, "write a whole number from 0 to 19"),
+    ("refine_level", 0, "write a whole number from 1 to 19"),
     ("compression_level", "--5", "write a whole number from 0 to 19"),
     ("compression_level", "\u00b2", "write a whole number from 0 to 19"),
     ("compression_min_saving", 1, "write a fraction"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.config.memory_budget import NotesShares
+from dedupd.config.policy import RefineMode
 from dedupd.errors import FileChanged, NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
@@ -389,6 +390,10 @@ def refine(scene: Scene) -> None:
     crash.refine_volume(scene.root, scene.disk)
 
 
+def refine_with_dictionaries(scene: Scene) -> None:
+    assert crash.refine_volume(scene.root, scene.disk, RefineMode.FULL).new_with_dictionary
+
+
 def refine_and_collect(scene: Scene) -> None:
     """What is leaned on goes, and what leans on it, in one collection."""
     crash.refine_volume(scene.root, scene.disk)
@@ -457,6 +462,15 @@ def volume_with_versions(root: Path, seed: int) -> None:
         os.utime(path, ns=(crash.MTIME_NS, crash.MTIME_NS))
     crash.optimize_volume(root)
     (root / ".dedupd/store/chunks/00000099.sketch").write_bytes(b"of a container that is gone")
+
+
+def volume_with_texts(root: Path, seed: int) -> None:
+    """Many small files that have their words in common, and cold at once."""
+    plain_volume(root, seed)
+    with open(root / ".dedupd/policy.toml", "a") as policy:
+        policy.write('refine_age = "0s"\n')
+    crash.put_texts(root / ".dedupd/data")
+    crash.optimize_volume(root)
 
 
 def volume_in_partitions(root: Path, seed: int) -> None:
@@ -594,6 +608,12 @@ def refine_to_the_end(root: Path) -> None:
     upkeep_to_the_end(root)
 
 
+def refine_fully_to_the_end(root: Path) -> None:
+    for _ in range(2):
+        assert crash.refine_volume(root, mode=RefineMode.FULL).messages == []
+        upkeep_to_the_end(root)
+
+
 def reconcile_to_the_end(root: Path) -> None:
     assert crash.reconcile_volume(root).messages == []
     assert crash.reconcile_volume(root).compared_records == 0
@@ -676,6 +696,9 @@ SCENARIOS = {
         volume_in_partitions, reconcile_and_compact, reconcile_to_the_end
     ),
     "refine": Scenario(volume_with_versions, refine, refine_to_the_end),
+    "refine with dictionaries": Scenario(
+        volume_with_texts, refine_with_dictionaries, refine_fully_to_the_end
+    ),
     "refine, remove and collect": Scenario(
         volume_with_versions, refine_and_collect, refine_to_the_end
     ),

@@ -15,6 +15,7 @@ import pytest
 import dedupd
 import jobs
 from dedupd import failpoint
+from dedupd.config.policy import RefineMode
 from dedupd.errors import NotAVolume
 from dedupd.format.stub import decode_stub
 from dedupd.system.disk import Disk
@@ -87,7 +88,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "scrub": ("run", "scrub", "--full"),
     "scrub a lost header": ("run", "scrub"),
     "reconcile": ("run", "reconcile"),
-    "refine": ("run", "refine", "--mode", "quick"),
+    "refine": ("run", "refine", "--mode", "full"),
 }
 
 
@@ -124,6 +125,13 @@ def root(fast: Path) -> Iterator[Path]:
     set_top(path)
     yield path
     crash.remove(path)
+
+
+def plant(root: Path, command: str) -> None:
+    """Put into a plain tree what ``command`` alone has a use for."""
+    if command == "refine":
+        crash.put_texts(root)
+        set_top(root)
 
 
 def prepare(root: Path, command: str) -> None:
@@ -181,7 +189,7 @@ def finish(root: Path, command: str, disk: Disk | None = None) -> None:
     elif command == "reconcile":
         crash.reconcile_volume(root, disk)
     elif command == "refine":
-        crash.refine_volume(root, disk)
+        crash.refine_volume(root, disk, RefineMode.FULL)
     else:
         crash.optimize_volume(root, disk)
 
@@ -218,6 +226,7 @@ def test_every_fail_point_has_a_command_that_passes_it() -> None:
 @pytest.mark.parametrize("point", _all_fail_points())
 def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
     command = scenario(point)
+    plant(root, command)
     before = crash.see_plain(root)
     prepare(root, command)
 
@@ -261,6 +270,7 @@ def start(root: Path) -> Path:
 def _killed_at_steps(start: Path, command: str, first: int, stride: int) -> int:
     """Kill ``command`` before every so-manieth durable effect, each time from the same start."""
     root = start.with_name("copy")
+    plant(start, command)
     before = crash.see_plain(start)
     prepare(start, command)
     kills = times_lost = 0

@@ -296,9 +296,23 @@ def leave_what_saves_little(root: Path, *contents: bytes) -> None:
             os.utime(data / name, ns=(MTIME_NS, MTIME_NS))
 
 
-def refine_volume(root: Path, disk: Disk | None = None) -> RefineReport:
+def refine_volume(
+    root: Path, disk: Disk | None = None, mode: RefineMode = RefineMode.QUICK
+) -> RefineReport:
     with Volume.open(str(root), disk) as volume, volume.job_lock():
-        return Refine(volume, JobRun("refine"), RefineMode.QUICK).run()
+        return Refine(volume, JobRun("refine"), mode).run()
+
+
+def put_texts(tree: Path, count: int = 80, size: int = 1600) -> None:
+    """Files of the same words in another order each, for which a dictionary pays."""
+    random_ = random.Random(5)
+    words = ["".join(random_.choices("abcdefghijklmnop", k=9)) for _ in range(200)]
+    directory = tree / "texts"
+    directory.mkdir()
+    for number in range(count):
+        path = directory / f"{number}"
+        path.write_text(" ".join(random_.choices(words, k=size // 10)))
+        os.utime(path, ns=(MTIME_NS, MTIME_NS))
 
 
 def optimize_in_partitions(root: Path) -> None:

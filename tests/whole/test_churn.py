@@ -7,6 +7,7 @@ it than one that is built from the same files at once.
 import os
 import random
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc
 from jobs.optimize.job import Optimize
+from jobs.reconcile.job import Reconcile, Strategy
+from jobs.refine.job import Refine
 from jobs.scrub.job import Depth, Scrub
 from tests.support.crash import in_fork, kill_at_step
-from tests.support.lab import new_lab, noise, prose
+from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.mounts import MountedLab, mounted_lab
 
 pytestmark = pytest.mark.root
@@ -27,7 +30,14 @@ pytestmark = pytest.mark.root
 KILLED_SHARE = 0.3
 """Of all runs of jobs. A run that is killed is followed by one that is not."""
 
-STEPS_MAX = {"optimize": 120, "scrub": 60, "gc": 32, "compact": 60}
+STEPS_MAX = {
+    "optimize": 120,
+    "reconcile": 40,
+    "refine": 60,
+    "scrub": 60,
+    "gc": 32,
+    "compact": 60,
+}
 """A killed run dies before so many durable effects: in its beginning as well as at its end."""
 
 STORED_MORE_MAX = 0.05
@@ -35,8 +45,15 @@ STORED_MORE_MAX = 0.05
 JOBS = ("optimize", "scrub", "gc", "compact")
 """In the order of a week; all but the first are left out now and then."""
 
+JOBS_REFINED = ("optimize", "reconcile", "refine", "scrub", "gc", "compact")
 
-def run_job(lab: MountedLab, job: str, disk: Disk) -> None:
+POLICY_REFINED = (
+    'min_age = "0s"\nmin_size = "1"\npartitions = 2\ncompaction_min_dead = 0\n'
+    'refine = "full"\nrefine_age = "0s"\n'
+)
+
+
+def run_job(lab: Lab, job: str, disk: Disk) -> None:
     """One job to its end, or to its death."""
     with Volume.open(str(lab.root), disk) as volume, volume.job_lock():
         run = JobRun(job)
@@ -45,6 +62,10 @@ def run_job(lab: MountedLab, job: str, disk: Disk) -> None:
         elif job == "scrub":
             # Killed before, it may find what was left half done; of a file nothing is ever lost.
             assert Scrub(volume, run, Depth.FULL, 0).run().losses == []
+        elif job == "reconcile":
+            assert Reconcile(volume, run, Strategy.ALL).run().messages == []
+        elif job == "refine":
+            assert Refine(volume, run).run().messages == []
         elif job == "gc":
             assert Gc(volume, run).run().messages == []
         else:
@@ -54,8 +75,9 @@ def run_job(lab: MountedLab, job: str, disk: Disk) -> None:
 class Life:
     """A mounted volume, what its users have made of it, and what they do next."""
 
-    def __init__(self, lab: MountedLab, seed: int, size_bytes: int) -> None:
+    def __init__(self, lab: MountedLab, seed: int, size_bytes: int, jobs: tuple[str, ...]) -> None:
         self.lab = lab
+        self.jobs = jobs
         self.rng = random.Random(seed)
         self.size_bytes = size_bytes
         self.model: dict[str, bytes] = {}
@@ -165,7 +187,7 @@ class Life:
         for _ in range(actions):
             self.act()
         self.work("optimize")
-        for job in JOBS[1:]:
+        for job in self.jobs[1:]:
             if self.rng.random() < 0.6:
                 self.work(job)
         self.expect_all()
@@ -175,36 +197,61 @@ def store_bytes(base: Path) -> int:
     return sum(p.stat().st_blocks * 512 for p in (base / "store").rglob("*") if p.is_file())
 
 
-def live(tmp_path: Path, weeks: int, actions: int, size_bytes: int, seed: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a volume lives, and by how much more its store may have in it at the end."""
+
+    weeks: int
+    actions: int
+    size_bytes: int
+    jobs: tuple[str, ...] = JOBS
+    policy: str = ""
+    stored_more_max: float = STORED_MORE_MAX
+
+
+def live(tmp_path: Path, course: Course, seed: int) -> None:
+    weeks = course.weeks
     with mounted_lab(tmp_path) as lab:
-        life = Life(lab, seed, size_bytes)
+        if course.policy:
+            lab.set_policy(course.policy)
+        life = Life(lab, seed, course.size_bytes, course.jobs)
         for _ in range(weeks):
-            life.week(actions)
-        for job in JOBS:
+            life.week(course.actions)
+        for job in course.jobs:
             life.work(job)
         life.expect_all()
         lab.unmount()
         lab.verify_clean()
         stored = store_bytes(lab.base)
     fresh = new_lab(tmp_path / "fresh")
+    if course.policy:
+        fresh.set_policy(course.policy)
     for name, content in life.model.items():
         fresh.put(name, content)
-    fresh.optimize()
+    for job in course.jobs:
+        run_job(fresh, job, Disk())
     anew = store_bytes(fresh.base)
     print(
         f"\n{weeks} weeks: {dict(life.done)}; {len(life.model)} files,"
         f" {sum(map(len, life.model.values())):,} bytes; {stored:,} stored, {anew:,} anew"
         f" ({stored / anew - 1:+.1%})"
     )
-    assert stored <= (1 + STORED_MORE_MAX) * anew
+    assert stored <= (1 + course.stored_more_max) * anew
 
 
 def test_weeks_of_life_lose_nothing_and_leave_no_garbage(tmp_path: Path) -> None:
-    live(tmp_path, weeks=4, actions=25, size_bytes=800_000, seed=1)
+    live(tmp_path, Course(weeks=4, actions=25, size_bytes=800_000), seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_year_of_life_loses_nothing_and_leaves_no_garbage(tmp_path: Path, seed: int) -> None:
-    live(tmp_path, weeks=52, actions=60, size_bytes=3_000_000, seed=seed)
+    live(tmp_path, Course(weeks=52, actions=60, size_bytes=3_000_000), seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", range(2))
+def test_months_of_refining_lose_nothing_and_leave_no_garbage(tmp_path: Path, seed: int) -> None:
+    live(tmp_path, Course(16, 40, 800_000, JOBS_REFINED, POLICY_REFINED, 0.02), seed)

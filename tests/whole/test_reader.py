@@ -21,6 +21,7 @@ from jobs.backup.source import BackupSource
 from jobs.frame.run import JobRun
 from jobs.refine.job import Refine
 from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
+from tests.support.crash import put_texts
 from tests.support.lab import REPOSITORY, Lab, flip_bit, new_lab, noise, prose
 from tests.support.trees import fill_with_all, seen
 
@@ -54,9 +55,11 @@ def mixed_lab(root: Path) -> Lab:
         lab.put(f"many/{number}", prose(90 * KIB, number))
         lab.put(f"gone/{number}", noise(60 * KIB, 100 + number))
         lab.put(f"versions/{number}", noise(300, number) + noise(90 * KIB, 50))
+    put_texts(lab.data)
     lab.optimize()
     with lab.opened() as volume, volume.job_lock():
-        assert Refine(volume, JobRun("refine"), RefineMode.QUICK).run().new_deltas > 5
+        report = Refine(volume, JobRun("refine"), RefineMode.FULL).run()
+        assert report.new_deltas > 5 and report.new_with_dictionary > 5
     for name in (WRITTEN, OPEN):
         overwrite(lab, name, bytes(256 * KIB), 64 * KIB, seals=name == WRITTEN)
     shutil.rmtree(lab.data / "gone")

@@ -35,6 +35,7 @@ def _show(report: RefineReport) -> None:
         f" {report.containers_waiting} rewritten, {report.not_worth_it} not worth it,"
         f" {report.containers_young} too young;"
         f" {counted(report.new_deltas, 'chunk')} stored as the difference to another,"
+        f" {counted(report.new_with_dictionary, 'chunk')} with a dictionary,"
         f" {format_size(report.saved_bytes)} saved of {format_size(report.looked_bytes)}"
     )
     show_messages(report.errors, report.messages)

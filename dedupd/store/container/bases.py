@@ -28,7 +28,7 @@ def raw_bytes(record: fmt.Record, payload: memoryview, bases: Bases | None) -> b
     read only where its own bytes are sound, so that damage is told of the right record.
     """
     base = None
-    if record.codec > fmt.Codec.ZSTD:
+    if record.codec in fmt.LEANING:
         if not record.base or native.hashing.xxh3_64(payload) != record.checksum:
             return None
         base = _base(record.base, bases)

@@ -164,7 +164,7 @@ thread_local! {
 }
 
 /// None if the result would not fit `out`.
-fn compress(raw: &[u8], out: &mut [u8], level: i32) -> Result<Option<usize>, String> {
+pub fn compress(raw: &[u8], out: &mut [u8], level: i32) -> Result<Option<usize>, String> {
     COMPRESSOR.with_borrow_mut(|compressor| {
         let Compressor { context, level: current } = compressor;
         if *current != level {

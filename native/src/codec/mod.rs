@@ -2,4 +2,5 @@
 
 pub mod compressibility;
 pub mod delta;
+pub mod dictionary;
 pub mod encode;

@@ -1,6 +1,8 @@
 //! The layouts against the tables of docs/format.md.
 
-use super::record_header::{CODEC_DELTA, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind};
+use super::record_header::{
+    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind,
+};
 use super::table_entry::State;
 use super::{recipe, record_header, saved_index, saved_notes, stub, table_entry};
 
@@ -81,7 +83,12 @@ fn numbers_have_the_names_of_the_document() {
         (RecordKind::COPY.0, "copy"),
     ];
     has_numbers("Record header (80 bytes)", "kind", &kinds);
-    let codecs = [(CODEC_RAW, "raw"), (CODEC_ZSTD, "zstd"), (CODEC_DELTA, "delta")];
+    let codecs = [
+        (CODEC_RAW, "raw"),
+        (CODEC_ZSTD, "zstd"),
+        (CODEC_DELTA, "delta"),
+        (CODEC_DICTIONARY, "dictionary"),
+    ];
     has_numbers("Record header (80 bytes)", "codec", &codecs);
     let states = [
         (State::LIVE.0, "live"),

@@ -28,7 +28,7 @@ pub const RECORD_HEADER_BYTES: usize = fields::BYTES;
 pub const RECORD_ALIGN_BYTES: usize = 8;
 const MAGIC: [u8; 4] = *b"DDRC";
 
-pub use super::table_entry::{CODEC_DELTA, CODEC_RAW, CODEC_ZSTD};
+pub use super::table_entry::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD};
 
 /// The kind of a record. A header may hold any other value, which is not a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,8 @@ pub struct RecordHeader {
     pub stored_length: u32,
     pub hint: u32,
     pub fingerprint: Fingerprint,
-    /// An id; of a tombstone the number of ordinals that it stands for, 0 is one; of a delta the base.
+    /// An id; of a tombstone the number of ordinals that it stands for, 0 is one; of a record that
+    /// leans on another that one.
     pub target: u64,
     pub checksum: Checksum,
 }
@@ -107,6 +108,13 @@ impl RecordHeader {
             && self.raw_length == entry.raw_length
             && self.stored_length == entry.stored_length
             && self.fingerprint == entry.fingerprint
+    }
+
+    /// The id of the record that this one leans on. The target of a copy is none.
+    pub fn leans_on(&self) -> Option<u64> {
+        let is_other = matches!(self.codec, CODEC_DELTA | CODEC_DICTIONARY);
+        let leans = is_other && self.kind == RecordKind::DATA;
+        leans.then_some(self.target)
     }
 
     /// The ordinal of the record after this one. A tombstone stands for several ordinals.

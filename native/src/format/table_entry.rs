@@ -42,6 +42,8 @@ pub const CODEC_RAW: u8 = 0;
 pub const CODEC_ZSTD: u8 = 1;
 /// Compressed with the raw bytes of another record, the base.
 pub const CODEC_DELTA: u8 = 2;
+/// Compressed with the dictionary that another record holds.
+pub const CODEC_DICTIONARY: u8 = 3;
 
 /// Steps that readers take from a merged record to the one with its bytes. More are taken for a
 /// loop.
@@ -80,7 +82,7 @@ pub struct TableEntry {
     pub fingerprint: Fingerprint,
     pub offset: u64,
     /// Of a merged entry the record that it was merged into, of a copy the one that it repeats; of a
-    /// live delta its base, or a hole; of an orphan its epoch, which is no id.
+    /// live record that leans on another that one, or a hole; of an orphan its epoch, which is no id.
     pub target: RecordId,
     pub stored_length: u32,
     pub raw_length: u32,
@@ -116,7 +118,13 @@ impl TableEntry {
     /// Whether the payload can only be decoded with the bytes of another record.
     #[inline]
     pub fn leans(&self) -> bool {
-        self.codec == CODEC_DELTA && self.stored_length > 0
+        matches!(self.codec, CODEC_DELTA | CODEC_DICTIONARY) && self.stored_length > 0
+    }
+
+    /// Whether others may be stored as the difference to it: it is no difference itself.
+    #[inline]
+    pub fn is_base(&self) -> bool {
+        matches!(self.codec, CODEC_RAW | CODEC_ZSTD | CODEC_DICTIONARY)
     }
 
     pub fn to_bytes(&self, seed: u64) -> EntryBytes {

@@ -10,8 +10,8 @@ use hashbrown::HashTable;
 
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId, hash_of};
 use crate::format::table_entry::{
-    CODEC_ZSTD, ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, checksum_seed, entries,
-    entry_count, entry_offset, generation_in, header, set_state, table_name,
+    ENTRY_BYTES, EntryBytes, FORWARDS_MAX, State, TableEntry, checksum_seed, entries, entry_count,
+    entry_offset, generation_in, header, set_state, table_name,
 };
 use crate::system::files::owned;
 
@@ -167,7 +167,7 @@ impl Log {
         self.is_live_base(base).unwrap_or(false)
     }
 
-    /// Whether a record, or the one that it was merged into, is live and leans on none. Base and
+    /// Whether a record, or the one that it was merged into, is live and no difference. Base and
     /// record may lie in different partitions, so that its container may be unknown here.
     fn is_live_base(&self, mut id: RecordId) -> Result<bool> {
         for _ in 0..=FORWARDS_MAX {
@@ -182,9 +182,9 @@ impl Log {
             match TableEntry::sound(&bytes, self.seed(container, generation)) {
                 Some(entry) if entry.state == State::MERGED => id = entry.target,
                 entry => {
-                    return Ok(entry.is_some_and(|entry| {
-                        entry.state == State::LIVE && entry.codec <= CODEC_ZSTD
-                    }));
+                    return Ok(
+                        entry.is_some_and(|entry| entry.state == State::LIVE && entry.is_base())
+                    );
                 }
             }
         }

@@ -11,12 +11,12 @@ use pyo3::{create_exception, ffi};
 use super::chunks::retained;
 use super::support::input::{Input, pack_u32, pack_u64};
 use super::support::output::{export, uninitialised};
-use crate::codec::delta;
 use crate::codec::encode as codec;
 use crate::codec::encode::{Buffer, Options};
+use crate::codec::{delta, dictionary};
 use crate::format::bytes::u32s;
 use crate::format::ids::Checksum;
-use crate::format::record_header::{CODEC_DELTA, CODEC_ZSTD};
+use crate::format::record_header::{CODEC_DELTA, CODEC_DICTIONARY, CODEC_ZSTD};
 
 create_exception!(
     dedupd.native.codec,
@@ -161,7 +161,7 @@ pub fn decode<'py>(
     checksum: u64,
     base: Option<Input>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let codec_max = if base.is_some() { CODEC_DELTA } else { CODEC_ZSTD };
+    let codec_max = if base.is_some() { CODEC_DICTIONARY } else { CODEC_ZSTD };
     let codec = u8::try_from(codec)
         .ok()
         .filter(|&codec| codec <= codec_max)
@@ -176,6 +176,10 @@ pub fn decode<'py>(
     let out = unsafe { std::slice::from_raw_parts_mut(start, raw_length) };
     py.detach(|| match base {
         Some(base) if codec == CODEC_DELTA => delta::decode(stored, base, out),
+        Some(base) if codec == CODEC_DICTIONARY => match dictionary::Dictionary::of(base) {
+            Some(found) => dictionary::decode(stored, &found, out),
+            None => Err("these bytes are no dictionary".to_owned()),
+        },
         _ => codec::decode(stored, codec, out),
     })
     .map_err(CorruptPayload::new_err)?;

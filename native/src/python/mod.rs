@@ -89,7 +89,7 @@ mod exported {
     #[pymodule]
     mod upkeep {
         #[pymodule_export]
-        use crate::python::refine::{Refined, Refiner, deltas, sketch_records};
+        use crate::python::refine::{Refined, Refiner, Samples, deltas, sketch_records};
         #[pymodule_export]
         use crate::python::upkeep::{
             Followed, Join, KnownRecords, Leaned, MarkSet, NamedByLeaves, NamedByStubs, NeedSet,

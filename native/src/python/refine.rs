@@ -1,5 +1,6 @@
-//! `Bases`, `Refiner`, `Refined`, `sketch_records`, `deltas`.
+//! `Bases`, `Refiner`, `Refined`, `Samples`, `sketch_records`, `deltas`.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyValueError;
@@ -14,9 +15,11 @@ use crate::store::bases;
 use crate::store::record_reader::{BaseBytes, Reads};
 use crate::threads::lock::locked;
 use crate::upkeep::follow_merges;
-use crate::upkeep::refining::{self, Options, Piece};
+use crate::upkeep::refining::{self, Options, Piece, Tools, Usable};
 use crate::upkeep::similar::Similar;
 use crate::upkeep::sketch::{SKETCH_BYTES, Sketch};
+use crate::upkeep::sketching::{Looked, Payload};
+use crate::upkeep::training::{self, Wanted};
 
 #[pyclass(frozen, module = "dedupd.native.store")]
 pub struct Bases(pub Arc<bases::Bases>);
@@ -57,18 +60,77 @@ fn sketches(data: &Input) -> PyResult<Vec<Sketch>> {
 }
 
 #[pyfunction]
-#[pyo3(signature = (fd, table, *, seed, first, threads))]
+#[pyo3(signature = (fd, table, bases, *, seed, first, threads))]
 pub fn sketch_records<'py>(
     py: Python<'py>,
     fd: i32,
     table: Input,
+    bases: &Bound<'py, Bases>,
     seed: u64,
     first: u32,
     threads: usize,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let entries = table.entries("table")?;
-    let found = py.detach(|| refining::sketch_records(fd, &entries, first, seed, threads));
+    let looked = Looked { data: fd, seed, bases: &bases.get().0 };
+    let found = py.detach(|| looked.sketches(&entries, first, threads));
     Ok(pack_u64(py, found.into_iter().flatten()))
+}
+
+#[pyclass(frozen, module = "dedupd.native.upkeep")]
+#[derive(Default)]
+pub struct Samples(Mutex<Taken>);
+
+#[derive(Default)]
+struct Taken {
+    samples: Vec<Vec<u8>>,
+    /// Of all records from which samples were taken.
+    raw_bytes: usize,
+}
+
+#[pymethods]
+impl Samples {
+    #[new]
+    fn new() -> Samples {
+        Samples::default()
+    }
+
+    #[pyo3(signature = (fd, table, bases, *, seed, first, bytes_max))]
+    #[expect(clippy::too_many_arguments, reason = "most of them by name")]
+    fn add(
+        &self,
+        py: Python<'_>,
+        fd: i32,
+        table: Input,
+        bases: &Bound<'_, Bases>,
+        seed: u64,
+        first: u32,
+        bytes_max: usize,
+    ) -> PyResult<()> {
+        let entries = table.entries("table")?;
+        let looked = Looked { data: fd, seed, bases: &bases.get().0 };
+        let (found, raw_bytes) = py.detach(|| looked.samples(&entries, first, bytes_max));
+        let mut taken = locked(&self.0);
+        taken.samples.extend(found);
+        taken.raw_bytes += raw_bytes;
+        Ok(())
+    }
+
+    #[pyo3(signature = (*, count, bytes_max, level, threads))]
+    fn train<'py>(
+        &self,
+        py: Python<'py>,
+        count: usize,
+        bytes_max: usize,
+        level: i32,
+        threads: usize,
+    ) -> Vec<Bound<'py, PyBytes>> {
+        let Taken { samples, raw_bytes } = std::mem::take(&mut *locked(&self.0));
+        let taken: usize = samples.iter().map(Vec::len).sum();
+        let scale = raw_bytes as f64 / taken.max(1) as f64;
+        let wanted = Wanted { count, bytes_max, level, scale, threads };
+        let found = py.detach(|| training::train(samples, wanted));
+        found.iter().map(|one| PyBytes::new(py, one)).collect()
+    }
 }
 
 type Deltas<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
@@ -83,7 +145,8 @@ pub fn deltas<'py>(py: Python<'py>, table: Input, seed: u64) -> PyResult<Deltas<
 #[pyclass(frozen, get_all, module = "dedupd.native.upkeep")]
 pub struct Refined {
     places: Py<PyBytes>,
-    bases: Py<PyBytes>,
+    codecs: Py<PyBytes>,
+    leans_on: Py<PyBytes>,
     lengths: Py<PyBytes>,
     checksums: Py<PyBytes>,
     payloads: Py<PyBytes>,
@@ -94,24 +157,51 @@ pub struct Refiner {
     similar: Mutex<Similar>,
     leaned: Py<MarkSet>,
     bases: Arc<bases::Bases>,
+    dictionaries: Mutex<Vec<Usable>>,
+    kept: Mutex<HashSet<RecordId>>,
     options: Options,
 }
 
 #[pymethods]
 impl Refiner {
     #[new]
-    #[pyo3(signature = (leaned, bases, *, level, saving_min, algorithm))]
+    #[pyo3(signature = (leaned, bases, *, level, saving_min, algorithm, threads))]
     fn new(
         leaned: Py<MarkSet>,
         bases: &Bound<'_, Bases>,
-        level: i32,
+        level: Option<i32>,
         saving_min: f64,
         algorithm: &str,
+        threads: usize,
     ) -> PyResult<Refiner> {
         let algorithm = algorithm_named("algorithm", algorithm)?;
-        let options = Options { level, saving_min, algorithm };
-        let bases = Arc::clone(&bases.get().0);
-        Ok(Refiner { similar: Mutex::default(), leaned, bases, options })
+        Ok(Refiner {
+            similar: Mutex::default(),
+            leaned,
+            bases: Arc::clone(&bases.get().0),
+            dictionaries: Mutex::default(),
+            kept: Mutex::default(),
+            options: Options { level, saving_min, algorithm, threads },
+        })
+    }
+
+    fn keep(&self, record_id: u64) {
+        locked(&self.kept).insert(RecordId(record_id));
+    }
+
+    fn use_dictionary(&self, py: Python<'_>, record_id: u64) -> bool {
+        let id = RecordId(record_id);
+        py.detach(|| {
+            let Some((raw, fingerprint)) = self.bases.with_fingerprint(id, Reads::Uncached) else {
+                return false;
+            };
+            let is_right = self.options.algorithm.digest(&raw) == fingerprint;
+            let level = self.options.level.filter(|_| is_right);
+            let found = level.and_then(|level| Usable::of(id, &raw, level));
+            let is_usable = found.is_some();
+            locked(&self.dictionaries).extend(found);
+            is_usable
+        })
     }
 
     fn bytes(&self) -> usize {
@@ -146,13 +236,14 @@ impl Refiner {
         Ok(())
     }
 
-    #[pyo3(signature = (*, ids, codecs, raw_lengths, checksums, fingerprints, lengths, payloads, sketches))]
+    #[pyo3(signature = (*, ids, codecs, targets, raw_lengths, checksums, fingerprints, lengths, payloads, sketches))]
     #[expect(clippy::too_many_arguments, reason = "columns, all by name")]
     fn refine(
         &self,
         py: Python<'_>,
         ids: Input,
         codecs: Input,
+        targets: Input,
         raw_lengths: Input,
         checksums: Input,
         fingerprints: Input,
@@ -160,12 +251,13 @@ impl Refiner {
         payloads: Input,
         sketches: Input,
     ) -> PyResult<Refined> {
-        let (ids, codecs) = (ids.ids("ids")?, codecs.bytes());
+        let (ids, codecs, targets) = (ids.ids("ids")?, codecs.bytes(), targets.ids("targets")?);
         let (raw_lengths, lengths) = (raw_lengths.u32s("raw_lengths")?, lengths.u32s("lengths")?);
         let checksums = checksums.u64s("checksums")?;
         let fingerprints = fingerprints.fingerprints("fingerprints")?;
         let sketches = self::sketches(&sketches)?;
-        let counts = [codecs.len(), raw_lengths.len(), lengths.len(), checksums.len()];
+        let counts =
+            [codecs.len(), targets.len(), raw_lengths.len(), lengths.len(), checksums.len()];
         if counts.iter().any(|&count| count != ids.len())
             || fingerprints.len() != ids.len()
             || sketches.len() != ids.len()
@@ -179,24 +271,29 @@ impl Refiner {
                 return Err(PyValueError::new_err("lengths go beyond the payloads"));
             };
             rest = after;
-            pieces.push(Piece {
-                id: ids[at],
+            let payload = Payload {
                 codec: codecs[at],
+                leans_on: targets[at],
                 raw_length: raw_lengths[at] as usize,
                 checksum: Checksum(checksums[at]),
-                fingerprint: fingerprints[at],
-                payload,
-                sketch: sketches[at],
-            });
+                stored: payload,
+            };
+            let (fingerprint, sketch) = (fingerprints[at], sketches[at]);
+            pieces.push(Piece { id: ids[at], payload, fingerprint, sketch });
         }
         let given = py.detach(|| {
             let (mut similar, mut leaned) = (locked(&self.similar), self.leaned.get().write());
-            refining::refine(&pieces, &mut similar, &mut leaned, &self.bases, self.options)
+            let (dictionaries, kept) = (locked(&self.dictionaries), locked(&self.kept));
+            let (bases, options) = (&*self.bases, self.options);
+            let tools = Tools { bases, dictionaries: &dictionaries, kept: &kept, options };
+            refining::refine(&pieces, &mut similar, &mut leaned, &tools)
         });
         let payloads: Vec<u8> = given.iter().flat_map(|one| one.payload.iter().copied()).collect();
         Ok(Refined {
             places: pack_u32(py, given.iter().map(|one| one.at as u32)).unbind(),
-            bases: pack_ids(py, given.iter().map(|one| one.base)).unbind(),
+            codecs: PyBytes::new(py, &given.iter().map(|one| one.codec).collect::<Vec<_>>())
+                .unbind(),
+            leans_on: pack_ids(py, given.iter().map(|one| one.leans_on)).unbind(),
             lengths: pack_u32(py, given.iter().map(|one| one.payload.len() as u32)).unbind(),
             checksums: pack_u64(py, given.iter().map(|one| one.checksum.0)).unbind(),
             payloads: PyBytes::new(py, &payloads).unbind(),

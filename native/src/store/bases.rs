@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 use crate::codec::delta::RAW_BYTES_MAX;
+use crate::codec::dictionary::Dictionary;
 use crate::format::ids::{ContainerNumber, Fingerprint, RecordId};
-use crate::format::record_header::CODEC_ZSTD;
 use crate::format::table_entry::{
     FORWARDS_MAX, State, TableEntry, checksum_seed, data_name, generation_in, header, table_name,
 };
@@ -23,6 +23,9 @@ use crate::threads::lock::locked;
 /// Containers that are kept open, two descriptors each.
 const CONTAINERS_MAX: usize = 64;
 
+/// Dictionaries that are kept ready, some 150 KiB each.
+const DICTIONARIES_MAX: usize = 64;
+
 /// A container of the directory, open.
 struct Opened {
     data: File,
@@ -30,17 +33,43 @@ struct Opened {
     seed: u64,
 }
 
+/// What was decoded last. Those that were used since the young ones were last let go of are young:
+/// so none is looked through for the oldest, which took longer than decoding a short one.
+#[derive(Default)]
 struct Decoded {
-    raw: Arc<Vec<u8>>,
-    used: u64,
+    young: HashMap<RecordId, Arc<Vec<u8>>>,
+    young_bytes: usize,
+    old: HashMap<RecordId, Arc<Vec<u8>>>,
+}
+
+impl Decoded {
+    fn get(&mut self, id: RecordId, bytes_max: usize) -> Option<Arc<Vec<u8>>> {
+        if let Some(raw) = self.young.get(&id) {
+            return Some(Arc::clone(raw));
+        }
+        let raw = self.old.remove(&id)?;
+        self.keep(id, &raw, bytes_max);
+        Some(raw)
+    }
+
+    /// Both generations together have `bytes_max` and one base more at most.
+    fn keep(&mut self, id: RecordId, raw: &Arc<Vec<u8>>, bytes_max: usize) {
+        self.young_bytes += raw.len();
+        if let Some(before) = self.young.insert(id, Arc::clone(raw)) {
+            self.young_bytes -= before.len();
+        }
+        if self.young_bytes > bytes_max / 2 {
+            self.old = std::mem::take(&mut self.young);
+            self.young_bytes = 0;
+        }
+    }
 }
 
 #[derive(Default)]
 struct Kept {
     containers: HashMap<ContainerNumber, Arc<Opened>>,
-    decoded: HashMap<RecordId, Decoded>,
-    decoded_bytes: usize,
-    clock: u64,
+    decoded: Decoded,
+    dictionaries: HashMap<RecordId, Arc<Dictionary>>,
 }
 
 /// Reads bases from the containers of a directory, and keeps those that were decoded last: what one
@@ -87,33 +116,13 @@ impl Bases {
         }
     }
 
-    fn kept(&self, id: RecordId) -> Option<Arc<Vec<u8>>> {
-        let mut kept = locked(&self.kept);
-        kept.clock += 1;
-        let clock = kept.clock;
-        let decoded = kept.decoded.get_mut(&id)?;
-        decoded.used = clock;
-        Some(Arc::clone(&decoded.raw))
-    }
-
-    fn keep(&self, id: RecordId, raw: &Arc<Vec<u8>>) {
-        let mut kept = locked(&self.kept);
-        kept.clock += 1;
-        let used = kept.clock;
-        kept.decoded_bytes += raw.len();
-        if let Some(before) = kept.decoded.insert(id, Decoded { raw: Arc::clone(raw), used }) {
-            kept.decoded_bytes -= before.raw.len();
-        }
-        while kept.decoded_bytes > self.bytes_max && kept.decoded.len() > 1 {
-            let oldest = kept.decoded.iter().min_by_key(|(_, one)| one.used).map(|(&id, _)| id);
-            let Some(gone) = oldest.and_then(|oldest| kept.decoded.remove(&oldest)) else { break };
-            kept.decoded_bytes -= gone.raw.len();
-        }
-    }
-
     /// Reads again where that fails: the container may have been replaced since it was opened.
     fn read(&self, id: RecordId, reads: Reads) -> Option<Vec<u8>> {
-        self.try_read(id, reads).or_else(|| {
+        let found = self.try_read(id, reads);
+        if reads == Reads::CachedOnly {
+            return found; // it may only not be in memory
+        }
+        found.or_else(|| {
             locked(&self.kept).containers.clear();
             self.try_read(id, reads)
         })
@@ -123,7 +132,7 @@ impl Bases {
         let (end, entry, opened) = self.end_of(id, reads)?;
         let mut raw = vec![0; entry.raw_length as usize];
         let mut stored = Vec::new();
-        let files = opened.files(reads);
+        let files = Files { bases: Some(self), ..opened.files(reads) };
         files.read_entry(&entry, end.ordinal(), &mut raw, &mut stored)?;
         Some(raw)
     }
@@ -141,7 +150,7 @@ impl Bases {
                 continue;
             }
             let is_base = entry.state.has_bytes()
-                && entry.codec <= CODEC_ZSTD
+                && entry.is_base()
                 && entry.raw_length as usize <= RAW_BYTES_MAX;
             return is_base.then_some((id, entry, opened));
         }
@@ -199,12 +208,30 @@ impl Bases {
 impl BaseBytes for Bases {
     /// Whatever the record was merged into.
     fn raw(&self, id: RecordId, reads: Reads) -> Option<Arc<Vec<u8>>> {
-        if let Some(raw) = self.kept(id) {
+        if let Some(raw) = locked(&self.kept).decoded.get(id, self.bytes_max) {
             return Some(raw);
         }
         let raw = Arc::new(self.read(id, reads)?);
-        self.keep(id, &raw);
+        locked(&self.kept).decoded.keep(id, &raw, self.bytes_max);
         Some(raw)
+    }
+
+    /// Whatever the record was merged into; never one that leans on another.
+    fn dictionary(&self, id: RecordId, reads: Reads) -> Option<Arc<Dictionary>> {
+        if let Some(found) = locked(&self.kept).dictionaries.get(&id) {
+            return Some(Arc::clone(found));
+        }
+        let (_, entry, _) = self.end_of(id, reads)?;
+        if entry.leans() {
+            return None;
+        }
+        let found = Arc::new(Dictionary::of(&self.read(id, reads)?)?);
+        let mut kept = locked(&self.kept);
+        if kept.dictionaries.len() >= DICTIONARIES_MAX {
+            kept.dictionaries.clear();
+        }
+        kept.dictionaries.insert(id, Arc::clone(&found));
+        Some(found)
     }
 }
 

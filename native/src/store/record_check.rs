@@ -4,12 +4,11 @@
 
 use std::cell::RefCell;
 
-use crate::codec::{delta, encode};
+use crate::codec::{delta, dictionary, encode};
 use crate::fingerprint::Algorithm;
 use crate::format::ids::RecordId;
 use crate::format::record_header::{
-    CODEC_DELTA, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
-    RecordKind,
+    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, RECORD_ALIGN_BYTES, RECORD_HEADER_BYTES, RecordHeader,
 };
 use crate::store::bases::Bases;
 use crate::store::record_reader::{BaseBytes, Reads};
@@ -107,15 +106,20 @@ fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Sta
         return Status::Intact;
     }
     let (codec, raw_length) = (header.codec, header.raw_length as usize);
-    if codec > CODEC_DELTA || encode::check(payload, codec, raw_length, header.checksum).is_err() {
+    if codec > CODEC_DICTIONARY
+        || encode::check(payload, codec, raw_length, header.checksum).is_err()
+    {
         return Status::Payload;
     }
-    let base = if codec == CODEC_DELTA && header.kind == RecordKind::DATA {
-        bases.and_then(|bases| bases.raw(RecordId(header.target), Reads::Uncached))
-    } else {
-        None
+    let other = || Some((bases?, RecordId(header.leans_on()?)));
+    let (base, dictionary) = match codec {
+        CODEC_DELTA => (other().and_then(|(all, id)| all.raw(id, Reads::Uncached)), None),
+        CODEC_DICTIONARY => {
+            (None, other().and_then(|(all, id)| all.dictionary(id, Reads::Uncached)))
+        }
+        _ => (None, None),
     };
-    if codec > CODEC_ZSTD && base.is_none() {
+    if matches!(codec, CODEC_DELTA | CODEC_DICTIONARY) && base.is_none() && dictionary.is_none() {
         return Status::Base;
     }
     let digest = if codec == CODEC_RAW {
@@ -124,9 +128,10 @@ fn judge(record: &Found<'_>, algorithm: Algorithm, bases: Option<&Bases>) -> Sta
         let decoded = RAW.with_borrow_mut(|raw| {
             raw.resize(raw_length.max(raw.len()), 0);
             let out = &mut raw[..raw_length];
-            match base {
-                Some(base) => delta::decode(payload, &base, out),
-                None => encode::decode(payload, codec, out),
+            match (base, dictionary) {
+                (Some(base), _) => delta::decode(payload, &base, out),
+                (_, Some(found)) => dictionary::decode(payload, &found, out),
+                _ => encode::decode(payload, codec, out),
             }
             .map(|()| algorithm.digest(out))
         });

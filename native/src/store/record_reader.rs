@@ -7,10 +7,11 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use crate::codec::delta;
+use crate::codec::dictionary::{self, Dictionary};
 use crate::codec::encode::{check, decode};
 use crate::format::ids::{FingerprintCheck, RecordId};
 use crate::format::record_header::{
-    CODEC_DELTA, CODEC_RAW, RECORD_HEADER_BYTES, RecordHeader, RecordKind,
+    CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_HEADER_BYTES, RecordHeader,
 };
 use crate::format::table_entry::{ENTRY_BYTES, State, TableEntry, entry_offset};
 use crate::system::reads::RWF_DONTCACHE;
@@ -38,9 +39,12 @@ pub enum Reads {
 
 /// Where the records are found that others lean on.
 pub trait BaseBytes: Sync {
-    /// The raw bytes of a record that leans on no other one; None where anything is out of the
+    /// The raw bytes of a record that is no difference to another; None where anything is out of the
     /// ordinary.
     fn raw(&self, id: RecordId, reads: Reads) -> Option<Arc<Vec<u8>>>;
+
+    /// The dictionary that a record holds; None as for [`BaseBytes::raw`].
+    fn dictionary(&self, id: RecordId, reads: Reads) -> Option<Arc<Dictionary>>;
 }
 
 /// A container and its table, open for reading.
@@ -95,7 +99,7 @@ impl Files<'_> {
     /// The table entry of a live record; None of any other record.
     pub fn entry(&self, ordinal: u32) -> Option<TableEntry> {
         let entry = self.any_entry(ordinal)?;
-        (entry.state == State::LIVE && entry.codec <= CODEC_DELTA).then_some(entry)
+        (entry.state == State::LIVE && entry.codec <= CODEC_DICTIONARY).then_some(entry)
     }
 
     /// The table entry of a record in whatever state; None where there is no sound one.
@@ -128,14 +132,18 @@ impl Files<'_> {
         self.fill(self.data, entry.offset, &mut header, stored)?;
         let header = self.header(&header, entry, ordinal)?;
         check(stored, entry.codec, out.len(), header.checksum).ok()?;
-        if entry.codec != CODEC_DELTA {
+        if entry.codec <= CODEC_ZSTD {
             return decode(stored, entry.codec, out).ok();
         }
-        if header.kind != RecordKind::DATA {
-            return None; // the target of a copy is no base
+        let other = RecordId(header.leans_on()?);
+        match entry.codec {
+            CODEC_DELTA => delta::decode(stored, &self.bases?.raw(other, self.reads)?, out).ok(),
+            CODEC_DICTIONARY => {
+                let found = self.bases?.dictionary(other, self.reads)?;
+                dictionary::decode(stored, &found, out).ok()
+            }
+            _ => None,
         }
-        let base = self.bases?.raw(RecordId(header.target), self.reads)?;
-        delta::decode(stored, &base, out).ok()
     }
 
     /// The header of a record. None where it does not belong to a chunk with this entry. A chunk

@@ -8,4 +8,6 @@ pub mod record_census;
 pub mod refining;
 pub mod similar;
 pub mod sketch;
+pub mod sketching;
+pub mod training;
 pub mod usage;

@@ -6,7 +6,6 @@ use hashbrown::HashTable;
 use super::mark_set::Marks;
 use super::sketch::{SUPER_FEATURES, Sketch};
 use crate::format::ids::RecordId;
-use crate::format::record_header::CODEC_ZSTD;
 use crate::format::table_entry::{EntryBytes, State, TableEntry};
 
 struct Slot {
@@ -46,7 +45,7 @@ impl Similar {
         }
     }
 
-    /// Let the live records of a part of a table that lean on no other one stand for their
+    /// Let the live records of a part of a table that are no difference to another stand for their
     /// super-features, where none does. One that is leaned on already takes the place of one that is
     /// not. `first` is the id of the first entry.
     pub fn offer(
@@ -64,7 +63,7 @@ impl Similar {
                 continue;
             }
             let Some(entry) = TableEntry::sound(bytes, seed) else { continue };
-            if entry.state == State::LIVE && entry.codec <= CODEC_ZSTD {
+            if entry.state == State::LIVE && entry.is_base() {
                 self.stand(id, sketch, leaned);
             }
         }

@@ -1,0 +1,183 @@
+"""The dictionaries of a store: which there are, and when new ones are trained.
+
+A dictionary is a record of its own among the chunks, found by its id like any other. It has a
+second copy from the start, is never changed, and stays as long as a record leans on it.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from dedupd import native
+from dedupd.config.memory_budget import refine_shares
+from dedupd.failpoint import define, reach
+from dedupd.format.container import Kind, RecordKind, seed_of
+from dedupd.format.table import State
+from dedupd.store.container.container import data_name
+from dedupd.store.container.table_scan import TableScan
+from dedupd.store.encoded_records import encoded_alone
+from dedupd.store.second_copies import append_copies
+from dedupd.system.files import opened
+from dedupd.units import KIB, MIB
+from dedupd.volume.container_numbers import Numbers
+from dedupd.volume.hints import HintKey
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun
+
+_DURABLE = define("refine.dictionaries-durable", "new dictionaries are durable, not their copies")
+_COPIED = define("refine.dictionaries-copied", "new dictionaries are durable, and so are copies")
+_NOTED = define("refine.dictionaries-noted", "new dictionaries are noted as those to use")
+
+COUNT_MAX = 8
+"""Of one training: as many types as have anything in common."""
+
+BYTES_MAX = 112 * KIB
+"""Of a dictionary: what zstd itself makes them of."""
+
+STORED_BYTES_MIN = 32 * KIB
+"""Less store is not worth a container of dictionaries."""
+
+SAMPLES_SHARE = 0.25
+"""Raw bytes of samples for each byte of the store, as far as memory allows."""
+
+SAMPLES_BYTES_MIN = 4 * MIB
+
+TRAIN_AGAIN = 4
+"""New ones are trained once so many times as much has come as the last ones were trained for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Ids of the dictionaries to use, and of those that were made for it."""
+
+    ids: list[int]
+    made: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the hint says: the bytes of store for which dictionaries were trained, those that were
+    looked at since, and their ids."""
+
+    trained_bytes: int
+    since_bytes: int
+    ids: list[int]
+
+
+class Dictionaries:
+    """The dictionaries of a volume. Needs its job lock."""
+
+    def __init__(self, volume: Volume, run: JobRun, tables: TableScan, threads: int) -> None:
+        """``tables`` have recovered."""
+        policy = volume.policy()
+        # Samples are gone before anything is looked for, and are there twice while they are used.
+        self._samples_bytes_max = refine_shares(policy.memory_bytes).similar_bytes // 2
+        self._volume = volume
+        self._run = run
+        self._tables = tables
+        self._directory = tables.directory
+        self._threads = threads
+        self.in_use: set[int] = set()
+        """Those that records lean on, for the caller to fill."""
+        self._wanted: list[int] = []
+
+    def holders(self) -> set[int]:
+        """The records that hold dictionaries, and those that these were merged into."""
+        found: set[int] = set()
+        for record_id in {*self.in_use, *self._wanted}:
+            at = record_id
+            while at and at not in found:
+                found.add(at)
+                entry = self._directory.entry(at)
+                is_merged = entry is not None and entry.state == State.MERGED
+                at = entry.target if entry is not None and is_merged else 0
+        return found
+
+    def wanted(self, waiting: Iterable[int], stored_bytes: int, level: int) -> Found:
+        """The dictionaries for some containers of so many bytes, trained from them where it is time
+        for that. Raises Cancelled, NoSpace."""
+        known = self._known()
+        ids = [one for one in known.ids if self._directory.bases.native.is_live(one)]
+        since = known.since_bytes + stored_bytes
+        made: list[int] = []
+        if not ids or since >= TRAIN_AGAIN * known.trained_bytes:
+            trained = self._trained(waiting, stored_bytes, level)
+            made = self._kept(trained) if trained else []
+        if made:
+            ids, known, since = made, replace(known, trained_bytes=stored_bytes), 0
+        self._volume.hints.put(HintKey.DICTIONARIES, [known.trained_bytes, since, *ids])
+        reach(_NOTED)
+        self._wanted = ids
+        return Found(ids, made)
+
+    def _known(self) -> _Known:
+        value = self._volume.hints.get(HintKey.DICTIONARIES)
+        if isinstance(value, list) and len(value) >= 2 and all(type(n) is int for n in value):
+            return _Known(value[0], value[1], value[2:])
+        names = map(data_name, self._tables.shapes)
+        sizes = (os.stat(name, dir_fd=self._directory.fd).st_size for name in names)
+        return _Known(sum(sizes), 0, sorted(self.in_use)[-COUNT_MAX:])
+
+    def _trained(self, waiting: Iterable[int], stored_bytes: int, level: int) -> list[bytes]:
+        if stored_bytes < STORED_BYTES_MIN:
+            return []
+        self._run.update(phase="training dictionaries", done=0, total=0)
+        wanted_bytes = max(SAMPLES_BYTES_MIN, stored_bytes * SAMPLES_SHARE)
+        share = min(self._samples_bytes_max, wanted_bytes) / stored_bytes
+        samples = native.upkeep.Samples()
+        for number in waiting:
+            self._sample(samples, number, share)
+        return samples.train(
+            count=COUNT_MAX,
+            bytes_max=BYTES_MAX,
+            level=level,
+            threads=self._threads,
+        )
+
+    def _sample(self, samples: native.upkeep.Samples, number: int, share: float) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        with opened(os.open(data_name(number), flags, dir_fd=self._directory.fd)) as fd:
+            bytes_max = os.fstat(fd).st_size * share
+            count = self._tables.shapes[number].count
+            for block in self._tables.blocks([self._tables.whole(number)]):
+                samples.add(
+                    fd,
+                    block.entries,
+                    self._directory.bases.native,
+                    seed=seed_of(block.header),
+                    first=block.first,
+                    bytes_max=int(bytes_max * (block.end - block.first) / count),
+                )
+
+    def _kept(self, trained: list[bytes]) -> list[int]:
+        """Make dictionaries records of the store, each with a second copy; none where there is no
+        space for the copies. Raises NoSpace."""
+        algorithm, numbers = self._volume.parameters.fingerprint, Numbers(self._volume)
+        records = [
+            encoded_alone(raw, native.hashing.fingerprint(raw, algorithm)) for raw in trained
+        ]
+        # In a container of their own: the one that grows would be young again.
+        writer = numbers.writer(Kind.CHUNKS)
+        try:
+            writer.recover(lambda _: None)
+            writer.begin_container()
+            first = writer.reserve(len(records), sum(map(len, trained)))
+            writer.append_copies(first, records, RecordKind.DATA)
+            writer.sync()
+            last = {Kind.CHUNKS: writer.last_number}
+        finally:
+            writer.close()
+        reach(_DURABLE)
+        copies = [
+            (replace(record, target=first + at), payload)
+            for at, (record, payload) in enumerate(records)
+        ]
+        writer = numbers.writer(Kind.CHUNK_COPIES)
+        try:
+            writer.recover(lambda _: None)
+            written = append_copies(writer, copies)
+            numbers.note({**last, Kind.CHUNK_COPIES: writer.last_number})
+        finally:
+            writer.close()
+        reach(_COPIED)
+        return list(range(first, first + len(records))) if written else []

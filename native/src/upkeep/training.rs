@@ -1,0 +1,219 @@
+//! Dictionaries for the types of chunks that there are, by what the chunks contain.
+//!
+//! Samples are grouped by the pairs of bytes in them (k-means), and a dictionary is trained for each
+//! group (COVER, Liao et al., as zstd has it). Then each sample goes to the dictionary that makes
+//! least of it, and each group is trained again.
+
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use zstd_safe::zstd_sys;
+
+use super::refining::TRIAL_LEVEL;
+use crate::codec::compressibility::incompressible;
+use crate::codec::dictionary::{Compressing, compress};
+use crate::codec::encode;
+use crate::threads::lock::{locked, unlocked};
+use crate::threads::pool;
+
+/// Dimensions of the space in which samples are grouped.
+const PAIRS: usize = 512;
+const ROUNDS: usize = 8;
+
+/// Of a sample; the rest of a longer one adds little.
+const SAMPLE_BYTES: usize = 64 << 10;
+const SAMPLE_BYTES_MIN: usize = 64;
+
+/// zstd needs some samples more than it says.
+const SAMPLES_MIN: usize = 16;
+
+/// So many bytes of a type for each byte of its dictionary, at least.
+const RAW_PER_BYTE: f64 = 32.0;
+
+const BYTES_MIN: usize = 1 << 10;
+
+/// A dictionary must save so many times its own size, reckoned up from the samples: it was trained
+/// on these, and is stored twice.
+const GAIN_MIN: f64 = 4.0;
+
+/// What is wanted of a training.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    pub count: usize,
+    pub bytes_max: usize,
+    pub level: i32,
+    /// How many bytes there are for each byte of the samples.
+    pub scale: f64,
+    pub threads: usize,
+}
+
+/// The dictionaries that are worth it, the best ones first.
+pub fn train(mut samples: Vec<Vec<u8>>, wanted: Wanted) -> Vec<Vec<u8>> {
+    // What is packed already has nothing in common.
+    samples.retain(|sample| sample.len() >= SAMPLE_BYTES_MIN && !incompressible(sample));
+    samples.iter_mut().for_each(|sample| sample.truncate(SAMPLE_BYTES));
+    if samples.len() < SAMPLES_MIN {
+        return Vec::new();
+    }
+    let count = wanted.count.clamp(1, samples.len() / SAMPLES_MIN);
+    let groups = grouped(&samples, count);
+    let first = trained(&samples, &groups, wanted);
+    let Some((groups, _)) = assigned(&samples, &first, wanted) else { return Vec::new() };
+    let second = trained(&samples, &groups, wanted);
+    let Some((_, gains)) = assigned(&samples, &second, wanted) else { return Vec::new() };
+    let mut found: Vec<_> = second
+        .into_iter()
+        .zip(gains)
+        .filter(|(one, gain)| gain * wanted.scale > GAIN_MIN * one.len() as f64)
+        .collect();
+    found.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    found.into_iter().map(|(one, _)| one).collect()
+}
+
+/// The numbers of the samples of each group.
+type Groups = Vec<Vec<usize>>;
+
+/// How often each pair of bytes is in a sample, by the square root, of length one.
+fn point(sample: &[u8]) -> Vec<f32> {
+    let mut counts = vec![0f32; PAIRS];
+    for pair in sample.windows(2) {
+        let hash = (u32::from(pair[0]) << 8 | u32::from(pair[1])).wrapping_mul(0x9E37_79B1);
+        counts[(hash >> 23) as usize] += 1.0;
+    }
+    let total: f32 = counts.iter().sum();
+    counts.iter().map(|count| (count / total.max(1.0)).sqrt()).collect()
+}
+
+fn distance(one: &[f32], other: &[f32]) -> f32 {
+    one.iter().zip(other).map(|(a, b)| (a - b) * (a - b)).sum()
+}
+
+fn nearest(point: &[f32], centres: &[Vec<f32>]) -> (usize, f32) {
+    let distances = centres.iter().map(|centre| distance(point, centre)).enumerate();
+    distances.min_by(|(_, one), (_, other)| one.total_cmp(other)).unwrap_or_default()
+}
+
+/// Samples that are alike, together.
+fn grouped(samples: &[Vec<u8>], count: usize) -> Groups {
+    let points: Vec<_> = samples.iter().map(|sample| point(sample)).collect();
+    // The first one, then whatever is farthest from all before.
+    let mut centres = vec![points[0].clone()];
+    while centres.len() < count {
+        let far = points.iter().map(|point| nearest(point, &centres).1).enumerate();
+        let Some((at, _)) = far.max_by(|(_, one), (_, other)| one.total_cmp(other)) else { break };
+        centres.push(points[at].clone());
+    }
+    let mut groups = Groups::new();
+    for _ in 0..ROUNDS {
+        groups = vec![Vec::new(); centres.len()];
+        for (number, point) in points.iter().enumerate() {
+            groups[nearest(point, &centres).0].push(number);
+        }
+        for (centre, group) in centres.iter_mut().zip(&groups) {
+            if !group.is_empty() {
+                *centre = middle(group.iter().map(|&number| &points[number][..]));
+            }
+        }
+    }
+    groups
+}
+
+fn middle<'a>(points: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
+    let (mut sum, mut count) = (vec![0f32; PAIRS], 0f32);
+    for point in points {
+        sum.iter_mut().zip(point).for_each(|(sum, value)| *sum += value);
+        count += 1.0;
+    }
+    sum.iter().map(|sum| sum / count).collect()
+}
+
+fn trained(samples: &[Vec<u8>], groups: &Groups, wanted: Wanted) -> Vec<Vec<u8>> {
+    let made: Vec<_> = groups.iter().map(|_| Mutex::new(None)).collect();
+    pool::for_each(groups.len(), wanted.threads.saturating_sub(1), |at| {
+        let own: Vec<&[u8]> = groups[at].iter().map(|&number| &samples[number][..]).collect();
+        *locked(&made[at]) = dictionary_of(&own, wanted);
+    });
+    made.into_iter().filter_map(unlocked).collect()
+}
+
+/// A dictionary for some samples; None where these are too few, or too much alike.
+fn dictionary_of(samples: &[&[u8]], wanted: Wanted) -> Option<Vec<u8>> {
+    if samples.len() < SAMPLES_MIN {
+        return None;
+    }
+    let sizes: Vec<usize> = samples.iter().map(|sample| sample.len()).collect();
+    let buffer = samples.concat();
+    let most = (buffer.len() as f64 * wanted.scale / RAW_PER_BYTE) as usize;
+    let mut out = vec![0; wanted.bytes_max.min(most).max(BYTES_MIN)];
+    let parameters = zstd_sys::ZDICT_fastCover_params_t {
+        k: 1024,
+        d: 8,
+        f: 20,
+        steps: 0,
+        nbThreads: 1,
+        splitPoint: 1.0,
+        accel: 1,
+        shrinkDict: 0,
+        shrinkDictMaxRegression: 0,
+        zParams: zstd_sys::ZDICT_params_t {
+            compressionLevel: wanted.level,
+            notificationLevel: 0,
+            dictID: 0,
+        },
+    };
+    // SAFETY: all three buffers have the lengths that are stated, and live for the call.
+    let length = unsafe {
+        zstd_sys::ZDICT_trainFromBuffer_fastCover(
+            out.as_mut_ptr().cast::<c_void>(),
+            out.len(),
+            buffer.as_ptr().cast::<c_void>(),
+            sizes.as_ptr(),
+            u32::try_from(sizes.len()).ok()?,
+            parameters,
+        )
+    };
+    // An error is a number from the upper end.
+    if length > out.len() {
+        return None;
+    }
+    out.truncate(length);
+    zstd_safe::get_dict_id_from_dict(&out)?;
+    Some(out)
+}
+
+/// Each sample with the dictionary that makes least of it; and what each dictionary saves. None
+/// where there is none.
+fn assigned(
+    samples: &[Vec<u8>],
+    dictionaries: &[Vec<u8>],
+    wanted: Wanted,
+) -> Option<(Groups, Vec<f64>)> {
+    let ready: Option<Vec<_>> =
+        dictionaries.iter().map(|one| Compressing::of(one, TRIAL_LEVEL)).collect();
+    let ready = ready.filter(|ready| !ready.is_empty())?;
+    let best: Vec<_> = samples.iter().map(|_| Mutex::new(None)).collect();
+    pool::for_each(samples.len(), wanted.threads.saturating_sub(1), |number| {
+        *locked(&best[number]) = least(&samples[number], &ready);
+    });
+    let mut groups = vec![Vec::new(); ready.len()];
+    let mut gains = vec![0f64; ready.len()];
+    for (number, found) in best.into_iter().map(unlocked).enumerate() {
+        if let Some((place, gain)) = found {
+            groups[place].push(number);
+            gains[place] += gain as f64;
+        }
+    }
+    Some((groups, gains))
+}
+
+/// The dictionary that makes least of a sample, and how much less than none.
+fn least(sample: &[u8], ready: &[Compressing]) -> Option<(usize, usize)> {
+    let mut out = vec![0; zstd_safe::compress_bound(sample.len())];
+    let alone = encode::compress(sample, &mut out, TRIAL_LEVEL).ok()??.min(sample.len());
+    let sizes = ready
+        .iter()
+        .enumerate()
+        .filter_map(|(place, one)| Some((compress(sample, one, &mut out).ok()??, place)));
+    let (size, place) = sizes.min()?;
+    (size < alone).then(|| (place, alone - size))
+}
