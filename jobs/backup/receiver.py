@@ -23,7 +23,7 @@ from dedupd.units import MIB
 from dedupd.volume.volume import VOLUME_FILE, Volume
 from jobs.backup.received import Received, ReceivedChunk, remove_tree
 from jobs.backup.switch import TreeBuilder, finish_switch, is_switching, switch
-from jobs.backup.wire import FrameReader, FrameWriter, unpacked
+from jobs.backup.wire import AheadReader, FrameWriter, unpacked
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
 from jobs.optimize.store_session import StoreSession
@@ -66,7 +66,7 @@ class Receiver:
         """``back_fd``: where a sender that negotiates hears what is here."""
         self._volume = volume
         self._run = run
-        self._in = FrameReader(in_fd, "the stream")
+        self._in_fd = in_fd
         self._back = None if back_fd is None else FrameWriter(back_fd)
         self._report = ReceiveReport(started_s=run.started_s)
         self._pending: list[Frame] = []
@@ -81,9 +81,14 @@ class Receiver:
         Raises Damaged, UsageError, Busy (all is received, and the volume is mounted), NoSpace,
         PipeClosed, Cancelled: then the volume is what it was.
         """
-        volume, run, report = self._volume, self._run, self._report
-        finish(volume, run, is_asked=False)
+        volume = self._volume
+        finish(volume, self._run, is_asked=False)
         own = replica_of(volume.base_fd, volume.root)
+        with closing(AheadReader(self._in_fd, "the stream")) as self._in:
+            return self._run_through(own)
+
+    def _run_through(self, own: Replica | None) -> ReceiveReport:
+        volume, run, report = self._volume, self._run, self._report
         self._say_hello(own)
         fields = stream.fields_of(self._in.read(), "the stream")
         self._in.use_stream(fields["stream"])

@@ -131,6 +131,7 @@ class Sender:
         volume, run, report = self._volume, self._run, self._report
         run.update(phase="sending", total=_store_bytes(volume))
         with ExitStack() as stack:
+            stack.callback(self._out.close)
             self._pool = stack.enter_context(
                 ThreadPoolExecutor(cores(), thread_name_prefix="records")
             )

@@ -1,17 +1,25 @@
 """Frames over pipes: written, and read with every check."""
 
+import fcntl
 import os
+import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, Queue
 
 from dedupd import native
 from dedupd.errors import Damaged, DedupdError
 from dedupd.format import stream
 from dedupd.format.stream import Frame, FrameKind
 from dedupd.store.encoded_records import encoded_payload
+from dedupd.system.files import opened
 from dedupd.units import MIB
 
 _BUFFER_BYTES = 1 * MIB
+_BEHIND, _AHEAD = 4, 16
+"""Buffers between the threads of one side, of a MiB each or a little more."""
 
 
 class PipeClosed(DedupdError):
@@ -24,13 +32,20 @@ def seed_of(stream_id: str) -> int:
 
 
 class FrameWriter:
-    """Writes frames to ``fd``. Raises PipeClosed."""
+    """Writes frames to ``fd``, in a thread of its own: the next ones are made meanwhile.
+
+    Raises PipeClosed, as soon as that is known.
+    """
 
     def __init__(self, fd: int) -> None:
+        _widen(fd)
         self._fd = fd
         self._seed = 0
         self._sequence = 0
         self._buffer = bytearray()
+        self._waiting: Queue[bytearray | None] = Queue(_BEHIND)
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
         self.written_bytes = 0
 
     def begin(self, kind: FrameKind, fields: dict[str, object], stream_id: str) -> None:
@@ -42,17 +57,54 @@ class FrameWriter:
         self._buffer += stream.encode_frame(frame, self._sequence, self._seed)
         self._sequence += 1
         if len(self._buffer) >= _BUFFER_BYTES:
-            self.flush()
+            self._hand_over()
 
     def flush(self) -> None:
-        """Have all of it on its way."""
-        view = memoryview(bytes(self._buffer))
-        self._buffer.clear()
+        """Have all of it written."""
+        self._hand_over()
+        self._waiting.join()
+        self._check()
+
+    def close(self) -> None:
+        """Nothing more is written. What was flushed is."""
+        if self._thread is not None:
+            self._failure = self._failure or PipeClosed("the stream was given up")
+            self._waiting.put(None)
+            self._thread = None
+
+    def _hand_over(self) -> None:
+        self._check()
+        if not self._buffer:
+            return
+        if self._thread is None:
+            # It has a descriptor of its own: the caller may close its one at any time.
+            work = partial(self._work, os.dup(self._fd))
+            self._thread = threading.Thread(target=work, name="pipe", daemon=True)
+            self._thread.start()
+        data, self._buffer = self._buffer, bytearray()
+        self._waiting.put(data)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self, fd: int) -> None:
+        with opened(fd):
+            while (data := self._waiting.get()) is not None:
+                try:
+                    if self._failure is None:
+                        self._write(fd, memoryview(data))
+                except BrokenPipeError:
+                    text = "the receiver has ended; its message says why"
+                    self._failure = PipeClosed(text)
+                except BaseException as error:
+                    self._failure = error
+                finally:
+                    self._waiting.task_done()
+
+    def _write(self, fd: int, view: "memoryview[int]") -> None:
         while view:
-            try:
-                count = put(self._fd, view)
-            except BrokenPipeError:
-                raise PipeClosed("the receiver has ended; its message says why") from None
+            count = put(fd, view)
             self.written_bytes += count
             view = view[count:]
 
@@ -65,10 +117,12 @@ class FrameReader:
     """Reads frames from ``fd``. Raises Damaged, UnknownFormat, PipeClosed."""
 
     def __init__(self, fd: int, where: str) -> None:
+        _widen(fd)
         self._fd = fd
         self._seed = 0
         self._sequence = 0
         self._where = where
+        self._rest = memoryview(b"")
         self.read_bytes = 0
 
     def use_stream(self, stream_id: str) -> None:
@@ -88,16 +142,63 @@ class FrameReader:
     def _bytes(self, count: int) -> bytes:
         parts, have = [], 0
         while have < count:
-            part = os.read(self._fd, min(count - have, _BUFFER_BYTES))
-            if not part:
+            if not self._rest:
+                self._rest = memoryview(self._block())
+            if not self._rest:
                 raise PipeClosed(
                     f"{self._where}: was cut, and what the volume has is as it was; `dedupd receive"
                     " --token` says how far it came"
                 )
+            part, self._rest = self._rest[: count - have], self._rest[count - have :]
             parts.append(part)
             have += len(part)
         self.read_bytes += have
         return b"".join(parts)
+
+    def _block(self) -> bytes:
+        """The next bytes; none at the end."""
+        return os.read(self._fd, _BUFFER_BYTES)
+
+
+class AheadReader(FrameReader):
+    """Reads on in a thread of its own, some MiB ahead of what is worked on."""
+
+    def __init__(self, fd: int, where: str) -> None:
+        super().__init__(os.dup(fd), where)
+        self._blocks: Queue[bytes | OSError] = Queue(_AHEAD)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._work, name="pipe", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Read no more: the thread lets go of the pipe as soon as something comes, or it ends."""
+        self._is_over = True
+        with suppress(Empty):
+            while True:
+                self._blocks.get_nowait()
+
+    def _block(self) -> bytes:
+        block = self._blocks.get()
+        if isinstance(block, OSError):
+            raise block
+        return block
+
+    def _work(self) -> None:
+        with opened(self._fd):
+            while not self._is_over:
+                try:
+                    block: bytes | OSError = os.read(self._fd, _BUFFER_BYTES)
+                except OSError as error:
+                    block = error
+                self._blocks.put(block)
+                if not block or isinstance(block, OSError):
+                    return
+
+
+def _widen(fd: int) -> None:
+    """Have a pipe hold more: each side wakes the other less often."""
+    with suppress(OSError):  # no pipe, or more than this user may have
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
 
 
 def packed(kind: FrameKind, data: bytes) -> Frame:
