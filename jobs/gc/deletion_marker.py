@@ -2,6 +2,7 @@
 
 from dedupd.deleted.expiry import expire
 from dedupd.deleted.log import DeletionLogs
+from dedupd.errors import PolicyError
 from dedupd.format.stub import Flag
 from dedupd.store.mark_set import Marks, Needs
 from dedupd.system.files import free_space
@@ -18,14 +19,19 @@ class DeletionMarker:
     """
 
     def __init__(self, volume: Volume, run: JobRun, *, dry_run: bool) -> None:
-        """Raises OSError, PolicyError."""
+        """Raises OSError. Where the policy cannot be read, everything is kept."""
         self._volume = volume
         self._run = run
         self._logs = DeletionLogs(volume)
         self._gone: set[int] = set()
+        self.early = 0
+        try:
+            policy = volume.policy()
+        except PolicyError:
+            return
         before = self._logs.numbers()
         space = free_space(volume.data_fd)
-        found = expire(self._logs, volume.policy(), space, volume.disk, dry_run=dry_run)
+        found = expire(self._logs, policy, space, volume.disk, dry_run=dry_run)
         self._gone = set(before) - set(found.kept)
         self.early = found.early
 
