@@ -17,6 +17,7 @@ from tests.crash.adopt_scenarios import ADOPT_SCENARIOS
 from tests.crash.deletion_scenarios import DELETION_SCENARIOS
 from tests.crash.mount_scenarios import MOUNT_SCENARIOS
 from tests.crash.recovery_scenarios import RECOVERY_SCENARIOS
+from tests.crash.replica_scenarios import REPLICA_SCENARIOS
 from tests.crash.scenarios import SCENARIOS as SCENARIOS_OF_JOBS
 from tests.crash.scenarios import History, Scenario, Scene, assert_allowed
 from tests.crash.space_scenarios import SPACE_SCENARIOS
@@ -30,6 +31,7 @@ SCENARIOS = (
     | SPACE_SCENARIOS
     | ADOPT_SCENARIOS
     | DELETION_SCENARIOS
+    | REPLICA_SCENARIOS
     | MOUNT_SCENARIOS
 )
 

@@ -73,7 +73,7 @@ def product_sites() -> list[Site]:
 OUT_OF_VOLUMES = ("jobs.backup.", "dedupd.replica.")
 """Packages that write where users see nothing: a restore or a drill into a directory of its own; a
 stream into a place beside the tree, until the switch. ``tests/jobs/backup`` stops and kills these;
-no power cut is simulated."""
+a power cut is simulated at the switch alone (``replica_scenarios.py``)."""
 
 
 def sites_in_volumes() -> list[Site]:

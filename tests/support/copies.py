@@ -1,6 +1,7 @@
 """Copies of volumes that count as the volume: as a disk has it again after a power cut."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from dedupd.errors import Damaged, DamagedStub
@@ -29,13 +30,23 @@ def belong_here(root: Path) -> None:
     with opened(os.open(base / "data", os.O_RDONLY)) as fd:
         here = instance_of(fd)
     record.write_bytes(here.to_json())
+    rebind_below(root, ("data",))
+
+
+def rebind_below(root: Path, places: Sequence[str]) -> None:
+    """Bind the stubs in places of ``.dedupd`` to the inodes that they have."""
+    base = root / ".dedupd"
+    parameters = parameters_of(base)
+    with opened(os.open(base / "data", os.O_RDONLY)) as fd:
+        here = instance_of(fd)
     volume_id = parameters.uuid_bytes
     space = AttributeSpace(parameters.attribute.encode(), volume_id, here.seed(volume_id))
-    for directory, _, names in os.walk(base / "data"):
-        for name in names:
-            path = Path(directory, name)
-            if path.is_file() and not path.is_symlink():
-                _rebind(path, space)
+    for place in places:
+        for directory, _, names in os.walk(base / place):
+            for name in names:
+                path = Path(directory, name)
+                if path.is_file() and not path.is_symlink():
+                    _rebind(path, space)
 
 
 def _parameters(base: Path) -> Parameters | None:
