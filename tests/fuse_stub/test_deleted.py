@@ -194,3 +194,38 @@ def test_a_rule_says_what_is_kept(lab: MountedLab) -> None:
     for name in ("kept/a", "b"):
         lab.make_stub(name, noise(20 * KIB, len(name))).unlink()
     assert [row["path"] for row in deleted(lab.view)] == ["kept/a"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_thousand_deletions_and_overwrites_come_back_and_are_gone_after_their_time(
+    lab: MountedLab,
+) -> None:
+    def content(number: int) -> bytes:
+        return prose(3 * KIB, number) + noise(2 * KIB, number)
+
+    count = 10_000
+    for number in range(count):
+        path = lab.view / f"{number % 100}" / str(number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content(number))
+    lab.optimize()
+    for number in range(count):
+        path = lab.view / f"{number % 100}" / str(number)
+        if number % 2:
+            path.unlink()
+        else:
+            with open(path, "r+b") as file:
+                file.write(b"new")
+    assert collected(lab) == 0
+    assert len(deleted(lab.view)) == count
+    folders = [lab.view / f"{number}" for number in range(100)]
+    back = [name for at in range(0, 100, 10) for name in undelete(*folders[at : at + 10])]
+    assert len(back) == count
+    for name in back:
+        number = int(name.rpartition("/")[2].partition(".")[0])
+        assert (lab.view / name).read_bytes() == content(number)
+        (lab.view / name).unlink()
+    assert run_cli("policy", lab.view, "keep_deleted", "0s").returncode == 0
+    assert deleted(lab.view) == []
+    assert collected(lab) > 0
