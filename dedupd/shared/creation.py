@@ -4,9 +4,9 @@ import os
 
 from dedupd.errors import UnsuitableFileSystem, UsageError
 from dedupd.failpoint import define, reach
-from dedupd.format.membership import MemberList
 from dedupd.format.volume_parameters import Parameters, new_parameters
 from dedupd.stores.local_store import make_store_dirs
+from dedupd.stores.membership import MemberList
 from dedupd.stores.ownership import is_own
 from dedupd.stores.shared_directory import LOCK, MEMBERS_FILE, MEMBERS_LOCK, STORE_FILE
 from dedupd.system import mount_table

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from dedupd.errors import Busy, DedupdError, UnseenMember
-from dedupd.format.membership import Member
+from dedupd.stores.membership import Member
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import renew_tokens, require_known
 from dedupd.system.disk import Disk

@@ -13,8 +13,8 @@ from typing import Self
 
 from dedupd.errors import Damaged, NotAVolume, ReadOnlyVolume, StoreUnreachable, UnseenMember
 from dedupd.failpoint import define, reach
-from dedupd.format.membership import Member, MemberList, Membership, new_token
 from dedupd.format.volume_parameters import Parameters
+from dedupd.stores.membership import Member, MemberList, Membership, new_token
 from dedupd.stores.ownership import refuse_strangers
 from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened, read_at

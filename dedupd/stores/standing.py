@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 from dedupd.errors import UnseenMember
 from dedupd.format.instance import Instance
-from dedupd.format.membership import Member, Membership
+from dedupd.stores.membership import Member, Membership
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
 
 MEMBERSHIP_FILE = b"membership.json"
+MOVING_FILE = b"moving"
+"""There while a volume is half moved from one store to another."""
 
 
 class Standing(NamedTuple):

@@ -1,11 +1,11 @@
 """What a volume has of its store: its own, or one that it shares; opened when first asked for."""
 
+import os
 from functools import cached_property
 
 from dedupd.errors import Busy, StoreUnreachable
 from dedupd.format.container import Kind
 from dedupd.format.instance import Instance
-from dedupd.format.membership import Membership
 from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
 from dedupd.store.container.directory import ContainerDirectory
@@ -13,8 +13,9 @@ from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
 from dedupd.store.second_copies import CopyReader
 from dedupd.stores.local_store import LocalStore
+from dedupd.stores.membership import Membership
 from dedupd.stores.shared_directory import SharedDirectory
-from dedupd.stores.standing import Standing, membership_at
+from dedupd.stores.standing import MOVING_FILE, Standing, membership_at
 from dedupd.stub.content import ReadChunk, StoreContent, open_content
 from dedupd.stub.transition import AttributeSpace
 from dedupd.system.disk import Disk
@@ -120,6 +121,15 @@ class StoreSide:
         if self.shared is not None:
             self.disk.sync_file_system(self.shared.fd)
         self.disk.sync_file_system(self.data_fd)
+
+    @property
+    def is_half_moved(self) -> bool:
+        return os.path.lexists(os.path.join(self.base, MOVING_FILE.decode()))
+
+    def refuse_half_moved(self) -> None:
+        """Raises Busy where a move to another store was interrupted: some stubs are on that one."""
+        if self.is_half_moved:
+            raise Busy(f"{self.root}: half moved to another store; `dedupd store move` goes on")
 
     def require_same_store(self) -> None:
         """It may have been moved to another store between its opening and that of the lock."""

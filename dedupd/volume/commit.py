@@ -254,12 +254,13 @@ def settle_interrupted(volume: Volume, path: bytes) -> None:
         with volume.mount_lock() as transitions:
             settle_noted(volume, transitions)
             with transitions.under_way([path]):
-                _settle(volume, path)
+                settle_stub(volume, path)
     except Busy:
         pass
 
 
-def _settle(volume: Volume, path: bytes) -> None:
+def settle_stub(volume: Volume, path: bytes) -> None:
+    """As :func:`settle_interrupted`, by the holder of the mount's lock."""
     with opened(open_beneath(volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)) as fd:
         where = show_path(path)
         stub = volume.space.read(fd, where)
@@ -276,7 +277,7 @@ def settle_noted(volume: Volume, transitions: Transitions) -> None:
     noted = transitions.interrupted()
     for path in noted:
         try:
-            _settle(volume, path)
+            settle_stub(volume, path)
         except (DedupdError, OSError, ValueError):
             continue
     if noted:

@@ -252,6 +252,7 @@ class Volume(StoreSide):
             locked(fd, f"{self.root}: a job has it; wait, or end it by `dedupd cancel` or Ctrl-C"),
         ):
             self._require_enabled()
+            self.refuse_half_moved()
             self.require_same_store()
             yield
 
@@ -267,6 +268,7 @@ class Volume(StoreSide):
             locked(fd, f"{self.root}: {self._mounted_where()}", wait=wait),
         ):
             self._require_enabled()
+            self.refuse_half_moved()
             yield Transitions(fd)
 
     @contextmanager

@@ -20,6 +20,7 @@ from tests.crash.recovery_scenarios import RECOVERY_SCENARIOS
 from tests.crash.replica_scenarios import REPLICA_SCENARIOS
 from tests.crash.scenarios import SCENARIOS as SCENARIOS_OF_JOBS
 from tests.crash.scenarios import History, Scenario, Scene, assert_allowed
+from tests.crash.shared_scenarios import SHARED_SCENARIOS
 from tests.crash.space_scenarios import SPACE_SCENARIOS
 from tests.support import crash
 from tests.support.crash_states import FILE_SYSTEMS, Choice, CrashStates, FileSystem, choices
@@ -32,6 +33,7 @@ SCENARIOS = (
     | ADOPT_SCENARIOS
     | DELETION_SCENARIOS
     | REPLICA_SCENARIOS
+    | SHARED_SCENARIOS
     | MOUNT_SCENARIOS
 )
 

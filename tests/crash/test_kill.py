@@ -28,9 +28,10 @@ pytestmark = pytest.mark.root
 
 
 ELSEWHERE = {"cut", "compact.released", "compact.table-removed", "stub.trimmed", "adopt", "receive"}
-ELSEWHERE |= {"deleted"}
+ELSEWHERE |= {"deleted", "shared"}
 """Passed only where there is no space, where a file has blocks behind its end, in copies of a
-volume, which cannot be read before they are adopted, or while a stream is received:
+volume, which cannot be read before they are adopted, while a stream is received, or where volumes
+share a store (``tests/shared`` and ``tests/crash/shared_scenarios.py``):
 ``tests/store/test_unkept_records.py``, ``tests/jobs/compact/test_compact.py``,
 ``tests/jobs/optimize/test_shared_extents.py``, ``tests/hostile/test_copies.py`` and
 ``tests/jobs/backup/test_send.py`` stop there."""

@@ -29,7 +29,6 @@ ONE_CALL = "one call, the steps of which are met elsewhere"
 BY_A_THREAD = "a thread calls it, and no line of the product: the scenario of a mount comes by"
 
 ELSEWHERE = {
-    "dedupd.volume.commit._commit_by_mount sync_file_system": "as for many files at once",
     "fuse_stub.bulk_commits._group door": BY_A_THREAD,
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,

@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from dedupd.errors import Damaged, DamagedStub
 from dedupd.format.instance import Instance
 from dedupd.format.stub import decode_stub, encode_stub
 from dedupd.format.volume_parameters import Parameters
+from dedupd.stores.membership import MemberList, Membership
+from dedupd.stores.standing import membership_at
 from dedupd.stub.instance import instance_of
 from dedupd.stub.transition import AttributeSpace
 from dedupd.system.files import opened
@@ -39,14 +42,39 @@ def rebind_below(root: Path, places: Sequence[str]) -> None:
     parameters = parameters_of(base)
     with opened(os.open(base / "data", os.O_RDONLY)) as fd:
         here = instance_of(fd)
-    volume_id = parameters.uuid_bytes
-    space = AttributeSpace(parameters.attribute.encode(), volume_id, here.seed(volume_id))
+    with opened(os.open(base, os.O_RDONLY)) as fd:
+        membership = membership_at(fd)
+    name, volume_id = parameters.attribute.encode(), parameters.uuid_bytes
+    stores = {volume_id} if membership is None else {volume_id, membership.store_id}
     for place in places:
         for directory, _, names in os.walk(base / place):
-            for name in names:
-                path = Path(directory, name)
+            for file in names:
+                path = Path(directory, file)
                 if path.is_file() and not path.is_symlink():
-                    _rebind(path, space)
+                    for store_id in stores:
+                        _rebind(path, AttributeSpace(name, store_id, here.seed(volume_id)))
+
+
+def belong_to_store_here(root: Path, store: Path) -> None:
+    """As :func:`belong_here`, of a volume on a shared store, which knows it here."""
+    base = root / ".dedupd"
+    file = base / "membership.json"
+    if file.exists():
+        membership = Membership.from_json(file.read_bytes(), "")
+        file.write_bytes(replace(membership, name=str(store)).to_json())
+    belong_here(root)
+    members = store / "members.json"
+    parameters = _parameters(base)
+    if parameters is None or not members.exists() or not (base / "data").exists():
+        return
+    with opened(os.open(base / "data", os.O_RDONLY)) as fd:
+        here = instance_of(fd)
+    known = MemberList.from_json(members.read_bytes(), "").members
+    changed = [
+        replace(one, root=str(root), **asdict(here)) if one.uuid == parameters.uuid else one
+        for one in known
+    ]
+    members.write_bytes(MemberList(changed).to_json())
 
 
 def _parameters(base: Path) -> Parameters | None:

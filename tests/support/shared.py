@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from dedupd.format.container import Kind
@@ -11,6 +11,7 @@ from dedupd.stores.local_store import STORE_DIRS
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from jobs.frame.run import JobRun
+from jobs.move import Move, MoveReport, MovingVolume
 from jobs.rejoin import Rejoin, RejoinReport
 from tests.support.lab import Lab, new_lab
 
@@ -50,3 +51,11 @@ class SharedLab:
 def rejoin(lab: Lab, *, accepts_losses: bool = False) -> RejoinReport:
     with lab.opened() as volume:
         return Rejoin(volume, JobRun("rejoin"), accepts_losses=accepts_losses).run()
+
+
+def move(lab: Lab, shared: SharedLab | None) -> MoveReport:
+    """Move a volume to a shared store, or to one of its own."""
+    with ExitStack() as files:
+        target = None if shared is None else files.enter_context(shared.opened())
+        volume = files.enter_context(MovingVolume.open(str(lab.root), lab.disk))
+        return Move(volume, JobRun("move"), target).run()

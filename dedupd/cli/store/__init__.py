@@ -7,7 +7,7 @@ import click
 
 from dedupd.cli.lazy_command import LazyGroup
 
-COMMANDS = ("create", "forget", "rejoin", "status")
+COMMANDS = ("create", "forget", "move", "rejoin", "status")
 
 
 @click.group("store", cls=LazyGroup, package=__name__, names=COMMANDS)

@@ -1,14 +1,15 @@
 """``dedupd store forget``: a volume that is gone for good."""
 
-from contextlib import closing, suppress
+from contextlib import closing
 
 import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option
-from dedupd.errors import UnseenMember, UsageError
-from dedupd.shared.fellows import opened_member
+from dedupd.errors import CopiedVolume, NotAVolume, UsageError
+from dedupd.stores.membership import Member
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
+from dedupd.volume.volume import Volume
 
 
 @click.command("forget")
@@ -27,10 +28,10 @@ def command(store: str, uuid: str, as_json: bool) -> None:
             raise UsageError(
                 f"{store}: has no volume {uuid}; `dedupd store status {store}` lists them"
             )
-        with suppress(UnseenMember), opened_member(shared, member, shared.disk):
+        if _is_there(member):
             raise UsageError(
                 f"{member.root}: is there, and not gone; `dedupd disable --unoptimize"
-                f" {member.root}` takes it off the store"
+                f" {member.root}` takes it off the store, and `dedupd store move` to another one"
             )
         shared.remove(uuid)
     answer(
@@ -38,3 +39,14 @@ def command(store: str, uuid: str, as_json: bool) -> None:
         {"path": store, "forgotten": uuid},
         f"{store}: volume {uuid} ({member.root}) is forgotten; gc collects what it alone needed.",
     )
+
+
+def _is_there(member: Member) -> bool:
+    """Whether the volume is in its place, in whatever state. Raises DedupdError where that cannot
+    be told, as where its mount does not answer."""
+    try:
+        with Volume.open(member.root) as volume:
+            is_here = volume.membership is not None or volume.is_half_moved
+            return volume.parameters.uuid == member.uuid and is_here
+    except (NotAVolume, CopiedVolume):
+        return False

@@ -1,0 +1,49 @@
+"""``dedupd store move``: a volume goes to another store."""
+
+from contextlib import ExitStack, closing
+from functools import partial
+
+import click
+
+from dedupd.cli.common import PATH, exits, job_run, json_option
+from dedupd.cli.report import finish
+from dedupd.errors import Busy, UsageError
+from dedupd.stores.shared_directory import SharedDirectory
+from dedupd.system.disk import Disk
+from dedupd.units import counted, format_size
+from jobs.move import Move, MoveReport, MovingVolume
+
+
+@click.command("move")
+@click.argument("path", type=PATH)
+@click.option("--store", type=PATH, help="The shared store that it goes to.")
+@click.option("--own", is_flag=True, help="Give it a store of its own.")
+@json_option
+@exits
+def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
+    """Move the volume PATH to another store. It must not be mounted.
+
+    What its files need is copied first, so both stores need room for it. Files that were deleted
+    lately cannot be had back afterwards. An interrupted move goes on with the same command.
+    """
+    if own == (store is not None):
+        raise UsageError("say where to: --store STORE, or --own")
+    with ExitStack() as files:
+        shared = None
+        if store is not None:
+            shared = files.enter_context(closing(SharedDirectory.named(store, Disk())))
+        volume = files.enter_context(MovingVolume.open(path))
+        if volume.base.startswith("/proc/"):
+            raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
+        run = files.enter_context(job_run("move", unit="stubs"))
+        report = Move(volume, run, shared).recorded()
+    finish(report, as_json, partial(_show, path=path), findings=report.errors)
+
+
+def _show(report: MoveReport, *, path: str) -> None:
+    copied = format_size(report.copied_bytes)
+    click.echo(
+        f"{path} is on {report.store}: {counted(report.stubs, 'stub')},"
+        f" {counted(report.chunks, 'chunk')}, of which {report.present:,} were there already;"
+        f" {copied} copied"
+    )

@@ -1,0 +1,424 @@
+"""The move of a volume to another store: from its own to a shared one, or the other way.
+
+All that its stubs need is copied first, and is durable in the other store before the first stub is
+changed. Then each stub names its new recipe, by one exchange of its attribute; the record of which
+store the volume is on follows when all of them are durable. Nobody opens the volume between.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+from dedupd import native
+from dedupd.deleted.log import DIRECTORY as DELETED
+from dedupd.errors import Damaged, DamagedContainer, DamagedStub, DedupdError, UsageError
+from dedupd.failpoint import define, reach
+from dedupd.format.container import Record, RecordKind
+from dedupd.format.ids import HOLE, show_id
+from dedupd.format.recipe import RecipeRef, fingerprint_check
+from dedupd.format.stub import Flag, StubAttribute
+from dedupd.replica.replica import refuse_unfinished
+from dedupd.store import saved_marks
+from dedupd.store.encoded_records import encoded_alone
+from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT, Span
+from dedupd.store.recipe.recipe_writer import RecipeBuilder
+from dedupd.stores.joining import refuse_overlap
+from dedupd.stores.local_store import make_store_dirs
+from dedupd.stores.membership import Membership
+from dedupd.stores.shared_directory import SharedDirectory
+from dedupd.stores.standing import (
+    MEMBERSHIP_FILE,
+    MOVING_FILE,
+    membership_at,
+    put_membership,
+    renew_tokens,
+    require_known,
+)
+from dedupd.stub.local_blocks import checked_stub
+from dedupd.system.files import opened, read_at
+from dedupd.system.paths import explain, open_beneath, show_path
+from dedupd.units import MIB
+from dedupd.volume.commit import settle_noted, settle_stub
+from dedupd.volume.enable import remove_all
+from dedupd.volume.unfinished_files import Checkpoints
+from dedupd.volume.volume import Volume
+from jobs.frame.report import FileReport, Job
+from jobs.frame.run import JobRun
+from jobs.optimize.store_session import StoreSession
+from jobs.tree.walk import TreeFile, walk
+
+_COPIED = define("move.copied", "all that the stubs need is durable in the other store")
+_BEGUN = define("move.begun", "the volume is marked as half moved, every stub as before")
+_ATTRIBUTE_SET = define("move.attribute-set", "one more stub names its new recipe, not synced")
+_SYNCED = define("move.synced", "every stub names its new recipe, durably")
+_SWITCHED = define("move.switched", "the volume is on the other store")
+_LEFT = define("move.left", "the former store has forgotten the volume, or is gone")
+
+BATCH_BYTES = 8 * MIB
+SPANS_MAX = 4096
+GROUP_BYTES = 64 * MIB
+_DERIVED = (b"sent",)
+"""Of the volume, with ids of the former store."""
+
+
+@dataclass(slots=True)
+class MoveReport(FileReport):
+    """The results of a run. ``present`` chunks were in the other store already."""
+
+    job: str = "move"
+    store: str = ""
+    stubs: int = 0
+    chunks: int = 0
+    present: int = 0
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """What is in the file that marks a volume as half moved: the uuid of the store that it moves
+    ``to``, and the directory of the one that it comes ``from``; empty for its own. ``where`` is the
+    former for people."""
+
+    to: str
+    where: str
+    origin: str
+
+
+class MovingVolume(Volume):
+    """A volume to be moved, also half way."""
+
+    def refuse_half_moved(self) -> None:
+        """That is what this is for."""
+
+
+class _Target(NamedTuple):
+    """Where a volume goes: the shared store, or None for one of its own; and the volume as it will
+    be then."""
+
+    shared: SharedDirectory | None
+    membership: Membership | None
+    volume: Volume
+
+
+class Move(Job[MoveReport]):
+    """Moves one volume. Takes all locks that it needs; the volume must not be mounted. May be
+    stopped and run again at any point."""
+
+    def __init__(self, volume: MovingVolume, run: JobRun, shared: SharedDirectory | None) -> None:
+        """``shared``: where to; None for a store of its own. It stays the caller's."""
+        where = "a store of its own" if shared is None else shared.path
+        super().__init__(volume, run, MoveReport(store=where))
+        self._shared = shared
+        self._recipes: dict[tuple[int, bool, int], RecipeRef] = {}
+        own = volume.membership
+        self._route = _Route(self._target_uuid, where, "" if own is None else own.name)
+
+    def run(self) -> MoveReport:
+        """Copy, then switch. Raises UsageError, Busy, NoSpace, Cancelled, UnseenMember; Damaged
+        where a stub cannot be read as a whole: then nothing has changed."""
+        volume = self._volume
+        with (
+            ExitStack() as held,
+            volume.tree_lock(),
+            volume.mount_lock() as transitions,
+        ):
+            if self._shared is not None:
+                held.enter_context(self._shared.job_lock(wait=True))
+            is_begun = self._is_begun()
+            if not is_begun:
+                self._refuse()
+                settle_noted(volume, transitions)
+            target = self._target(is_begun)
+            held.callback(target.volume.close)
+            if not self._is_switched(target):
+                self._change(target, is_begun=is_begun)
+            self._leave()
+            if target.shared is not None:
+                target.volume.note_stubs()
+                renew_tokens(target.shared, [target.volume.standing], volume.disk)
+        return self.report()
+
+    # --- before anything changes --------------------------------------------------------------
+
+    def _refuse(self) -> None:
+        volume, shared = self._volume, self._shared
+        refuse_unfinished(volume.base_fd, volume.root)
+        own = volume.membership
+        if shared is None and own is None:
+            raise UsageError(f"{volume.root}: has a store of its own already")
+        if volume.shared is not None:
+            require_known(volume.shared, volume.standing)
+        if shared is None:
+            return
+        if own is not None and own.store == shared.parameters.uuid:
+            raise UsageError(f"{volume.root}: is on {shared.path} already")
+        refuse_overlap(volume.standing.root, shared.path)
+        if volume.parameters.like(shared.parameters) != volume.parameters:
+            raise UsageError(
+                f"{volume.root}: its files are cut or fingerprinted in another way than those of"
+                f" {shared.path}, so they would share nothing; choose another store"
+            )
+
+    def _is_begun(self) -> bool:
+        """Whether an earlier run was stopped half way. Raises UsageError where it led elsewhere."""
+        volume = self._volume
+        try:
+            fd = os.open(MOVING_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=volume.base_fd)
+        except FileNotFoundError:
+            return False
+        with opened(fd):
+            self._route = _Route(**json.loads(read_at(fd, os.fstat(fd).st_size, 0)))
+        if self._route.to != self._target_uuid:
+            raise UsageError(
+                f"{volume.root}: half moved to {self._route.where}; go on with that one"
+            )
+        return True
+
+    @property
+    def _target_uuid(self) -> str:
+        return "" if self._shared is None else self._shared.parameters.uuid
+
+    def _target(self, is_begun: bool) -> _Target:
+        """The volume as it will be. The store knows it from here on: nothing of it is collected,
+        since a volume of it says that it is on another one."""
+        volume, shared = self._volume, self._shared
+        membership = None
+        if shared is not None:
+            membership = shared.new_membership()
+            known = shared.members().get(volume.parameters.uuid)
+            if is_begun and known is not None:
+                membership = replace(membership, token=known.token)
+            else:
+                shared.put(volume.standing.as_member(membership.token, has_stubs=True))
+        else:
+            make_store_dirs(volume.base_fd, volume.disk)
+            volume.disk.sync_dir(volume.base_fd)
+        view = Volume.at(volume.root, os.dup(volume.base_fd), volume.disk)
+        view.__dict__["membership"] = membership
+        view.space = view.space_of(view.instance)
+        return _Target(shared, membership, view)
+
+    # --- the change ---------------------------------------------------------------------------
+
+    def _change(self, target: _Target, *, is_begun: bool) -> None:
+        volume, disk = self._volume, self._volume.disk
+        try:
+            self._copy(target)
+        except BaseException:
+            if not is_begun:
+                self._take_back()
+            raise
+        reach(_COPIED)
+        Checkpoints(volume).clear()
+        disk.replace_file(volume.base_fd, MOVING_FILE, json.dumps(asdict(self._route)).encode())
+        reach(_BEGUN)
+        self._set_attributes(target)
+        disk.sync_file_system(volume.data_fd)
+        reach(_SYNCED)
+        self._drop_derived()
+        if target.membership is not None:
+            put_membership(volume.base_fd, target.membership, disk)
+        else:
+            disk.unlink(volume.base_fd, MEMBERSHIP_FILE)
+            disk.sync_dir(volume.base_fd)
+        reach(_SWITCHED)
+
+    def _is_switched(self, target: _Target) -> bool:
+        now = membership_at(self._volume.base_fd)
+        return (now and now.store) == (target.membership and target.membership.store)
+
+    def _take_back(self) -> None:
+        """Nothing has changed but in the other store: what it got is garbage there."""
+        volume = self._volume
+        if self._shared is not None:
+            self._shared.remove(volume.parameters.uuid)
+        else:
+            remove_all(volume.base_fd, b"store", volume.disk)
+
+    def _copy(self, target: _Target) -> None:
+        """Store what the stubs need that are as before, durably. Raises Damaged, NoSpace."""
+        volume, run = self._volume, self._run
+        run.update(phase="copying")
+        policy = volume.policy()
+        with closing(StoreSession(target.volume, policy.index, 0, run.safe_point)) as store:
+            copier = _Copier(volume, store, self._report)
+            for found in self._stubs():
+                self._report.stubs += 1
+                stub = self._stub(found, target)
+                if stub is not None:
+                    key = _key(stub)
+                    if key not in self._recipes:
+                        self._recipes[key] = copier.copied(stub, show_path(found.path))
+                run.update(files=self._report.stubs, done=self._report.copied_bytes)
+            copier.sync()
+            store.save_index()
+        target.volume.sync()
+
+    def _stubs(self) -> Iterator[TreeFile]:
+        unseen: list[str] = []
+        for found in walk(self._volume, b"", unseen, self._run.safe_point):
+            if found.is_stub:
+                yield found
+        if unseen:
+            raise Damaged(f"{self._volume.root}: not all of it can be seen: {unseen[0]}")
+
+    def _stub(self, found: TreeFile, target: _Target) -> StubAttribute | None:
+        """The attribute of a stub that is as before, at rest; None where it is changed already.
+
+        Raises Damaged where it is neither.
+        """
+        volume, where = self._volume, show_path(found.path)
+        try:
+            fd = open_beneath(volume.data_fd, found.path, os.O_RDWR | os.O_NONBLOCK)
+        except OSError as error:
+            raise DedupdError(
+                f"{volume.root}: {explain(error)}; a move changes every stub: make {where} writable"
+                " (`chattr -i -a`), or plain (`dedupd expand`)"
+            ) from error
+        with opened(fd):
+            try:
+                stub = checked_stub(fd, volume.stub_files, where)
+                if stub is not None and stub.flags.transient:
+                    settle_stub(volume, found.path)
+                    stub = checked_stub(fd, volume.stub_files, where)
+                return stub
+            except DamagedStub:
+                checked_stub(fd, target.volume.stub_files, where)
+                return None
+
+    def _set_attributes(self, target: _Target) -> None:
+        volume, run = self._volume, self._run
+        run.update(phase="changing stubs", done=0, total=self._report.stubs)
+        for done, found in enumerate(self._stubs()):
+            stub = self._stub(found, target)
+            if stub is not None:
+                ref = self._recipes[_key(stub)]
+                flags = stub.flags & ~Flag.DIRECT | (Flag.DIRECT if ref.direct else Flag(0))
+                changed = replace(stub, recipe=ref.recipe, digest=ref.digest, flags=flags)
+                with opened(open_beneath(volume.data_fd, found.path, os.O_RDWR)) as fd:
+                    target.volume.stub_files.write(fd, changed)
+                reach(_ATTRIBUTE_SET)
+            run.update(done=done + 1)
+
+    # --- after it -----------------------------------------------------------------------------
+
+    def _drop_derived(self) -> None:
+        """Remove what has ids of the former store: they mean nothing in the other one. Files that
+        were deleted lately cannot be had back any more."""
+        volume = self._volume
+        saved_marks.remove(volume.base_fd, volume.disk)
+        for name in _DERIVED:
+            if os.path.lexists(os.path.join(volume.base, name.decode())):
+                remove_all(volume.base_fd, name, volume.disk)
+        with suppress(FileNotFoundError):
+            for log in os.listdir(os.path.join(volume.base, DELETED.decode())):
+                if log.endswith(".log"):
+                    remove_all(volume.base_fd, DELETED + b"/" + os.fsencode(log), volume.disk)
+
+    def _leave(self) -> None:
+        """The volume needs nothing of the former store any more."""
+        volume, origin = self._volume, self._route.origin
+        if origin:
+            with closing(SharedDirectory(origin, volume.disk)) as former:
+                former.remove(volume.parameters.uuid)
+        elif os.path.lexists(os.path.join(volume.base, "store")):
+            remove_all(volume.base_fd, b"store", volume.disk)
+            volume.disk.sync_dir(volume.base_fd)
+        reach(_LEFT)
+        volume.disk.unlink(volume.base_fd, MOVING_FILE)
+        volume.disk.sync_dir(volume.base_fd)
+
+
+def _key(stub: StubAttribute) -> tuple[int, bool, int]:
+    return stub.recipe, Flag.DIRECT in stub.flags, stub.covered
+
+
+class _Copier:
+    """Copies recipes and chunks from the store of a volume to another one."""
+
+    def __init__(self, volume: Volume, store: StoreSession, report: MoveReport) -> None:
+        self._volume = volume
+        self._store = store
+        self._report = report
+        self._group_bytes = 0
+
+    def copied(self, stub: StubAttribute, where: str) -> RecipeRef:
+        """The recipe of a stub, in the other store. Raises Damaged, NoSpace."""
+        builder = RecipeBuilder(self._store.recipes)
+        recipe = self._volume.content(stub, where).recipe
+        batch: list[Span] = []
+        batch_bytes = 0
+        for span in recipe.spans(0, max(1, stub.covered)):
+            batch.append(span)
+            batch_bytes += span.length if span.chunk != HOLE else 0
+            if batch_bytes >= BATCH_BYTES or len(batch) >= SPANS_MAX:
+                self._push(builder, batch)
+                batch, batch_bytes = [], 0
+        self._push(builder, batch)
+        ref = builder.finish()
+        if self._group_bytes >= GROUP_BYTES:
+            self.sync()
+        return ref
+
+    def _push(self, builder: RecipeBuilder, spans: list[Span]) -> None:
+        """Add spans to a recipe, and store their chunks that are new."""
+        fingerprints = [self._fingerprint(span) for span in spans]
+        ids = self._store.index.lookup(b"".join(fingerprints))
+        for span, fingerprint, known in zip(spans, fingerprints, ids, strict=True):
+            if span.chunk == HOLE:
+                builder.push(HOLE, span.length, HOLE_FINGERPRINT)
+                continue
+            self._report.chunks += 1
+            self._report.present += bool(known)
+            builder.push(known or self._stored(span, fingerprint), span.length, fingerprint)
+
+    def _fingerprint(self, span: Span) -> bytes:
+        if span.chunk == HOLE:
+            return HOLE_FINGERPRINT
+        record = self._volume.chunk_records.describe(span.chunk)
+        if (
+            record.raw_length != span.length
+            or fingerprint_check(record.fingerprint) != span.fingerprint_check
+        ):
+            raise DamagedContainer(
+                f"chunk {show_id(span.chunk)} is another one than the recipe means; run scrub"
+            )
+        return record.fingerprint
+
+    def _stored(self, span: Span, fingerprint: bytes) -> int:
+        """The id of a chunk in the other store, where it is new, or was until just now."""
+        (again,) = self._store.index.lookup(fingerprint)
+        if again:
+            return again
+        record, payload = self._read(span, fingerprint)
+        first = self._store.chunks.reserve(1, record.raw_length)
+        plain = replace(record, target=0, hint=0)
+        self._store.chunks.append_copies(first, [(plain, payload)], RecordKind.DATA)
+        self._store.index.insert(fingerprint, (first,))
+        self._group_bytes += len(payload)
+        self._report.copied_bytes += len(payload)
+        return first
+
+    def _read(self, span: Span, fingerprint: bytes) -> tuple[Record, bytes]:
+        """A record that leans on no other, and its payload, verified by its fingerprint."""
+        records = self._volume.chunk_records
+        try:
+            record, payload = records.read_alone(span.chunk)
+            if record.fingerprint == fingerprint and record.raw_length == span.length:
+                return record, payload
+        except DamagedContainer:
+            pass  # a second copy may be there
+        raw = self._volume.read_chunk(span)
+        if native.hashing.fingerprint(raw, self._volume.parameters.fingerprint) != fingerprint:
+            raise DamagedContainer(f"chunk {show_id(span.chunk)} is damaged; run scrub")
+        return encoded_alone(raw, fingerprint)
+
+    def sync(self) -> None:
+        """Make all durable that was copied so far."""
+        noted = self._store.begin_sync()
+        self._store.finish_sync(noted)
+        self._store.keep(noted)
+        self._group_bytes = 0

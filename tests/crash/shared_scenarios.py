@@ -1,0 +1,133 @@
+"""Two volumes on one store, on a disk that loses power."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+from dedupd.shared.creation import create_store
+from dedupd.shared.fellows import all_held
+from dedupd.stores.shared_directory import SharedDirectory
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened
+from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
+from jobs.check.verify import Verify
+from jobs.compact.job import Compact
+from jobs.frame.run import JobRun
+from jobs.gc.job import Gc
+from tests.crash.scenarios import Contents, Scenario, Scene, contents, make_small_tree
+from tests.support import crash
+from tests.support.copies import belong_to_store_here
+from tests.support.lab import write_out
+
+VOLUMES = "a", "b"
+
+
+def two_directories(root: Path, seed: int) -> None:
+    """Two trees, to become volumes; half of their files are the same."""
+    root.mkdir()
+    for at, name in enumerate(VOLUMES):
+        make_small_tree(root / name, seed)
+        make_small_tree(root / name / "own", seed + 10 + at)
+    write_out(root)
+
+
+def two_volumes(root: Path, seed: int) -> None:
+    two_directories(root, seed)
+    put_on_store(root, Disk())
+    for name in VOLUMES:
+        crash.optimize_volume(root / name)
+    write_out(root)
+
+
+def put_on_store(root: Path, disk: Disk) -> None:
+    """Make the store, and volumes of both directories, as far as they are none yet."""
+    store = root / "store"
+    if not (store / "store.json").exists():
+        create_store(str(store), chunk_size="4k", fingerprint="blake3", disk=disk, force=True)
+    for name in VOLUMES:
+        base = root / name / ".dedupd"
+        if (base / "volume.json").exists() and not (base / "enabling").exists():
+            continue
+        with closing(SharedDirectory.named(str(store), disk)) as shared:
+            enable(
+                str(root / name),
+                policy_values={"min_age": "0s", "min_size": "1k", "min_file_saving": 0},
+                force=True,
+                disk=disk,
+                shared=shared,
+            )
+
+
+def share(scene: Scene) -> None:
+    put_on_store(scene.root, scene.disk)
+    for name in VOLUMES:
+        crash.optimize_volume(scene.root / name, scene.disk)
+
+
+def remove_and_collect(scene: Scene) -> None:
+    """One volume loses files, the other one collects: what it needs itself stays."""
+    data = scene.root / "a/.dedupd/data"
+    for path in ("base", "edited", "own/base", "own/text"):
+        scene.history.removed.append((len(scene.disk.log), f"a/{path}"))
+        with opened(os.open(data / os.path.dirname(path), os.O_RDONLY)) as fd:
+            scene.disk.unlink(fd, os.path.basename(path).encode())
+    collect(scene.root / "b", scene.disk)
+
+
+def collect(root: Path, disk: Disk | None = None) -> None:
+    with Volume.open(str(root), disk) as volume:
+        with all_held(volume):
+            assert Gc(volume, JobRun("gc")).run().messages == []
+        with volume.job_lock():
+            assert Compact(volume, JobRun("compact")).run().messages == []
+
+
+def disable_one(scene: Scene) -> None:
+    crash.disable_volume(scene.root / "a", scene.disk)
+
+
+def look(root: Path) -> Contents:
+    return {
+        f"{name}/{path}": content
+        for name in VOLUMES
+        for path, content in contents(root / name).items()
+    }
+
+
+def place(root: Path) -> None:
+    for name in VOLUMES:
+        belong_to_store_here(root / name, root / "store")
+
+
+def shared_to_the_end(root: Path) -> None:
+    put_on_store(root, Disk())
+    for name in VOLUMES:
+        crash.optimize_volume(root / name)
+    collect(root / "b")
+    collect(root / "a")
+    verify(root / "a")
+
+
+def disabled_to_the_end(root: Path) -> None:
+    if (root / "a/.dedupd").exists():
+        crash.disable_volume(root / "a")
+    crash.optimize_volume(root / "b")
+    collect(root / "b")
+    verify(root / "b")
+    with closing(SharedDirectory.named(str(root / "store"), Disk())) as shared:
+        assert [os.path.basename(one.root) for one in shared.members().values()] == ["b"]
+
+
+def verify(root: Path) -> None:
+    with Volume.open(str(root)) as volume, all_held(volume):
+        assert Verify(volume, JobRun("verify")).run().findings == []
+
+
+SHARED_SCENARIOS = {
+    "share a store": Scenario(two_directories, share, shared_to_the_end, place, look),
+    "collect from a shared store": Scenario(
+        two_volumes, remove_and_collect, shared_to_the_end, place, look
+    ),
+    "leave a shared store": Scenario(two_volumes, disable_one, disabled_to_the_end, place, look),
+}
