@@ -320,16 +320,16 @@ class Move(Job[MoveReport]):
 
     def _leave(self) -> None:
         """The volume needs nothing of the former store any more."""
-        volume, origin = self._volume, self._route.origin
+        volume, disk, origin = self._volume, self._volume.disk, self._route.origin
         if origin:
-            with closing(SharedDirectory(origin, volume.disk)) as former:
+            with closing(SharedDirectory(origin, disk)) as former:
                 former.remove(volume.parameters.uuid)
         elif os.path.lexists(os.path.join(volume.base, "store")):
-            remove_all(volume.base_fd, b"store", volume.disk)
-            volume.disk.sync_dir(volume.base_fd)
+            remove_all(volume.base_fd, b"store", disk)
+            disk.sync_dir(volume.base_fd)
         reach(_LEFT)
-        volume.disk.unlink(volume.base_fd, MOVING_FILE)
-        volume.disk.sync_dir(volume.base_fd)
+        disk.unlink(volume.base_fd, MOVING_FILE)
+        disk.sync_dir(volume.base_fd)
 
 
 def _key(stub: StubAttribute) -> tuple[int, bool, int]:
