@@ -111,7 +111,8 @@ def _show(row: dict[str, Any]) -> None:
         table.add_row(
             "left", f"{counted(row['shared_left']['files'], 'file')}, {left}: {SHARED_BELOW}"
         )
-    table.add_row("store", format_size(sum(row["store_bytes"].values())))
+    where = f" {row['shared_store']}, shared" if row["shared_store"] else ""
+    table.add_row("store", f"{format_size(sum(row['store_bytes'].values()))}{where}")
     if row["redundancy_bytes"]:
         table.add_row("of it safety copies", format_size(row["redundancy_bytes"]))
     garbage = row["garbage"]

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dedupd import native
 from dedupd.config.policy import Policy, SharedExtents
 from dedupd.config.policy_file import wrong_keys
 from dedupd.config.reserve import Reserve
@@ -19,10 +18,9 @@ from dedupd.errors import (
     UnsuitableFileSystem,
     UsageError,
 )
-from dedupd.format.container import Kind
 from dedupd.service.client import ServiceClient
 from dedupd.service.config import config_path, load_config
-from dedupd.store.container.container import data_name
+from dedupd.shared.health import kept_elsewhere, unknown_members
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.file_system import file_system_of
@@ -166,6 +164,7 @@ def check_path(path: str) -> list[Check]:
     if mounted is not None or os.path.isdir(os.path.join(root, BASE_NAME)):
         checks |= {
             "volume": _volume,
+            "store": _store,
             "policy": _policy,
             **({"directory below it": _covered} if mounted is None else {}),
             "blocks that others have": _shared,
@@ -358,7 +357,7 @@ def _shared(root: str) -> Result:
 def _store_in_snapshots(root: str) -> Result:
     try:
         with Volume.open(root) as volume:
-            kept = sum(_kept_elsewhere(volume, kind) for kind in Kind)
+            kept = kept_elsewhere(volume)
             skips = volume.policy().compaction_shared is SharedExtents.SKIP
     except (DedupdError, OSError) as error:
         return _warning(f"not known: {error}", "see the checks before")
@@ -372,15 +371,16 @@ def _store_in_snapshots(root: str) -> Result:
     )
 
 
-def _kept_elsewhere(volume: Volume, kind: Kind) -> int:
-    """How many bytes of the containers of a kind snapshots have, too."""
-    with volume.containers(kind) as directory:
-        total = 0
-        for number in directory.numbers():
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            with opened(os.open(data_name(number), flags, dir_fd=directory.fd)) as fd:
-                total += native.system.shared_bytes(fd, os.fstat(fd).st_size)
-        return total
+def _store(root: str) -> Result:
+    try:
+        with Volume.open(root) as volume:
+            unknown = list(unknown_members(volume))
+            where = "its own" if volume.shared is None else f"shared: {volume.shared.path}"
+    except (DedupdError, OSError) as error:
+        return _bad(f"cannot be opened: {error}", "bring it back: without it no stub can be read")
+    if unknown:
+        return _bad("; ".join(unknown), "until then nothing is collected, and the store grows")
+    return _fine(where)
 
 
 def _covered(root: str) -> Result:

@@ -3,11 +3,14 @@
 Unlike jobs, the service says so where the catalogue cannot be used.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self, TypeVar, get_args
 
 from dedupd.service.scheduler import TaskHistory, TaskName
+from dedupd.stores.standing import membership_at
+from dedupd.system.files import opened
 from dedupd.volume.catalog import Catalog, catalogue_of
 from dedupd.volume.hints import HintKey, Hints
 from dedupd.volume.repair_notes import RepairNotes
@@ -140,6 +143,7 @@ class History:
     """The catalogue of the volume whose ``.dedupd`` is ``base``. All raise CatalogUnusable."""
 
     def __init__(self, base: str) -> None:
+        self._base = base
         self._directory = catalogue_of(base)
 
     def load(self) -> Memory:
@@ -179,7 +183,12 @@ class History:
 
     def damage_met(self) -> int:
         """How many records readers could not read, since a scrub has looked."""
-        return len(RepairNotes(Hints(self._directory)).pending())
+        directory = self._directory
+        with opened(os.open(self._base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            membership = membership_at(fd)
+        if membership is not None:
+            directory = catalogue_of(membership.name)
+        return len(RepairNotes(Hints(directory)).pending())
 
     def flow(self, now_s: float) -> Flow | None:
         """What came in and went out in the last week, as far as it was seen."""

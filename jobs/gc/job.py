@@ -37,7 +37,7 @@ from jobs.gc.mark_phases import RecipeMarks
 from jobs.gc.noise_watch import refuse_noise
 from jobs.gc.recipe_marker import RecipeReading
 from jobs.gc.tables import kept_digests, recovered_tables
-from jobs.gc.tree_marker import Roots, TreeMarker
+from jobs.gc.tree_marker import TreeMarker
 
 _MARKED = define("gc.marked", "everything needed is marked, in memory, nothing is changed")
 _SYNCED = define("gc.synced", "the tree is durable as it was walked, nothing is changed")
@@ -138,8 +138,7 @@ class Gc(Job[GcReport]):
         chunks, wanted = marks[Kind.CHUNKS], Needs(tables[Kind.RECIPES].counts())
         has_stubs: dict[str, bool] = {}
         for member in self._members:
-            roots = self._walk(member, chunks, wanted)
-            has_stubs[member.parameters.uuid] = roots.stubs > 0
+            has_stubs[member.parameters.uuid] = self._walk(member, chunks, wanted)
         named = {Kind.CHUNKS: chunks.digest(), Kind.RECIPES: wanted.digest()}
         if not self._full and volume.store_hints.get(HintKey.LAST_COLLECTION) == self._state(named):
             report.outcome = NOTHING_NEW
@@ -173,9 +172,11 @@ class Gc(Job[GcReport]):
         """All volumes of the store."""
         return self._volume, *self._volume.fellows
 
-    def _walk(self, member: Volume, chunks: Marks, wanted: Needs) -> Roots:
-        """Mark what the tree of a volume names. No job makes references meanwhile, so it does not
-        matter in which order the volumes are walked."""
+    def _walk(self, member: Volume, chunks: Marks, wanted: Needs) -> bool:
+        """Mark what a volume names; says whether that is anything.
+
+        No job makes references meanwhile, so the order of the volumes does not matter.
+        """
         run, report = self._run, self._report
         run.update(phase="walking the tree")
         deletions = DeletionMarker(member, run, dry_run=self._dry_run)
@@ -186,9 +187,10 @@ class Gc(Job[GcReport]):
             run.findings.add(problem if member is self._volume else f"{member.root}: {problem}")
         if roots.files and not roots.stubs and not self._all_garbage:
             self._refuse_without_stubs(member, roots.files)
-        report.deletions += deletions.mark(chunks, wanted)
+        kept = deletions.mark(chunks, wanted)
+        report.deletions += kept
         report.deletion_logs_early += deletions.early
-        return roots
+        return roots.stubs + kept > 0
 
     def _refuse_without_stubs(self, member: Volume, files: int) -> None:
         """Raises NoStubs where the store has chunks in use: a program that restores or copies a

@@ -18,6 +18,7 @@ from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun, checked
 from jobs.tree.walk import each_directory, listed, unreadable
 from jobs.usage.needs import REST, StoreNeeds
+from jobs.usage.other_volumes import name_others
 
 By = Literal["", "owner", "type", "folder"]
 SECTOR_BYTES = 512
@@ -230,6 +231,7 @@ class Groups:
     def _settle_linked(self) -> None:
         for linked in checked(self._linked.values(), self._run.safe_point):
             self._settle(linked)
+        name_others(self._volume, self._run, self._needs)
 
     def _settle(self, file: _Linked) -> None:
         """A file counts in the group that had it first; the others need its records as well. One

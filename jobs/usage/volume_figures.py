@@ -29,8 +29,9 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     """The figures of one volume, as it is now; ``messages`` say what of it cannot be had.
 
     ``plain_bytes``: what all files would take if none was a stub, in blocks: holes count neither
-    there nor as saved. ``classes``: the largest classes of files, and what optimize has found them
-    to save, the best first. ``held_bytes_max``: of what files have given up, as much may be held by
+    there nor as saved. Of a ``shared_store`` a volume occupies what it needs, others or not.
+    ``classes``: the largest classes of files, and what optimize has found them to save, the best
+    first. ``held_bytes_max``: of what files have given up, as much may be held by
     snapshots, or by copies below. ``judged`` and ``shared_left``: files, and bytes, that the last
     optimize run left because they would save too little, or because snapshots, or copies below,
     have their blocks.
@@ -39,10 +40,14 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     needs = StoreNeeds(volume, run)
     groups = Groups(volume, run, needs)
     groups.by_path([b""], [""], "")
-    needs.count_plain(1)
     files = groups.all[1]
     store = {kind.name.lower(): directory_bytes(volume.directory(kind)) for kind in Kind}
-    occupied = files.own_bytes + sum(store.values())
+    if volume.shared is None:
+        needs.count_plain(1)
+        occupied = files.own_bytes + sum(store.values())
+    else:
+        needs.count(1)
+        occupied = files.own_bytes + needs.native.taken(1).bytes
     plain = (
         files.own_bytes
         - files.stubs_own_bytes
@@ -71,6 +76,7 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "plain_bytes": plain,
         "occupied_bytes": occupied,
         "store_bytes": store,
+        "shared_store": None if volume.shared is None else volume.shared.path,
         "redundancy_bytes": sum(store[kind.name.lower()] for kind in COPIES_OF.values()),
         "garbage": asdict(_garbage(volume)),
         "saved_bytes": max(0, plain - occupied),

@@ -1,7 +1,8 @@
 """Two volumes on one store, on a disk that loses power."""
 
+import json
 import os
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from dedupd.shared.creation import create_store
@@ -15,7 +16,15 @@ from jobs.check.verify import Verify
 from jobs.compact.job import Compact
 from jobs.frame.run import JobRun
 from jobs.gc.job import Gc
-from tests.crash.scenarios import Contents, Scenario, Scene, contents, make_small_tree
+from jobs.move import Move, MovingVolume
+from tests.crash.scenarios import (
+    Contents,
+    Scenario,
+    Scene,
+    contents,
+    enable_small,
+    make_small_tree,
+)
 from tests.support import crash
 from tests.support.copies import belong_to_store_here
 from tests.support.lab import write_out
@@ -40,12 +49,12 @@ def two_volumes(root: Path, seed: int) -> None:
     write_out(root)
 
 
-def put_on_store(root: Path, disk: Disk) -> None:
-    """Make the store, and volumes of both directories, as far as they are none yet."""
+def put_on_store(root: Path, disk: Disk, *names: str) -> None:
+    """Make the store, and volumes of both directories, or of these, as far as they are none yet."""
     store = root / "store"
     if not (store / "store.json").exists():
         create_store(str(store), chunk_size="4k", fingerprint="blake3", disk=disk, force=True)
-    for name in VOLUMES:
+    for name in names or VOLUMES:
         base = root / name / ".dedupd"
         if (base / "volume.json").exists() and not (base / "enabling").exists():
             continue
@@ -83,6 +92,58 @@ def collect(root: Path, disk: Disk | None = None) -> None:
             assert Compact(volume, JobRun("compact")).run().messages == []
 
 
+def two_volumes_one_plain(root: Path, seed: int) -> None:
+    two_volumes(root, seed)
+    crash.unoptimize_volume(root / "a")
+    write_out(root)
+
+
+def own_and_shared_volume(root: Path, seed: int) -> None:
+    """A volume with a store of its own, beside one on the shared store with the same files."""
+    two_directories(root, seed)
+    enable_small(root / "a")
+    put_on_store(root, Disk(), "b")
+    for name in VOLUMES:
+        crash.optimize_volume(root / name)
+    write_out(root)
+
+
+def move(root: Path, disk: Disk | None = None) -> None:
+    """Move the volume ``a`` to the shared store, or go on with that."""
+    with (
+        closing(SharedDirectory.named(str(root / "store"), disk or Disk())) as shared,
+        MovingVolume.open(str(root / "a"), disk) as volume,
+    ):
+        if volume.membership is None or volume.is_half_moved:
+            Move(volume, JobRun("move"), shared).run()
+
+
+def move_one(scene: Scene) -> None:
+    move(scene.root, scene.disk)
+
+
+def move_back(scene: Scene) -> None:
+    with MovingVolume.open(str(scene.root / "a"), scene.disk) as volume:
+        Move(volume, JobRun("move"), None).run()
+
+
+def look_at_moved(root: Path) -> Contents:
+    """What the files hold once a move that was half done has gone on."""
+    with MovingVolume.open(str(root / "a")) as volume:
+        if volume.is_half_moved:
+            is_coming = '"to": ""' not in (root / "a/.dedupd/moving").read_text()
+            with ExitStack() as files:
+                directory = SharedDirectory.named(str(root / "store"), Disk())
+                shared = files.enter_context(closing(directory))
+                Move(volume, JobRun("move"), shared if is_coming else None).run()
+    return look(root)
+
+
+def moved_to_the_end(root: Path) -> None:
+    move(root)
+    shared_to_the_end(root)
+
+
 def disable_one(scene: Scene) -> None:
     crash.disable_volume(scene.root / "a", scene.disk)
 
@@ -96,6 +157,11 @@ def look(root: Path) -> Contents:
 
 
 def place(root: Path) -> None:
+    moving = root / "a/.dedupd/moving"
+    if moving.exists():
+        store = str(root / "store")
+        route = json.loads(moving.read_text())
+        moving.write_text(json.dumps(route | {"origin": route["origin"] and store}))
     for name in VOLUMES:
         belong_to_store_here(root / name, root / "store")
 
@@ -129,5 +195,13 @@ SHARED_SCENARIOS = {
     "collect from a shared store": Scenario(
         two_volumes, remove_and_collect, shared_to_the_end, place, look
     ),
-    "leave a shared store": Scenario(two_volumes, disable_one, disabled_to_the_end, place, look),
+    "leave a shared store": Scenario(
+        two_volumes_one_plain, disable_one, disabled_to_the_end, place, look
+    ),
+    "move to a shared store": Scenario(
+        own_and_shared_volume, move_one, moved_to_the_end, place, look_at_moved
+    ),
+    "move to its own store": Scenario(
+        two_volumes, move_back, moved_to_the_end, place, look_at_moved
+    ),
 }

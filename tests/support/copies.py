@@ -10,17 +10,16 @@ from dedupd.format.instance import Instance
 from dedupd.format.stub import decode_stub, encode_stub
 from dedupd.format.volume_parameters import Parameters
 from dedupd.stores.membership import MemberList, Membership
-from dedupd.stores.standing import membership_at
 from dedupd.stub.instance import instance_of
 from dedupd.stub.transition import AttributeSpace
 from dedupd.system.files import opened
 
 
-def belong_here(root: Path) -> None:
+def belong_here(root: Path, *stores: bytes) -> None:
     """Make the volume at ``root`` the one that was enabled there, as if its inodes had been kept.
 
     A test that builds a volume out of what another one had on its disk does this. Products never
-    do: it believes every hole.
+    do: it believes every hole. Its stubs are of its own store, or of one of these.
     """
     base = root / ".dedupd"
     record, parameters = base / "instance.json", _parameters(base)
@@ -33,25 +32,22 @@ def belong_here(root: Path) -> None:
     with opened(os.open(base / "data", os.O_RDONLY)) as fd:
         here = instance_of(fd)
     record.write_bytes(here.to_json())
-    rebind_below(root, ("data",))
+    rebind_below(root, ("data",), *stores)
 
 
-def rebind_below(root: Path, places: Sequence[str]) -> None:
+def rebind_below(root: Path, places: Sequence[str], *stores: bytes) -> None:
     """Bind the stubs in places of ``.dedupd`` to the inodes that they have."""
     base = root / ".dedupd"
     parameters = parameters_of(base)
     with opened(os.open(base / "data", os.O_RDONLY)) as fd:
         here = instance_of(fd)
-    with opened(os.open(base, os.O_RDONLY)) as fd:
-        membership = membership_at(fd)
     name, volume_id = parameters.attribute.encode(), parameters.uuid_bytes
-    stores = {volume_id} if membership is None else {volume_id, membership.store_id}
     for place in places:
         for directory, _, names in os.walk(base / place):
             for file in names:
                 path = Path(directory, file)
                 if path.is_file() and not path.is_symlink():
-                    for store_id in stores:
+                    for store_id in (volume_id, *stores):
                         _rebind(path, AttributeSpace(name, store_id, here.seed(volume_id)))
 
 
@@ -62,7 +58,9 @@ def belong_to_store_here(root: Path, store: Path) -> None:
     if file.exists():
         membership = Membership.from_json(file.read_bytes(), "")
         file.write_bytes(replace(membership, name=str(store)).to_json())
-    belong_here(root)
+    file = store / "store.json"
+    known_as = [Parameters.from_json(file.read_bytes(), "").uuid_bytes] if file.exists() else []
+    belong_here(root, *known_as)
     members = store / "members.json"
     parameters = _parameters(base)
     if parameters is None or not members.exists() or not (base / "data").exists():

@@ -1,0 +1,63 @@
+"""What the other volumes of a shared store need: without this one, it would still be there."""
+
+from collections.abc import Sequence
+
+from dedupd import native
+from dedupd.errors import DamagedStub, UnseenMember
+from dedupd.format.stub import Flag, attribute_seed, decode_stub
+from dedupd.native.tree import StubUsage, Unreadable
+from dedupd.shared.fellows import opened_member
+from dedupd.system.processes import cores
+from dedupd.volume.volume import Volume
+from jobs.frame.run import JobRun, checked
+from jobs.tree.walk import each_directory, unreadable
+from jobs.usage.needs import REST, StoreNeeds
+
+
+def name_others(volume: Volume, run: JobRun, needs: StoreNeeds) -> None:
+    """Name what the other volumes need as needed by the rest. One that cannot be seen is a finding:
+    then the figures say that more would be freed than is true. Raises Cancelled."""
+    if volume.shared is None:
+        return
+    for member in volume.shared.members().values():
+        if member.uuid == volume.parameters.uuid:
+            continue
+        try:
+            with opened_member(volume.shared, member, volume.disk) as other:
+                _name(other, run, needs)
+        except UnseenMember as error:
+            run.findings.add(f"what it needs does not count: {error}")
+
+
+def _name(other: Volume, run: JobRun, needs: StoreNeeds) -> None:
+    store_id = other.space.volume_id
+
+    def look(directories: Sequence[bytes]) -> Sequence[StubUsage | Unreadable]:
+        return native.tree.sum_up(
+            other.data_fd,
+            list(directories),
+            other.space.name,
+            cores(),
+            run.safe_point,
+            seed=attribute_seed(store_id),
+            by="",
+        )
+
+    for directory, _, here in each_directory(look, run.safe_point):
+        if isinstance(here, Unreadable):
+            run.findings.add(f"{other.root}: {unreadable(directory, here.errno)}")
+            continue
+        for sums in here.sums.values():
+            needs.native.name(REST, sums.chunks, sums.recipes, sums.covered)
+        for file in checked(here.files, run.safe_point):
+            if file.attribute is None:
+                continue
+            try:
+                stub = decode_stub(file.attribute, store_id, "")
+            except DamagedStub:
+                continue  # a finding of that volume
+            record = stub.recipe.to_bytes(8, "little")
+            if stub.flags & Flag.DIRECT:
+                needs.native.name(REST, record, b"", b"", 1)
+            else:
+                needs.native.name(REST, b"", record, stub.covered.to_bytes(8, "little"), 1)
