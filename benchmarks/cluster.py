@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.measure import machine
 from dedupd import native
-from dedupd.format.rados_objects import FRAME_BYTES, FileId, frame_of
+from dedupd.format.cluster.objects import FRAME_BYTES, FileId, frame_of
 from dedupd.rados.chunks import NewChunk
 from dedupd.rados.cluster.address import StoreAddress, parse_address
 from dedupd.rados.cluster.connection import OPERATIONS_AT_ONCE

@@ -51,6 +51,8 @@ class Plan:
 class Unoptimize(Job[UnoptimizeReport]):
     """Makes every stub below a path of the tree plain. Needs the job lock; may be repeated."""
 
+    knows_clusters = True
+
     def __init__(
         self, volume: Volume, run: JobRun, below: bytes = b"", since_s: float | None = None
     ) -> None:

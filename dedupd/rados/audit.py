@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dedupd.errors import DamagedRecipe, NotAVolume
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     FLAG_KEY,
     TAG_PREFIX,
     ChunkState,

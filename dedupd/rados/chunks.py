@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged, StoreUnreachable
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     FLAG_KEY,
     ChunkState,
     chunk_object,

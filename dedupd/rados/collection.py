@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dedupd.errors import Damaged
-from dedupd.format.rados_objects import GARBAGE_SHARDS, garbage_object
+from dedupd.format.cluster.objects import GARBAGE_SHARDS, garbage_object
 from dedupd.rados.chunks import Chunks
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.connection import Change

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dedupd.errors import FileChanged, WriterFenced
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     FILE_PREFIX,
     NO_VERSION,
     OLD_PREFIX,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dedupd.errors import WriterFenced
-from dedupd.format.rados_objects import SESSION_KEY, FileId, intents_object
+from dedupd.format.cluster.objects import SESSION_KEY, FileId, intents_object
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.connection import Change, Cluster, Outcome
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from dedupd.errors import Busy, DedupdError, WriterFenced
-from dedupd.format.rados_objects import SESSION_KEY, files_object, intents_object, lease_object
+from dedupd.format.cluster.objects import SESSION_KEY, files_object, intents_object, lease_object
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.connection import Change, Cluster, Outcome, permitted
 from dedupd.rados.cluster.wire import (

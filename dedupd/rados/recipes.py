@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dedupd.errors import DamagedRecipe
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     FileRecipe,
     RecipePart,
     decode_part,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dedupd.errors import Damaged
-from dedupd.format.rados_objects import NO_VERSION, FileId, FileVersions
+from dedupd.format.cluster.objects import NO_VERSION, FileId, FileVersions
 from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
 from dedupd.rados.retirement import Retirement

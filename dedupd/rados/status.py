@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from dedupd.format.rados_objects import GARBAGE_SHARDS, VolumeEntry, garbage_object
+from dedupd.format.cluster.objects import GARBAGE_SHARDS, VolumeEntry, garbage_object
 from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
 from dedupd.rados.lease import counters, lease_state

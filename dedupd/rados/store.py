@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Self
 
 from dedupd.errors import Busy, NotAVolume, UsageError
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     STORE_OBJECT,
     VOLUMES_OBJECT,
     StoreParameters,

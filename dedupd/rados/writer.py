@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from dedupd.errors import Busy
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     ChunkEntry,
     FileId,
     FileRecipe,

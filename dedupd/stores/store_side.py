@@ -8,6 +8,7 @@ from dedupd.format.container import Kind
 from dedupd.format.instance import Instance
 from dedupd.format.stub import StubAttribute
 from dedupd.format.volume_parameters import Parameters
+from dedupd.rados.reading.volume_store import VolumeStore, store_of
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
@@ -16,7 +17,7 @@ from dedupd.stores.local_store import LocalStore
 from dedupd.stores.membership import Membership
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.stores.standing import MOVING_FILE, Standing, membership_at
-from dedupd.stub.content import ReadChunk, StoreContent, open_content
+from dedupd.stub.content import ReadChunk, StoreContent, chunk_reader, open_content
 from dedupd.stub.transition import AttributeSpace
 from dedupd.system.disk import Disk
 
@@ -34,7 +35,7 @@ class StoreSide:
     space: AttributeSpace
 
     def close_store(self) -> None:
-        for name in ("store", "shared"):
+        for name in ("store", "shared", "cluster"):
             opened_once = self.__dict__.pop(name, None)
             if opened_once is not None:
                 opened_once.close()
@@ -87,9 +88,14 @@ class StoreSide:
         """The reader of the chunks, or of the recipes."""
         return self.chunk_records if kind is Kind.CHUNKS else self.recipe_records
 
+    @cached_property
+    def cluster(self) -> VolumeStore | None:
+        """The store in a Ceph cluster that it is on; None where it is on none. Raises Damaged."""
+        return store_of(self.base_fd, self.root, self.parameters.uuid, self.disk)
+
     @property
     def chunk_records(self) -> RecordReader:
-        return self.store.chunk_records
+        return self.cluster.records if self.cluster else self.store.chunk_records
 
     @property
     def recipe_records(self) -> RecordReader:
@@ -101,11 +107,11 @@ class StoreSide:
 
     @property
     def recipes(self) -> RecipeReader:
-        return self.store.recipes
+        return self.cluster.recipe_reader if self.cluster else self.store.recipes
 
     @property
     def read_chunk(self) -> ReadChunk:
-        return self.store.read_chunk
+        return chunk_reader(self.chunk_records)
 
     def content(self, stub: StubAttribute, where: str) -> StoreContent:
         """The store's side of a stub. Raises DamagedRecipe, DamagedContainer."""

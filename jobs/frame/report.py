@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
-from dedupd.errors import DedupdError
+from dedupd.errors import DedupdError, UsageError
 from dedupd.volume.volume import Volume
 from jobs.frame.run import Cancelled, JobRun, record_run
 
@@ -47,9 +47,19 @@ ReportT = TypeVar("ReportT", bound=Report)
 
 
 class Job(ABC, Generic[ReportT]):
-    """One run of a job over one volume. Needs the volume's job lock."""
+    """One run of a job over one volume. Needs the volume's job lock.
+
+    Raises UsageError for a volume whose chunks are in a cluster, unless the job ``knows_clusters``.
+    """
+
+    knows_clusters = False
 
     def __init__(self, volume: Volume, run: JobRun, report: ReportT) -> None:
+        if volume.cluster is not None and not self.knows_clusters:
+            raise UsageError(
+                f"{volume.root}: its chunks are in {volume.cluster.binding.address}, where"
+                f" {run.job} has nothing to do; see docs/cluster.md"
+            )
         self._volume = volume
         self._run = run
         self._report = report

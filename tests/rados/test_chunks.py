@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dedupd.errors import Damaged
-from dedupd.format.rados_objects import ChunkState, chunk_object, frame_of, tag_key
+from dedupd.format.cluster.objects import ChunkState, chunk_object, frame_of, tag_key
 from dedupd.rados.chunks import Arrival
 from dedupd.rados.cluster.connection import Change, Outcome
 from tests.support.rados_hosts import Site, fingerprint, new_chunk

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     PART_ENTRIES_MAX,
     ChunkEntry,
     FileId,

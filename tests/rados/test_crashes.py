@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dedupd import failpoint
-from dedupd.format import rados_objects
-from dedupd.format.rados_objects import FileId
+from dedupd.format.cluster import objects
+from dedupd.format.cluster.objects import FileId
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.address import parse_address
 from dedupd.rados.store import RadosStore
@@ -137,7 +137,7 @@ def test_a_crash_after_every_step(site: Site, by_another: bool) -> None:
 @pytest.mark.slow
 def test_a_crash_of_the_recovery(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recovery that dies after each of its own steps, behind each crash of the work."""
-    monkeypatch.setattr(rados_objects, "PART_ENTRIES_MAX", 3)
+    monkeypatch.setattr(objects, "PART_ENTRIES_MAX", 3)
     steps = steps_of_a_whole_run(site)
     interesting = [
         at

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dedupd.errors import StoreUnreachable, WriterFenced
-from dedupd.format.rados_objects import FileId
+from dedupd.format.cluster.objects import FileId
 from dedupd.rados.cluster.address import parse_address
 from tests.support.ceph import REPOSITORY, wait_for
 from tests.support.rados_hosts import Host, Site, new_file, random_content

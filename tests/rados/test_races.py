@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dedupd.format.rados_objects import (
+from dedupd.format.cluster.objects import (
     ChunkEntry,
     FileId,
     FileRecipe,

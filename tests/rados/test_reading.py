@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe
+from dedupd.format.cluster.objects import chunk_object
 from dedupd.format.ids import HOLE
-from dedupd.format.rados_objects import chunk_object
 from dedupd.format.recipe import RecipeRef
 from dedupd.rados.cluster.connection import Change
 from dedupd.rados.reading import content

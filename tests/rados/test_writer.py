@@ -3,8 +3,8 @@
 import pytest
 
 from dedupd.errors import Busy, DamagedRecipe, FileChanged, NotAVolume, UsageError, WriterFenced
-from dedupd.format import rados_objects
-from dedupd.format.rados_objects import FileId
+from dedupd.format.cluster import objects
+from dedupd.format.cluster.objects import FileId
 from dedupd.rados.audit import Audit
 from dedupd.rados.chunks import Arrival
 from dedupd.rados.cluster.connection import Change
@@ -89,7 +89,7 @@ def test_a_commit_on_another_version_than_was_seen_is_refused(site: Site) -> Non
 
 
 def test_a_recipe_of_several_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rados_objects, "PART_ENTRIES_MAX", 2)
+    monkeypatch.setattr(objects, "PART_ENTRIES_MAX", 2)
     with site.host() as host:
         host.put({1: C})
         assert host.read(1) == C

@@ -19,8 +19,9 @@ import dedupd
 import jobs
 from dedupd import failpoint, native
 from dedupd.format import container as fmt
-from dedupd.format import deletion, merge_log, rados_objects, recipe, stream, stub
+from dedupd.format import deletion, merge_log, recipe, stream, stub
 from dedupd.format import table as tbl
+from dedupd.format.cluster import objects
 from dedupd.format.derived import saved_marks, saved_notes
 from dedupd.format.volume_parameters import FORMAT
 from dedupd.stores.local_store import STORE_DIRS
@@ -176,11 +177,11 @@ def test_the_nodes_of_a_stream() -> None:
 
 
 def test_a_chunk_in_a_cluster() -> None:
-    data = rados_objects.encode_frame(b"payload", 1, 77, HASH)
+    data = objects.encode_frame(b"payload", 1, 77, HASH)
     places = layout("Chunk frame (32 bytes)")
     values = {
         "magic": b"DDRF",
-        "format": rados_objects.FORMAT,
+        "format": objects.FORMAT,
         "codec": 1,
         "stored_length": 7,
         "raw_length": 77,
@@ -189,17 +190,17 @@ def test_a_chunk_in_a_cluster() -> None:
     }
     expect(data, places, values)
     flags = {row[0].strip("`"): row[1] for row in rows("Flags of a chunk")}
-    assert flags == {one.value: one.name.lower() for one in rados_objects.ChunkState}
+    assert flags == {one.value: one.name.lower() for one in objects.ChunkState}
 
 
 def test_a_recipe_in_a_cluster() -> None:
-    entry = rados_objects.ChunkEntry(0x123456789A, 1000, HASH)
-    file = rados_objects.FileId(0x1122334455, 6)
-    recipe = rados_objects.FileRecipe(DIGEST.hex(), UUID.hex(), file, 0x223456789A, [entry])
-    (data,) = rados_objects.encode_parts(recipe)
+    entry = objects.ChunkEntry(0x123456789A, 1000, HASH)
+    file = objects.FileId(0x1122334455, 6)
+    recipe = objects.FileRecipe(DIGEST.hex(), UUID.hex(), file, 0x223456789A, [entry])
+    (data,) = objects.encode_parts(recipe)
     values = {
         "magic": b"DDRM",
-        "format": rados_objects.FORMAT,
+        "format": objects.FORMAT,
         "part": 0,
         "parts": 1,
         "count": 1,

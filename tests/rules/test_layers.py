@@ -60,6 +60,7 @@ FLOORS = (
     "dedupd",  # errors, units, fail points
     "dedupd.format",
     "dedupd.format.derived",
+    "dedupd.format.cluster",
     "dedupd.system",
     "dedupd.config",
     "dedupd.rados.cluster",
@@ -88,6 +89,7 @@ FLOORS = (
     "jobs.adopt",
     "jobs.optimize",
     "jobs.backup",
+    "jobs.cluster",
     "jobs",  # the way out, and rebuild
     "fuse_stub.mounts",
     "fuse_stub.files",

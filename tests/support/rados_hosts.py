@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from dedupd import native
-from dedupd.format.rados_objects import FileId, frame_of
+from dedupd.format.cluster.objects import FileId, frame_of
 from dedupd.rados.audit import Audit, AuditReport
 from dedupd.rados.chunks import NewChunk
 from dedupd.rados.cluster.address import StoreAddress, parse_address

@@ -4,6 +4,7 @@ from functools import partial
 
 import click
 
+from dedupd.cli.cluster_reports import show_stored
 from dedupd.cli.common import print_json
 from dedupd.cli.job_limits import limits, working
 from dedupd.cli.left_out import Place, left_out, outcome_of
@@ -12,6 +13,7 @@ from dedupd.cli.via_service import job_command
 from dedupd.config.policy import Policy
 from dedupd.units import counted, format_duration, format_size
 from dedupd.volume.volume import Volume
+from jobs.cluster.optimize import ClusterOptimize
 from jobs.optimize.job import Optimize, OptimizeReport
 from jobs.tree.candidates import Judged, Skipped, candidates
 from jobs.tree.judged_files import load_ledger
@@ -26,6 +28,10 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
     volume, below = Volume.locate_existing(path)
     with volume, volume.job_lock():
         volume.limits = limits().keys
+        if volume.cluster is not None and not dry_run:
+            with working(volume, "optimize") as run:
+                stored = ClusterOptimize(volume, run, below).recorded()
+            finish(stored, as_json, show_stored, findings=stored.errors)
         if dry_run:
             _dry_run(volume, below, as_json)
             return

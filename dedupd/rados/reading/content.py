@@ -13,9 +13,9 @@ from typing import Any
 
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
 from dedupd.format import recipe as node_format
+from dedupd.format.cluster.objects import FileRecipe
 from dedupd.format.container import Codec, Record, RecordKind
 from dedupd.format.ids import HOLE
-from dedupd.format.rados_objects import FileRecipe
 from dedupd.format.recipe import RecipeRef, fingerprint_check
 from dedupd.rados.reading.disk_cache import DiskCache
 from dedupd.rados.store import RadosStore
@@ -163,8 +163,7 @@ class ClusterChunks:
         return
 
     def close(self) -> None:
-        if self._cache is not None:
-            self._cache.close()
+        """Nothing of its own is open."""
 
 
 class ClusterRecipes:

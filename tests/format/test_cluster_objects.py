@@ -5,8 +5,8 @@ import os
 import pytest
 
 from dedupd.errors import Damaged, DamagedRecipe, UsageError
-from dedupd.format import rados_objects as objects
-from dedupd.format.rados_objects import ChunkEntry, FileId, FileRecipe, FileVersions
+from dedupd.format.cluster import objects
+from dedupd.format.cluster.objects import ChunkEntry, FileId, FileRecipe, FileVersions
 from dedupd.rados.cluster.address import StoreAddress, parse_address
 from dedupd.rados.cluster.wire import decode_holder
 from tests.support.rados_hosts import fingerprint, new_chunk

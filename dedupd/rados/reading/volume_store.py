@@ -1,0 +1,114 @@
+"""The store in a cluster that a volume is on, as the volume sees it: opened when first needed."""
+
+import os
+import threading
+from typing import cast
+from uuid import UUID
+
+from dedupd.errors import StoreUnreachable
+from dedupd.format.cluster.binding import StoreBinding
+from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.reading.content import ClusterChunks, ClusterRecipes
+from dedupd.rados.reading.disk_cache import DiskCache
+from dedupd.rados.store import RadosStore
+from dedupd.store.reader import RecordReader
+from dedupd.store.recipe.recipe_reader import RecipeReader
+from dedupd.system.disk import Disk
+from dedupd.system.files import opened, read_at
+from dedupd.units import GIB
+
+BINDING_FILE = b"cluster.json"
+CACHE_DIR = b"cluster-cache"
+CACHE_BYTES = 1 * GIB
+"""Of a volume by default: chunks that were read lately."""
+
+
+def binding_at(base_fd: int, where: str) -> StoreBinding | None:
+    """What the ``.dedupd`` that ``base_fd`` is open on says; None where the volume has a store of
+    its own. Raises Damaged."""
+    try:
+        fd = os.open(BINDING_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=base_fd)
+    except FileNotFoundError:
+        return None
+    with opened(fd):
+        return StoreBinding.from_json(read_at(fd, os.fstat(fd).st_size, 0), where)
+
+
+def bind(
+    base_fd: int, root: str, volume_uuid: str, store: RadosStore, cache_bytes: int, disk: Disk
+) -> None:
+    """Let a volume that has no stub yet keep its chunks in a store. Durable when this returns.
+
+    ``base_fd`` is open on its ``.dedupd``. The volume's fingerprints are those of the store.
+    """
+    store.join(UUID(volume_uuid).hex, root)
+    binding = StoreBinding(str(store.cluster.address), store.parameters.uuid, cache_bytes)
+    disk.replace_file(base_fd, BINDING_FILE, binding.to_json())
+
+
+def store_of(base_fd: int, root: str, volume_uuid: str, disk: Disk) -> "VolumeStore | None":
+    """The store in a cluster that a volume is on; None where it has one of its own. Raises Damaged.
+
+    ``base_fd`` is the caller's: its ``.dedupd``.
+    """
+    found = binding_at(base_fd, f"{root}/.dedupd/{BINDING_FILE.decode()}")
+    return None if found is None else VolumeStore(found, base_fd, volume_uuid, disk)
+
+
+class VolumeStore:
+    """A volume's side of its store. Safe to use from several threads.
+
+    Nothing is asked of the cluster, and nothing of Ceph's is loaded, before the first read.
+    """
+
+    def __init__(self, binding: StoreBinding, base_fd: int, volume_uuid: str, disk: Disk) -> None:
+        self.binding, self.volume = binding, UUID(volume_uuid).hex
+        self._lock = threading.Lock()
+        self._store: RadosStore | None = None
+        self._cache = self._cache_in(base_fd, disk)
+        self.chunks = ClusterChunks(self.open, self._cache)
+        self.recipes = ClusterRecipes(self.open, self.chunks)
+
+    def _cache_in(self, base_fd: int, disk: Disk) -> DiskCache | None:
+        if not self.binding.cache_bytes:
+            return None
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            try:
+                disk.make_dir(base_fd, CACHE_DIR)
+            except FileExistsError:
+                pass
+            dir_fd = os.open(CACHE_DIR, flags, dir_fd=base_fd)
+        except OSError:
+            return None  # a volume that is read-only is read without
+        return DiskCache(dir_fd, self.binding.cache_bytes, disk)
+
+    def open(self) -> RadosStore:
+        """The store, connected. Raises StoreUnreachable, UsageError."""
+        with self._lock:
+            if self._store is None:
+                store = RadosStore.open(parse_address(self.binding.address))
+                if store.parameters.uuid != self.binding.store:
+                    store.close()
+                    raise StoreUnreachable(
+                        f"{self.binding.address}: another store than the one that the volume is on;"
+                        " was the pool made anew?"
+                    )
+                self._store = store
+            return self._store
+
+    @property
+    def records(self) -> RecordReader:
+        """The chunks, as the mount and the jobs read those of containers."""
+        return cast(RecordReader, self.chunks)
+
+    @property
+    def recipe_reader(self) -> RecipeReader:
+        """The recipes, as those of containers are read."""
+        return cast(RecipeReader, self.recipes)
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+        if self._store is not None:
+            self._store.close()

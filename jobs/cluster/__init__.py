@@ -1,0 +1,1 @@
+"""The jobs of volumes whose chunks are in a Ceph cluster."""

@@ -1,0 +1,112 @@
+"""A file of a volume, cut into chunks for a store in a cluster.
+
+The bytes of a chunk are read again when they have to be sent: a file of any length takes some 200
+bytes of memory for each of its chunks, and what a cluster has already is read once.
+"""
+
+import os
+from array import array
+from collections.abc import Callable, Iterator
+
+from dedupd import native
+from dedupd.byte_ranges import missing_ranges
+from dedupd.errors import FileChanged
+from dedupd.format.cluster.objects import FileId, frame_of
+from dedupd.rados.chunks import NewChunk
+from dedupd.rados.writer import FileChunk, NewFile
+from dedupd.stub.content import read_stub
+from dedupd.stub.local_blocks import checked_stub
+from dedupd.stub.transition import local_ranges
+from dedupd.system.files import data_ranges, read_at
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+
+WINDOW_BYTES = 8 * MIB
+
+ReadRange = Callable[[int, int], bytes | bytearray]
+
+
+def reader_of(volume: Volume, fd: int, where: str) -> tuple[ReadRange, list[tuple[int, int]]]:
+    """How an open file is read, plain or stub, and its ranges that are not holes.
+
+    ``fd`` stays the caller's. Raises Damaged, OSError.
+    """
+    size = os.fstat(fd).st_size
+    stub = checked_stub(fd, volume.stub_files, where)
+    if stub is None:
+        return lambda start, end: read_at(fd, end - start, start), list(data_ranges(fd, 0, size))
+    content, local, covered = volume.content(stub, where), local_ranges(fd, size), stub.covered
+    ranges = [*local]
+    for low, high in missing_ranges(local, 0, min(covered, size)):
+        ranges += content.data_ranges(low, high)
+
+    def read(start: int, end: int) -> bytearray:
+        return read_stub(fd, local, covered, content, start, end)
+
+    return read, _joined(ranges)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that touch, as one: a chunk may lie across a block of the stub's own."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def cut_file(
+    volume: Volume,
+    file: FileId,
+    size: int,
+    read: ReadRange,
+    ranges: list[tuple[int, int]],
+    *,
+    level: int,
+    safe_point: Callable[[], None],
+) -> NewFile:
+    """The chunks of a file; zeros are none. Raises FileChanged where it is shorter by now."""
+    chunks = [
+        FileChunk(offset, length, _chunk(volume, read, offset, length, fingerprint, level))
+        for start, end in ranges
+        for offset, length, fingerprint in _cut(volume, read, start, end, safe_point)
+    ]
+    return NewFile(file, size, chunks)
+
+
+def _cut(
+    volume: Volume, read: ReadRange, start: int, end: int, safe_point: Callable[[], None]
+) -> Iterator[tuple[int, int, bytes]]:
+    """Offset, length and fingerprint of the chunks of a range."""
+    chunker = volume.parameters.chunker()
+    while start < end:
+        safe_point()
+        window_end = min(start + WINDOW_BYTES, end)
+        data = read(start, window_end)
+        if len(data) != window_end - start:
+            raise FileChanged("it was cut while it was read")
+        found = chunker.process(data, [(0, len(data), window_end == end)])
+        position = 0
+        fingerprints, zeros = found.fingerprints, found.zero
+        for at, chunk_end in enumerate(array("I", found.ends)):
+            if not zeros[at]:
+                own = fingerprints[at * 32 : at * 32 + 32]
+                yield start + position, chunk_end - position, own
+            position = chunk_end
+        start += position
+
+
+def _chunk(
+    volume: Volume, read: ReadRange, offset: int, length: int, fingerprint: bytes, level: int
+) -> NewChunk:
+    algorithm = volume.parameters.fingerprint
+
+    def frame() -> bytes:
+        raw = bytes(read(offset, offset + length))
+        if native.hashing.fingerprint(raw, algorithm) != fingerprint:
+            raise FileChanged("it was changed while it was stored")
+        return frame_of(raw, fingerprint, level=level)
+
+    return NewChunk(fingerprint, frame)

@@ -1,0 +1,199 @@
+"""The optimize job of a volume whose chunks are in a cluster: files of the policy become stubs.
+
+Everything that the policy takes pays here: its blocks become free, whatever the cluster has of it.
+"""
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dedupd.errors import (
+    Damaged,
+    DedupdError,
+    FileChanged,
+    StoreUnreachable,
+    WriterFenced,
+)
+from dedupd.rados.reading.content import reference
+from dedupd.rados.writer import NewFile, Prepared, Writer
+from dedupd.stub.transition import FileIdentity
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath, show_path
+from dedupd.system.processes import cores
+from dedupd.units import MIB
+from dedupd.volume.commit import Outcome, VolumeCommitter, settle_interrupted
+from dedupd.volume.commit_requests import CommitRequest, CommitRequests
+from dedupd.volume.volume import Volume
+from jobs.cluster.cutting import cut_file, reader_of
+from jobs.cluster.session import writing
+from jobs.cluster.stub_versions import StubVersions
+from jobs.frame.report import FileReport, Job
+from jobs.frame.run import Cancelled, JobRun
+from jobs.tree.candidates import Candidate, Skipped, candidates
+
+BATCH_FILES_MAX = 256
+"""A descriptor each while they are stored; so many share the notes in the cluster."""
+
+BATCH_BYTES = 256 * MIB
+
+
+@dataclass(slots=True)
+class ClusterOptimizeReport(FileReport):
+    """What a run did. ``arrivals`` counts chunks by what became of them in the store."""
+
+    job: str = "optimize"
+    files_optimized: int = 0
+    logical_bytes: int = 0
+    freed_bytes: int = 0
+    files_left: dict[str, int] = field(default_factory=dict)
+    files_skipped: dict[str, int] = field(default_factory=dict)
+    arrivals: dict[str, int] = field(default_factory=dict)
+    recovery: dict[str, Any] = field(default_factory=dict)
+
+
+class _Open(NamedTuple):
+    """A candidate that is open, cut into chunks."""
+
+    candidate: Candidate
+    new: NewFile
+
+
+class ClusterOptimize(Job[ClusterOptimizeReport]):
+    """One run over one volume. Needs the volume's job lock."""
+
+    knows_clusters = True
+
+    def __init__(self, volume: Volume, run: JobRun, below: bytes = b"") -> None:
+        super().__init__(volume, run, ClusterOptimizeReport())
+        self._below = below
+        self._policy = volume.policy()
+        threads = min(self._policy.cores or cores(), 64)
+        self._committer = VolumeCommitter(volume, threads)
+        self._stubs = StubVersions(volume)
+
+    def run(self) -> ClusterOptimizeReport:
+        """Optimize everything the policy asks for. Raises Busy, StoreUnreachable, Cancelled."""
+        skipped, errors = Skipped(), list[str]()
+        found = candidates(
+            self._volume, self._policy, self._below, skipped, errors, self._run.safe_point
+        )
+        with writing(self._volume, self._stubs) as (writer, recovery):
+            self._report.recovery = recovery
+            self._run.update(phase="optimizing")
+            batch: list[Candidate] = []
+            for candidate in found:
+                batch.append(candidate)
+                size = sum(one.identity.size for one in batch)
+                if len(batch) >= BATCH_FILES_MAX or size >= BATCH_BYTES:
+                    self._take(writer, batch)
+                    batch = []
+            self._take(writer, batch)
+            for path in skipped.unsettled:
+                self._settle(path)
+        for message in errors:
+            self._run.findings.add(message)
+        self._report.files_skipped = skipped.files
+        return self.report()
+
+    def _settle(self, path: bytes) -> None:
+        try:
+            settle_interrupted(self._volume, path)
+        except (DedupdError, OSError) as error:
+            self._run.findings.add(f"{show_path(path)}: {error}")
+
+    def _take(self, writer: Writer, batch: list[Candidate]) -> None:
+        """Store and commit some files."""
+        self._run.safe_point()
+        with ExitStack() as files:
+            taken = [one for c in batch if (one := self._cut(files, c)) is not None]
+            if not taken:
+                return
+            try:
+                prepared = writer.prepare([one.new for one in taken])
+            except FileChanged:
+                # One of them; alone each is taken, or left, by itself.
+                if len(batch) > 1:
+                    files.close()
+                    for candidate in batch:
+                        self._take(writer, [candidate])
+                else:
+                    self._leave("changed meanwhile")
+                return
+        # Closed by now: a commit needs that nothing has the file open.
+        writer.commit(prepared)
+        self._commit(writer, taken, prepared)
+
+    def _cut(self, files: ExitStack, candidate: Candidate) -> _Open | None:
+        """Open a file and cut it; None where it is left."""
+        volume, level = self._volume, self._policy.compression_level
+        try:
+            fd = open_beneath(volume.data_fd, candidate.path, os.O_RDONLY | os.O_NONBLOCK)
+            files.enter_context(opened(fd))
+            if FileIdentity.of(os.fstat(fd)) != candidate.identity:
+                raise FileChanged("it was changed since it was found")
+            read, ranges = reader_of(volume, fd, show_path(candidate.path))
+            new = cut_file(
+                volume,
+                self._stubs.file_of(fd),
+                candidate.identity.size,
+                read,
+                ranges,
+                level=level if self._policy.compresses(candidate.path) else 0,
+                safe_point=self._run.safe_point,
+            )
+            return _Open(candidate, new)
+        except (Cancelled, StoreUnreachable, WriterFenced):
+            raise
+        except FileChanged:
+            self._leave("changed meanwhile")
+        except FileNotFoundError:
+            self._leave("gone")
+        except (DedupdError, OSError) as error:
+            self._run.findings.add(f"{show_path(candidate.path)}: {error}")
+        return None
+
+    def _leave(self, reason: str) -> None:
+        self._report.files_left[reason] = self._report.files_left.get(reason, 0) + 1
+
+    def _commit(self, writer: Writer, taken: list[_Open], prepared: list[Prepared]) -> None:
+        """Let the stubs name the versions, and the store keep those that they name."""
+        requests = CommitRequests.of(
+            CommitRequest(
+                one.candidate.path,
+                one.candidate.identity,
+                reference(version.version),
+                one.candidate.attribute,
+            )
+            for one, version in zip(taken, prepared, strict=True)
+        )
+        results = self._committer.commit(requests)
+        outcomes = dict(zip(requests.paths, results, strict=True))
+        done: list[Prepared] = []
+        unchanged: list[Prepared] = []
+        for one, version in zip(taken, prepared, strict=True):
+            result = outcomes[one.candidate.path]
+            self._report.freed_bytes += result.freed_bytes
+            if result.outcome is Outcome.DONE:
+                self._report.files_optimized += 1
+                self._report.logical_bytes += one.candidate.identity.size
+            else:
+                self._leave(result.outcome.value)
+            for arrival, count in version.arrivals.items():
+                name = arrival.value
+                self._report.arrivals[name] = self._report.arrivals.get(name, 0) + count
+            (done if self._names(version) else unchanged).append(version)
+        writer.finish(done)
+        writer.roll_back(unchanged)
+        writer.retire()
+        self._run.update(done=self._report.logical_bytes, files=self._report.files_optimized)
+
+    def _names(self, version: Prepared) -> bool:
+        """Whether the stub of a file durably names its new version: what the commit reports may be
+        of a step after that one. Raises Damaged where it names neither."""
+        named = self._stubs.settle(version.file)
+        if named == version.version:
+            return True
+        if named is not None and named != version.old:
+            raise Damaged(f"inode {version.file.inode}: its stub names version {named}, of neither")
+        return False

@@ -1,0 +1,45 @@
+"""A job's session on the store of its volume."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dedupd.errors import UsageError
+from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.cluster.connection import Cluster
+from dedupd.rados.lease import LeaseState
+from dedupd.rados.recovery import Recovery
+from dedupd.rados.writer import Writer
+from dedupd.volume.volume import Volume
+from jobs.cluster.stub_versions import StubVersions
+
+
+@contextmanager
+def writing(volume: Volume, stubs: StubVersions) -> Iterator[tuple[Writer, dict[str, Any]]]:
+    """The session, and what it has recovered. Needs the volume's job lock.
+
+    That lock says that no other process of this host writes the volume, so a lease that this host
+    has left need not run out. Raises Busy, StoreUnreachable.
+    """
+    side = volume.cluster
+    if side is None:
+        raise UsageError(f"{volume.root}: its chunks are in no cluster")
+    host = socket.gethostname()
+
+    def is_dead(state: LeaseState) -> bool:
+        return state.host == host
+
+    # What stubs say has to be what a power cut leaves of them.
+    volume.disk.sync_file_system(volume.data_fd)
+    with Cluster(parse_address(side.binding.address)) as cluster:
+        writer, recovery = side.open().writer(
+            side.volume, stubs.settle, host=host, is_holder_dead=is_dead, cluster=cluster
+        )
+        with writer:
+            yield writer, _counted(recovery)
+
+
+def _counted(recovery: Recovery) -> dict[str, Any]:
+    names = ("finished", "rolled_back", "retired", "left")
+    return {name: getattr(recovery, name) for name in names}
