@@ -41,7 +41,7 @@ test-slow: setup-develop ## the tests that take minutes each
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
 
 test-cluster: setup-develop ## the long tests of a store in a Ceph cluster, which they bring up
-	$(BIN)/python -m pytest -m slow --timeout 3600 tests/rados $(ARGS)
+	$(BIN)/python -m pytest -m slow --timeout 3600 tests/rados tests/jobs/cluster tests/cli/test_cluster.py $(ARGS)
 
 lint: setup-develop ## form and likely mistakes: ruff, cargo fmt, clippy
 	$(BIN)/ruff check .

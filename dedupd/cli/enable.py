@@ -13,12 +13,16 @@ from dedupd.config.policy import Policy, apply_values
 from dedupd.config.profiles import PROFILES
 from dedupd.errors import DedupdError, ServiceUnreachable
 from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
+from dedupd.rados.cluster.address import is_address, parse_address
+from dedupd.rados.reading.volume_store import CACHE_BYTES, bind
+from dedupd.rados.store import RadosStore
 from dedupd.service.client import ServiceClient
 from dedupd.service.doctor import ONE_FILE_SYSTEM
 from dedupd.service.volume_registry import register
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.volume.enable import enable
+from dedupd.volume.volume import Volume
 from fuse_stub.process import mount_in_background
 
 profile_option = click.option(
@@ -50,8 +54,9 @@ chunk_size_option = click.option(
 )
 @click.option(
     "--store",
-    type=PATH,
-    help="Put it on this shared store: chunks and fingerprints are those of the store.",
+    metavar="STORE",
+    help="Put it on this shared store, whose chunks and fingerprints it takes: a directory, or"
+    " rados:POOL/NAME for one in a Ceph cluster.",
 )
 @click.option(
     "--min-age",
@@ -128,10 +133,14 @@ def make_volume(
     """Make ``path`` a volume with these values of its policy, and mount it. Raises what
     :func:`enable` raises, PolicyError."""
     apply_values(Policy(), values, "command line")
-    with ExitStack() as files:
-        disk, shared = Disk(), None
-        if store is not None:
-            shared = files.enter_context(closing(SharedDirectory.named(store, disk)))
+    with ExitStack() as stores:
+        disk, shared, cluster = Disk(), None, None
+        if store is not None and is_address(store):
+            cluster = stores.enter_context(RadosStore.open(parse_address(store)))
+            fingerprint = cluster.parameters.fingerprint
+            values = {**values, **IN_A_CLUSTER}
+        elif store is not None:
+            shared = stores.enter_context(closing(SharedDirectory.named(store, disk)))
         parameters = enable(
             path,
             chunk_size=chunk_size,
@@ -141,6 +150,8 @@ def make_volume(
             force=force,
             shared=shared,
         )
+        if cluster is not None:
+            _bind(path, cluster)
     root = os.path.realpath(path)
     is_registered = register(root, parameters.uuid)
     problem = ""
@@ -158,6 +169,13 @@ def make_volume(
         "one_file_system": ONE_FILE_SYSTEM,
     }
     return Made(value, list(_lines(path, is_mounted, is_registered, is_served)), problem, is_served)
+
+
+def _bind(path: str, store: RadosStore) -> None:
+    """Put a volume that was just made on a store in a cluster."""
+    with Volume.open(path) as volume, volume.job_lock():
+        uuid = volume.parameters.uuid
+        bind(volume.base_fd, volume.root, uuid, store, CACHE_BYTES, volume.disk)
 
 
 def _lines(path: str, is_mounted: bool, is_registered: bool, is_served: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ COMMANDS = {
     "enable": "Make a directory a volume: a tree whose files are deduplicated.",
     "adopt": "Take over a copy of a volume.",
     "store": "Make stores that several volumes share, and look after them.",
+    "cluster": "Make stores in a Ceph cluster, and look after them.",
     "disable": "Make a volume a plain directory again.",
     "mount": "Show a volume's files.",
     "umount": "Hide a volume's files again.",

@@ -105,6 +105,7 @@ FLOORS = (
     "dedupd.service",
     "dedupd.service.web",
     "dedupd.cli",
+    "dedupd.cli.cluster",
     "dedupd.cli.run",
     "dedupd.cli.store",
 )

@@ -1,0 +1,18 @@
+"""``dedupd cluster``: stores in a Ceph cluster.
+
+Each command is a module of its own here.
+"""
+
+import click
+
+from dedupd.cli.lazy_command import LazyGroup
+
+COMMANDS = ("audit", "create", "recover", "status")
+
+
+@click.group("cluster", cls=LazyGroup, package=__name__, names=COMMANDS)
+def command() -> None:
+    """Make stores in a Ceph cluster, and look after them.
+
+    STORE is rados:POOL/NAME[?conf=FILE&user=NAME&keyring=FILE&timeout=30s].
+    """

@@ -1,0 +1,60 @@
+"""``dedupd cluster audit``: all of a store, looked at."""
+
+import sys
+from dataclasses import asdict
+
+import click
+
+from dedupd.cli.common import exits, json_option, print_json
+from dedupd.errors import EXIT_DAMAGED, EXIT_DONE, EXIT_FINDINGS
+from dedupd.rados.audit import Audit, AuditReport
+from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.store import RadosStore
+from dedupd.units import counted
+
+SHOWN_MAX = 20
+
+
+@click.command("audit")
+@click.argument("store")
+@click.option("--read", "reads_chunks", is_flag=True, help="Read the content of all chunks, too.")
+@click.option("--repair", is_flag=True, help="Let go of what is there and nothing needs.")
+@json_option
+@exits
+def command(store: str, reads_chunks: bool, repair: bool, as_json: bool) -> None:
+    """Look for what files need and is missing in STORE, and for what nothing needs.
+
+    Hosts may write meanwhile. What is damaged is stored again when a file with the same bytes
+    arrives.
+    """
+    with RadosStore.open(parse_address(store)) as opened:
+        audit = Audit(opened, reads_chunks=reads_chunks)
+        report = audit.run()
+        if repair:
+            audit.repair()
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _show(report)
+    left = [] if repair else report.leaked
+    lost = report.dangling or report.damaged
+    sys.exit(EXIT_DAMAGED if lost else EXIT_FINDINGS if left else EXIT_DONE)
+
+
+def _show(report: AuditReport) -> None:
+    click.echo(
+        f"{counted(report.files, 'file')}, {counted(report.chunks, 'chunk')},"
+        f" {counted(report.references, 'reference')}; {counted(report.pinned, 'pinned chunk')},"
+        f" {counted(report.candidates, 'garbage candidate')}"
+    )
+    for word, findings in (
+        ("missing", report.dangling),
+        ("damaged", report.damaged),
+        ("not needed", report.leaked),
+    ):
+        for finding in findings[:SHOWN_MAX]:
+            click.echo(f"  {word}: {finding}", err=True)
+        if len(findings) > SHOWN_MAX:
+            click.echo(f"  {word}: and {len(findings) - SHOWN_MAX} more", err=True)
+    if report.repaired:
+        click.echo(f"{report.repaired:,} were let go of.")

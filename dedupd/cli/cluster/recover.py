@@ -1,0 +1,33 @@
+"""``dedupd cluster recover``: what a host has left that is gone."""
+
+import click
+
+from dedupd.cli.common import answer, exits, json_option
+from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.store import RadosStore
+from dedupd.units import counted
+
+
+@click.command("recover")
+@click.argument("store")
+@click.argument("volume")
+@json_option
+@exits
+def command(store: str, volume: str, as_json: bool) -> None:
+    """Bring to an end what the host of VOLUME has left in STORE, which is gone: it is fenced, and
+    what it had begun is taken back.
+
+    VOLUME is a uuid as `dedupd cluster status` shows it. Files keep what they have.
+    """
+    with RadosStore.open(parse_address(store)) as opened:
+        recovery = opened.recover(volume.replace("-", ""))
+    value = {
+        "volume": volume,
+        "retired": recovery.retired,
+        "left": recovery.left,
+        "damaged": recovery.damaged,
+    }
+    text = f"{counted(recovery.retired, 'file version')} taken back"
+    if recovery.left:
+        text += f"; {counted(recovery.left, 'file')} between two versions wait for their own host"
+    answer(as_json, value, text)

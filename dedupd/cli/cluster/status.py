@@ -1,0 +1,19 @@
+"""``dedupd cluster status``: hosts, leases, savings and garbage of a store."""
+
+import click
+
+from dedupd.cli.common import answer, exits, json_option
+from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.status import status_of
+from dedupd.rados.store import RadosStore
+
+
+@click.command("status")
+@click.argument("store")
+@json_option
+@exits
+def command(store: str, as_json: bool) -> None:
+    """The volumes on STORE, which of them is being written, and what they have saved."""
+    with RadosStore.open(parse_address(store)) as opened:
+        status = status_of(opened)
+    answer(as_json, status.to_json(), "\n".join(status.lines))

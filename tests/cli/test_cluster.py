@@ -1,0 +1,62 @@
+"""``dedupd cluster``, and a volume on a store in a cluster from enable to disable."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dedupd.rados.cluster.address import StoreAddress
+from tests.support.ceph_fixtures import address, ceph
+from tests.support.lab import REPOSITORY, noise
+
+__all__ = ["address", "ceph"]
+pytestmark = pytest.mark.root
+POLICY = ("--min-age", "0s", "--min-size", "1")
+
+
+def dedupd(*arguments: object, status: int = 0) -> str:
+    """The output of a command, in a process of its own, as an administrator runs it."""
+    command = [sys.executable, "-m", "dedupd.cli.main", *map(str, arguments)]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert result.returncode == status, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_a_volume_on_a_store_in_a_cluster(address: StoreAddress, tmp_path: Path) -> None:
+    root, content = tmp_path / "volume", noise(2_000_000, 1)
+    root.mkdir()
+    (root / "file").write_bytes(content)
+    (root / "copy").write_bytes(content)
+    dedupd("cluster", "create", address)
+    assert "already" in dedupd("cluster", "create", address, "--json", status=2)
+    dedupd("enable", root, "--store", address, *POLICY, "--force")
+    try:
+        stored = json.loads(dedupd("run", "optimize", root, "--json"))
+        assert stored["files_optimized"] == 2 and stored["freed_bytes"] >= 4_000_000
+        assert (root / "file").read_bytes() == (root / "copy").read_bytes() == content
+        status = json.loads(dedupd("cluster", "status", address, "--json"))
+        (volume,) = status["volumes"]
+        assert (volume["bytes"], volume["new_bytes"]) == (4_000_000, 2_000_000)
+        assert volume["path"] == str(root) and volume["lease_until_s"] is None
+        assert "were there already" in dedupd("cluster", "status", address)
+        (root / "copy").unlink()
+        assert "1 are gone" in dedupd("run", "gc", root, "--all-garbage")
+        assert "nothing to do" in dedupd("run", "scrub", root, "--json", status=2)
+        assert json.loads(dedupd("cluster", "audit", address, "--read", "--json"))["files"] == 1
+        assert "taken back" in dedupd("cluster", "recover", address, volume["volume"])
+    finally:
+        dedupd("umount", root)
+    dedupd("disable", "--unoptimize", root)
+    assert [path.name for path in root.iterdir()] == ["file"]
+    assert (root / "file").read_bytes() == content
+    assert json.loads(dedupd("cluster", "status", address, "--json"))["volumes"] == []
+
+
+def test_an_address_that_leads_nowhere(tmp_path: Path, address: StoreAddress) -> None:
+    for store in (f"rados:dedup/none?conf={tmp_path}/none.conf", address):
+        (tmp_path / "v").mkdir(exist_ok=True)
+        dedupd("enable", tmp_path / "v", "--store", store, *POLICY, "--force", status=2)
+        assert not (tmp_path / "v" / ".dedupd").exists()
