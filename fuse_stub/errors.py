@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pyfuse3 import FUSEError
 
-from dedupd.errors import Damaged, NoSpace, OverQuota
+from dedupd.errors import Damaged, NoSpace, OverQuota, StoreUnreachable
 
 log = logging.getLogger("dedupd.mount")
 
@@ -47,7 +47,7 @@ def answers(
             raise FUSEError(errno.EDQUOT) from None
         except NoSpace:
             raise FUSEError(errno.ENOSPC) from None
-        except Damaged as error:
+        except (Damaged, StoreUnreachable) as error:
             log.error("%s: %s", operation.__name__, error)
             raise FUSEError(errno.EIO) from None
         except Exception:

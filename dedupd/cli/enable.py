@@ -110,6 +110,16 @@ def chosen_values(profile: str, min_age: str | None, min_size: str | None) -> di
     return PROFILES[profile] | {key: value for key, value in given.items() if value is not None}
 
 
+IN_A_CLUSTER: dict[str, Any] = {
+    "schedule_gc": "daily 01:00 for 5h",
+    **dict.fromkeys(
+        (f"schedule_{name}" for name in ("reconcile", "compact", "scrub", "full_scrub", "refine")),
+        "off",
+    ),
+}
+"""Of the policy of a volume whose chunks are in a cluster: what has nothing to do there is off."""
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """A volume that was made. ``problem`` says why it could not be mounted, where it was to be."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.config.reserve import Reserve
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe
 from dedupd.format.cluster.objects import chunk_object
 from dedupd.format.ids import HOLE
@@ -102,6 +103,19 @@ def test_the_cache_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "cache" / "half.new").write_bytes(b"a crash has left it")
     cache = cache_in(tmp_path / "cache", 500)
     assert cache.used_bytes <= 500 and len(list((tmp_path / "cache").iterdir())) == 5
+    cache.close()
+
+
+def test_the_cache_takes_nothing_of_the_reserve(tmp_path: Path) -> None:
+    cache = cache_in(tmp_path / "cache", 1000)
+    for n in range(8):
+        cache.put(bytes([n]) * 32, bytes(100))
+    cache.reserve = Reserve(size_bytes=1 << 60)
+    for n in range(8, 30):
+        before = cache.used_bytes
+        cache.put(bytes([n]) * 32, bytes(100))
+        assert cache.used_bytes < before or before < 8
+        assert cache.get(bytes([n]) * 32) is None
     cache.close()
 
 

@@ -9,11 +9,14 @@ import threading
 from collections import OrderedDict
 from contextlib import suppress
 
+from dedupd.config.reserve import Reserve
 from dedupd.errors import NoSpace
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
 
 _NEW_SUFFIX = b".new"
+GIVEN_BACK = 8
+"""The part of the cache that goes each time when the file system below is nearly full."""
 
 
 class DiskCache:
@@ -24,6 +27,7 @@ class DiskCache:
 
     def __init__(self, dir_fd: int, bytes_max: int, disk: Disk) -> None:
         self._dir_fd, self._bytes_max, self._disk = dir_fd, bytes_max, disk
+        self.reserve = Reserve()
         self._lock = threading.Lock()
         self._sizes: OrderedDict[bytes, int] = OrderedDict()  # _lock
         self._bytes = 0  # _lock
@@ -72,6 +76,10 @@ class DiskCache:
         with self._lock:
             if name in self._sizes or len(frame) > self._bytes_max:
                 return
+            if not self._leaves_reserve(len(frame)):
+                # Users need the space: it goes back bit by bit, as long as there is too little.
+                self._make_room(self._bytes_max - self._bytes + self._bytes // GIVEN_BACK)
+                return
             self._make_room(len(frame))
             self._sizes[name] = len(frame)
             self._bytes += len(frame)
@@ -79,6 +87,11 @@ class DiskCache:
             self._write(name, frame)
         except (NoSpace, OSError):
             self.drop(fingerprint)
+
+    def _leaves_reserve(self, need_bytes: int) -> bool:
+        space = os.statvfs(self._dir_fd)
+        reserve_bytes = self.reserve.bytes_of(space.f_blocks * space.f_frsize)
+        return space.f_bavail * space.f_frsize - need_bytes >= reserve_bytes
 
     def _write(self, name: bytes, frame: bytes) -> None:
         new = name + b".%d" % threading.get_ident() + _NEW_SUFFIX
