@@ -82,13 +82,10 @@ def write_all(writer: Writer, files: list[NewFile], batch: int = 8) -> None:
 
 
 def read_all(store: RadosStore, versions: list[str]) -> int:
-    total = 0
-    for version in versions:
-        recipe = store.recipes.read(version)
-        assert recipe is not None
-        read = store.chunks.read
-        total += sum(len(raw) for raw in store.cluster.each(read, recipe.fingerprints))
-    return total
+    """As a sequential reader whose chunks are fetched ahead, over the ends of files."""
+    recipes = store.cluster.each(store.recipes.read, versions)
+    needed = [own for one in recipes if one is not None for own in one.fingerprints]
+    return sum(store.cluster.each(lambda own: len(store.chunks.read(own)), needed))
 
 
 def measure(address: StoreAddress, count: int) -> dict[str, Any]:
