@@ -666,15 +666,19 @@ def test_the_store_is_not_in_the_view(lab: MountedLab) -> None:
     assert (lab.view / "..").resolve() == lab.view.parent
 
 
-def test_another_file_system_below_is_not_crossed_into(lab: MountedLab, here: Path) -> None:
+def test_another_file_system_over_a_directory_below_hides_nothing(
+    lab: MountedLab, here: Path
+) -> None:
     below = lab.data / here.name / "other"
     below.mkdir()
+    (below / "covered").write_text("the volume's")
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", below], check=True)
     try:
         (below / "f").write_text("not the volume's")
-        (here / "own").write_text("x")
-        assert os.listdir(here) == ["own"]
-        assert code(os.listdir, here / "other") == errno.EXDEV
-        assert code(os.stat, here / "other" / "f") == errno.EXDEV
+        assert os.listdir(here) == ["other"]
+        assert os.listdir(here / "other") == ["covered"]
+        assert code(os.stat, here / "other" / "f") == errno.ENOENT
+        (here / "other" / "covered").write_text("changed")
     finally:
         subprocess.run(["umount", below], check=True)
+    assert (below / "covered").read_text() == "changed"
