@@ -51,6 +51,9 @@ def _restored(path: str, once: bool) -> tuple[bool, bool]:
     with volume, named(path):
         if not below:
             raise UsageError(f"{path}: is the volume itself; use `dedupd run unoptimize`")
+        if os.path.isdir(path):
+            text = "is a directory; `dedupd run unoptimize` makes all in it plain"
+            raise UsageError(f"{path}: {text}")
         needs_rule = not once and _is_regular(volume, below)
         needs_rule = needs_rule and not volume.policy().excludes(below)
         require_room(volume, below, lambda: None)

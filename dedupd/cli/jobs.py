@@ -211,7 +211,7 @@ def _past(runs: list[dict[str, Any]]) -> Table:
             *([run["path"]] if of_several else []),
             format_duration(run["resources"]["wall_s"]),
             str(files),
-            format_size(run.get("logical_bytes", 0)),
+            format_size(run.get("logical_bytes", run.get("freed_bytes", 0))),
             run["outcome"],
         )
     return table

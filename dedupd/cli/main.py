@@ -46,10 +46,13 @@ COMMANDS = {
 
 
 GROUPS = {
-    "Begin": ("setup", "doctor", "analyze", "demo", "enable", "mount", "serve"),
+    "Begin": ("setup", "doctor", "analyze", "demo", "enable", "store", "mount", "serve"),
     "See": ("status", "jobs", "du", "file"),
     "Work": ("run", "cancel", "pause", "resume", "policy", "expand", "notify"),
-    "Copies": ("send", "receive", "restore", "adopt", "drill"),
+    "Copies": (
+        *("send", "receive", "restore", "import", "adopt", "drill"),
+        *("deleted", "undelete"),
+    ),
     "Leave": ("umount", "disable"),
 }
 """The commands by what they are for, as the help shows them. Those of none come last."""

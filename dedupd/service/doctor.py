@@ -297,7 +297,8 @@ def _within(root: str) -> Result:
     """Through the mount no subvolume and no mount can be made, but beside it they can."""
     try:
         with Volume.open(root) as volume:
-            found = list(things_inside(os.readlink(f"/proc/self/fd/{volume.data_fd}")))
+            data = f"/proc/self/fd/{volume.data_fd}"
+            found = list(things_inside(os.readlink(data), data))
     except (DedupdError, OSError) as error:
         return _warning(f"not looked at: {error}", "")
     if found:

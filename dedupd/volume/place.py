@@ -69,15 +69,18 @@ def refuse_content(root: str, root_fd: int, path: str) -> None:
     refuse_occupants(root)
 
 
-def things_inside(root: str) -> Iterator[Inside]:
-    """Volumes, mounts and subvolumes of btrfs below a directory (absolute, no links)."""
-    device = os.stat(root).st_dev
+def things_inside(root: str, way: str | None = None) -> Iterator[Inside]:
+    """Volumes, mounts and subvolumes of btrfs below a directory (absolute, no links). ``way``: by
+    which it is reached where a mount hides it."""
+    way = way or root
+    device = os.stat(way).st_dev
     mounts = set(mount_table.inside(root))
     for point in sorted(mounts):
         yield Inside(point, "a mount", f"`umount {point}`")
-    for directory, names, _ in os.walk(root):
+    for reached, names, _ in os.walk(way):
+        directory = root + reached.removeprefix(way)
         if BASE_NAME in names:
-            if os.path.exists(os.path.join(directory, BASE_NAME, "volume.json")):
+            if os.path.exists(os.path.join(reached, BASE_NAME, "volume.json")):
                 yield Inside(directory, "a volume", f"`dedupd disable {directory}`")
             names.remove(BASE_NAME)
         for name in tuple(names):
@@ -85,9 +88,9 @@ def things_inside(root: str) -> Iterator[Inside]:
             with suppress(OSError):  # gone meanwhile
                 if path in mounts:
                     names.remove(name)
-                elif not stat.S_ISLNK((status := os.lstat(path)).st_mode) and (
-                    status.st_dev != device
-                ):
+                elif not stat.S_ISLNK(
+                    (status := os.lstat(os.path.join(reached, name))).st_mode
+                ) and (status.st_dev != device):
                     names.remove(name)
                     yield Inside(path, "a subvolume", "make it a directory, or a volume of its own")
 

@@ -8,6 +8,7 @@ import pytest
 from dedupd.service.doctor import Check, Verdict, check_machine, check_path
 from tests.conftest import MakeFileSystem
 from tests.support.lab import new_lab, run_cli
+from tests.support.mounts import mounted_lab
 
 
 def found(path: Path, what: str) -> Check:
@@ -20,6 +21,18 @@ def test_a_machine_without_service_is_told_so() -> None:
     assert checks["FUSE"].verdict is Verdict.FINE
     assert "`touch " in checks["configuration"].found
     assert checks["configuration"].verdict is Verdict.FINE, "one run by hand needs none"
+
+
+@pytest.mark.root
+def test_a_volume_is_looked_at_below_its_own_mount(tmp_path: Path) -> None:
+    with mounted_lab(tmp_path) as lab:
+        (lab.view / "d/inner").mkdir(parents=True)
+        assert found(lab.view, "other file systems in it").verdict is Verdict.FINE
+        inner = lab.data / "d/inner/.dedupd"
+        inner.mkdir()
+        (inner / "volume.json").touch()
+        check = found(lab.view, "other file systems in it")
+        assert check.verdict is Verdict.BAD and f"{lab.data}/d/inner is a volume" in check.found
 
 
 def test_the_worst_comes_first_and_the_end_counts(tmp_path: Path) -> None:

@@ -189,12 +189,18 @@ def backlog_grows(machine: ServiceLab, lab: Lab) -> Callable[[], object]:
 
 
 def a_job_fails(machine: ServiceLab, lab: Lab) -> Callable[[], object]:
-    store, away = lab.base / "store", lab.base / "store.away"
-    store.rename(away)
-    assert machine.run("policy", lab.root, "schedule_gc", "every 1h").returncode == 0
+    change_policy(lab, lambda text: text.replace('gc = "off"', 'gc = "every 1h"'))
+    with Volume.open(str(lab.root)) as volume:
+        below = os.dup(volume.base_fd)
+    os.rename("lock", "lock.away", src_dir_fd=below, dst_dir_fd=below)
+    os.mkdir("lock", dir_fd=below)
+    machine.client.post("/v1/reload")  # and look at what is due now, not in a minute
+    machine.wait_for_word("READY=1")
 
     def repair() -> None:
-        away.rename(store)
+        os.rmdir("lock", dir_fd=below)
+        os.rename("lock.away", "lock", src_dir_fd=below, dst_dir_fd=below)
+        os.close(below)
         assert machine.run("run", "gc", "--wait", lab.root).returncode == 0
 
     return repair

@@ -23,6 +23,11 @@ def command(path: str, dry_run: bool, as_json: bool) -> None:
 
 
 def _show(report: CompactReport) -> None:
+    if not report.dead_bytes and report.outcome == "done":
+        containers = counted(report.containers, "container")
+        click.echo(f"Nothing to give back: {containers} without garbage.")
+        show_messages(report.errors, report.messages)
+        return
     click.echo(
         f"{format_size(report.dead_bytes)} of {format_size(report.stored_bytes)} in"
         f" {report.containers} containers were garbage; {format_size(report.freed_bytes)} freed:"
