@@ -3,7 +3,7 @@
 "use strict";
 
 /* global cockpit, element, size, count, time, duration, figure, row, far, backlog, flow,
-   savingsChart, freeChart */
+   charts */
 
 const SOCKET = "/run/dedupd.sock";
 const CONFIGURATION = "/etc/dedupd/dedupd.toml";
@@ -143,7 +143,6 @@ function spaceOf(space) {
 
 function figuresOf(volume, samples) {
   const saved = volume.savings, mount = volume.mount;
-  const share = window.innerWidth > 940 ? .5 : 1; // of a chart: two beside each other, or one
   const parts = [element("p", {class: mount.state === "mounted" ? "muted" : "bad"},
     mount.state === "mounted" ? `Mounted at ${volume.mountpoint}.` : `${mount.state}: ${mount.problem || "users see nothing"}`)];
   if (volume.policy_problem) parts.push(element("p", {class: "bad"}, ...message(volume.policy_problem)));
@@ -155,9 +154,7 @@ function figuresOf(volume, samples) {
       figure("files optimized", `${count(saved.files_optimized)} of ${count(saved.files)}`)),
     backlog(saved),
     element("p", {class: "muted"}, `Measured ${time(saved.time_s)}.${flow(volume.flow)}`),
-    element("div", {class: "charts"},
-      element("div", {}, element("h3", {}, "Saved"), savingsChart(samples, share)),
-      element("div", {}, element("h3", {}, "Free, and as it goes on (dashed)"), freeChart(samples, volume.space, share))));
+    charts(samples, volume.space));
   } else {
     parts.push(element("p", {class: "muted"}, "Not measured yet: that follows the first run of a job."));
   }

@@ -81,13 +81,13 @@ function chart(what, points, share, coming = []) {
 }
 
 // What was saved by each measurement, and what was free; the rest of it is what the service foresees.
-function savingsChart(samples, share = 1) {
+function savingsChart(samples, share) {
   return chart("Saved", samples.map(one => ({time_s: one.time_s, bytes: one.saved_bytes})), share);
 }
 
 const FORECAST_S = 30 * 86400;
 
-function freeChart(samples, space, share = 1) {
+function freeChart(samples, space, share) {
   const points = samples.map(one => ({time_s: one.time_s, bytes: one.free_bytes}));
   const rate = space ? space.taken_bytes_per_s : null;
   if (!points.length || rate === null) return chart("Free", points, share);
@@ -96,6 +96,14 @@ function freeChart(samples, space, share = 1) {
   const until_s = Math.min(now_s + FORECAST_S, space.full_s === null ? Infinity : space.full_s);
   const then = Math.min(space.total_bytes, Math.max(0, space.free_bytes - rate * (until_s - now_s)));
   return chart("Free", points, share, [{time_s: until_s, bytes: then}]);
+}
+
+// Both beside each other, or one below the other where the screen is narrow.
+function charts(samples, space) {
+  const share = window.innerWidth > 940 ? .5 : 1;
+  return element("div", {class: "charts"},
+    element("div", {}, element("h3", {}, "Saved"), savingsChart(samples, share)),
+    element("div", {}, element("h3", {}, "Free, and as it goes on (dashed)"), freeChart(samples, space, share)));
 }
 
 function far(job) {
