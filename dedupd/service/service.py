@@ -72,6 +72,8 @@ class Service:
         self.ended: deque[JobProcess] = deque(maxlen=ENDED_KEPT)
         self.counts: Counter[tuple[str, str]] = Counter()
         """How many jobs have ended, by name and by whether they completed, stopped or failed."""
+        self.freed_bytes: Counter[str] = Counter()
+        """What jobs have given back, by name."""
         self.listen_problem = ""
         """Why the page cannot be reached, to be shown; empty where nothing is wrong."""
         self.telling = Telling(self)
@@ -311,6 +313,7 @@ class Service:
             report(Event.DAMAGE_REPAIRED, text, job=job.id, path=job.path)
         how = "failed" if job.failed else "completed" if job.completed else "stopped"
         self.counts[job.job, how] += 1
+        self.freed_bytes[job.job] += (job.report or {}).get("freed_bytes", 0)
         del self.running[job.uuid]
         self.ended.append(job)
         job.change()

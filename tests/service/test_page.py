@@ -93,6 +93,7 @@ def test_mount_and_jobs_are_counted(machine: ListeningLab) -> None:
     found = metrics_of(machine)
     assert found["dedupd_jobs_total"] == [1, 1]
     assert found["dedupd_problems"] == [0]
+    assert max(found["dedupd_jobs_freed_bytes_total"]) > 2 * MIB, "of three files of a megabyte"
     assert found["dedupd_service_process_open_fds"][0] > 5
 
 

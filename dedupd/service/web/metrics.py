@@ -70,6 +70,11 @@ SAVINGS = (
         "Records of the store that are damaged and could not be repaired.",
         "quarantined_records",
     ),
+    _Gauge(
+        "dedupd_volume_garbage_bytes",
+        "Of records that no file needs, which a compaction would give back.",
+        "garbage_bytes",
+    ),
     _Gauge("dedupd_volume_measured_timestamp_seconds", "When a volume was measured.", "time_s"),
 )
 
@@ -247,6 +252,9 @@ class _ServiceCollector(Collector):
         labels = [*_PATH, "job"]
         running = GaugeMetricFamily("dedupd_job_running", "A job that runs.", None, labels)
         held = GaugeMetricFamily("dedupd_job_held", "Whether it gives way now.", None, labels)
+        began = GaugeMetricFamily(
+            "dedupd_job_started_timestamp_seconds", "When a job that runs began.", None, labels
+        )
         to_go = GaugeMetricFamily(
             "dedupd_job_to_go_seconds", "How long its phase goes on, if not held.", None, labels
         )
@@ -255,6 +263,7 @@ class _ServiceCollector(Collector):
             if job is not None:
                 running.add_metric([*path, job.job], 1)
                 held.add_metric([*path, job.job], float(job.held))
+                began.add_metric([*path, job.job], job.started_s or 0.0)
                 if job.to_go_s is not None:
                     to_go.add_metric([*path, job.job], job.to_go_s)
         ended = CounterMetricFamily(
@@ -262,7 +271,12 @@ class _ServiceCollector(Collector):
         )
         for (name, outcome), count in self._service.counts.items():
             ended.add_metric([name, outcome], count)
-        yield from (running, held, to_go, ended)
+        freed = CounterMetricFamily(
+            "dedupd_jobs_freed_bytes", "Bytes of blocks that jobs gave back.", None, ["job"]
+        )
+        for name, size_bytes in self._service.freed_bytes.items():
+            freed.add_metric([name], size_bytes)
+        yield from (running, held, began, to_go, ended, freed)
 
 
 _PATH = ["path"]
