@@ -300,6 +300,7 @@ class SparseStub:
             _check_length(size)
             self._store_attribute()
             self._fill_end(old, size)
+            self._unseal_end(old)
             self._disk.truncate(self.fd, size)
             return False
         if self.attribute.local_bytes:
@@ -327,6 +328,12 @@ class SparseStub:
         self._may_be_local = True
         if self._write_blocks(low, b"", data, b"", size, missing) < len(data):
             raise NoSpace("no space left to write")
+
+    def _unseal_end(self, size: int) -> None:
+        """For a file that is about to grow, and ends within a block: btrfs makes one of zeros where
+        that is a hole behind ``covered``."""
+        if size % self._block:
+            self._unseal()
 
     def _unseal(self) -> None:
         """Say that blocks are about to be added to those that the attribute counts.

@@ -186,6 +186,18 @@ def test_what_was_cut_off_never_comes_back(lab: Lab) -> None:
         assert one.read(0, SIZE) == content()[: 3 * BLOCK + 77].ljust(SIZE, b"\0")
 
 
+def test_a_stub_that_grows_again_still_knows_its_own_blocks(lab: Lab) -> None:
+    """btrfs makes a block of zeros where the file has ended, which the attribute did not count."""
+    make_stub(lab)
+    with sparse(lab) as one:
+        one.truncate(SIZE + 3 * BLOCK)
+        os.fsync(one.fd)
+        assert one.stub.seal()
+        one.truncate(SIZE + 9 * BLOCK)
+    lab.verify_clean()
+    assert lab.read("f") == content().ljust(SIZE + 9 * BLOCK, b"\0")
+
+
 def test_a_cut_that_the_attribute_missed_is_settled(lab: Lab) -> None:
     """A crash between the two steps of a truncation, and the file grows afterwards."""
     make_stub(lab)
