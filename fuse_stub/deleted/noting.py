@@ -131,12 +131,16 @@ class Deletions:
         """Make durable what was noted, as long as the mount lasts."""
         while True:
             await trio.sleep(SYNC_S)
-            fds = self._writer.unsynced()
             try:
-                for fd in fds:
-                    await trio.to_thread.run_sync(self._volume.disk.sync_file, fd)
+                await self._sync_once()
             except OSError as error:
                 log.error("deletions that were noted are not durable: %s", error)
-            finally:
-                for fd in fds:
-                    os.close(fd)
+
+    async def _sync_once(self) -> None:
+        fds = self._writer.unsynced()
+        try:
+            for fd in fds:
+                await trio.to_thread.run_sync(self._volume.disk.sync_file, fd)
+        finally:
+            for fd in fds:
+                os.close(fd)

@@ -43,7 +43,7 @@ def received_replica(root: Path, seed: int) -> None:
     _states.append(contents(source))
     first, _ = sent(lab, replica)
     for number, name in enumerate(sorted(_states[0])):
-        (source / ".dedupd/data" / name).write_bytes(noise(9000 + number, seed + number))
+        lab.put(name, noise(9000 + number, seed + number))
     crash.optimize_volume(source)
     _states.append(contents(source))
     with stop_at("receive.built"):

@@ -38,6 +38,7 @@ def imported(lab: Lab, source: Path, folder: bytes = b"") -> ImportReport:
         return Import(volume, JobRun("import"), str(source), folder).run()
 
 
+@pytest.mark.slow
 def test_everything_comes_with_all_that_belongs_to_it(tmp_path: Path, source: Path) -> None:
     lab = new_lab(tmp_path / "volume")
     report = imported(lab, source, b"a/b")
@@ -154,9 +155,12 @@ def test_a_volume_is_not_imported_into_itself(tmp_path: Path) -> None:
             imported(lab, wrong)
 
 
-def test_the_command_says_what_came(tmp_path: Path, source: Path) -> None:
-    lab = new_lab(tmp_path / "volume")
+def test_the_command_says_what_came(tmp_path: Path) -> None:
+    lab, source = new_lab(tmp_path / "volume"), tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_bytes(noise(9 * KIB))
     result = run_cli("import", source, lab.root, "old")
     assert result.returncode == 0, result.stderr
-    assert "imported" in result.stdout
+    assert "1 file imported" in result.stdout
+    assert lab.read("old/file") == noise(9 * KIB)
     assert run_cli("import", source, lab.root, "../old").returncode == 2
