@@ -71,6 +71,16 @@ def keep_state(base_fd: int, state: AlarmState, disk: Disk) -> None:
         disk.replace_file(fd, ALARM_FILE, json.dumps(asdict(state)).encode())
 
 
+def remove_unfinished(base_fd: int, disk: Disk) -> None:
+    """Take away what a crash has left of :func:`keep_state`."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with (
+        suppress(FileNotFoundError),
+        opened(os.open(DIRECTORY, flags, dir_fd=base_fd)) as fd,
+    ):
+        disk.unlink(fd, ALARM_FILE + b".new")
+
+
 def accept(base_fd: int, disk: Disk) -> Alarm | None:
     """Let collections go on: what was deleted until now is meant. Returns the alarm that stood."""
     state = read_state(base_fd)

@@ -8,7 +8,7 @@ import os
 import zlib
 from functools import lru_cache
 
-from dedupd.deleted.alarm import Alarm, AlarmState, keep_state, read_state
+from dedupd.deleted.alarm import Alarm, AlarmState, keep_state, read_state, remove_unfinished
 from dedupd.deleted.log import DeletionLogs
 from dedupd.deleted.revival import clean
 from dedupd.errors import Damaged, NoiseWritten
@@ -49,6 +49,8 @@ EXAMPLES = 3
 
 def refuse_noise(volume: Volume, run: JobRun, *, dry_run: bool) -> None:
     """Raises NoiseWritten while an alarm stands, or where there is reason for one."""
+    if not dry_run:
+        remove_unfinished(volume.base_fd, volume.disk)
     state = read_state(volume.base_fd)
     alarm = state.alarm or _found(volume, run, state)
     if alarm is None:
