@@ -30,11 +30,11 @@ pytestmark = pytest.mark.root
 ELSEWHERE = {"cut", "compact.released", "compact.table-removed", "stub.trimmed", "adopt", "receive"}
 ELSEWHERE |= {"deleted", "shared"}
 """Passed only where there is no space, where a file has blocks behind its end, in copies of a
-volume, which cannot be read before they are adopted, while a stream is received, or where volumes
-share a store (``tests/shared`` and ``tests/crash/shared_scenarios.py``):
+volume, which cannot be read before they are adopted, while a stream is received, where volumes share
+a store (``tests/shared`` and ``tests/crash/shared_scenarios.py``), or where users delete:
 ``tests/store/test_unkept_records.py``, ``tests/jobs/compact/test_compact.py``,
-``tests/jobs/optimize/test_shared_extents.py``, ``tests/hostile/test_copies.py`` and
-``tests/jobs/backup/test_send.py`` stop there."""
+``tests/jobs/optimize/test_shared_extents.py``, ``tests/hostile/test_copies.py``,
+``tests/jobs/backup/test_send.py`` and ``tests/crash/test_mount.py`` stop there."""
 
 
 def _all_fail_points() -> list[str]:

@@ -1,5 +1,6 @@
 """A mount's process, or a job, is killed in the middle of a commit or of giving a file back."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from json import JSONDecodeError
@@ -8,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from dedupd.deleted.listing import lost
+from dedupd.deleted.log import DeletionLogs
 from dedupd.errors import ServiceUnreachable
 from dedupd.system import mount_table
+from dedupd.volume.volume import Volume
 from fuse_stub import process
 from fuse_stub.mounts.mount_points import clear_dead_mount, is_dead
+from jobs.tree.walk import walk
 from tests.support import crash
 from tests.support.mounts import Nursery, serve_for_test
 
@@ -170,3 +175,26 @@ def test_a_mount_killed_between_any_two_of_its_effects_loses_nothing(
     kills = killed_at_steps(fast, job, 0, 1)
     print(f"\nkilled before each of {kills} effects of the mount process")
     assert kills >= 10
+
+
+def test_a_mount_killed_after_it_noted_a_deletion_has_deleted_nothing(fast: Path) -> None:
+    root, view = fast / "root", fast / "view"
+    for path in (root, view):
+        crash.remove(path)
+        path.mkdir()
+    before = crash.make_volume(root)
+    crash.optimize_volume(root)
+    with Volume.open(str(root)) as volume:
+        stubs = [os.fsdecode(found.path) for found in walk(volume) if found.is_stub]
+    name = next(one for one in stubs if (root / ".dedupd/data" / one).stat().st_nlink == 1)
+    with mounted(root, view, dying_at="deleted.noted"), pytest.raises(OSError):
+        (view / name).unlink()
+    assert crash.see(root) == before
+    with Volume.open(str(root)) as volume:
+        assert len(list(DeletionLogs(volume).newest_first())) == 1
+        assert list(lost(volume, volume.policy(), b"")) == [], "it is there"
+    with mounted(root, view):
+        (view / name).unlink()
+    with Volume.open(str(root)) as volume:
+        found = [os.fsdecode(one.deletion.path) for one in lost(volume, volume.policy(), b"")]
+    assert set(found) == {name}
