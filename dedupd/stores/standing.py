@@ -6,10 +6,11 @@ or a store, that was brought back from an older copy is told from the one of tod
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from dedupd.errors import UnseenMember
+from dedupd.errors import NoSpace, UnseenMember
 from dedupd.format.instance import Instance
 from dedupd.stores.membership import Member, Membership
 from dedupd.stores.shared_directory import SharedDirectory
@@ -69,11 +70,17 @@ def require_known(shared: SharedDirectory, volume: Standing) -> str:
 
 def renew_tokens(shared: SharedDirectory, volumes: Sequence[Standing], disk: Disk) -> None:
     """Tell these volumes and their store from all copies that were made before. Durable when this
-    returns. Needs the locks of all. Raises UnseenMember, Damaged."""
-    offered = shared.offer_tokens({one.uuid: require_known(shared, one) for one in volumes})
-    for one in volumes:
-        put_membership(one.base_fd, replace(one.membership(), token=offered[one.uuid]), disk)
-    shared.settle_tokens(offered)
+    returns. Needs the locks of all. Raises UnseenMember, Damaged.
+
+    On a full disk the tokens may stay as they are, or half renewed, which is all the same to a
+    volume of today: else nothing could be collected there.
+    """
+    held = {one.uuid: require_known(shared, one) for one in volumes}
+    with suppress(NoSpace):
+        offered = shared.offer_tokens(held)
+        for one in volumes:
+            put_membership(one.base_fd, replace(one.membership(), token=offered[one.uuid]), disk)
+        shared.settle_tokens(offered)
 
 
 def membership_at(base_fd: int) -> Membership | None:

@@ -2,15 +2,20 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dedupd.errors import Damaged, NoStubs, UnseenMember, UsageError
+from dedupd.errors import Damaged, NoSpace, NoStubs, UnseenMember, UsageError
 from dedupd.format.container import Kind
 from dedupd.stores.local_store import STORE_DIRS
+from dedupd.system.disk import Disk
 from dedupd.units import KIB
+from jobs.adopt.job import Adopt
+from jobs.adopt.volume_copy import VolumeCopy
 from jobs.frame.run import JobRun
 from jobs.gc.job import NOTHING_NEW, Gc
 from tests.support.copies import belong_here
@@ -194,7 +199,7 @@ def test_a_lost_list_of_volumes_stops_everything(shared: SharedLab, pair: tuple[
     assert a.read("base")
 
 
-@pytest.mark.parametrize("point", ["shared.token-offered", "store.token-taken"])
+@pytest.mark.parametrize("point", ["shared.token-offered", "shared.token-taken"])
 def test_a_step_between_tokens_may_stop_anywhere(pair: tuple[Lab, Lab], point: str) -> None:
     a, b = pair
     for _ in range(2):
@@ -202,3 +207,47 @@ def test_a_step_between_tokens_may_stop_anywhere(pair: tuple[Lab, Lab], point: s
             a.collect()
     b.optimize()
     assert a.collect().errors == 0
+
+
+def test_a_full_disk_can_be_collected(
+    pair: tuple[Lab, Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    real, left = Disk.replace_file, [1]
+
+    def full(disk: Disk, fd: int, name: bytes, *rest: Any, **more: Any) -> None:
+        if name in (b"membership.json", b"members.json"):
+            if not left[0]:
+                raise NoSpace("no space left")
+            left[0] -= 1
+        real(disk, fd, name, *rest, **more)
+
+    monkeypatch.setattr(Disk, "replace_file", full)
+    for left[0] in (0, 1, 2):
+        (a.data / ("base", "prose", "alone")[left[0]]).unlink()
+        a.collect()
+    monkeypatch.undo()
+    b.optimize()
+    assert a.collect().errors == 0
+    assert b.read("base")
+    b.verify_clean()
+
+
+def test_a_volume_that_was_restored_file_by_file_is_taken_in(
+    shared: SharedLab, pair: tuple[Lab, Lab]
+) -> None:
+    a, b = pair
+    content = b.read("alone")
+    copy = shared.directory / "copy"
+    subprocess.run(["cp", "-a", "--sparse=always", b.root, copy], check=True)
+    shutil.rmtree(b.root)
+    refused(a, "b")
+    copy.rename(b.root)
+    assert "adopt" in refused(a, "b")
+    with VolumeCopy.open(str(b.root)) as volume, volume.tree_lock(), volume.mount_lock():
+        assert Adopt(volume, JobRun("adopt")).run().adopted == 7
+    assert "rejoin" in refused(a, "b")
+    assert rejoin(b).losses == []
+    assert a.collect().errors == 0
+    assert b.read("alone") == content
+    a.verify_clean()
