@@ -28,7 +28,7 @@ pytestmark = pytest.mark.root
 
 
 ELSEWHERE = {"cut", "compact.released", "compact.table-removed", "stub.trimmed", "adopt", "receive"}
-ELSEWHERE |= {"deleted", "shared"}
+ELSEWHERE |= {"deleted", "shared", "move"}
 """Passed only where there is no space, where a file has blocks behind its end, in copies of a
 volume, which cannot be read before they are adopted, while a stream is received, where volumes share
 a store (``tests/shared`` and ``tests/crash/shared_scenarios.py``), or where users delete:

@@ -66,7 +66,7 @@ def test_a_file_that_moves_in_another_volume_is_kept(
     for name in ("one", "two", "three"):
         b.make_stub(f"{name}/file", noise(300 * KIB, len(name) * 7))
     before = {path.read_bytes() for path in b.view.rglob("file")}
-    moved = []
+    moved: list[Path] = []
     listing = TreeMarker._list
 
     def move(self: TreeMarker, fd: int) -> list[bytes]:
