@@ -34,16 +34,18 @@ def new_chunk(raw: bytes, *, is_expected: bool = False) -> NewChunk:
     return NewChunk(own, lambda: frame_of(raw, own), is_expected)
 
 
-def pieces(content: bytes) -> list[tuple[int, bytes]]:
+def pieces(content: bytes, length: int = PIECE_BYTES) -> list[tuple[int, bytes]]:
     """A content in chunks of one length; those of zeros are left out."""
-    cut = [(at, content[at : at + PIECE_BYTES]) for at in range(0, len(content), PIECE_BYTES)]
+    cut = [(at, content[at : at + length]) for at in range(0, len(content), length)]
     return [(at, piece) for at, piece in cut if piece.strip(b"\0")]
 
 
-def new_file(file: FileId, content: bytes, *, is_expected: bool = False) -> NewFile:
+def new_file(
+    file: FileId, content: bytes, *, is_expected: bool = False, piece_bytes: int = PIECE_BYTES
+) -> NewFile:
     chunks = [
         FileChunk(at, len(piece), new_chunk(piece, is_expected=is_expected))
-        for at, piece in pieces(content)
+        for at, piece in pieces(content, piece_bytes)
     ]
     return NewFile(file, len(content), chunks)
 
@@ -107,8 +109,9 @@ class Host:
         lease_s: float = 30.0,
         after: Callable[[str], None] = lambda step: None,
         breaks_lease: bool = True,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        self.name, self.after = name, after
+        self.name, self.after, self.piece_bytes = name, after, piece_bytes
         self.volume = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         self.stubs = Stubs.load(directory / f"{name}.json")
         self.store = RadosStore.open(address, operations_at_once=operations_at_once)
@@ -146,7 +149,9 @@ class Host:
     def put(self, files: dict[int, bytes], *, is_expected: bool = False) -> list[Prepared]:
         """Store the contents of files, by their inodes, and let their stubs name them."""
         new = [
-            new_file(FileId(inode, 1), content, is_expected=is_expected)
+            new_file(
+                FileId(inode, 1), content, is_expected=is_expected, piece_bytes=self.piece_bytes
+            )
             for inode, content in files.items()
         ]
         prepared = self.writer.prepare(new)
