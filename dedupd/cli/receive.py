@@ -30,6 +30,8 @@ def command(
     if sum((is_finish, is_drop, is_token)) > 1:
         raise UsageError("--finish, --drop and --token exclude each other")
     with ReplicaVolume.open(path) as volume, volume.job_lock(), job_run("receive") as run:
+        if volume.cluster is not None:
+            raise UsageError(f"{path}: its chunks are in a cluster; receive into another volume")
         if is_token:
             found = token(volume)
             answer(as_json, {"token": found}, found)

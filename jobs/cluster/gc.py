@@ -4,6 +4,7 @@ and what nothing needs is collected."""
 from dataclasses import dataclass, field
 from typing import Any
 
+from dedupd.errors import Busy
 from dedupd.format.cluster.objects import FileId
 from dedupd.rados.collection import GRACE_S, Collection
 from dedupd.rados.writer import Writer
@@ -59,7 +60,10 @@ class ClusterGc(Job[ClusterGcReport]):
         for file, versions in writer.table.files():
             self._run.safe_point()
             self._report.files += 1
-            named = self._stubs.settle(file)
+            try:
+                named = self._stubs.settle(file)
+            except Busy:
+                continue  # it is there, which is all that matters here
             if named is None:
                 gone.append((file, versions.new))
             elif named not in versions.live:

@@ -8,7 +8,7 @@ import os
 import struct
 
 from dedupd import native
-from dedupd.errors import Damaged
+from dedupd.errors import Busy, Damaged
 from dedupd.format.cluster.objects import FileId
 from dedupd.rados.reading.content import version_in
 from dedupd.system.files import opened
@@ -49,13 +49,16 @@ class StubVersions:
     def settle(self, file: FileId) -> str | None:
         """The version that the stub of a file names; None where the file is gone, or is no stub.
 
-        A file that was removed and is still open is there. Raises DamagedStub, OSError.
+        A file that was removed and is still open is there. Raises Busy where a commit of it is
+        under way, DamagedStub, OSError.
         """
         volume = self._volume
         try:
             fd = native.system.open_by_handle(
                 volume.data_fd, self.handle(file), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
             )
+        except BlockingIOError as error:
+            raise Busy(f"{volume.root}: inode {file.inode} is in use; try again") from error
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
                 return None

@@ -108,6 +108,8 @@ class StoreNeeds:
 
     def _take(self, groups: list[int]) -> None:
         """Group by group, in rounds: files of several recipe nodes take more than one."""
+        if self._volume.cluster is not None:
+            return  # recipes and chunks are in no container: they take nothing here
         self._run.update(phase="reading recipes", done=0, total=len(groups))
         with self._volume.containers(Kind.RECIPES) as directory:
             for done, group in enumerate(groups):

@@ -48,12 +48,10 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     else:
         needs.count(1)
         occupied = files.own_bytes + needs.native.taken(1).bytes
-    plain = (
-        files.own_bytes
-        - files.stubs_own_bytes
-        + files.direct_bytes
-        + needs.native.taken(1).plain_bytes
-    )
+    named = needs.native.taken(1).plain_bytes
+    if volume.cluster is not None:
+        named = files.optimized_bytes  # with their holes, of which recipes elsewhere tell
+    plain = files.own_bytes - files.stubs_own_bytes + files.direct_bytes + named
     left = backlog(volume, run).to_json()
     errors = run.findings.messages
     if (alarm := read_state(volume.base_fd).alarm) is not None:

@@ -193,6 +193,12 @@ def frame_of(
     return encode_frame(payload, encoded.codecs[0], len(raw), fingerprint)
 
 
+def stored_in(data: bytes) -> tuple[int, int, bytes]:
+    """Codec, raw length and payload of a frame that :func:`decode_frame` has found good."""
+    _, _, codec, _, _, raw_length, _ = _FRAME.unpack_from(data)
+    return codec, raw_length, data[FRAME_BYTES:]
+
+
 def decode_frame(data: bytes, fingerprint: bytes) -> bytes:
     """The raw bytes of the chunk with this fingerprint. Raises Damaged.
 

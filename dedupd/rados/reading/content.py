@@ -9,11 +9,12 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
 from dedupd.format import recipe as node_format
-from dedupd.format.cluster.objects import FileRecipe
+from dedupd.format.cluster.objects import FileRecipe, stored_in
 from dedupd.format.container import Codec, Record, RecordKind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef, fingerprint_check
@@ -134,6 +135,20 @@ class ClusterChunks:
         except Damaged as error:
             raise DamagedChunk(str(error), record_id) from error
         return _record(fingerprint, len(raw)), raw
+
+    def read_alone(self, record_id: int) -> tuple[Record, bytes]:
+        """As :meth:`dedupd.store.reader.RecordReader.read_alone`: with the payload as stored."""
+        fingerprint = self.numbers.fingerprint(record_id)
+        chunks = self._store().chunks
+        try:
+            frame = chunks.stored(fingerprint)
+            chunks.decoded(fingerprint, frame, proves=True)
+        except Damaged as error:
+            raise DamagedChunk(str(error), record_id) from error
+        codec, length, payload = stored_in(frame)
+        return replace(
+            _record(fingerprint, length), codec=codec, stored_length=len(payload)
+        ), payload
 
     def describe(self, record_id: int) -> Record:
         """As :meth:`read`, without the bytes."""

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -16,11 +17,14 @@ from dedupd.format.cluster.objects import FileId
 from dedupd.rados.collection import GRACE_S
 from dedupd.rados.reading.volume_store import BINDING_FILE, bind
 from dedupd.system.disk import Disk
+from jobs.backup.receiver import Receiver, ReplicaVolume
+from jobs.backup.sender import Sender
 from jobs.check.verify import Verify
 from jobs.cluster.gc import ClusterGc, ClusterGcReport
 from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
 from jobs.cluster.stub_versions import StubVersions
 from jobs.frame.run import JobRun
+from jobs.usage.volume_figures import volume_figures
 from tests.conftest import MakeFileSystem
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.rados_hosts import Site
@@ -84,6 +88,36 @@ def test_files_become_stubs_and_read_as_before(site: Site, tmp_path: Path) -> No
         assert len(read) == 10_000_000 and read[5_000_000:5_100_000] == noise(100_000, 3)
         assert read.count(0) > 9_890_000
         assert here.optimize().files_optimized == 0
+
+
+def test_what_is_sent_is_received_by_a_volume_of_its_own_store(site: Site, tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    with cluster_lab(tmp_path / "here", site) as here:
+        contents = {"a": noise(300_000, 1), "b": prose(200_000), "c": noise(300_000, 1)}
+        for name, content in contents.items():
+            here.lab.put(name, content)
+        here.optimize()
+        there = new_lab(tmp_path / "there" / "volume", "4k")
+        stream = tmp_path / "stream"
+        with stream.open("wb") as file, here.lab.opened() as volume:
+            Sender(volume, JobRun("send"), file.fileno(), None).run()
+        with (
+            stream.open("rb") as file,
+            ReplicaVolume.open(str(there.root)) as volume,
+            volume.job_lock(),
+        ):
+            Receiver(volume, JobRun("receive"), file.fileno(), None).run()
+        for name, content in contents.items():
+            assert there.read(name) == content
+        there.verify_clean()
+        figures = volume_figures_of(here.lab)
+        assert figures["saved_bytes"] > 700_000 and figures["messages"] == []
+
+
+def volume_figures_of(lab: Lab) -> dict[str, Any]:
+    with lab.opened() as volume:
+        return volume_figures(volume)
 
 
 def test_volumes_share_what_is_equal(site: Site, tmp_path: Path) -> None:
