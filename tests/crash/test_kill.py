@@ -131,7 +131,7 @@ def root(fast: Path) -> Iterator[Path]:
 def plant(root: Path, command: str) -> None:
     """Put into a plain tree what ``command`` alone has a use for."""
     if command == "refine":
-        crash.put_texts(root)
+        crash.put_texts(root, 60, 6000)
         set_top(root)
 
 

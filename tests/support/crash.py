@@ -303,7 +303,7 @@ def refine_volume(
         return Refine(volume, JobRun("refine"), mode).run()
 
 
-def put_texts(tree: Path, count: int = 80, size: int = 1600) -> None:
+def put_texts(tree: Path, count: int = 100, size: int = 2400) -> None:
     """Files of the same words in another order each, for which a dictionary pays."""
     random_ = random.Random(5)
     words = ["".join(random_.choices("abcdefghijklmnop", k=9)) for _ in range(200)]

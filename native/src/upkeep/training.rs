@@ -28,13 +28,13 @@ const SAMPLE_BYTES_MIN: usize = 64;
 const SAMPLES_MIN: usize = 16;
 
 /// So many bytes of a type for each byte of its dictionary, at least.
-const RAW_PER_BYTE: f64 = 32.0;
+const RAW_PER_BYTE: f64 = 64.0;
 
 const BYTES_MIN: usize = 1 << 10;
 
 /// A dictionary must save so many times its own size, reckoned up from the samples: it was trained
 /// on these, and is stored twice.
-const GAIN_MIN: f64 = 4.0;
+const GAIN_MIN: f64 = 2.0;
 
 /// What is wanted of a training.
 #[derive(Clone, Copy)]
@@ -146,7 +146,7 @@ fn dictionary_of(samples: &[&[u8]], wanted: Wanted) -> Option<Vec<u8>> {
     let most = (buffer.len() as f64 * wanted.scale / RAW_PER_BYTE) as usize;
     let mut out = vec![0; wanted.bytes_max.min(most).max(BYTES_MIN)];
     let parameters = zstd_sys::ZDICT_fastCover_params_t {
-        k: 1024,
+        k: u32::try_from(out.len() / 32).unwrap_or_default().clamp(64, 1024),
         d: 8,
         f: 20,
         steps: 0,
