@@ -46,7 +46,7 @@ COMMANDS = {
 
 
 GROUPS = {
-    "Begin": ("setup", "doctor", "analyze", "demo", "enable", "store", "mount", "serve"),
+    "Begin": ("setup", "doctor", "analyze", "demo", "enable", "store", "cluster", "mount", "serve"),
     "See": ("status", "jobs", "du", "file"),
     "Work": ("run", "cancel", "pause", "resume", "policy", "expand", "notify"),
     "Copies": (
