@@ -53,6 +53,8 @@ class ServedVolume:
         self.paused = False
         self.policy = Policy()
         self.policy_problem = ""
+        self._knows_policy = False
+        """Whether the policy could be read at least once; before that there is only the default."""
         self.tasks: dict[TaskName, TaskHistory] = {}
         self.savings: Savings | None = None
         self.flow: Flow | None = None
@@ -114,7 +116,8 @@ class ServedVolume:
     async def look_at_space(self) -> bool:
         """Look at the free space. Whether something may have to be done now."""
         base = self.keeper.base
-        if base is None or not self.is_mounted:
+        self.read_policy()
+        if base is None or not self.is_mounted or not self._knows_policy:
             return False
         try:
             sample = await asyncio.to_thread(sample_of, base, time.time())
@@ -280,9 +283,9 @@ class ServedVolume:
         try:
             with open(os.path.join(base, POLICY_FILE.decode()), encoding="utf-8") as file:
                 self.policy = parse_policy(file.read(), where)
-            self.policy_problem = ""
+            self.policy_problem, self._knows_policy = "", True
         except FileNotFoundError:
-            self.policy, self.policy_problem = Policy(), ""
+            self.policy, self.policy_problem, self._knows_policy = Policy(), "", True
         except (PolicyError, OSError, UnicodeDecodeError) as error:
             if str(error) != self.policy_problem:
                 log.error("%s", error)

@@ -1,5 +1,6 @@
 """Space that comes back by itself: a volume that is nearly full, and a folder that is deleted."""
 
+import asyncio
 import os
 import shutil
 import time
@@ -10,7 +11,10 @@ import pytest
 
 from dedupd.config.policy import Policy, RestoreMode
 from dedupd.config.reserve import Reserve
+from dedupd.service.config import VolumeConfig
+from dedupd.service.mount_keeper import MountKeeper, MountState
 from dedupd.service.scheduler import SpaceLevel
+from dedupd.service.served_volume import ServedVolume
 from dedupd.service.space import (
     RESTORE_IDLE_S,
     RestoreWatch,
@@ -71,6 +75,25 @@ def test_the_forecast_goes_on_where_an_earlier_life_was() -> None:
     assert watch.full_s is None
     watch.recall([sample(hour * 3600, 100 - 10 * hour) for hour in (1, 2, 3)])
     assert watch.full_s == pytest.approx(10 * 3600)
+
+
+def test_where_the_policy_was_never_read_nobody_knows_what_is_low(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that frees space would only fail by the same policy."""
+    volume = ServedVolume(VolumeConfig(str(tmp_path), str(tmp_path)))
+    monkeypatch.setattr(MountKeeper, "base", str(tmp_path))
+    volume.keeper.state = MountState.MOUNTED
+    policy = tmp_path / "policy.toml"
+    policy.write_text('min_age = "soon"\n')
+    assert not asyncio.run(volume.look_at_space())
+    assert volume.space.latest is None and volume.policy_problem
+    policy.write_text('space_low = "99%"\n')
+    assert asyncio.run(volume.look_at_space())
+    assert volume.space.level > SpaceLevel.ENOUGH
+    policy.write_text("nonsense")
+    asyncio.run(volume.look_at_space())
+    assert volume.space.level > SpaceLevel.ENOUGH, "what was read before holds"
 
 
 def test_what_could_be_freed_is_told_by_job() -> None:
