@@ -5,7 +5,8 @@ copies what is left.
 """
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 from dedupd.errors import DamagedContainer, DamagedTable, NoSpace, ServiceUnreachable
 from dedupd.format import table as tbl
@@ -18,6 +19,7 @@ from dedupd.store.container.punching import DeadPayload, allocated_bytes, dead_p
 from dedupd.store.container.recovery import recover_or_discard
 from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import weigh
+from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.volume.volume import Volume
 from jobs.frame.run import JobRun
 from jobs.reconcile.forwarded_records import MergedBytes
@@ -107,11 +109,20 @@ def tell_readers(volume: Volume, kind: Kind, number: int) -> None:
         return  # copies are opened for each read
     for member in (volume, *volume.fellows):
         member.records(kind).drop([number])
-        client = member.mount_client()
-        if client is None:
-            continue
+    for client in _mounts(volume):
         with client:
             try:
                 client.call("reopen", kind=int(kind), containers=[number])
             except ServiceUnreachable:
                 continue  # it is being unmounted, and lets go of everything
+
+
+def _mounts(volume: Volume) -> Iterator[ControlClient]:
+    """Connections to the mounts of a volume, and of all others of its store."""
+    own = volume.mount_client()
+    if own is not None:
+        yield own
+    if volume.shared is not None:
+        for uuid in volume.shared.members().keys() - {volume.parameters.uuid}:
+            with suppress(ServiceUnreachable):
+                yield ControlClient(socket_path(uuid))

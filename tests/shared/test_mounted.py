@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dedupd.errors import UnseenMember
+from dedupd.format.container import Kind
 from dedupd.units import KIB
 from jobs.gc.tree_marker import TreeMarker
 from tests.support.lab import noise
@@ -114,3 +115,33 @@ def test_a_volume_whose_mount_over_it_is_dead_stops_collections(tmp_path: Path) 
         b.unmount()
     assert a.collect().orphaned_chunks == 0
     assert b.read("file") == LOST
+
+
+def test_the_mount_of_another_volume_lets_go_of_old_containers(
+    pair: tuple[MountedLab, MountedLab],
+) -> None:
+    a, b = pair
+
+    def held() -> set[str]:
+        links = [os.readlink(link) for link in Path(f"/proc/{b.pid}/fd").iterdir()]
+        return {name for name in links if "/chunks/00000001.dat" in name}
+
+    for at in range(3):
+        b.make_stub(f"file{at}", noise(400 * KIB, 20 + at))
+    (b.view / "file1").unlink()
+    for at in (0, 2):
+        with open(b.view / f"file{at}", "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert file.read() == noise(400 * KIB, 20 + at)
+    assert held()
+    a.set_policy("compaction_min_dead = 0.01\n")
+    assert a.collect().messages == []
+    with b.opened() as volume:
+        inode = os.stat(f"{volume.directory(Kind.CHUNKS)}/00000001.dat").st_ino
+    a.compact()
+    assert not [name for name in held() if name.endswith("(deleted)")]
+    with b.opened() as volume:
+        after = os.stat(f"{volume.directory(Kind.CHUNKS)}/00000001.dat").st_ino
+    assert after != inode, "nothing was compacted"
+    for at in (0, 2):
+        assert (b.view / f"file{at}").read_bytes() == noise(400 * KIB, 20 + at)
