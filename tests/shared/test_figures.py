@@ -53,3 +53,20 @@ def test_the_doctor_tells_what_stops_collections(pair: tuple[Lab, Lab]) -> None:
     said = json.loads(run_cli("store", "status", "--json", a.root.parent / "store").stdout)
     assert [bool(one["problem"]) for one in said["volumes"]] == [False, True]
     assert "cannot be seen" in run_cli("store", "status", a.root.parent / "store").stdout
+
+
+def test_a_drill_leaves_a_shared_store_as_it_is(pair: tuple[Lab, Lab]) -> None:
+    a, b = pair
+    said = json.loads(run_cli("drill", "--json", "--containers", "1", a.root).stdout)
+    assert (said["stubs"], said["containers_lost"]) == (2, 1)
+    assert said["lost"] > 0
+    b.verify_clean()
+
+
+def test_jobs_of_the_store_are_done_once_for_all(pair: tuple[Lab, Lab]) -> None:
+    a, b = pair
+    for job in ("reconcile", "refine", "compact", "scrub", "rebuild"):
+        assert run_cli("run", job, a.root).returncode == 0, job
+    report = json.loads(run_cli("run", "verify", "--json", b.root).stdout)
+    assert (report["outcome"], report["stubs"]) == ("clean", 4)
+    assert b.read("common/file") == noise(300 * KIB)
