@@ -84,6 +84,10 @@ class CommitLane:
                 space = self._volume.space
                 yield decode_stub(pending.initial.previous, space.volume_id, pending.file.where)
 
+    def is_under_way(self, ino: int) -> bool:
+        """Whether a commit of an open file has begun, and not ended."""
+        return ino in self._pending
+
     async def begin(self, requests: Sequence[CommitRequest]) -> list[Result]:
         """The first step: files become stubs (of a new recipe) that still have all their blocks."""
         results = []

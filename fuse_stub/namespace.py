@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pyfuse3
 from pyfuse3 import (
@@ -33,6 +33,9 @@ from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
+
+RENAME_WHITEOUT = 4
+"""pyfuse3 does not know it."""
 
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 
@@ -217,6 +220,7 @@ class NamespaceOperations(pyfuse3.Operations):
             0: disk.rename,
             pyfuse3.RENAME_NOREPLACE: disk.rename_new,
             pyfuse3.RENAME_EXCHANGE: disk.exchange,
+            RENAME_WHITEOUT: disk.rename_leaving,
         }
         if flags not in effects:
             raise FUSEError(errno.EINVAL)
@@ -226,7 +230,10 @@ class NamespaceOperations(pyfuse3.Operations):
                 await self._wait_with_directory(parent_inode_new, name_new)
         # From here on there is no await: the note is taken in the step of the move.
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
-        with nullcontext() if flags else self._kept_open(new_fd, name_new, Cause.REPLACED):
+        kept: AbstractContextManager[None] = nullcontext()
+        if flags in (0, RENAME_WHITEOUT):
+            kept = self._kept_open(new_fd, name_new, Cause.REPLACED)
+        with kept:
             effects[flags](old_fd, name_old, new_fd, name_new)
         if self._marking_sessions.is_open:
             self._marking_sessions.moved(new_fd, name_new)

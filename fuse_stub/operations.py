@@ -25,11 +25,16 @@ from dedupd.format.deletion import Cause
 from dedupd.units import MIB
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.errors import answers
+from fuse_stub.files.inode_flags import PROTECTING, read_flags, set_flags
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_files import Handle, OpenFile
 from fuse_stub.kernel.caller_rights import keeps_set_ids
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.namespace import NamespaceOperations
+from fuse_stub.ranges import FileRanges
+
+COPY_BYTES_MAX = 0x7FFF_F000
+"""What the kernel takes for an answer of 32 bits."""
 
 BUFFER_BYTES = 1 * MIB
 """The largest read that the kernel asks for (256 pages), with pages of 4 KiB and the default of
@@ -42,6 +47,7 @@ class StubOperations(NamespaceOperations):
     def __init__(self, mount: MountedVolume) -> None:
         super().__init__(mount)
         self._stub_reader = mount.stub_reader
+        self._ranges = FileRanges(mount, self._drop_privileges)
         self._handles: dict[int, Handle] = {}
         self._next_handle = 1
         # A reply is copied to the kernel before any other task runs, so one buffer serves all.
@@ -70,11 +76,60 @@ class StubOperations(NamespaceOperations):
                 case native.mount.FSYNC:
                     await self.fsync(handle, bool(request.flags))
                     line.answer(unique, b"")
-                case _:  # native.mount.FSYNCDIR
+                case native.mount.FSYNCDIR:
                     await self.sync_directory(request.node, request.uid)
                     line.answer(unique, b"")
+                case native.mount.FALLOCATE:
+                    await self.allocate(request)
+                    line.answer(unique, b"")
+                case native.mount.LSEEK:
+                    line.answer_offset(unique, await self.seek(request))
+                case native.mount.COPY_FILE_RANGE:
+                    line.answer_written(unique, await self.copy_range(request))
+                case native.mount.COPY_FILE_RANGE_64:
+                    line.answer_offset(unique, await self.copy_range(request))
+                case native.mount.TMPFILE:
+                    await self.create_nameless(line, request)
+                case native.mount.IOCTL:
+                    line.answer_control(unique, await self.control(request))
         except FUSEError as error:
             line.refuse(unique, error.errno)
+
+    # --- what carries no data -----------------------------------------------------------------
+
+    @answers
+    async def allocate(self, request: native.mount.Request) -> None:
+        caller = cast(RequestContext, request)
+        start, length, mode = request.offset, request.length, request.flags
+        await self._ranges.allocate(request.node, start, length, mode, caller)
+
+    @answers
+    async def seek(self, request: native.mount.Request) -> int:
+        return await self._ranges.seek(request.node, request.offset, request.flags, request.uid)
+
+    @answers
+    async def copy_range(self, request: native.mount.Request) -> int:
+        caller = cast(RequestContext, request)
+        length = request.length
+        if request.opcode == native.mount.COPY_FILE_RANGE:
+            length = min(length, COPY_BYTES_MAX)
+        return await self._ranges.copy(
+            request.node, request.offset, request.node_to, request.offset_to, length, caller
+        )
+
+    @answers
+    async def control(self, request: native.mount.Request) -> bytes:
+        """Read or set the flags of an inode."""
+        path = self._inodes.path(request.node)
+        if request.flags != native.mount.SET_FLAGS:
+            return read_flags(path, request.flags, request.size)
+        await self._commit_lane.touch(request.node)
+        await self._files.wait_for_times(request.node)
+        flags = set_flags(self._inodes.path(request.node), request.data)
+        file = self._files.get(request.node)
+        if file is not None:
+            file.protected = bool(flags & PROTECTING)
+        return b""
 
     # --- opening ------------------------------------------------------------------------------
 
@@ -128,6 +183,28 @@ class StubOperations(NamespaceOperations):
         await self._mount.brake.wait()
         with self._descriptor(ctx.uid):
             return self._create(parent_inode, name, mode, flags, ctx)
+
+    @answers
+    async def create_nameless(self, line: native.mount.Line, request: native.mount.Request) -> None:
+        """Make a file in a directory that has no name there (``O_TMPFILE``)."""
+        ctx, mode = cast(RequestContext, request), ModeT(request.mode)
+        with self._descriptor(request.uid):
+            parent_fd = self._inodes.fd(InodeT(request.node))
+            fd = os.open(
+                b"/proc/self/fd/%d" % parent_fd,
+                os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC | (request.flags & os.O_EXCL),
+                stat.S_IMODE(self._inherited_mode(parent_fd, mode, ctx)),
+            )
+            try:
+                self._give(fd, parent_fd, mode, ctx)
+                own_fd = os.dup(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            write = request.flags & os.O_ACCMODE != os.O_RDONLY
+            info = self._handle(self._files.adopt(os.fstat(fd).st_ino, fd, write=write), write, ctx)
+            assert info.fh is not None
+            line.answer_nameless(request.unique, own_fd, info.fh)
 
     def _create(
         self,
@@ -217,6 +294,8 @@ class StubOperations(NamespaceOperations):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         handle = self._handles[fh]
         file = handle.file
+        if file.protected:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         file.changes += 1
         if file.privileged and not handle.keeps_privileges:
             self._drop_privileges(file)

@@ -34,8 +34,9 @@ from dedupd.volume.commit import settle_noted
 from dedupd.volume.probe import require_suitable
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import BASE_NAME, Volume
-from fuse_stub.attributes import tell_by
+from fuse_stub.attributes import forget_attributes, tell_by
 from fuse_stub.control import ControlServer
+from fuse_stub.files.sealing import seal_at_the_end, seal_closed
 from fuse_stub.kernel.request_pump import Pump
 from fuse_stub.mounted_volume import MountedVolume
 from fuse_stub.mounts import over_mount
@@ -43,7 +44,6 @@ from fuse_stub.mounts.mount_options import NO_OPTIONS, MountOptions
 from fuse_stub.mounts.mount_points import clear_dead_mount, detach, is_dead, is_dead_mount
 from fuse_stub.mounts.private_mount import private_mount
 from fuse_stub.operations import StubOperations
-from fuse_stub.sealing import seal_at_the_end, seal_closed
 from fuse_stub.session import options_for, session
 
 log = logging.getLogger("dedupd.mount")
@@ -202,7 +202,8 @@ async def run(
         await nursery.start(_stop_on_signal, pump)
         nursery.start_soon(_announce, mount, ready)
         if not mount.volume.is_read_only:
-            nursery.start_soon(seal_closed, mount.volume, mount.files, mount.files.unsealed)
+            unsealed = mount.files.unsealed
+            nursery.start_soon(seal_closed, mount.volume, mount.files, unsealed, forget_attributes)
             nursery.start_soon(mount.deletions.sync)
         await pump.run()
         mount.fill_lane.end()

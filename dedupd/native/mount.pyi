@@ -11,7 +11,17 @@ WRITE: int
 RELEASE: int
 FSYNC: int
 FSYNCDIR: int
+FALLOCATE: int
+LSEEK: int
+COPY_FILE_RANGE: int
+COPY_FILE_RANGE_64: int
+TMPFILE: int
+IOCTL: int
 """Kinds of requests, by the kernel's numbers."""
+
+GET_FLAGS: int
+SET_FLAGS: int
+"""What an ioctl asks for: the flags of an inode, to read or to set them."""
 
 class Inodes:
     """The inodes that the kernel may ask for by number, and descriptors to reach them by."""
@@ -51,7 +61,10 @@ class Request:
     """A request of the kernel that the mount's operations answer.
 
     ``flags``: of an opening those of ``open(2)``; of a write, whether it clears set-user-id and
-    set-group-id; of a sync, whether it is of the data alone.
+    set-group-id; of a sync, whether it is of the data alone; of an allocation its mode; of a search
+    what is looked for; of an ioctl its command, with room for ``size`` bytes. ``offset`` and
+    ``length``: of a copy those of the source, which goes to ``offset_to`` of ``node_to``. ``mode``
+    and ``umask``: of a file without a name.
     """
 
     opcode: int
@@ -64,6 +77,11 @@ class Request:
     offset: int
     size: int
     flags: int
+    length: int
+    node_to: int
+    offset_to: int
+    mode: int
+    umask: int
     data: bytes
 
 class Line:
@@ -91,6 +109,11 @@ class Line:
     def answer(self, unique: int, data: bytes | bytearray | memoryview) -> None: ...
     def answer_open(self, unique: int, handle: int) -> None: ...
     def answer_written(self, unique: int, size: int) -> None: ...
+    def answer_offset(self, unique: int, offset: int) -> None: ...
+    def answer_control(self, unique: int, data: bytes) -> None: ...
+    def answer_nameless(self, unique: int, fd: int, handle: int) -> None:
+        """Answer with the file without a name that ``fd`` (taken over) is open on."""
+
     def refuse(self, unique: int, number: int) -> None:
         """Answer with an error number."""
 

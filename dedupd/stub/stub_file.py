@@ -70,6 +70,11 @@ class SparseStub:
         self._may_be_local = next(data_ranges(fd, 0, os.fstat(fd).st_size), None) is not None
 
     @property
+    def block_bytes(self) -> int:
+        """A block of the file that is missing is filled as a whole."""
+        return self._block
+
+    @property
     def content(self) -> StoreContent:
         """The recipe's bytes, loaded when first needed. Raises Damaged."""
         if self._content is None:
@@ -292,6 +297,47 @@ class SparseStub:
         except OSError:
             self.has_unwritten = True
             raise
+
+    def reserve(self, start: int, end: int) -> None:
+        """Allocate blocks behind those that the recipe covers, also behind the end of the file:
+        there btrfs clears the rest of the last block as if the file grew. Raises NoSpace, OSError,
+        Damaged."""
+        if self.watch is not None:
+            self.watch(start, end)
+        size = os.fstat(self.fd).st_size
+        if end > size:
+            self._store_attribute()
+            self._fill_end(size, end)
+            self._unseal_end(size)
+        self._disk.allocate(self.fd, start, end - start)
+
+    def give_up(self, start: int, end: int) -> None:
+        """Have whole blocks be holes that stand for zeros anyway: the recipe has a hole there."""
+        if start < end and os.fstat(self.fd).st_blocks > 0:
+            if self.watch is not None:
+                self.watch(start, end)
+            if self.attribute.local_bytes:
+                self.uncount()
+            self.punch([(start, end)])
+
+    def end_in_zeros(self, start: int, end: int) -> bool:
+        """Have whole blocks, up to the end of what the recipe covers or farther, be holes that read
+        as zeros; True where the file is plain from now on. Raises OSError.
+
+        The attribute goes first: a hole that is still covered would bring the recipe's bytes back.
+        It is synced, because where there is no block to be punched nothing else says that there are
+        zeros, and the fdatasync of a user need not make an attribute durable.
+        """
+        if self.watch is not None:
+            self.watch(start, end)
+        if start == 0:
+            self._disk.remove_attribute(self.fd, self._files.space.name)
+        elif start < self.attribute.covered or self.attribute.local_bytes:
+            flags, covered = self.attribute.flags | Flag.WRITTEN, min(start, self.attribute.covered)
+            self._change_attribute(flags=flags, covered=covered, local_bytes=0)
+        self._disk.sync_file(self.fd)
+        self.punch([(start, end)])
+        return start == 0
 
     def truncate(self, size: int) -> bool:
         """Set the length; True where the file is plain from now on. Raises OSError, NoSpace."""

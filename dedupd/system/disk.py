@@ -19,6 +19,7 @@ from dedupd.system.page_cache import DONT_CACHE, kernel_writes_uncached
 
 _RENAME_NOREPLACE = 1
 _RENAME_EXCHANGE = 2
+_RENAME_WHITEOUT = 4
 
 
 @contextmanager
@@ -161,6 +162,10 @@ class Disk:
     def exchange(self, one_fd: int, one: bytes, other_fd: int, other: bytes) -> None:
         """Give each of two things that exist the other's name, in one step."""
         native.system.renameat2(one_fd, one, other_fd, other, _RENAME_EXCHANGE)
+
+    def rename_leaving(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+        """Rename, and leave what an overlay takes for a name that was removed."""
+        native.system.renameat2(from_fd, old, to_fd, new, _RENAME_WHITEOUT)
 
     def unlink(self, dir_fd: int, name: bytes) -> None:
         os.unlink(name, dir_fd=dir_fd)

@@ -45,6 +45,7 @@ class OpenFile:
         "lock",
         "losses",
         "privileged",
+        "protected",
         "settled",
         "stub",
         "unsettled",
@@ -69,6 +70,7 @@ class OpenFile:
         self.losses = 0  # counts syncs that failed
         self.is_filled = False  # whether it is being made plain: a commit keeps out of its way
         self.keeps_times = False  # lock: whether its times are put back when the lock is given back
+        self.protected = False  # whether it became immutable, or append-only, while it was open
         self.privileged = privileged  # whether a write has set-user-id or set-group-id to clear
 
     @contextmanager
@@ -197,6 +199,8 @@ class OpenFiles:
         if write and file.unsettled:
             # Also where the file system takes changes again: it is settled once it was closed.
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if write and file.protected:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         # Counted before the first await: another task must not close the file meanwhile.
         file.users += 1
         file.write_users += write

@@ -15,7 +15,9 @@ from dedupd.errors import FileChanged, NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.store.writer import ContainerWriter
+from dedupd.stub import ranges
 from dedupd.stub.content import StoreContent, open_content
+from dedupd.stub.copying import can_share, share
 from dedupd.stub.stub_file import SparseStub
 from dedupd.stub.transition import FileIdentity, begin_commit, finish_commit, revert_commit
 from dedupd.system.disk import Disk
@@ -307,6 +309,56 @@ def _recipe_of_twin(volume: Volume, path: str) -> RecipeRef:
     return RecipeRef(stub.recipe, stub.digest, Flag.DIRECT in stub.flags)
 
 
+_CHANGES = ("write", "write", "write", "truncate", "punch", "allocate", "fdatasync", "fsync")
+
+
+def share_recipes(scene: Scene) -> None:
+    """Copies of stubs that share their recipe, made in one piece and in two, then written to."""
+    with Volume.open(str(scene.root), scene.disk) as volume:
+        for path in ("base", "text"):
+            with open_user_file(scene, path) as fd:
+                source = sparse(scene, volume, path, fd)
+                content = bytes(source.read(0, 1 << 20))
+                assert can_share(source)
+            name = f"copy of {path}"
+            with open_user_file(scene, name) as fd:
+                ends = (8192, len(content)) if path == "base" else (len(content),)
+                for end in ends:
+                    scene.begin_write(name, content[:end])
+                    made = share(fd, source.attribute, end, volume.stub_files)
+                scene.disk.sync_data(fd)
+                scene.synced(name, content)
+                changed = overwritten(content, 5000, b"changed " * 100)
+                scene.begin_write(name, changed)
+                copy = sparse(scene, volume, name, fd)
+                assert copy.attribute == made
+                copy.write(5000, changed[5000:5800])
+
+
+def punch_what_was_written(scene: Scene) -> None:
+    """Blocks that users wrote to stubs, and synced, become zeros: never what was there before."""
+    with Volume.open(str(scene.root), scene.disk) as volume:
+        for path, start in (("base", 4096), ("text", 5000)):
+            with open_user_file(scene, path) as fd:
+                stub = sparse(scene, volume, path, fd)
+                content = bytes(stub.read(0, 1 << 20))
+                changed = overwritten(
+                    content, 4096, random.Random(3).randbytes(len(content) - 4096)
+                )
+                scene.begin_write(path, changed)
+                stub.write(4096, changed[4096:])
+                scene.disk.sync_file(fd)
+                scene.synced(path, changed)
+                at, end = start, len(changed)
+                zeros = changed[:start].ljust(end, b"\0")
+                scene.begin_write(path, zeros)
+                while at < end:
+                    at, _ = ranges.zero(stub, at, end)
+                assert bytes(stub.read(0, 1 << 20)) == zeros
+                scene.disk.sync_file(fd)
+                scene.synced(path, zeros)
+
+
 def write_to_stubs(scene: Scene, operations: int = 14) -> None:
     """Random writes, truncations, extensions and syncs of stubs, as the mount would do them."""
     rng = random.Random(scene.seed)
@@ -332,8 +384,9 @@ def _change_stub(
 ) -> None:
     stub = sparse(scene, volume, path, fd)
     content = bytes(stub.read(0, 1 << 20))
+    is_punched = False
     for _ in range(operations):
-        kind = rng.choice(["write", "write", "write", "truncate", "fdatasync", "fsync"])
+        kind = rng.choice(_CHANGES)
         if kind == "write":
             at, length = rng.randrange(30 * KIB), rng.randrange(1, 9000)
             data = rng.randbytes(length)
@@ -345,11 +398,28 @@ def _change_stub(
             content = content[:length].ljust(length, b"\0")
             scene.begin_write(path, content)
             stub.truncate(length)
-        elif kind == "fdatasync":
+        elif kind == "punch":
+            at = rng.randrange(1, 30 * KIB)
+            end = min(at + rng.randrange(1, 20 * KIB), len(content))
+            content = overwritten(content, at, bytes(max(0, end - at)))
+            scene.begin_write(path, content)
+            while at < end:
+                at, is_plain = ranges.zero(stub, at, end)
+                assert not is_plain
+            is_punched = True
+        elif kind == "allocate":
+            at, end = rng.randrange(30 * KIB), rng.randrange(30 * KIB, 36 * KIB)
+            content = content.ljust(end, b"\0")
+            scene.begin_write(path, content)
+            while at < end:
+                at, _ = ranges.allocate(stub, at, end, keep_size=False)
+        elif kind == "fdatasync" and not is_punched:
             scene.disk.sync_data(fd)
             scene.synced(path, content)
         else:
+            # By the model fdatasync need not make a hole durable.
             scene.disk.sync_file(fd)
+            is_punched = False
             scene.synced(path, content)
             if rng.randrange(2):
                 # The simulated disk has every extent durable by now; the real one must have, too.
@@ -497,6 +567,12 @@ def volume_with_left_files(root: Path, seed: int) -> None:
     crash.leave_what_saves_little(
         root, *(noise.randbytes(size) for size in (20_400, 40_900, 90_000))
     )
+
+
+def stubs_and_empty_files(root: Path, seed: int) -> None:
+    optimized_volume(root, seed)
+    for path in ("base", "text"):
+        (root / ".dedupd/data" / f"copy of {path}").touch()
 
 
 def written_stubs(root: Path, seed: int) -> None:
@@ -677,6 +753,10 @@ SCENARIOS = {
     "commit a changed file": Scenario(
         volume_with_twins, commit_of_changed_file, optimize_to_the_end
     ),
+    "punch what was written": Scenario(
+        optimized_volume, punch_what_was_written, optimize_to_the_end
+    ),
+    "share recipes": Scenario(stubs_and_empty_files, share_recipes, optimize_to_the_end),
     "write to stubs": Scenario(optimized_volume, write_to_stubs, optimize_to_the_end),
     "write to stubs, then unoptimize": Scenario(
         optimized_volume, write_to_stubs, unoptimize_to_the_end

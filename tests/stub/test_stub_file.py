@@ -7,7 +7,7 @@ import os
 import random
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd import native
+from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import NoSpace
+from dedupd.stub import ranges
 from dedupd.stub.content import open_content
 from dedupd.stub.filling import Filling, make_plain
 from dedupd.stub.stub_file import SparseStub
@@ -76,6 +78,33 @@ class Sparse:
             return os.pwrite(self.fd, data, offset)
         return self.stub.write(offset, data)
 
+    def change_range(self, kind: str, start: int, end: int) -> None:
+        """``allocate``, also beyond the end of the file, or ``punch``."""
+        while start < end and not self.is_plain:
+            if kind == "allocate":
+                start, self.is_plain = ranges.allocate(self.stub, start, end, keep_size=False)
+            else:
+                step = ranges.zero(self.stub, start, end)
+                if step.end == start:
+                    return  # behind the end of the file
+                start, self.is_plain = step
+        if start < end and kind == "allocate":
+            os.posix_fallocate(self.fd, start, end - start)
+        elif start < end:
+            native.system.punch_hole(self.fd, start, end - start)
+
+    def parts(self) -> list[tuple[int, int]]:
+        """The data of the file, as a program that looks for them finds them."""
+        if self.is_plain:
+            return present(self.fd)
+        found, at = [], 0
+        with suppress(OSError):
+            while True:
+                start = ranges.next_data(self.stub, at)
+                at = ranges.next_hole(self.stub, start)
+                found.append((start, at))
+        return found
+
     def truncate(self, size: int) -> None:
         if self.is_plain:
             os.truncate(self.fd, size)
@@ -116,7 +145,7 @@ def operations(draw: st.DrawFn) -> list[tuple[str, int, int]]:
         st.one_of(st.just(0), st.integers(-3, 3), st.integers(0, BLOCK)),
     )
     lengths = st.one_of(st.integers(1, 10), st.just(BLOCK), st.integers(1, 5 * BLOCK))
-    kinds = st.sampled_from(["write"] * 5 + ["truncate", "reopen"])
+    kinds = st.sampled_from(["write"] * 5 + ["punch"] * 3 + ["allocate", "truncate", "reopen"])
     return draw(st.lists(st.tuples(kinds, near, lengths), min_size=1, max_size=25))
 
 
@@ -146,9 +175,18 @@ def test_a_stub_reads_and_writes_like_a_file(lab: Lab) -> None:
                     one.truncate(offset)
                     del model[offset:]
                     model.extend(bytes(offset - len(model)))
+                elif kind == "allocate":
+                    one.change_range(kind, offset, offset + length)
+                    model.extend(bytes(max(0, offset + length - len(model))))
+                elif kind == "punch":
+                    one.change_range(kind, offset, offset + 4 * length)
+                    end = min(len(model), offset + 4 * length)
+                    model[offset:end] = bytes(max(0, end - offset))
                 elif not one.is_plain:
                     one.close()
                     one = Sparse(lab, name)
+                for low, high in missing_ranges(one.parts(), 0, len(model)):
+                    assert not any(model[low:high]), "data in a hole"
                 assert os.fstat(one.fd).st_size == len(model)
                 start, end = max(0, offset - BLOCK), offset + length + BLOCK
                 assert one.read(start, end - start) == model[start:end]
@@ -186,14 +224,18 @@ def test_what_was_cut_off_never_comes_back(lab: Lab) -> None:
         assert one.read(0, SIZE) == content()[: 3 * BLOCK + 77].ljust(SIZE, b"\0")
 
 
-def test_a_stub_that_grows_again_still_knows_its_own_blocks(lab: Lab) -> None:
+@pytest.mark.parametrize("kind", ["truncate", "allocate"])
+def test_a_stub_that_grows_again_still_knows_its_own_blocks(lab: Lab, kind: str) -> None:
     """btrfs makes a block of zeros where the file has ended, which the attribute did not count."""
     make_stub(lab)
     with sparse(lab) as one:
         one.truncate(SIZE + 3 * BLOCK)
         os.fsync(one.fd)
         assert one.stub.seal()
-        one.truncate(SIZE + 9 * BLOCK)
+        if kind == "truncate":
+            one.truncate(SIZE + 9 * BLOCK)
+        else:
+            one.change_range(kind, SIZE + 6 * BLOCK, SIZE + 9 * BLOCK)
     lab.verify_clean()
     assert lab.read("f") == content().ljust(SIZE + 9 * BLOCK, b"\0")
 

@@ -313,6 +313,9 @@ class RecordingDisk(Disk):
             super().rename_new(from_fd, old, to_fd, new)
             self._add_rename(from_fd, old, to_fd, new, moved)
 
+    def rename_leaving(self, from_fd: int, old: bytes, to_fd: int, new: bytes) -> None:
+        raise NotImplementedError("nothing that is recorded makes an overlay")
+
     def exchange(self, one_fd: int, one: bytes, other_fd: int, other: bytes) -> None:
         with self._lock:
             first = os.stat(one, dir_fd=one_fd, follow_symlinks=False).st_ino

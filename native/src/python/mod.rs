@@ -139,6 +139,22 @@ mod exported {
         #[pymodule_export]
         const FSYNCDIR: u32 = crate::mount::protocol::opcode::FSYNCDIR;
         #[pymodule_export]
+        const FALLOCATE: u32 = crate::mount::protocol::opcode::FALLOCATE;
+        #[pymodule_export]
+        const LSEEK: u32 = crate::mount::protocol::opcode::LSEEK;
+        #[pymodule_export]
+        const COPY_FILE_RANGE: u32 = crate::mount::protocol::opcode::COPY_FILE_RANGE;
+        #[pymodule_export]
+        const COPY_FILE_RANGE_64: u32 = crate::mount::protocol::opcode::COPY_FILE_RANGE_64;
+        #[pymodule_export]
+        const TMPFILE: u32 = crate::mount::protocol::opcode::TMPFILE;
+        #[pymodule_export]
+        const IOCTL: u32 = crate::mount::protocol::opcode::IOCTL;
+        #[pymodule_export]
+        const GET_FLAGS: u32 = crate::mount::protocol::abi::control::GET_FLAGS;
+        #[pymodule_export]
+        const SET_FLAGS: u32 = crate::mount::protocol::abi::control::SET_FLAGS;
+        #[pymodule_export]
         const BACKGROUND_MAX: u16 = crate::mount::protocol::handshake::BACKGROUND_MAX;
         #[pymodule_export]
         const CONGESTED_FROM: u16 = crate::mount::protocol::handshake::CONGESTED_FROM;

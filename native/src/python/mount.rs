@@ -12,8 +12,11 @@ use super::support::input::Input;
 use crate::mount::inodes::generations::{Generations, SECRET_BYTES};
 use crate::mount::inodes::handle::Handle;
 use crate::mount::inodes::table;
-use crate::mount::protocol::abi::{FSYNC_DATA, FsyncIn, WRITE_KILL_SUIDGID, WriteOut};
-use crate::mount::protocol::abi::{OPEN_KEEP_CACHE, OpenIn, OpenOut, ReadIn, ReleaseIn, WriteIn};
+use crate::mount::protocol::abi::{
+    CopyFileRangeIn, CreateIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut, LseekIn,
+    LseekOut, OPEN_KEEP_CACHE, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn,
+    WriteOut,
+};
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
@@ -154,6 +157,11 @@ pub struct Request {
     offset: u64,
     size: u32,
     flags: u32,
+    length: u64,
+    node_to: u64,
+    offset_to: u64,
+    mode: u32,
+    umask: u32,
     data: Py<PyBytes>,
 }
 
@@ -162,6 +170,7 @@ impl Request {
         let given = ready(py, line.request())?;
         let header = given.header;
         let (mut handle, mut offset, mut size, mut flags) = (0, 0, 0, 0);
+        let (mut length, mut node_to, mut offset_to, mut mode, mut umask) = (0, 0, 0, 0, 0);
         let mut data: &[u8] = &[];
         match header.opcode {
             op::OPEN => flags = ready(py, given.part::<OpenIn>())?.flags,
@@ -175,6 +184,30 @@ impl Request {
                 (handle, offset, size) = (part.handle, part.offset, part.size);
                 flags = part.write_flags & WRITE_KILL_SUIDGID;
                 let there = given.rest.get(..size as usize).ok_or(Failure(libc::EIO));
+                data = ready(py, there)?;
+            }
+            op::FALLOCATE => {
+                let part: FallocateIn = ready(py, given.part())?;
+                (handle, offset, length) = (part.handle, part.offset, part.length);
+                flags = part.mode;
+            }
+            op::LSEEK => {
+                let part: LseekIn = ready(py, given.part())?;
+                (handle, offset, flags) = (part.handle, part.offset, part.whence);
+            }
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
+                let part: CopyFileRangeIn = ready(py, given.part())?;
+                (handle, offset, length) = (part.handle_in, part.offset_in, part.length);
+                (node_to, offset_to) = (part.node_out, part.offset_out);
+            }
+            op::TMPFILE => {
+                let part: CreateIn = ready(py, given.part())?;
+                (flags, mode, umask) = (part.flags, part.mode, part.umask);
+            }
+            op::IOCTL => {
+                let part: IoctlIn = ready(py, given.part())?;
+                (handle, flags, size) = (part.handle, part.command, part.out_bytes);
+                let there = given.rest.get(..part.in_bytes as usize).ok_or(Failure(libc::EIO));
                 data = ready(py, there)?;
             }
             _ => {
@@ -196,6 +229,11 @@ impl Request {
             offset,
             size,
             flags,
+            length,
+            node_to,
+            offset_to,
+            mode,
+            umask,
             data,
         })
     }
@@ -255,6 +293,22 @@ impl Line {
 
     fn answer_written(&self, py: Python<'_>, unique: u64, size: u32) -> PyResult<()> {
         ready(py, self.with(|line| line.answer(unique, WriteOut { size, unused: 0 }.as_bytes())))
+    }
+
+    fn answer_offset(&self, py: Python<'_>, unique: u64, offset: u64) -> PyResult<()> {
+        ready(py, self.with(|line| line.answer(unique, LseekOut { offset }.as_bytes())))
+    }
+
+    fn answer_control(&self, py: Python<'_>, unique: u64, data: Input) -> PyResult<()> {
+        let body = [IoctlOut::default().as_bytes(), data.bytes()].concat();
+        ready(py, self.with(|line| line.answer(unique, &body)))
+    }
+
+    /// Takes `fd` over.
+    fn answer_nameless(&self, py: Python<'_>, unique: u64, fd: RawFd, handle: u64) -> PyResult<()> {
+        // SAFETY: the caller gives the descriptor away.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        ready(py, self.with(|line| line.answer_nameless(unique, file, handle)))
     }
 
     fn refuse(&self, py: Python<'_>, unique: u64, number: i32) -> PyResult<()> {

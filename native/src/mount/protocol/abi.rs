@@ -280,6 +280,16 @@ pub mod init {
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
+/// Commands of an ioctl that the kernel sends when a program asks for the flags of an inode, or sets
+/// them.
+pub mod control {
+    pub const GET_FLAGS: u32 = 0x8008_6601;
+    pub const SET_FLAGS: u32 = 0x4008_6602;
+    /// With the number of the project.
+    pub const GET_EXTENDED: u32 = 0x801c_581f;
+    pub const FLAGS: [u32; 3] = [GET_FLAGS, SET_FLAGS, GET_EXTENDED];
+}
+
 /// Fields of [`SetattrIn`] that count.
 pub mod setattr {
     pub const MODE: u32 = 1 << 0;

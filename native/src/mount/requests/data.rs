@@ -5,14 +5,11 @@ use rustix::io::Errno;
 
 use crate::mount::protocol::abi::{
     CopyFileRangeIn, CopyFileRangeOut, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut,
-    LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
+    LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, control,
 };
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
 use crate::mount::requests::attributes::drop_set_ids;
 use crate::mount::requests::{effects, tree::Tree};
-
-/// The kernel makes it of the system call that asks for flags, too.
-const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 
 impl Tree {
     pub fn read(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
@@ -73,7 +70,7 @@ impl Tree {
     /// for the flags of an inode. Nothing else is known.
     pub fn control(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let given: IoctlIn = request.part()?;
-        if given.command != FS_IOC_GETFLAGS || given.out_bytes as usize != size_of::<u32>() {
+        if given.command != control::GET_FLAGS || given.out_bytes as usize != size_of::<u32>() {
             return Err(Failure(libc::ENOTTY));
         }
         let file = self.inodes.data(request.header.node, false)?;

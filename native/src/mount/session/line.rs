@@ -18,7 +18,9 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::mount::protocol::abi::{InHeader, InitOut, OutHeader, init};
+use crate::mount::protocol::abi::{
+    EntryOut, InHeader, InitOut, IoctlIn, OPEN_KEEP_CACHE, OpenOut, OutHeader, control, init,
+};
 use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, for_libfuse};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode::{self as op, fixed_bytes};
@@ -154,10 +156,21 @@ impl Line {
             op::OPEN | op::RELEASE | op::READ | op::WRITE | op::FSYNC | op::FSYNCDIR => {
                 return Ok(Some(Next::ForCaller));
             }
+            op::FALLOCATE
+            | op::LSEEK
+            | op::COPY_FILE_RANGE
+            | op::COPY_FILE_RANGE_64
+            | op::TMPFILE => return Ok(Some(Next::ForCaller)),
+            op::IOCTL if is_for_flags(&request) => return Ok(Some(Next::ForCaller)),
             _ => {}
         }
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        let answer = match self.tree.answer_known(&request, body) {
+        let known = match request.header.opcode {
+            // Programs ask whether a file is a terminal.
+            op::IOCTL => Err(Failure(libc::ENOTTY)),
+            _ => self.tree.answer_known(&request, body),
+        };
+        let answer = match known {
             Ok(Outcome::Answered(length)) => Ok(length),
             Ok(Outcome::Silent) => return Ok(None),
             Ok(Outcome::HandedOver) => {
@@ -220,11 +233,27 @@ impl Line {
         answered(writev(&self.device, &parts))
     }
 
+    /// Answers a request for a file without a name with the one that `file` is open on. The inode
+    /// stays for as long as the kernel knows it.
+    pub fn answer_nameless(&self, unique: u64, file: OwnedFd, handle: u64) -> Answer<()> {
+        let entry = self.tree.remembered(self.tree.found(&file)?);
+        self.tree.inodes.pin(entry.node, file);
+        let open = OpenOut { handle, flags: OPEN_KEEP_CACHE, backing: 0 };
+        let header = out_header(unique, &Ok(size_of::<EntryOut>() + size_of::<OpenOut>()));
+        let parts = [header.as_bytes(), entry.as_bytes(), open.as_bytes()];
+        answered(writev(&self.device, &parts.map(std::io::IoSlice::new)))
+    }
+
     /// Answers a request with an error number.
     pub fn refuse(&self, unique: u64, number: i32) -> Answer<()> {
         let header = out_header(unique, &Err(Failure(number)));
         answered(write(&self.device, header.as_bytes()))
     }
+}
+
+/// Whether an ioctl is one that reads or sets the flags of an inode.
+fn is_for_flags(request: &Request) -> bool {
+    request.part::<IoctlIn>().is_ok_and(|given| control::FLAGS.contains(&given.command))
 }
 
 fn divided(message: &[u8], agreed: u64) -> Answer<Request<'_>> {

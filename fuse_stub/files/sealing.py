@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Callable
 
 import trio
 
@@ -11,7 +12,6 @@ from dedupd.stub.local_blocks import checked_stub, seal
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
 from dedupd.volume.volume import Volume
-from fuse_stub.attributes import forget_attributes
 from fuse_stub.files.open_files import OpenFiles
 from fuse_stub.files.unsealed_stubs import UnsealedStubs, is_still
 
@@ -25,20 +25,25 @@ STUBS_PER_TURN = 64
 _FLAGS = os.O_RDWR | os.O_NONBLOCK
 
 
-async def seal_closed(volume: Volume, files: OpenFiles, unsealed: UnsealedStubs) -> None:
-    """Seal stubs as long as the mount lasts, some at a time."""
+async def seal_closed(
+    volume: Volume, files: OpenFiles, unsealed: UnsealedStubs, forget: Callable[[int], None]
+) -> None:
+    """Seal stubs as long as the mount lasts, some at a time; ``forget`` has the kernel ask for the
+    attributes of each again."""
     while True:
         await trio.sleep(TURN_S)
         for ino, stub in unsealed.take_due(time.monotonic(), STUBS_PER_TURN):
             try:
-                if await _sealed(volume, files, ino, stub.path):
+                if await _sealed(volume, files, ino, stub.path, forget):
                     unsealed.forget(ino)
             except (DedupdError, OSError) as error:
                 log.debug("inode %d is not sealed: %s", ino, error)
             await trio.lowlevel.checkpoint()
 
 
-async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes) -> bool:
+async def _sealed(
+    volume: Volume, files: OpenFiles, ino: int, path: bytes, forget: Callable[[int], None]
+) -> bool:
     """Seal a stub, unless it is in use: then its next close brings it back. False where its blocks
     are still on their way to the disk."""
     fd = open_beneath(volume.data_fd, path, _FLAGS)
@@ -51,7 +56,7 @@ async def _sealed(volume: Volume, files: OpenFiles, ino: int, path: bytes) -> bo
             if file.users > 1 or file.stub is None:
                 return True
             done = await trio.to_thread.run_sync(file.stub.seal)
-    forget_attributes(ino)
+    forget(ino)
     return done
 
 

@@ -1,0 +1,169 @@
+"""Requests that concern ranges of files and carry no data: fallocate(2), ``SEEK_DATA``,
+``SEEK_HOLE`` and copy_file_range(2)."""
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+
+from pyfuse3 import FUSEError, RequestContext
+
+from dedupd.format.deletion import Cause
+from dedupd.stub import ranges
+from dedupd.stub.copying import can_share, goes_on, share
+from dedupd.stub.ranges import Step
+from dedupd.stub.stub_file import SparseStub
+from dedupd.units import MIB
+from fuse_stub.commit_lane import CommitLane
+from fuse_stub.files.open_files import OpenFile
+from fuse_stub.kernel.caller_rights import keeps_set_ids
+from fuse_stub.mounted_volume import MountedVolume
+
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
+"""Modes of fallocate(2)."""
+
+COPY_BYTES = 32 * MIB
+"""Of a plain file, in one request: other users of the copy wait meanwhile."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FileRanges:
+    """Answers these requests. Used by the thread of the event loop.
+
+    A change takes the file's lock alone for one step of it, so that other users come in between.
+    """
+
+    def __init__(self, mount: MountedVolume, drop_privileges: Callable[[OpenFile], None]) -> None:
+        """``drop_privileges`` clears set-user-id and set-group-id, as a write does."""
+        self._mount = mount
+        self._files = mount.files
+        self._lane: CommitLane = mount.commit_lane
+        self._drop_privileges = drop_privileges
+
+    async def allocate(
+        self, ino: int, start: int, length: int, mode: int, ctx: RequestContext
+    ) -> None:
+        """Allocate a range, or have it be zeros. Raises OSError, NoSpace, Damaged."""
+        kind = mode & ~KEEP_SIZE
+        if kind not in (0, PUNCH_HOLE, ZERO_RANGE) or (kind == PUNCH_HOLE and mode == kind):
+            raise FUSEError(errno.EOPNOTSUPP)
+        await self._lane.touch(ino)
+        file = await self._files.acquire(ino, write=True)
+        with self._files.using(file):
+            if file.privileged and not keeps_set_ids(ctx):
+                self._drop_privileges(file)
+            end = start + length
+            if kind:
+                await self._in_steps(file, start, end, ctx.uid, _zero, mode)
+            if kind != PUNCH_HOLE:
+                await self._in_steps(file, start, end, ctx.uid, _allocate, mode & KEEP_SIZE)
+
+    async def _in_steps(
+        self,
+        file: OpenFile,
+        start: int,
+        end: int,
+        uid: int,
+        take: Callable[[OpenFile, int, int, int], Step],
+        mode: int,
+    ) -> None:
+        while start < end:
+            file.changes += 1
+            async with self._lane.uncommitted(file):
+                self._mount.deletions.changing(file, Cause.OVERWRITTEN)
+                start, is_plain = await self._mount.in_thread(uid, take, file, start, end, mode)
+                if is_plain:
+                    file.stub = None
+
+    async def seek(self, ino: int, offset: int, whence: int, uid: int) -> int:
+        """Where data, or a hole, begins. Raises OSError, Damaged."""
+        if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise FUSEError(errno.EINVAL)
+        file = await self._files.acquire(ino, write=False)
+        try:
+            async with file.lock.shared():
+                return await self._mount.in_thread(uid, _seek, file, offset, whence)
+        finally:
+            self._files.release(file, write=False)
+
+    async def copy(
+        self, ino: int, offset: int, to: int, offset_to: int, length: int, ctx: RequestContext
+    ) -> int:
+        """Copy a range of a plain file to another one, or have an empty file share the recipe of a
+        stub; returns how many bytes, perhaps fewer.
+
+        Raises OSError, and FUSEError (EOPNOTSUPP) for all other copies, which the kernel makes by
+        reading and writing.
+        """
+        if ino == to:
+            raise FUSEError(errno.EOPNOTSUPP)
+        await self._lane.touch(to)
+        source = await self._files.acquire(ino, write=False)
+        try:
+            file = await self._files.acquire(to, write=True)
+            with self._files.using(file):
+                if file.privileged and not keeps_set_ids(ctx):
+                    self._drop_privileges(file)
+                file.changes += 1
+                async with self._lane.uncommitted(file):
+                    # The lock of a second file is never waited for.
+                    if not source.lock.try_share():
+                        raise FUSEError(errno.EOPNOTSUPP)
+                    try:
+                        if source.stub is not None and offset == offset_to:
+                            return self._share(source, source.stub, file, offset, length)
+                        if source.stub is not None or file.stub is not None:
+                            raise FUSEError(errno.EOPNOTSUPP)
+                        what = (source.fd, file.fd, min(length, COPY_BYTES), offset, offset_to)
+                        return await self._mount.in_thread(ctx.uid, os.copy_file_range, *what)
+                    finally:
+                        source.lock.unshare()
+        finally:
+            self._files.release(source, write=False)
+
+    def _share(
+        self, source: OpenFile, stub: SparseStub, file: OpenFile, start: int, length: int
+    ) -> int:
+        """With no await: garbage collection knows of the source's record, as long as that is open,
+        and of a copy that is there before it begins."""
+        end = min(start + length, os.fstat(source.fd).st_size)
+        if (
+            start >= end
+            or self._mount.marking_sessions.is_open
+            or self._lane.is_under_way(source.ino)
+            or file.is_filled
+            or not can_share(stub)
+            or not goes_on(stub, file.stub, start, os.fstat(file.fd).st_size)
+        ):
+            raise FUSEError(errno.EOPNOTSUPP)
+        made = share(file.fd, stub.attribute, end, self._mount.volume.stub_files)
+        file.stub = self._files.sparse(file, made)
+        return end - start
+
+
+def _zero(file: OpenFile, start: int, end: int, mode: int) -> Step:
+    if file.stub is not None:
+        return ranges.zero(file.stub, start, end)
+    _fallocate(file.fd, mode, start, end - start)
+    return Step(end)
+
+
+def _allocate(file: OpenFile, start: int, end: int, mode: int) -> Step:
+    if file.stub is not None:
+        return ranges.allocate(file.stub, start, end, keep_size=bool(mode))
+    _fallocate(file.fd, mode, start, end - start)
+    return Step(end)
+
+
+def _seek(file: OpenFile, offset: int, whence: int) -> int:
+    if file.stub is None:
+        return os.lseek(file.fd, offset, whence)
+    find = ranges.next_data if whence == os.SEEK_DATA else ranges.next_hole
+    return find(file.stub, offset)
+
+
+def _fallocate(fd: int, mode: int, start: int, length: int) -> None:
+    if _libc.fallocate64(fd, mode, ctypes.c_int64(start), ctypes.c_int64(length)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
