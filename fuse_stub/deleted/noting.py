@@ -125,7 +125,8 @@ class Deletions:
         return os.readlink(b"/proc/self/fd/%d" % fd)[len(root) :].lstrip(b"/")
 
     def _keeps_any(self) -> bool:
-        return self._policy.now.keep_deleted_s_max > 0
+        # A store in a cluster forgets a version with the one file that it is of.
+        return self._volume.cluster is None and self._policy.now.keep_deleted_s_max > 0
 
     async def sync(self) -> None:
         """Make durable what was noted, as long as the mount lasts."""

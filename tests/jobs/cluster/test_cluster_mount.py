@@ -66,6 +66,25 @@ def test_users_read_and_write_what_is_in_the_cluster(site: Site, tmp_path: Path)
         assert lab.stub("other") is None
 
 
+def test_a_copy_outlives_the_file_that_it_was_made_of(site: Site, tmp_path: Path) -> None:
+    """A version is forgotten with its file, so no other file may have it."""
+    content = noise(300_000, 2)
+    with mounted_lab(tmp_path) as lab:
+        bind_lab(lab, site)
+        (lab.view / "file").write_bytes(content)
+        assert optimize(lab) == 1
+        with (lab.view / "file").open("rb") as source, (lab.view / "copy").open("wb") as copy:
+            while os.copy_file_range(source.fileno(), copy.fileno(), 1 << 20):
+                pass
+        (lab.view / "file").unlink()
+        with lab.opened() as volume, volume.job_lock():
+            assert ClusterGc(volume, JobRun("gc"), 0.0).run().files_forgotten == 1
+        lab.unmount()
+        lab.mount()
+        assert (lab.view / "copy").read_bytes() == content
+        site.assert_whole()
+
+
 def test_a_cluster_that_is_gone_is_an_error_and_the_mount_lives_on(
     site: Site, tmp_path: Path
 ) -> None:
