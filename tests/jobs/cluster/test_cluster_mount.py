@@ -85,6 +85,7 @@ def test_a_copy_outlives_the_file_that_it_was_made_of(site: Site, tmp_path: Path
         site.assert_whole()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_gone_is_an_error_and_the_mount_lives_on(
     site: Site, tmp_path: Path
 ) -> None:
