@@ -28,10 +28,11 @@ pytestmark = pytest.mark.root
 
 
 ELSEWHERE = {"cut", "compact.released", "compact.table-removed", "stub.trimmed", "adopt", "receive"}
-ELSEWHERE |= {"deleted", "shared", "move"}
+ELSEWHERE |= {"deleted", "shared", "move", "rados"}
 """Passed only where there is no space, where a file has blocks behind its end, in copies of a
 volume, which cannot be read before they are adopted, while a stream is received, where volumes
-share a store (``tests/shared`` and ``tests/crash/shared_scenarios.py``), or where users delete:
+share a store (``tests/shared`` and ``tests/crash/shared_scenarios.py``) or one in a cluster
+(``tests/rados/test_crashes.py``), or where users delete:
 ``tests/store/test_unkept_records.py``, ``tests/jobs/compact/test_compact.py``,
 ``tests/jobs/optimize/test_shared_extents.py``, ``tests/hostile/test_copies.py``,
 ``tests/jobs/backup/test_send.py`` and ``tests/crash/test_mount.py`` stop there."""
