@@ -28,7 +28,19 @@ ONE_CALL = "one call, the steps of which are met elsewhere"
 
 BY_A_THREAD = "a thread calls it, and no line of the product: the scenario of a mount comes by"
 
+CACHED = "a cache of chunks that is verified at each read, and may be torn or gone"
+
+IN_A_CLUSTER = "of a volume on a store in a cluster: tests/jobs/cluster dies after each step"
+
 ELSEWHERE = {
+    "dedupd.rados.reading.disk_cache._write create": CACHED,
+    "dedupd.rados.reading.disk_cache._write write_at": CACHED,
+    "dedupd.rados.reading.disk_cache._write rename": CACHED,
+    "dedupd.rados.reading.disk_cache._unlink unlink": CACHED,
+    "dedupd.rados.reading.volume_store._cache_in make_dir": CACHED,
+    "dedupd.rados.reading.volume_store.bind replace_file": ONE_CALL,
+    "jobs.cluster.gc._drop sync_file_system": IN_A_CLUSTER,
+    "jobs.cluster.session.writing sync_file_system": IN_A_CLUSTER,
     "fuse_stub.bulk_commits._group door": BY_A_THREAD,
     "dedupd.cli.policy.saved replace_file": ONE_CALL,
     "dedupd.volume.probe.accept replace_file": ONE_CALL,
