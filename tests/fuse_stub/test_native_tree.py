@@ -23,6 +23,7 @@ from tests.support.native_tree import NativeTree, has_ring, native_tree
 pytestmark = pytest.mark.root
 
 OF_VOLUMES = {
+    "test_another_file_system_over_a_directory_below_hides_nothing",
     "test_the_reserved_attribute_is_out_of_reach",
     "test_the_store_is_not_in_the_view",
 }

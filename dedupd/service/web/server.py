@@ -258,6 +258,8 @@ class Api:
         except DedupdError as error:
             status = next(status for kind, status in _STATUSES if isinstance(error, kind))
             return _error(status, str(error), type(error).__name__, error.exit_status)
+        except ConnectionError:
+            return _error(500, "the client has gone", "InternalError")  # nobody reads it
         except Exception:
             log.exception("%s %s failed", request.method, show_text(request.path))
             return _error(500, "the service has failed here; its log says why", "InternalError")
