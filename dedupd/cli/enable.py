@@ -39,19 +39,20 @@ chunk_size_option = click.option(
     show_default=True,
     help="Average size of a chunk; can not be changed later.",
 )
-
-
-@click.command("enable")
-@click.argument("path", type=PATH)
-@profile_option
-@chunk_size_option
-@click.option(
+fingerprint_option = click.option(
     "--fingerprint",
     type=click.Choice(FINGERPRINTS),
     default=FINGERPRINTS[0],
     show_default=True,
     help="Cryptographic hash that names a chunk; can not be changed later.",
 )
+
+
+@click.command("enable")
+@click.argument("path", type=PATH)
+@profile_option
+@chunk_size_option
+@fingerprint_option
 @click.option(
     "--store",
     metavar="STORE",

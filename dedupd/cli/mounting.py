@@ -1,7 +1,9 @@
 """Mounting a volume, for ``dedupd mount`` and for mount(8)."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dedupd.cli.umount import mounted_point
@@ -80,14 +82,7 @@ def bring_up(asked: Mounting) -> Mounted | None:
         return _mounted_already(asked, mounted, point)
     if asked.in_foreground:
         with open_volume(path) as volume:
-            serve(
-                volume,
-                point,
-                ready=None,
-                cache_bytes=asked.cache_bytes,
-                options=asked.options,
-                debug=asked.debug,
-            )
+            _serve_here(asked, point, partial(serve, volume))
         return None
     over_itself = point == os.path.realpath(path) and not mount_table.is_automount(point)
     hidden = covered(point) if over_itself else ""
@@ -163,16 +158,14 @@ def _mount_snapshot(asked: Mounting) -> Mounted | None:
         )
     if asked.in_foreground:
         with open_snapshot(asked.path) as volume:
-            serve_snapshot(
-                volume,
-                point,
-                ready=None,
-                cache_bytes=asked.cache_bytes,
-                options=asked.options,
-                debug=asked.debug,
-            )
+            _serve_here(asked, point, partial(serve_snapshot, volume))
         return None
     pid = mount_snapshot_in_background(
         os.path.realpath(asked.path), point, cache_bytes=asked.cache_bytes, options=asked.options
     )
     return Mounted(point, pid, is_read_only=True, is_snapshot=True)
+
+
+def _serve_here(asked: Mounting, point: str, serve: Callable[..., None]) -> None:
+    cache_bytes, options = asked.cache_bytes, asked.options
+    serve(point, ready=None, cache_bytes=cache_bytes, options=options, debug=asked.debug)

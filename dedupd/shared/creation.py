@@ -9,13 +9,11 @@ from dedupd.stores.local_store import make_store_dirs
 from dedupd.stores.membership import MemberList
 from dedupd.stores.ownership import is_own
 from dedupd.stores.shared_directory import LOCK, MEMBERS_FILE, MEMBERS_LOCK, STORE_FILE
-from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import named
-from dedupd.volume.place import refuse_place
+from dedupd.volume.place import refuse_inside_volume, refuse_place
 from dedupd.volume.probe import obstacle_of, probe, refuse_unsuitable
-from dedupd.volume.volume import BASE_NAME
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LEFTOVERS = frozenset((b"store", b"catalog", b"probe", LOCK.encode(), MEMBERS_LOCK.encode())) | {
@@ -37,7 +35,8 @@ def create_store(
     """
     root = os.path.realpath(path)
     refuse_place(root, path)
-    _refuse_volume(root, path)
+    refuse_inside_volume(root, path)  # its files would become stubs
+    _refuse_store(root, path)
     if not os.path.lexists(root):
         with named(root), opened(os.open(os.path.dirname(root), _FLAGS)) as parent:
             disk.make_dir(parent, os.path.basename(root).encode())
@@ -78,17 +77,10 @@ def _fill(fd: int, disk: Disk) -> None:
     disk.replace_file(fd, MEMBERS_FILE, MemberList([]).to_json())
 
 
-def _refuse_volume(root: str, path: str) -> None:
-    """Raises UsageError where the store would lie in a volume: its files would become stubs."""
-    mount = mount_table.find(root)
-    if mount is not None:
-        raise UsageError(f"{path}: lies in the mounted volume {mount.point}")
-    parent = root
+def _refuse_store(root: str, path: str) -> None:
+    """Raises UsageError where the store would lie in another one."""
+    parent = os.path.dirname(root)
     while parent != "/":
-        if os.path.basename(parent) == BASE_NAME:
-            raise UsageError(f"{path}: lies inside the store of a volume")
-        if os.path.exists(os.path.join(parent, BASE_NAME)):
-            raise UsageError(f"{path}: lies in the volume {parent}")
-        if os.path.exists(os.path.join(parent, STORE_FILE.decode())) and parent != root:
+        if os.path.exists(os.path.join(parent, STORE_FILE.decode())):
             raise UsageError(f"{path}: lies in the store {parent}")
         parent = os.path.dirname(parent)

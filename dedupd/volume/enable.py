@@ -25,7 +25,13 @@ from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import locked, opened, read_at
 from dedupd.system.paths import explain, named, show_path
-from dedupd.volume.place import LEFT_IN_PLACE, refuse_content, refuse_occupants, refuse_place
+from dedupd.volume.place import (
+    LEFT_IN_PLACE,
+    refuse_content,
+    refuse_inside_volume,
+    refuse_occupants,
+    refuse_place,
+)
 from dedupd.volume.probe import (
     ACCEPTED_FILE,
     accepted_text,
@@ -316,16 +322,7 @@ def _check_root(path: str) -> str:
     if not os.path.isdir(root):
         raise UsageError(f"{path}: no such directory")
     refuse_place(root, path)
-    mount = mount_table.find(root)
-    if mount is not None:
-        raise UsageError(f"{path}: lies in the mounted volume {mount.point}")
-    parent = root
-    while parent != "/":
-        if os.path.basename(parent) == BASE_NAME:
-            raise UsageError(f"{path}: lies inside the store of another volume")
-        parent = os.path.dirname(parent)
-        if os.path.exists(os.path.join(parent, BASE_NAME, "volume.json")):
-            raise UsageError(f"{path}: lies in the volume {parent}; volumes cannot be nested")
+    refuse_inside_volume(root, path)
     return root
 
 

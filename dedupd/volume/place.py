@@ -37,6 +37,20 @@ class Inside(NamedTuple):
     remedy: str
 
 
+def refuse_inside_volume(root: str, path: str) -> None:
+    """Raises UsageError where ``root`` (absolute, no links) lies in a volume, mounted or not."""
+    mount = mount_table.find(root)
+    if mount is not None:
+        raise UsageError(f"{path}: lies in the mounted volume {mount.point}")
+    parent = root
+    while parent != "/":
+        if os.path.basename(parent) == BASE_NAME:
+            raise UsageError(f"{path}: lies inside the store of another volume")
+        parent = os.path.dirname(parent)
+        if os.path.exists(os.path.join(parent, BASE_NAME, "volume.json")):
+            raise UsageError(f"{path}: lies in the volume {parent}; volumes cannot be nested")
+
+
 def refuse_place(root: str, path: str) -> None:
     """Raises UsageError where no volume may be at ``root`` (absolute, no links), forced or not."""
     if root == "/":

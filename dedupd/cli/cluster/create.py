@@ -3,20 +3,14 @@
 import click
 
 from dedupd.cli.common import answer, exits, json_option
-from dedupd.format.volume_parameters import FINGERPRINTS
+from dedupd.cli.enable import fingerprint_option
 from dedupd.rados.cluster.address import parse_address
 from dedupd.rados.store import RadosStore
 
 
 @click.command("create")
 @click.argument("store")
-@click.option(
-    "--fingerprint",
-    type=click.Choice(FINGERPRINTS),
-    default=FINGERPRINTS[0],
-    show_default=True,
-    help="Cryptographic hash that names a chunk; can not be changed later.",
-)
+@fingerprint_option
 @json_option
 @exits
 def command(store: str, fingerprint: str, as_json: bool) -> None:

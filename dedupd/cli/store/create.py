@@ -2,31 +2,17 @@
 
 import click
 
-from dedupd.cli.common import PATH, answer, exits, json_option
-from dedupd.format.volume_parameters import FINGERPRINTS, PRESETS
+from dedupd.cli.common import PATH, answer, exits, force_option, json_option
+from dedupd.cli.enable import chunk_size_option, fingerprint_option
 from dedupd.shared.creation import create_store
 from dedupd.system.disk import Disk
 
 
 @click.command("create")
 @click.argument("store", type=PATH)
-@click.option(
-    "--chunk-size",
-    type=click.Choice(list(PRESETS)),
-    default=next(iter(PRESETS)),
-    show_default=True,
-    help="Average size of a chunk of all its volumes; can not be changed later.",
-)
-@click.option(
-    "--fingerprint",
-    type=click.Choice(FINGERPRINTS),
-    default=FINGERPRINTS[0],
-    show_default=True,
-    help="Cryptographic hash that names a chunk; can not be changed later.",
-)
-@click.option(
-    "--force", is_flag=True, help="Accept a file system that may lose files in a power cut."
-)
+@chunk_size_option
+@fingerprint_option
+@force_option
 @json_option
 @exits
 def command(store: str, chunk_size: str, fingerprint: str, force: bool, as_json: bool) -> None:
