@@ -110,6 +110,7 @@ HARMLESS = {
     "set_mode": "mode of the directory, likewise",
     "allocate": "a place for what is written next, which is not read",
     "exchange": "a user's own rename",
+    "rename_leaving": "a user's own rename",
     "unlink": "a file that nothing names any more, which the next job removes",
 }
 

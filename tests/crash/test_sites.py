@@ -32,6 +32,8 @@ CACHED = "a cache of chunks that is verified at each read, and may be torn or go
 
 IN_A_CLUSTER = "of a volume on a store in a cluster: tests/jobs/cluster dies after each step"
 
+NO_ROOM = "a copy that could not have its length, as it was before"
+
 ELSEWHERE = {
     "dedupd.rados.reading.disk_cache._write create": CACHED,
     "dedupd.rados.reading.disk_cache._write write_at": CACHED,
@@ -51,6 +53,9 @@ ELSEWHERE = {
     "fuse_stub.namespace.rename rename": "what a user asks for, one system call",
     "fuse_stub.namespace.rename rename_new": "what a user asks for, one system call",
     "fuse_stub.namespace.rename exchange": "what a user asks for, one system call",
+    "fuse_stub.namespace.rename rename_leaving": "what a user asks for, one system call",
+    "dedupd.stub.copying.share set_attribute": NO_ROOM,
+    "dedupd.stub.copying.share remove_attribute": NO_ROOM,
 }
 """Places that no scenario comes by, each for a reason."""
 
