@@ -225,7 +225,15 @@ def test_every_fail_point_has_a_command_that_passes_it() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("point", _all_fail_points())
+def _some_by_default(points: list[str]) -> list[object]:
+    """Every second one; the slow tests have the others. Power cuts are simulated at them all."""
+    return [
+        pytest.param(point, marks=[pytest.mark.slow] if number % 2 else [])
+        for number, point in enumerate(points)
+    ]
+
+
+@pytest.mark.parametrize("point", _some_by_default(_all_fail_points()))
 def test_killed_at_a_fail_point_loses_nothing(root: Path, point: str) -> None:
     command = scenario(point)
     plant(root, command)

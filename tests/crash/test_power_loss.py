@@ -22,7 +22,7 @@ from tests.support.lab import Lab
 
 pytestmark = pytest.mark.root
 
-STATES_PER_SCENARIO = 16
+STATES_PER_SCENARIO = 10
 STATES_SLOW, STATES_OF_EACH_SLOW = 20_000, 4_000
 PLANNED_SLOW = 400
 """Of one scenario with one tree. Some of the states turn out to be the same."""

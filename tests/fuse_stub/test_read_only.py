@@ -101,7 +101,10 @@ def unmounted_lab(point: Path) -> Iterator[tuple[MountedLab, dict[str, bytes]]]:
         yield lab, contents
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+@pytest.mark.parametrize(
+    "kind",
+    ["ext4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("xfs", "btrfs"))],
+)
 def test_a_file_system_that_was_mounted_again_read_only(loop_fs: MakeFileSystem, kind: str) -> None:
     point = loop_fs(kind)
     with unmounted_lab(point) as (lab, contents):

@@ -327,7 +327,7 @@ def test_a_wrong_configuration_changes_nothing_on_reload(machine: ServiceLab) ->
     machine.start()
     machine.configure("jobs_max = many\n")
     reload(machine)
-    assert "not valid TOML" in machine.log.read_text()
+    eventually(lambda: "not valid TOML" in machine.log.read_text(), "the log says why")
     assert machine.view(lab)["mount"]["state"] == "mounted"
 
 
