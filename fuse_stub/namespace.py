@@ -18,6 +18,7 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
+from dedupd.deleted.undelete import UNDELETE
 from dedupd.format.deletion import Cause
 from dedupd.stub.transition import CAPABILITY
 from dedupd.system.files import opened
@@ -302,7 +303,7 @@ class NamespaceOperations(pyfuse3.Operations):
     ) -> None:
         if name in (self._reserved, CONTENT_ATTRIBUTE) or deleted.is_listing(name):
             raise FUSEError(errno.EPERM)
-        if name == deleted.UNDELETE:
+        if name == UNDELETE:
             await self._undelete(inode, value, ctx)
             return
         await self._commit_lane.touch(inode)

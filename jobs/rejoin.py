@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from dedupd.errors import DamagedContainer, NotAVolume, UnseenMember, UsageError
 from dedupd.format.container import COPIES_OF, Kind, seed_of
 from dedupd.format.ids import make_id
-from dedupd.format.table import ENTRY_BYTES, State
+from dedupd.format.table import State
 from dedupd.shared.fellows import opened_member
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.container.record_states import revive
@@ -26,9 +26,6 @@ from jobs.check.record_census import RecordCensus
 from jobs.check.trees import Trees
 from jobs.frame.report import FileReport, Job
 from jobs.frame.run import JobRun
-
-_STATE_AT = 60
-"""In an entry of a table."""
 
 
 @dataclass(slots=True)
@@ -104,8 +101,7 @@ class Rejoin(Job[RejoinReport]):
             if state is None:
                 continue
             known.add_container(number, state.entries, seed_of(state.header))
-            states = bytes(state.entries.data)[_STATE_AT::ENTRY_BYTES]
-            orphans = [at for at, one in enumerate(states) if one == State.ORPHANED]
+            orphans = [at for at, one in enumerate(state.entries.states) if one == State.ORPHANED]
             if orphans:
                 self._orphans[kind][number] = orphans
         of = COPIES_OF[kind]

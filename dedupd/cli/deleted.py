@@ -10,13 +10,11 @@ import click
 
 from dedupd.cli.common import PATH, answer, exits, json_option, print_json
 from dedupd.deleted.alarm import accept as accept_alarm
-from dedupd.deleted.listing import lost
+from dedupd.deleted.listing import DELETED, lost
 from dedupd.system import mount_table
 from dedupd.system.paths import resolved, show_path
 from dedupd.units import counted, format_duration, format_size, parse_duration
 from dedupd.volume.volume import Volume
-
-ATTRIBUTE = "user.dedupd.deleted"
 
 since_option = click.option(
     "--since", metavar="TIME", help="Only what was deleted so long ago at most, like 2h."
@@ -104,7 +102,7 @@ def _told(path: str, mount: mount_table.Mount) -> Iterator[dict[str, Any]]:
     last = ""
     while True:
         try:
-            value = os.getxattr(directory, f"{ATTRIBUTE}.{last}" if last else ATTRIBUTE)
+            value = os.getxattr(directory, DELETED + (f".{last}".encode() if last else b""))
         except OSError:
             return
         for line in value.splitlines():

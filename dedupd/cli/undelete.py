@@ -10,15 +10,13 @@ import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json
 from dedupd.cli.deleted import deletions, since_option
-from dedupd.deleted.undelete import Undelete, Wanted, attach_below
+from dedupd.deleted.undelete import UNDELETE, Undelete, Wanted, attach_below
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.system import mount_table
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import resolved, show_path, show_text
 from dedupd.volume.volume import Volume
-
-ATTRIBUTE = "user.dedupd.undelete"
 
 
 @click.command("undelete")
@@ -103,7 +101,7 @@ def _opened(path: str, target: str | None) -> Iterator[tuple[Undelete, str, str 
 
 def _attach(fd: int, wanted: str) -> None:
     try:
-        os.setxattr(fd, ATTRIBUTE, wanted.encode())
+        os.setxattr(fd, UNDELETE, wanted.encode())
     except FileNotFoundError:
         raise UsageError(f"{wanted}: cannot be had back any more") from None
 

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from dedupd.deleted.log import DIRECTORY
+from dedupd.deleted.log import DIRECTORY, made_directory, open_directory
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
 from dedupd.system.paths import show_text
@@ -64,20 +64,13 @@ def read_state(base_fd: int) -> AlarmState:
 
 def keep_state(base_fd: int, state: AlarmState, disk: Disk) -> None:
     """Durably. Raises NoSpace, OSError."""
-    with suppress(FileExistsError):
-        disk.make_dir(base_fd, DIRECTORY)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    with opened(os.open(DIRECTORY, flags, dir_fd=base_fd)) as fd:
+    with opened(made_directory(base_fd, disk)) as fd:
         disk.replace_file(fd, ALARM_FILE, json.dumps(asdict(state)).encode())
 
 
 def remove_unfinished(base_fd: int, disk: Disk) -> None:
     """Take away what a crash has left of :func:`keep_state`."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    with (
-        suppress(FileNotFoundError),
-        opened(os.open(DIRECTORY, flags, dir_fd=base_fd)) as fd,
-    ):
+    with suppress(FileNotFoundError), opened(open_directory(base_fd)) as fd:
         disk.unlink(fd, ALARM_FILE + b".new")
 
 

@@ -16,6 +16,9 @@ from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
 from dedupd.volume.volume import Volume
 
+DELETED = b"user.dedupd.deleted"
+"""The attribute of a directory by which a mount tells users what they can have back."""
+
 
 class Lost(NamedTuple):
     """A deletion that can be had back until ``end_ns`` (ns since 1970)."""

@@ -70,8 +70,7 @@ class DeletionLogs:
     def numbers(self) -> list[int]:
         """Those of all logs, the oldest first."""
         try:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            with opened(os.open(DIRECTORY, flags, dir_fd=self._base_fd)) as fd:
+            with opened(open_directory(self._base_fd)) as fd:
                 names = map(os.fsencode, os.listdir(fd))
                 return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
         except FileNotFoundError:
@@ -121,11 +120,7 @@ class DeletionLogs:
 
     def remove(self, number: int, disk: Disk) -> None:
         """Nothing in it can be had back from here on."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        with (
-            suppress(FileNotFoundError),
-            opened(os.open(DIRECTORY, flags, dir_fd=self._base_fd)) as fd,
-        ):
+        with suppress(FileNotFoundError), opened(open_directory(self._base_fd)) as fd:
             disk.unlink(fd, name_of(number))
 
     def _open(self, number: int) -> int:
@@ -187,7 +182,7 @@ class DeletionWriter:
     def _begin(self) -> None:
         """A new log; one that a crash may have torn is not appended to."""
         self._let_go()
-        self._directory_fd = self._open_directory()
+        self._directory_fd = made_directory(self._volume.base_fd, self._disk)
         numbers = self._logs.numbers()
         self._drop_oldest(numbers)
         self._number = max([self._number, *numbers]) + 1
@@ -209,13 +204,6 @@ class DeletionWriter:
         self.close()
         self._pending = pending
 
-    def _open_directory(self) -> int:
-        base_fd = self._volume.base_fd
-        with suppress(FileExistsError):
-            self._disk.make_dir(base_fd, DIRECTORY)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        return os.open(DIRECTORY, flags, dir_fd=base_fd)
-
     def _drop_oldest(self, numbers: list[int]) -> None:
         total = sum(map(self._logs.size_bytes, numbers))
         for number in numbers:
@@ -223,6 +211,18 @@ class DeletionWriter:
                 return
             total -= self._logs.size_bytes(number)
             self._logs.remove(number, self._disk)
+
+
+def open_directory(base_fd: int) -> int:
+    """A descriptor of the directory of the logs. Raises FileNotFoundError before the first one."""
+    return os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=base_fd)
+
+
+def made_directory(base_fd: int, disk: Disk) -> int:
+    """The same; it is made where it is not there."""
+    with suppress(FileExistsError):
+        disk.make_dir(base_fd, DIRECTORY)
+    return open_directory(base_fd)
 
 
 def name_of(number: int) -> bytes:

@@ -15,6 +15,10 @@ from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath
 from dedupd.volume.volume import Volume
 
+UNDELETE = b"user.dedupd.undelete"
+"""The attribute of an empty file that a user of a mount sets to have it become what a deletion
+took."""
+
 UNFINISHED = b".dedupd-undelete"
 """The name of a file that is coming back, and a number. One that a kill has left is removed by the
 next run that comes to its directory."""

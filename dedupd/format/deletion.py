@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dedupd import native
 from dedupd.errors import Damaged, UnknownFormat
+from dedupd.format.sealed_header import seal, unseal
 from dedupd.format.stream import decode_attributes, encode_attributes
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.units import align_up
@@ -83,18 +84,17 @@ def seed_of(volume_id: bytes, number: int) -> int:
 
 
 def encode_header(header: LogHeader) -> bytes:
-    data = _LOG.pack(LOG_MAGIC, FORMAT, header.number, header.volume_id, header.created_ns)
-    return data + _U64.pack(native.hashing.xxh3_64(data))
+    return seal(_LOG.pack(LOG_MAGIC, FORMAT, header.number, header.volume_id, header.created_ns))
 
 
 def decode_header(data: bytes, where: str) -> LogHeader:
     """Raises Damaged, UnknownFormat."""
     if len(data) < LOG_HEADER_BYTES:
         raise Damaged(f"{where}: cut short; no deletion in it can be had back")
-    magic, version, number, volume_id, created_ns = _LOG.unpack_from(data)
-    (checksum,) = _U64.unpack_from(data, _LOG.size)
-    if magic != LOG_MAGIC or checksum != native.hashing.xxh3_64(data[: _LOG.size]):
+    body = unseal(data, LOG_MAGIC)
+    if body is None:
         raise Damaged(f"{where}: not a valid log of deletions")
+    _, version, number, volume_id, created_ns = _LOG.unpack_from(body)
     if version != FORMAT:
         raise UnknownFormat(f"{where}: log format {version}; this program knows {FORMAT}")
     return LogHeader(number, volume_id, created_ns)

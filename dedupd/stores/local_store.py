@@ -9,7 +9,6 @@ from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
 from dedupd.store.recipe.recipe_reader import RecipeReader
 from dedupd.store.second_copies import CopyReader
-from dedupd.stub.content import ReadChunk, chunk_reader
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.system.paths import parents
@@ -118,7 +117,3 @@ class LocalStore:
     @cached_property
     def recipes(self) -> RecipeReader:
         return RecipeReader(self.recipe_records, self.chunk_records)
-
-    @cached_property
-    def read_chunk(self) -> ReadChunk:
-        return chunk_reader(self.chunk_records)

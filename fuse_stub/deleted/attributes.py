@@ -13,16 +13,15 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from dedupd.deleted.expiry import end_ns
-from dedupd.deleted.listing import lost
+from dedupd.deleted.listing import DELETED, lost
 from dedupd.deleted.log import DeletionId, DeletionLogs
 from dedupd.deleted.revival import revive, take_back
 from dedupd.errors import UsageError
+from dedupd.format.deletion import Deletion
 from dedupd.format.stub import StubAttribute
+from dedupd.system.paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.open_files import OpenFile, OpenFiles
-
-DELETED = b"user.dedupd.deleted"
-UNDELETE = b"user.dedupd.undelete"
 
 ANSWER_BYTES_MAX = 60_000
 """Of one answer; the kernel takes 65,536 of an attribute."""
@@ -39,8 +38,7 @@ def listing(volume: Volume, directory_fd: int, name: bytes, uid: int) -> bytes:
 
     Raises OSError (ENODATA where nothing can be had back).
     """
-    root = os.readlink(b"/proc/self/fd/%d" % volume.data_fd)
-    below = os.readlink(b"/proc/self/fd/%d" % directory_fd)[len(root) :].lstrip(b"/")
+    below = path_in_tree(directory_fd)
     older_than = name[len(DELETED) + 1 :]
     try:
         before = DeletionId.parse(older_than.decode()) if older_than else None
@@ -78,17 +76,16 @@ async def undelete(
             status = os.fstat(file.fd)
             if file.stub is not None or uid not in (0, status.st_uid) or status.st_size:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            stub = _revived(volume, file, wanted, uid)
+            stub = _revived(volume, file, one, wanted.log, uid)
             file.stub = files.sparse(file, stub)
             file.privileged = bool(os.fstat(file.fd).st_mode & 0o6000)
 
 
-def _revived(volume: Volume, file: OpenFile, wanted: DeletionId, uid: int) -> StubAttribute:
+def _revived(volume: Volume, file: OpenFile, one: Deletion, log: int, uid: int) -> StubAttribute:
     """As :func:`revive`. A collection may take the deletion meanwhile: it removes the log before
     it looks at the tree, so what comes after that is taken back."""
-    logs = DeletionLogs(volume)
-    stub = revive(volume, file.fd, logs.get(wanted), as_root=uid == 0)
-    if not logs.has(wanted.log):
+    stub = revive(volume, file.fd, one, as_root=uid == 0)
+    if not DeletionLogs(volume).has(log):
         take_back(volume, file.fd)
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     return stub

@@ -19,6 +19,7 @@ from dedupd.errors import DamagedStub, DedupdError
 from dedupd.format.deletion import Cause, Deletion
 from dedupd.format.stub import StubAttribute, decode_stub
 from dedupd.system.files import attributes_of
+from dedupd.system.paths import path_in_tree
 from dedupd.volume.volume import Volume
 from fuse_stub.files.inodes import PATH_FLAGS
 from fuse_stub.files.open_files import OpenFile
@@ -64,7 +65,7 @@ class Deletions:
         stub = decode_stub(value, self._volume.space.volume_id, "")
         fd = os.open(name, PATH_FLAGS, dir_fd=dir_fd)
         try:
-            path = self._path(dir_fd)
+            path = path_in_tree(dir_fd)
             self._note(fd, path + b"/" + name if path else name, stub, cause)
         finally:
             os.close(fd)
@@ -87,7 +88,7 @@ class Deletions:
         is_known = now_s < self._noted.get(key, -NOTED_S) + NOTED_S
         if is_known or os.fstat(file.fd).st_nlink == 0:
             return
-        self._note(file.fd, self._path(file.fd), stub, cause)
+        self._note(file.fd, path_in_tree(file.fd), stub, cause)
         self._noted[key] = now_s
         if len(self._noted) > NOTED_MAX:
             self._noted.popitem(last=False)
@@ -118,11 +119,6 @@ class Deletions:
             if not self._failed and not isinstance(error, DamagedStub):
                 log.warning("what is deleted cannot be had back now: %s", error)
                 self._failed = True
-
-    def _path(self, fd: int) -> bytes:
-        """The path within the tree that a descriptor has now."""
-        root = os.readlink(b"/proc/self/fd/%d" % self._volume.data_fd)
-        return os.readlink(b"/proc/self/fd/%d" % fd)[len(root) :].lstrip(b"/")
 
     def _keeps_any(self) -> bool:
         # A store in a cluster forgets a version with the one file that it is of.

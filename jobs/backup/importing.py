@@ -12,7 +12,7 @@ from dedupd.config.run_limits import RunLimits
 from dedupd.errors import Busy, DedupdError, FileChanged, UsageError
 from dedupd.system import mount_table
 from dedupd.system.files import data_ranges, opened
-from dedupd.system.paths import explain, open_beneath, parents, show_path, split_path
+from dedupd.system.paths import open_beneath, parents, show_path, split_path
 from dedupd.units import GIB, MIB, counted
 from dedupd.volume.volume import Volume
 from jobs.backup.content import own_pieces
@@ -220,9 +220,7 @@ class Import:
             yield piece
 
     def _tell(self, path: bytes, error: DedupdError | OSError) -> None:
-        text = explain(error) if isinstance(error, OSError) else str(error)
-        where = show_path(path) or "."
-        self._run.findings.add(text if text.startswith(where) else f"{where}: {text}")
+        self._run.findings.add_error(show_path(path) or ".", error)
 
 
 def _require_same(fd: int, before: os.stat_result, _: int) -> None:

@@ -81,13 +81,13 @@ class ClusterOptimize(Job[ClusterOptimizeReport]):
         with writing(self._volume, self._stubs) as (writer, recovery):
             self._report.recovery = recovery
             self._run.update(phase="optimizing")
-            batch: list[Candidate] = []
+            batch, batch_bytes = list[Candidate](), 0
             for candidate in found:
                 batch.append(candidate)
-                size = sum(one.identity.size for one in batch)
-                if len(batch) >= BATCH_FILES_MAX or size >= BATCH_BYTES:
+                batch_bytes += candidate.identity.size
+                if len(batch) >= BATCH_FILES_MAX or batch_bytes >= BATCH_BYTES:
                     self._take(writer, batch)
-                    batch = []
+                    batch, batch_bytes = [], 0
             self._take(writer, batch)
             for path in skipped.unsettled:
                 self._settle(path)

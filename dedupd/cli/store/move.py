@@ -5,9 +5,9 @@ from functools import partial
 
 import click
 
-from dedupd.cli.common import PATH, exits, job_run, json_option
+from dedupd.cli.common import PATH, exits, job_run, json_option, refuse_mounted
 from dedupd.cli.report import finish
-from dedupd.errors import Busy, UsageError
+from dedupd.errors import UsageError
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.units import counted, format_size
@@ -33,8 +33,7 @@ def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
         if store is not None:
             shared = files.enter_context(closing(SharedDirectory.named(store, Disk())))
         volume = files.enter_context(MovingVolume.open(path))
-        if volume.base.startswith("/proc/"):
-            raise Busy(f"{path}: it is mounted; unmount it first: `dedupd umount {path}`")
+        refuse_mounted(volume, path)
         run = files.enter_context(job_run("move", unit="stubs"))
         report = Move(volume, run, shared).recorded()
     finish(report, as_json, partial(_show, path=path), findings=report.errors)
