@@ -291,7 +291,8 @@ def shared_ceph(directory: Path) -> Iterator[Path]:
     require_ceph()
     users = directory / "users"
     users.mkdir(parents=True, exist_ok=True)
-    mine = users / str(os.getpid())
+    # A process may use it more than once: fixtures of two folders are two.
+    mine = users / f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     with _locked(directory):
         mine.touch()
         place = directory / "place"
@@ -322,7 +323,7 @@ def keep(directory: Path, running: Path) -> None:
         while True:
             time.sleep(0.5)
             with _locked(directory):
-                users = [int(path.name) for path in (directory / "users").iterdir()]
+                users = [path.name.split("-")[0] for path in (directory / "users").iterdir()]
                 if not any(os.path.exists(f"/proc/{user}") for user in users):
                     (directory / "place").unlink()
                     return
