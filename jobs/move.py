@@ -12,13 +12,12 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from dedupd import native
 from dedupd.deleted.log import DIRECTORY as DELETED
 from dedupd.errors import Damaged, DamagedContainer, DamagedStub, DedupdError, UsageError
 from dedupd.failpoint import define, reach
 from dedupd.format.container import Record, RecordKind
-from dedupd.format.ids import HOLE, show_id
-from dedupd.format.recipe import RecipeRef, fingerprint_check
+from dedupd.format.ids import HOLE
+from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.replica.replica import refuse_unfinished
 from dedupd.store import saved_marks
@@ -37,6 +36,7 @@ from dedupd.stores.standing import (
     renew_tokens,
     require_known,
 )
+from dedupd.stub.content import described_record, proved_record
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.system.files import opened, read_at
 from dedupd.system.paths import explain, open_beneath, show_path
@@ -378,15 +378,7 @@ class _Copier:
     def _fingerprint(self, span: Span) -> bytes:
         if span.chunk == HOLE:
             return HOLE_FINGERPRINT
-        record = self._volume.chunk_records.describe(span.chunk)
-        if (
-            record.raw_length != span.length
-            or fingerprint_check(record.fingerprint) != span.fingerprint_check
-        ):
-            raise DamagedContainer(
-                f"chunk {show_id(span.chunk)} is another one than the recipe means; run scrub"
-            )
-        return record.fingerprint
+        return described_record(self._volume.chunk_records, span).fingerprint
 
     def _stored(self, span: Span, fingerprint: bytes) -> int:
         """The id of a chunk in the other store, where it is new, or was until just now."""
@@ -411,9 +403,7 @@ class _Copier:
                 return record, payload
         except DamagedContainer:
             pass  # a second copy may be there
-        raw = self._volume.read_chunk(span)
-        if native.hashing.fingerprint(raw, self._volume.parameters.fingerprint) != fingerprint:
-            raise DamagedContainer(f"chunk {show_id(span.chunk)} is damaged; run scrub")
+        _, raw = proved_record(records, span, self._volume.parameters.fingerprint)
         return encoded_alone(raw, fingerprint)
 
     def sync(self) -> None:

@@ -1,12 +1,12 @@
 """``dedupd import``: copy a tree into a volume, deduplicated as it comes."""
 
 import os
-import sys
 
 import click
 
-from dedupd.cli.common import PATH, answer, exits, job_run, json_option
-from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
+from dedupd.cli.common import PATH, exits, job_run, json_option
+from dedupd.cli.report import finish, show_messages
+from dedupd.errors import UsageError
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
 from jobs.backup.importing import Import, ImportReport
@@ -30,17 +30,13 @@ def command(source: str, path: str, folder: str, as_json: bool) -> None:
         raise UsageError(f"{folder}: FOLDER is a path within the volume, like projects/old")
     with Volume.open(path) as volume, volume.job_lock(), job_run("import") as run:
         report = Import(volume, run, source, os.fsencode(folder)).run()
-    answer(as_json, report.to_json(), _text(report))
-    sys.exit(EXIT_FINDINGS if report.errors else EXIT_DONE)
+    finish(report, as_json, _show, findings=report.errors)
 
 
-def _text(report: ImportReport) -> str:
+def _show(report: ImportReport) -> None:
     text = f"{counted(report.files, 'file')} imported, {format_size(report.length_bytes)}"
     if report.already:
         text += f"; {report.already:,} were there already"
     grown = report.room_bytes_before - report.room_bytes_after
-    text += f"; the disk has {format_size(max(0, grown))} less room"
-    lines = [text, *(f"  {message}" for message in report.messages)]
-    if report.errors > len(report.messages):
-        lines.append(f"  and {report.errors - len(report.messages)} more")
-    return "\n".join(lines)
+    click.echo(f"{text}; the disk has {format_size(max(0, grown))} less room")
+    show_messages(report.errors, report.messages)

@@ -10,6 +10,7 @@ from dedupd.stores.standing import Standing, membership_at
 from dedupd.stub.instance import instance_of
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
+from dedupd.system.paths import lies_in
 
 _JOINED = define("shared.joined", "a shared store knows a volume that is being enabled")
 _LEFT = define("shared.left", "a shared store has forgotten a volume that is being disabled")
@@ -46,7 +47,7 @@ def leave(base_fd: int, uuid: str, disk: Disk) -> None:
 def refuse_overlap(root: str, store: str) -> None:
     """Raises UsageError where a volume and a store (absolute paths) would lie in each other."""
     for inner, outer in ((root, store), (store, root)):
-        if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
+        if lies_in(inner, outer):
             raise UsageError(f"{inner}: lies in {outer}; a store lies apart from its volumes")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from dedupd import native
 from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import DamagedChunk, DamagedRecipe
 from dedupd.format.container import Record
@@ -34,12 +35,33 @@ def read_chunk(records: RecordReader, span: Span) -> bytes:
 def checked_record(records: RecordReader, span: Span) -> tuple[Record, bytes]:
     """The same, with the record's header."""
     record, raw = records.read(span.chunk)
-    if len(raw) != span.length or fingerprint_check(record.fingerprint) != span.fingerprint_check:
+    _require_meant(span, len(raw), record.fingerprint)
+    return record, raw
+
+
+def proved_record(records: RecordReader, span: Span, hash_name: str) -> tuple[Record, bytes]:
+    """The same; the bytes are hashed, and have the whole fingerprint that the header states."""
+    record, raw = checked_record(records, span)
+    if record.fingerprint != native.hashing.fingerprint(raw, hash_name):
+        raise DamagedChunk(
+            f"chunk {show_id(span.chunk)} holds other bytes than its fingerprint says", span.chunk
+        )
+    return record, raw
+
+
+def described_record(records: RecordReader, span: Span) -> Record:
+    """The header alone of the record that the recipe means. Raises DamagedContainer."""
+    record = records.describe(span.chunk)
+    _require_meant(span, record.raw_length, record.fingerprint)
+    return record
+
+
+def _require_meant(span: Span, length_bytes: int, fingerprint: bytes) -> None:
+    if length_bytes != span.length or fingerprint_check(fingerprint) != span.fingerprint_check:
         raise DamagedChunk(
             f"chunk {show_id(span.chunk)} holds other bytes than those that the recipe means",
             span.chunk,
         )
-    return record, raw
 
 
 class StoreContent(RecipeBytes):

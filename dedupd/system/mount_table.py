@@ -5,6 +5,8 @@ import uuid
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dedupd.system.paths import lies_in
+
 FS_TYPE = "fuse.dedupd"
 SOURCE_PREFIX = "dedupd:"
 SNAPSHOT_FS_TYPE = "fuse.dedupd.snapshot"
@@ -61,7 +63,7 @@ def all_mounts(process: str = "self") -> list[Row]:
 
 def _around(path: str) -> Row | None:
     """The mount that a path lies in: the innermost one, and the last of several at one place."""
-    around = [row for row in all_mounts() if (path + "/").startswith(row.point.rstrip("/") + "/")]
+    around = [row for row in all_mounts() if lies_in(path, row.point)]
     return max(reversed(around), key=lambda row: len(row.point), default=None)
 
 
@@ -139,7 +141,7 @@ def parts_shown(place: tuple[str, str], process: str) -> list[str]:
         for row in all_mounts(process)
         if row.device == device
         and row.shown != directory
-        and row.shown.startswith(directory.rstrip("/") + "/")
+        and lies_in(row.shown, directory)
         and not row.shown.endswith("//deleted")
     ]
 

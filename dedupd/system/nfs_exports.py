@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+from dedupd.system.paths import lies_in
+
 TABLES = ("/var/lib/nfs/etab", "/proc/fs/nfsd/exports")
 """The first is exportfs' own, of all exports; the other has those in use."""
 
@@ -79,18 +81,18 @@ def faults(root: str, base: str, uuid: str, found: list[Export]) -> list[Fault]:
     line = f"in /etc/exports: `{line_for(root, uuid)}`, then `exportfs -ra`"
     told = []
     for one in found:
-        if _is_within(one.path, base):
+        if lies_in(one.path, base):
             told.append(
                 Fault(True, f"{one.path}, below the mount, is exported to {one.client}", line)
             )
-        elif _is_within(one.path, root):
+        elif lies_in(one.path, root):
             if not one.has_fsid:
                 why = "without fsid=: refused, or its clients lose their files with the next mount"
                 told.append(Fault(True, f"{one.path} is exported to {one.client} {why}", line))
             if "subtree_check" in one.options:
                 why = "with subtree_check: files that are renamed are lost to those that use them"
                 told.append(Fault(False, f"{one.path} is exported to {one.client} {why}", line))
-        elif _is_within(root, one.path) and not any(other.path == root for other in found):
+        elif lies_in(root, one.path) and not any(other.path == root for other in found):
             why = f"{one.path} is exported to {one.client}, and the volume in it is not"
             told.append(Fault(False, f"{why}: there it looks empty", line))
     return sorted(told, key=lambda fault: not fault.is_bad)
@@ -99,8 +101,4 @@ def faults(root: str, base: str, uuid: str, found: list[Export]) -> list[Fault]:
 def in_the_way(root: str, found: list[Export]) -> list[str]:
     """The exports whose clients may have handles of a directory that is no volume yet."""
     paths = {one.path for one in found}
-    return sorted(path for path in paths if _is_within(path, root) or _is_within(root, path))
-
-
-def _is_within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
+    return sorted(path for path in paths if lies_in(path, root) or lies_in(root, path))

@@ -105,6 +105,11 @@ def resolved(path: str) -> str:
     return os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
 
 
+def lies_in(path: str, directory: str) -> bool:
+    """Whether a path is a directory, or lies below it. Both are absolute."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
 def refuse_part(path: str, places: Iterable[str], to: str) -> None:
     """Raise UsageError unless ``path`` is one of ``places``: the root and the mount points of a
     volume. A mistyped path below them must not act on all of it.

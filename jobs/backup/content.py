@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from dedupd import native
 from dedupd.byte_ranges import missing_ranges
-from dedupd.errors import DamagedChunk
-from dedupd.format.ids import show_id
 from dedupd.format.stub import StubAttribute
 from dedupd.store.recipe.recipe_reader import Span
-from dedupd.stub.content import checked_record
+from dedupd.stub.content import proved_record
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.extents import has_unwritten
 from dedupd.system.files import data_ranges, read_at
@@ -58,14 +55,8 @@ class ContentReader:
                     yield low, memoryview(raw)[low - span.offset : high - span.offset]
 
     def _chunk(self, span: Span) -> bytes:
-        record, raw = checked_record(self._volume.chunk_records, span)
-        hash_name = self._volume.parameters.fingerprint
-        if record.fingerprint != native.hashing.fingerprint(raw, hash_name):
-            raise DamagedChunk(
-                f"chunk {show_id(span.chunk)} holds other bytes than its fingerprint says",
-                span.chunk,
-            )
-        return raw
+        volume = self._volume
+        return proved_record(volume.chunk_records, span, volume.parameters.fingerprint)[1]
 
 
 def _local(

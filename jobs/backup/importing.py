@@ -12,7 +12,7 @@ from dedupd.config.run_limits import RunLimits
 from dedupd.errors import Busy, DedupdError, FileChanged, UsageError
 from dedupd.system import mount_table
 from dedupd.system.files import data_ranges, opened
-from dedupd.system.paths import open_beneath, parents, show_path, split_path
+from dedupd.system.paths import lies_in, open_beneath, parents, show_path, split_path
 from dedupd.units import GIB, MIB, counted
 from dedupd.volume.volume import Volume
 from jobs.backup.content import own_pieces
@@ -75,8 +75,7 @@ class Import:
 
     def _refuse_overlap(self) -> None:
         for place in (self._volume.root, *self._points):
-            one, other = self._source.rstrip("/") + "/", place.rstrip("/") + "/"
-            if one.startswith(other) or other.startswith(one):
+            if lies_in(self._source, place) or lies_in(place, self._source):
                 raise UsageError(f"{self._source}: lies in the volume, or the volume in it")
 
     def run(self) -> ImportReport:
