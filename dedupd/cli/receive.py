@@ -8,7 +8,9 @@ import click
 from dedupd.cli.common import PATH, answer, exits, job_run, json_option
 from dedupd.errors import EXIT_DONE, EXIT_FINDINGS, UsageError
 from dedupd.units import counted, format_size
+from jobs.backup.intake import LocalReception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume, drop, finish, token
+from jobs.cluster.receiving import ClusterReception
 
 
 @click.command("receive")
@@ -30,15 +32,15 @@ def command(
     if sum((is_finish, is_drop, is_token)) > 1:
         raise UsageError("--finish, --drop and --token exclude each other")
     with ReplicaVolume.open(path) as volume, volume.job_lock(), job_run("receive") as run:
-        if volume.cluster is not None:
-            raise UsageError(f"{path}: its chunks are in a cluster; receive into another volume")
+        way = LocalReception if volume.cluster is None else ClusterReception
+        reception = way(volume, run)
         if is_token:
             found = token(volume)
             answer(as_json, {"token": found}, found)
             sys.exit(EXIT_DONE if found else EXIT_FINDINGS)
         if is_finish or is_drop:
             if is_finish:
-                finish(volume, run)
+                finish(volume, run, reception)
             else:
                 drop(volume)
             answer(as_json, {"path": path}, f"{path}: done.")
@@ -46,7 +48,7 @@ def command(
         if sys.stdin.isatty():
             raise UsageError("the stream comes on standard input, and that is a terminal")
         out = os.dup(sys.stdout.fileno()) if negotiate else None
-        report = Receiver(volume, run, sys.stdin.fileno(), out).run()
+        report = Receiver(volume, run, sys.stdin.fileno(), out, reception).run()
     _show(report, as_json and not negotiate)
     sys.exit(EXIT_FINDINGS if report.errors else EXIT_DONE)
 

@@ -166,6 +166,12 @@ class Chunks:
             return None
         return Arrival.CHECKED if is_good else Arrival.REPAIRED
 
+    def is_held(self, fingerprint: bytes) -> bool:
+        """Whether a chunk is there, as far as is known whole, and something refers to it: so it
+        stays for a grace at least."""
+        row = self._row(chunk_object(fingerprint))
+        return row is not None and row.is_kept and row.state in _DAMAGED_STATES
+
     def is_good(self, fingerprint: bytes, data: bytes | None) -> bool:
         """Whether the content of a chunk's object is the chunk."""
         try:

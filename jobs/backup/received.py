@@ -21,10 +21,17 @@ from dedupd.system.files import opened, read_at
 from dedupd.volume.enable import remove_all
 
 STATE_FILE, CHUNKS_FILE, RECIPES_FILE, PLAN_FILE = b"stream.json", b"chunks", b"recipes", b"plan"
+ROWS_FILE, HELD_FILE = b"rows", b"held"
+"""Of a volume on a store in a cluster: what recipes consist of, and the versions there that keep
+chunks until the tree is in its place."""
+_FILES = CHUNKS_FILE, RECIPES_FILE, PLAN_FILE, ROWS_FILE, HELD_FILE
 
 _CHUNK = struct.Struct("<QI32s")
 _RECIPE = struct.Struct("<Q16sB7xQ")
 _LENGTH = struct.Struct("<I")
+_ROW = struct.Struct("<QI")
+_HELD_BYTES = 16
+_ROWS_AT_ONCE = 4096
 
 
 class ReceivedChunk(NamedTuple):
@@ -52,17 +59,9 @@ class Received:
             disk.sync_dir(base_fd)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         self.fd = os.open(RECEIVE_DIR, flags, dir_fd=base_fd)
-        self.state = self._load()
-        self._files = {name: self._opened(name) for name in (CHUNKS_FILE, RECIPES_FILE, PLAN_FILE)}
+        self.state = _state_at(self.fd)
+        self._files = {name: self._opened(name) for name in _FILES}
         self._ends = {name: os.fstat(fd).st_size for name, fd in self._files.items()}
-
-    def _load(self) -> dict[str, Any]:
-        try:
-            with opened(os.open(STATE_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.fd)) as fd:
-                state: dict[str, Any] = json.loads(read_at(fd, os.fstat(fd).st_size, 0))
-                return state
-        except (FileNotFoundError, ValueError):
-            return {}
 
     def _opened(self, name: bytes) -> int:
         disk = self._disk
@@ -78,7 +77,8 @@ class Received:
 
     def begin(self, replica: Replica, chunks: int) -> None:
         """Begin the stream of a state, of which the first chunks are here already."""
-        state = {**asdict(replica), "chunks": chunks, "is_complete": False}
+        held = len(self.held) if chunks else 0
+        state = {**asdict(replica), "chunks": chunks, "is_complete": False, "held": held}
         if chunks > self.chunks:
             raise Damaged(
                 f"the stream counts on {chunks} chunks that were received before, and there are"
@@ -87,6 +87,8 @@ class Received:
         self._cut(CHUNKS_FILE, chunks * _CHUNK.size)
         self._cut(RECIPES_FILE, 0)
         self._cut(PLAN_FILE, 0)
+        self._cut(ROWS_FILE, 0)
+        self._cut(HELD_FILE, held * _HELD_BYTES)
         self.note(state)
 
     def _cut(self, name: bytes, length: int) -> None:
@@ -141,8 +143,9 @@ class Received:
     def recipe_count(self) -> int:
         return self._ends[RECIPES_FILE] // _RECIPE.size
 
-    def add_recipe(self, ref: RecipeRef, length: int) -> None:
-        row = _RECIPE.pack(ref.recipe, ref.digest, ref.direct, length)
+    def add_recipe(self, recipe: ReceivedRecipe) -> None:
+        ref = recipe.ref
+        row = _RECIPE.pack(ref.recipe, ref.digest, ref.direct, recipe.length)
         self._append(RECIPES_FILE, row)
 
     def recipe(self, number: int) -> ReceivedRecipe:
@@ -152,6 +155,35 @@ class Received:
             raise Damaged(f"the stream names recipe {number}, which it has not")
         recipe, digest, is_direct, length = _RECIPE.unpack(data)
         return ReceivedRecipe(RecipeRef(recipe, digest, bool(is_direct)), length)
+
+    # --- of a store in a cluster --------------------------------------------------------------
+
+    @property
+    def row_count(self) -> int:
+        return self._ends[ROWS_FILE] // _ROW.size
+
+    def add_rows(self, rows: list[tuple[int, int]]) -> None:
+        """Parts of recipes: the number of a chunk, from 1 on, or 0 for a hole; and a length."""
+        self._append(ROWS_FILE, b"".join(_ROW.pack(*row) for row in rows))
+
+    def rows(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Those of some ordinals. Raises Damaged."""
+        for at in range(first, end, _ROWS_AT_ONCE):
+            count = min(_ROWS_AT_ONCE, end - at)
+            data = read_at(self._files[ROWS_FILE], count * _ROW.size, at * _ROW.size)
+            if len(data) != count * _ROW.size:
+                raise Damaged("a recipe that was received is cut short")
+            yield from _ROW.iter_unpack(data)
+
+    @property
+    def held(self) -> list[str]:
+        """The versions that keep chunks, durably noted."""
+        return _held(self._files[HELD_FILE], int(self.state.get("held", 0)))
+
+    def add_held(self, version: str) -> None:
+        """Take note of one more, which :meth:`note` makes durable."""
+        self._append(HELD_FILE, bytes.fromhex(version))
+        self.state["held"] = self._ends[HELD_FILE] // _HELD_BYTES
 
     def add_nodes(self, data: bytes) -> None:
         self._append(PLAN_FILE, _LENGTH.pack(len(data)) + data)
@@ -164,6 +196,35 @@ class Received:
             at += _LENGTH.size
             yield from decode_nodes(read_at(fd, length, at), "the tree that was received")
             at += length
+
+
+def held_version(base_fd: int, ordinal: int) -> str | None:
+    """The version of this ordinal that keeps chunks of a stream; None where there is none (any
+    more)."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        with opened(os.open(RECEIVE_DIR, flags | os.O_DIRECTORY, dir_fd=base_fd)) as fd:
+            state = _state_at(fd)
+            with opened(os.open(HELD_FILE, flags, dir_fd=fd)) as held_fd:
+                held = _held(held_fd, int(state.get("held", 0)))
+    except FileNotFoundError:
+        return None
+    return held[ordinal] if ordinal < len(held) else None
+
+
+def _held(fd: int, count: int) -> list[str]:
+    data = read_at(fd, count * _HELD_BYTES, 0)
+    ends = range(_HELD_BYTES, len(data) + 1, _HELD_BYTES)
+    return [data[end - _HELD_BYTES : end].hex() for end in ends]
+
+
+def _state_at(fd: int) -> dict[str, Any]:
+    try:
+        with opened(os.open(STATE_FILE, os.O_RDONLY | os.O_CLOEXEC, dir_fd=fd)) as file:
+            state: dict[str, Any] = json.loads(read_at(file, os.fstat(file).st_size, 0))
+            return state
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def remove_tree(disk: Disk, dir_fd: int, name: bytes) -> None:

@@ -11,22 +11,19 @@ from dedupd import native
 from dedupd.errors import Busy, Damaged, UsageError
 from dedupd.failpoint import define, reach
 from dedupd.format import stream
-from dedupd.format.container import Record, RecordKind
-from dedupd.format.ids import HOLE
 from dedupd.format.recipe import DIGEST_BYTES, RecipeRef
 from dedupd.format.stream import Frame, FrameKind, RecipePart
 from dedupd.replica.replica import RECEIVE_DIR, Replica, replica_of
 from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
-from dedupd.store.recipe.recipe_writer import RecipeBuilder
 from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.volume import VOLUME_FILE, Volume
-from jobs.backup.received import Received, ReceivedChunk, remove_tree
-from jobs.backup.switch import TreeBuilder, finish_switch, is_switching, switch
+from jobs.backup.intake import LocalReception, Reception, RecipeIntake
+from jobs.backup.received import Received, ReceivedRecipe, remove_tree
+from jobs.backup.switch import finish_switch, is_switching, switch
 from jobs.backup.wire import AheadReader, FrameWriter, unpacked
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
-from jobs.optimize.store_session import StoreSession
 
 GROUP_BYTES = 64 * MIB
 """Received between two syncs: what is lost where the stream is cut."""
@@ -61,9 +58,16 @@ class Receiver:
     """Receives one stream. Needs the job lock; the volume may be mounted until the switch."""
 
     def __init__(
-        self, volume: ReplicaVolume, run: JobRun, in_fd: int, back_fd: int | None = None
+        self,
+        volume: ReplicaVolume,
+        run: JobRun,
+        in_fd: int,
+        back_fd: int | None = None,
+        reception: Reception | None = None,
     ) -> None:
-        """``back_fd``: where a sender that negotiates hears what is here."""
+        """``back_fd``: where a sender that negotiates hears what is here. ``reception``: the way of
+        the volume's store, if that does not have containers."""
+        self._reception = reception or LocalReception(volume, run)
         self._volume = volume
         self._run = run
         self._in_fd = in_fd
@@ -71,8 +75,7 @@ class Receiver:
         self._report = ReceiveReport(started_s=run.started_s)
         self._pending: list[Frame] = []
         self._pending_bytes = 0
-        self._group_bytes = 0
-        self._builder: RecipeBuilder | None = None
+        self._recipe: RecipeIntake | None = None
         self._digest = b""
 
     def run(self) -> ReceiveReport:
@@ -82,7 +85,7 @@ class Receiver:
         PipeClosed, Cancelled: then the volume is what it was.
         """
         volume = self._volume
-        finish(volume, self._run, is_asked=False)
+        finish(volume, self._run, self._reception, is_asked=False)
         own = replica_of(volume.base_fd, volume.root)
         with closing(AheadReader(self._in_fd, "the stream")) as self._in:
             return self._run_through(own)
@@ -109,13 +112,11 @@ class Receiver:
                 )
             replica = Replica(fields["volume"], report.point, fields["moment_ns"])
             received.begin(replica, fields["chunks"])
-            policy = volume.policy()
-            with closing(StoreSession(volume, policy.index, 0, run.safe_point)) as store:
-                self._store = store
+            with self._reception.intake(received) as self._store:
                 self._receive()
-                store.save_index()
+                report.present = self._store.present
             reach(_COMPLETE)
-            _put_in_place(volume, run, received, replica)
+            _put_in_place(volume, self._reception, received, replica)
         self._answer(FrameKind.DONE, {"format": stream.FORMAT, "point": report.point})
         report.wire_bytes = self._in.read_bytes
         report.complete(run)
@@ -191,7 +192,7 @@ class Receiver:
                 return
             elif frame.kind is not FrameKind.CHUNK:
                 raise Damaged(f"the stream: a frame of kind {frame.kind.name} within it")
-            if self._group_bytes >= GROUP_BYTES:
+            if self._store.group_bytes >= GROUP_BYTES:
                 self._sync()
             run.update(done=self._in.read_bytes, files=report.nodes)
 
@@ -200,31 +201,11 @@ class Receiver:
         frames, self._pending, self._pending_bytes = self._pending, [], 0
         if not frames:
             return
-        store, report = self._store, self._report
+        report = self._report
         for problem in self._pool.map(self._problem, frames):
             if problem:
                 raise Damaged(f"the stream: {problem}")
-        fingerprints = b"".join(frame.payload[:32] for frame in frames)
-        ids = list(store.index.lookup(fingerprints))
-        new: dict[bytes, Frame] = {}
-        for frame, known in zip(frames, ids, strict=True):
-            if not known:
-                new.setdefault(frame.payload[:32], frame)
-        made: dict[bytes, int] = {}
-        if new:
-            stored = sum(len(frame.payload) for frame in new.values())
-            first = store.chunks.reserve(len(new), stored)
-            records = [(_record(frame), frame.payload[32:]) for frame in new.values()]
-            store.chunks.append_copies(first, records, RecordKind.DATA)
-            made = {fingerprint: first + at for at, fingerprint in enumerate(new)}
-            store.index.insert(b"".join(new), range(first, first + len(new)))
-            self._group_bytes += stored
-        rows = []
-        for frame, known in zip(frames, ids, strict=True):
-            fingerprint = frame.payload[:32]
-            chunk = known or made[fingerprint]
-            rows.append(ReceivedChunk(chunk, frame.raw_length, fingerprint))
-            report.present += bool(known)
+        rows = self._store.add(frames)
         report.chunks += len(frames)
         self._received.add_chunks(rows)
 
@@ -244,60 +225,47 @@ class Receiver:
     def _reply(self, frame: Frame) -> None:
         if self._back is None:
             raise Damaged("the stream: an offer, and nobody negotiates")
-        has = bytes(bool(one) for one in self._store.index.lookup(frame.payload))
+        has = self._store.has(frame.payload)
         self._back.write(Frame(FrameKind.ANSWER, 0, len(has), has))
         self._back.flush()
 
     def _take_known(self, frame: Frame) -> None:
-        rows = stream.decode_known(frame.payload)
-        ids = self._store.index.lookup(b"".join(fingerprint for fingerprint, _ in rows))
-        if not all(ids):
-            raise UsageError(
-                f"{self._volume.root}: lacks a chunk that it had at the state before; send with"
-                " --negotiate, or without --since"
-            )
-        self._received.add_chunks(
-            [
-                ReceivedChunk(chunk, length, fingerprint)
-                for chunk, (fingerprint, length) in zip(ids, rows, strict=True)
-            ]
-        )
-        self._report.present += len(rows)
+        self._received.add_chunks(self._store.add_known(stream.decode_known(frame.payload)))
 
     def _take_recipe(self, part: RecipePart) -> None:
-        if self._builder is not None and part.recipe == self._received.recipe_count + 1:
+        if self._recipe is not None and part.recipe == self._received.recipe_count + 1:
             self._give_up_recipe()
         if part.recipe != self._received.recipe_count:
             raise Damaged(f"the stream: recipe {part.recipe} out of order")
-        if self._builder is None:
-            self._builder, self._digest = RecipeBuilder(self._store.recipes), b""
-        builder, rows = self._builder, []
+        if self._recipe is None:
+            self._recipe, self._digest = self._store.begin_recipe(), b""
+        recipe, rows = self._recipe, []
         for number, length in part.rows:
             if number == 0:
-                builder.push(HOLE, length, HOLE_FINGERPRINT)
+                recipe.push_hole(length)
                 rows.append((HOLE_FINGERPRINT, length))
                 continue
             chunk = self._received.chunk(number - 1)
             if chunk.length != length:
                 raise Damaged(f"the stream: chunk {number - 1} has another length")
-            builder.push(chunk.chunk, length, chunk.fingerprint)
+            recipe.push(number - 1, chunk)
             rows.append((chunk.fingerprint, length))
         self._digest = stream.chained(self._digest, rows)
         if self._digest != part.digest:
             raise Damaged(f"the stream: recipe {part.recipe} is not what was sent")
         if part.is_last:
-            length, self._builder = builder.length, None
-            self._received.add_recipe(builder.finish(), length)
+            self._recipe = None
+            self._received.add_recipe(recipe.finish())
 
     def _give_up_recipe(self) -> None:
         """The sender could not read the rest of the file: no node names its recipe."""
-        self._builder = None
-        self._received.add_recipe(RecipeRef(0, bytes(DIGEST_BYTES)), 0)
+        self._recipe = None
+        self._received.add_recipe(ReceivedRecipe(RecipeRef(0, bytes(DIGEST_BYTES)), 0))
 
     def _end(self, frame: Frame) -> None:
         fields = stream.fields_of(frame, "the stream")
         received = self._received
-        if self._builder is not None:
+        if self._recipe is not None:
             self._give_up_recipe()
         have = received.chunk_count, received.recipe_count, sum(1 for _ in received.nodes())
         if have != (fields["chunks"], fields["recipes"], fields["nodes"]):
@@ -307,23 +275,29 @@ class Receiver:
 
     def _sync(self, *, is_complete: bool = False) -> None:
         """Make everything durable that was received, and note it."""
-        noted = self._store.begin_sync()
-        self._store.finish_sync(noted)
-        self._store.keep(noted)
+        self._store.sync()
         state = {"chunks": self._received.chunk_count, "is_complete": is_complete}
         self._received.note(self._received.state | state)
-        self._group_bytes = 0
         reach(_GROUP)
 
 
-def _put_in_place(volume: ReplicaVolume, run: JobRun, received: Received, replica: Replica) -> None:
-    volume.note_stubs()
-    TreeBuilder(volume, run, received).build()
+def _put_in_place(
+    volume: ReplicaVolume, reception: Reception, received: Received, replica: Replica
+) -> None:
+    reception.build(received)
+    held = received.held
     with _unmounted(volume):
         switch(volume, received, replica)
+    reception.end(held)
 
 
-def finish(volume: ReplicaVolume, run: JobRun, *, is_asked: bool = True) -> bool:
+def finish(
+    volume: ReplicaVolume,
+    run: JobRun,
+    reception: Reception | None = None,
+    *,
+    is_asked: bool = True,
+) -> bool:
     """Go on with a switch that was interrupted, or with a tree that was received as a whole.
 
     Says whether there was one. Raises UsageError where ``is_asked`` and there is none; Busy.
@@ -336,7 +310,7 @@ def finish(volume: ReplicaVolume, run: JobRun, *, is_asked: bool = True) -> bool
         with closing(Received(volume.base_fd, volume.disk)) as received:
             replica = received.complete
             if replica is not None and replica != replica_of(volume.base_fd, volume.root):
-                _put_in_place(volume, run, received, replica)
+                _put_in_place(volume, reception or LocalReception(volume, run), received, replica)
                 return True
         if replica is not None:  # all that was left to do is to tidy up
             remove_tree(volume.disk, volume.base_fd, RECEIVE_DIR)
@@ -378,11 +352,3 @@ def _unmounted(volume: Volume) -> Iterator[None]:
             f"{error}; all was received: unmount the volume, and run `dedupd receive --finish"
             f" {volume.root}`"
         ) from None
-
-
-def _record(frame: Frame) -> Record:
-    fingerprint, stored = frame.payload[:32], frame.payload[32:]
-    return Record(
-        *(0, RecordKind.DATA, frame.codec, frame.raw_length, len(stored), 0),
-        *(fingerprint, 0, native.hashing.xxh3_64(stored)),
-    )

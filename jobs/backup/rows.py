@@ -26,7 +26,8 @@ Key = int | bytes
 @dataclass(frozen=True, slots=True)
 class Row:
     """A part of a file: the chunk ``chunk`` of the store, or a hole, or a chunk that was cut, whose
-    bytes are ``raw``. ``fingerprint`` is empty where it takes a look at the store."""
+    bytes are ``raw``. ``fingerprint`` is empty where it takes a look at the store. A chunk that has
+    both is of a store in a cluster, whose numbers mean nothing after this run."""
 
     length: int
     chunk: int = HOLE
@@ -40,7 +41,7 @@ class Row:
     @property
     def key(self) -> "Key":
         """What tells the chunk from all others."""
-        return self.chunk or self.fingerprint
+        return self.fingerprint or self.chunk
 
 
 class Rows:
@@ -65,9 +66,15 @@ class Rows:
             if chunk is None:
                 yield from self._cut(sparse, start, end)
             else:
-                yield Row(end - start, chunk)
+                yield Row(end - start, chunk, self._fingerprint(chunk))
         if covered < size:
             yield from self._own(fd, covered, size)
+
+    def _fingerprint(self, chunk: int) -> bytes:
+        cluster = self._volume.cluster
+        return (
+            b"" if cluster is None or chunk == HOLE else cluster.chunks.numbers.fingerprint(chunk)
+        )
 
     def _own(self, fd: int, start: int, end: int) -> Iterator[Row]:
         """A range that has nothing of the store."""

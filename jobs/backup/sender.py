@@ -4,6 +4,7 @@ import os
 import time
 import uuid
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -34,6 +35,8 @@ ROWS_AT_ONCE = 256
 """Of a file, in memory: 32 MiB of the largest chunks that are cut."""
 RECIPES_KNOWN_MAX = 1 << 18
 """Of recipes that several files have; one that was forgotten is sent again."""
+NUMBERS_MAX = 1 << 20
+"""Of chunks that are known by their fingerprints, some 150 bytes each."""
 ATTEMPTS = 3
 """To read a file that users write to."""
 
@@ -60,16 +63,18 @@ class SendReport(FileReport):
 
 @dataclass(slots=True)
 class _Used:
-    """What a file needs: chunks of the store by their ids, and others by their fingerprints."""
+    """What a file needs: chunks of the store by their ids, and others by their fingerprints. Those
+    of a store in a cluster have no ids, and are too many to be remembered: what has changed of such
+    a volume is sent as a whole, unless the receiver says what it has."""
 
     ids: "array[int]" = field(default_factory=lambda: array("Q"))
     cut: list[bytes] = field(default_factory=list)
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if row.chunk:
+            if not row.fingerprint:
                 self.ids.append(row.chunk)
-            else:
+            elif not row.chunk:
                 self.cut.append(row.fingerprint)
 
 
@@ -115,7 +120,7 @@ class Sender:
         self._since_cut = set[bytes]()
         self._point = Point()
         self._numbers = Numbers()
-        self._cut_numbers: dict[bytes, int] = {}
+        self._cut_numbers: OrderedDict[bytes, int] = OrderedDict()
         self._chunks = 0
         self._recipes: dict[tuple[int, bytes, int], int] = {}
         self._recipe_count = 0
@@ -197,13 +202,18 @@ class Sender:
     def _note_number(self, record_id: int, fingerprint: bytes, number: int) -> None:
         if record_id:
             self._numbers.put(record_id, number)
-        else:
-            self._cut_numbers[fingerprint] = number
+            return
+        self._cut_numbers[fingerprint] = number
+        if len(self._cut_numbers) > NUMBERS_MAX:
+            self._cut_numbers.popitem(last=False)  # sent again, should it come again
 
     def _number(self, row: Row) -> int:
-        if row.chunk:
+        if not row.fingerprint:
             return self._numbers.get(row.chunk)
-        return self._cut_numbers.get(row.fingerprint, 0)
+        number = self._cut_numbers.get(row.fingerprint, 0)
+        if number:
+            self._cut_numbers.move_to_end(row.fingerprint)
+        return number
 
     # --- the tree -----------------------------------------------------------------------------
 
@@ -271,7 +281,7 @@ class Sender:
         joined = self._since.cut.get(inode, b"")
         if joined:
             used.cut.append(joined)
-        if stub is not None:
+        if stub is not None and self._volume.cluster is None:
             spans = self._volume.content(stub, where).recipe.spans(0, stub.covered)
             used.ids.extend(span.chunk for span in spans if span.chunk)
         return 0
@@ -345,8 +355,9 @@ class Sender:
         log = bytearray()
         for key, row in new.items():
             self._chunks += 1
-            self._note_number(row.chunk, row.fingerprint, self._chunks)
-            log += encode_row(row.chunk, found[key])
+            record_id = 0 if row.fingerprint else row.chunk
+            self._note_number(record_id, row.fingerprint, self._chunks)
+            log += encode_row(record_id, found[key])
         if self._log_fd is not None:
             self._volume.disk.write_at(self._log_fd, [log], self._log_at)
             self._log_at += len(log)
@@ -365,7 +376,7 @@ class Sender:
                 found[key] = row.fingerprint or records.describe(row.chunk).fingerprint
 
     def _is_theirs(self, row: Row) -> bool:
-        if row.chunk:
+        if not row.fingerprint:
             return row.chunk in self._since.ids
         return row.fingerprint in self._since_cut
 

@@ -23,7 +23,7 @@ from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.volume.volume import Volume
 from jobs.backup.nodes import Node
-from jobs.backup.received import Received, remove_tree
+from jobs.backup.received import Received, ReceivedRecipe, remove_tree
 from jobs.backup.tree_writer import TreeWriter
 from jobs.frame.run import Findings, JobRun
 
@@ -116,6 +116,7 @@ class TreeBuilder:
                     continue
                 if self._make(writer, node, found, known) and found.is_file:
                     notes.put(node.inode.to_bytes(8, "little"), node.path, overwrite=False)
+        self.flush()
         for path, found in reversed(directories):
             writer.finish_directory(path, found)
 
@@ -133,20 +134,27 @@ class TreeBuilder:
         elif not found.is_file:
             writer.make_other(node.path, found)
         elif node.flags & NodeFlag.RECIPE:
-            ref, length = self._received.recipe(node.recipe)
-            if length != node.size:
+            recipe = self._received.recipe(node.recipe)
+            if recipe.length != node.size:
                 raise Damaged(
-                    f"{show_path(node.path)}: has {node.size} bytes, and its recipe {length}"
+                    f"{show_path(node.path)}: has {node.size} bytes, and its recipe {recipe.length}"
                 )
-            flags = Flag.DIRECT if ref.direct else NO_FLAGS
-            stub = StubAttribute(ref.recipe, ref.digest, length, 0, flags)
-            files = self._volume.stub_files
-            writer.make_file(node.path, found, attach=lambda fd: files.write(fd, stub))
+            writer.make_file(node.path, found, attach=lambda fd: self.attach(fd, recipe))
         elif node.size:
             raise Damaged(f"{show_path(node.path)}: has {node.size} bytes, and no recipe")
         else:
             writer.make_file(node.path, found)
         return True
+
+    def attach(self, fd: int, recipe: ReceivedRecipe) -> None:
+        """Let an open file of holes, as long as its recipe, be a stub; at the latest when
+        :meth:`flush` returns."""
+        flags = Flag.DIRECT if recipe.ref.direct else NO_FLAGS
+        stub = StubAttribute(recipe.ref.recipe, recipe.ref.digest, recipe.length, 0, flags)
+        self._volume.stub_files.write(fd, stub)
+
+    def flush(self) -> None:
+        """Every file is made."""
 
     def _keep(
         self, writer: TreeWriter, node: StreamNode, found: Node, known: lmdb.Transaction | None

@@ -13,6 +13,11 @@ from dedupd.format.cluster.objects import FileId
 from dedupd.rados.reading.content import version_in
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
+from jobs.backup.received import held_version
+
+HELD_INODE = 0
+"""Of no file: under this number, with an ordinal, versions keep the chunks of a stream that is
+being received (``jobs/cluster/receiving.py``)."""
 
 _HANDLE = struct.Struct("<i")
 _INODE_32, _INODE_64, _BTRFS = 0x01, 0x81, 0x4D
@@ -53,6 +58,8 @@ class StubVersions:
         under way, DamagedStub, OSError.
         """
         volume = self._volume
+        if file.inode == HELD_INODE:
+            return held_version(volume.base_fd, file.generation)
         try:
             fd = native.system.open_by_handle(
                 volume.data_fd, self.handle(file), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW

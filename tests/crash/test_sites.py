@@ -42,6 +42,7 @@ ELSEWHERE = {
     "dedupd.rados.reading.volume_store._cache_in make_dir": CACHED,
     "dedupd.rados.reading.volume_store.bind replace_file": ONE_CALL,
     "jobs.cluster.gc._drop sync_file_system": IN_A_CLUSTER,
+    "jobs.cluster.receiving.flush sync_file_system": IN_A_CLUSTER,
     "jobs.cluster.session.writing sync_file_system": IN_A_CLUSTER,
     "fuse_stub.bulk_commits._group door": BY_A_THREAD,
     "dedupd.cli.policy.saved replace_file": ONE_CALL,

@@ -113,6 +113,7 @@ def test_some_kills_lose_nothing(fast: Path, name: str, stride: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", WORK)
 def test_no_kill_loses_anything(fast: Path, name: str) -> None:
     print(name, killed_at(fast, name, 0, 1))

@@ -7,14 +7,21 @@ from pathlib import Path
 
 from dedupd.replica.replica import replica_of
 from dedupd.volume.volume import Volume
+from jobs.backup.intake import LocalReception, Reception
 from jobs.backup.receiver import Receiver, ReceiveReport, ReplicaVolume
 from jobs.backup.restore import Restore
 from jobs.backup.sender import Resume, Sender, SendReport
 from jobs.backup.source import BackupSource
 from jobs.backup.wire import PipeClosed
+from jobs.cluster.receiving import ClusterReception
 from jobs.frame.run import JobRun
 from tests.support.lab import Lab
 from tests.support.trees import Seen, seen
+
+
+def reception(volume: ReplicaVolume, run: JobRun) -> Reception:
+    """The way of the volume's store."""
+    return (LocalReception if volume.cluster is None else ClusterReception)(volume, run)
 
 
 def sent(
@@ -32,8 +39,9 @@ def sent(
     def receive() -> None:
         try:
             with ReplicaVolume.open(str(to.root)) as volume, volume.job_lock():
-                job = Receiver(volume, JobRun("receive"), out[0], back[1] if negotiates else None)
-                received.append(job.run())
+                run, answers = JobRun("receive"), back[1] if negotiates else None
+                way = reception(volume, run)
+                received.append(Receiver(volume, run, out[0], answers, way).run())
         except BaseException as error:
             received.append(error)
         finally:

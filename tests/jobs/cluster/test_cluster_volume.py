@@ -2,8 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,54 +13,19 @@ from dedupd.config.run_limits import RunLimits
 from dedupd.errors import DamagedRecipe, UsageError
 from dedupd.format.cluster.objects import FileId
 from dedupd.rados.collection import GRACE_S
-from dedupd.rados.reading.volume_store import BINDING_FILE, bind
-from dedupd.system.disk import Disk
+from dedupd.rados.reading.volume_store import BINDING_FILE
 from jobs.backup.receiver import Receiver, ReplicaVolume
 from jobs.backup.sender import Sender
 from jobs.check.verify import Verify
-from jobs.cluster.gc import ClusterGc, ClusterGcReport
-from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
 from jobs.cluster.stub_versions import StubVersions
 from jobs.frame.run import JobRun
 from jobs.usage.volume_figures import volume_figures
 from tests.conftest import MakeFileSystem
+from tests.support.cluster_lab import ClusterLab, cluster_lab
 from tests.support.lab import Lab, new_lab, noise, prose
 from tests.support.rados_hosts import Site
 
 pytestmark = pytest.mark.root
-CACHE_BYTES = 1 << 20
-
-
-class ClusterLab:
-    """A volume on a store in a cluster, beside the lab that has the volume."""
-
-    def __init__(self, lab: Lab, site: Site) -> None:
-        self.lab, self.site = lab, site
-        with lab.opened() as volume:
-            self.uuid = volume.parameters.uuid
-            bind(volume.base_fd, str(lab.root), self.uuid, site.store, CACHE_BYTES, Disk())
-
-    def optimize(self) -> ClusterOptimizeReport:
-        with self.lab.opened() as volume, volume.job_lock():
-            report = ClusterOptimize(volume, JobRun("optimize")).run()
-        assert report.messages == []
-        return report
-
-    def collect(self, grace_s: float = 0.0) -> ClusterGcReport:
-        with self.lab.opened() as volume, volume.job_lock():
-            report = ClusterGc(volume, JobRun("gc"), grace_s).run()
-        assert report.messages == []
-        return report
-
-    def version(self, name: str) -> str:
-        stub = self.lab.stub(name)
-        assert stub is not None
-        return stub.digest.hex()
-
-
-@contextmanager
-def cluster_lab(directory: Path, site: Site) -> Iterator[ClusterLab]:
-    yield ClusterLab(new_lab(directory / "volume", "4k"), site)
 
 
 def sparse(path: Path, length: int, at: int, content: bytes) -> None:

@@ -1,0 +1,184 @@
+"""How a store takes in what a stream has: its chunks, its recipes, and stubs for its files."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Protocol
+
+from dedupd import native
+from dedupd.errors import UsageError
+from dedupd.format.container import Record, RecordKind
+from dedupd.format.ids import HOLE
+from dedupd.format.stream import Frame
+from dedupd.store.recipe.recipe_reader import HOLE_FINGERPRINT
+from dedupd.store.recipe.recipe_writer import RecipeBuilder
+from dedupd.volume.volume import Volume
+from jobs.backup.received import Received, ReceivedChunk, ReceivedRecipe
+from jobs.backup.switch import TreeBuilder
+from jobs.frame.run import JobRun
+from jobs.optimize.store_session import StoreSession
+
+
+class RecipeIntake(Protocol):
+    """A recipe that is being received."""
+
+    def push(self, number: int, chunk: ReceivedChunk) -> None:
+        """The next part: the chunk of a number, from 0 on."""
+
+    def push_hole(self, length: int) -> None: ...
+
+    def finish(self) -> ReceivedRecipe:
+        """The recipe, to be noted."""
+
+
+class Intake(Protocol):
+    """A store that is written to by a stream. ``present`` chunks were there already;
+    ``group_bytes`` were added since the last :meth:`sync`."""
+
+    present: int
+    group_bytes: int
+
+    def has(self, fingerprints: bytes) -> bytes:
+        """A byte for each fingerprint: 1 where the chunk is here."""
+
+    def add(self, frames: Sequence[Frame]) -> list[ReceivedChunk]:
+        """Chunks that came, each with the content that its fingerprint says."""
+
+    def add_known(self, rows: Sequence[tuple[bytes, int]]) -> list[ReceivedChunk]:
+        """Chunks that the sender takes to be here, by fingerprint and length.
+
+        Raises UsageError, now or at the next :meth:`sync`, where one is not.
+        """
+
+    def begin_recipe(self) -> RecipeIntake: ...
+
+    def sync(self) -> None:
+        """Make everything durable that was added."""
+
+
+class Reception(ABC):
+    """The way of one kind of store."""
+
+    def __init__(self, volume: Volume, run: JobRun) -> None:
+        self._volume, self._run = volume, run
+
+    @abstractmethod
+    def intake(self, received: Received) -> AbstractContextManager[Intake]:
+        """The store, opened for a stream."""
+
+    @abstractmethod
+    def build(self, received: Received) -> None:
+        """Make the tree of a stream that was received as a whole, durably."""
+
+    @abstractmethod
+    def end(self, held: Sequence[str]) -> None:
+        """The tree is in its place; ``held`` are the versions that kept chunks until then."""
+
+
+class LocalReception(Reception):
+    """Into containers."""
+
+    def __init__(self, volume: Volume, run: JobRun) -> None:
+        """Raises UsageError for a volume whose chunks are in a cluster."""
+        if volume.cluster is not None:
+            raise UsageError(f"{volume.root}: its chunks are in a cluster")
+        super().__init__(volume, run)
+
+    @contextmanager
+    def intake(self, received: Received) -> Iterator[Intake]:
+        volume = self._volume
+        policy = volume.policy()
+        with closing(StoreSession(volume, policy.index, 0, self._run.safe_point)) as store:
+            yield LocalIntake(volume, store)
+            store.save_index()
+
+    def build(self, received: Received) -> None:
+        self._volume.note_stubs()
+        TreeBuilder(self._volume, self._run, received).build()
+
+    def end(self, held: Sequence[str]) -> None:
+        """Containers keep what is in them."""
+
+
+class LocalIntake:
+    """Containers that are written to by a stream."""
+
+    def __init__(self, volume: Volume, store: StoreSession) -> None:
+        self._volume, self._store = volume, store
+        self.present = self.group_bytes = 0
+
+    def has(self, fingerprints: bytes) -> bytes:
+        return bytes(bool(one) for one in self._store.index.lookup(fingerprints))
+
+    def add(self, frames: Sequence[Frame]) -> list[ReceivedChunk]:
+        store = self._store
+        ids = list(store.index.lookup(b"".join(frame.payload[:32] for frame in frames)))
+        new: dict[bytes, Frame] = {}
+        for frame, known in zip(frames, ids, strict=True):
+            if not known:
+                new.setdefault(frame.payload[:32], frame)
+        made: dict[bytes, int] = {}
+        if new:
+            stored = sum(len(frame.payload) for frame in new.values())
+            first = store.chunks.reserve(len(new), stored)
+            records = [(_record(frame), frame.payload[32:]) for frame in new.values()]
+            store.chunks.append_copies(first, records, RecordKind.DATA)
+            made = {fingerprint: first + at for at, fingerprint in enumerate(new)}
+            store.index.insert(b"".join(new), range(first, first + len(new)))
+            self.group_bytes += stored
+        rows = []
+        for frame, known in zip(frames, ids, strict=True):
+            fingerprint = frame.payload[:32]
+            rows.append(ReceivedChunk(known or made[fingerprint], frame.raw_length, fingerprint))
+            self.present += bool(known)
+        return rows
+
+    def add_known(self, rows: Sequence[tuple[bytes, int]]) -> list[ReceivedChunk]:
+        ids = self._store.index.lookup(b"".join(fingerprint for fingerprint, _ in rows))
+        if not all(ids):
+            raise lacking(self._volume)
+        self.present += len(rows)
+        return [
+            ReceivedChunk(chunk, length, fingerprint)
+            for chunk, (fingerprint, length) in zip(ids, rows, strict=True)
+        ]
+
+    def begin_recipe(self) -> RecipeIntake:
+        return _LocalRecipe(self._store)
+
+    def sync(self) -> None:
+        noted = self._store.begin_sync()
+        self._store.finish_sync(noted)
+        self._store.keep(noted)
+        self.group_bytes = 0
+
+
+class _LocalRecipe:
+    def __init__(self, store: StoreSession) -> None:
+        self._builder = RecipeBuilder(store.recipes)
+
+    def push(self, number: int, chunk: ReceivedChunk) -> None:
+        self._builder.push(chunk.chunk, chunk.length, chunk.fingerprint)
+
+    def push_hole(self, length: int) -> None:
+        self._builder.push(HOLE, length, HOLE_FINGERPRINT)
+
+    def finish(self) -> ReceivedRecipe:
+        length = self._builder.length
+        return ReceivedRecipe(self._builder.finish(), length)
+
+
+def lacking(volume: Volume) -> UsageError:
+    """The error of a chunk that should be here."""
+    return UsageError(
+        f"{volume.root}: lacks a chunk that it had at the state before; send with --negotiate, or"
+        " without --since"
+    )
+
+
+def _record(frame: Frame) -> Record:
+    fingerprint, stored = frame.payload[:32], frame.payload[32:]
+    return Record(
+        *(0, RecordKind.DATA, frame.codec, frame.raw_length, len(stored), 0),
+        *(fingerprint, 0, native.hashing.xxh3_64(stored)),
+    )

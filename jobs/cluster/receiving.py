@@ -1,0 +1,224 @@
+"""A stream is received by a volume whose chunks are in a cluster.
+
+A chunk there is kept by the file versions that have it, and the files of a stream are made at its
+end. Until then the chunks of each group are those of a version of its own, which belongs to no
+file: it is noted in ``.dedupd/receive``, and forgotten with that.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from dedupd.errors import Damaged
+from dedupd.format.cluster.objects import FileId, encode_frame
+from dedupd.format.recipe import RecipeRef
+from dedupd.format.stream import Frame
+from dedupd.format.stub import NO_FLAGS, StubAttribute
+from dedupd.rados.chunks import Arrival, NewChunk
+from dedupd.rados.reading.content import reference
+from dedupd.rados.writer import FileChunk, NewFile, Prepared, Writer
+from dedupd.volume.volume import Volume
+from jobs.backup.intake import Intake, Reception, RecipeIntake, lacking
+from jobs.backup.received import Received, ReceivedChunk, ReceivedRecipe
+from jobs.backup.switch import TreeBuilder
+from jobs.cluster.session import writing
+from jobs.cluster.stub_versions import HELD_INODE, StubVersions
+from jobs.frame.run import JobRun
+
+FILES_AT_ONCE = 256
+"""Made together: a descriptor each, and one sync of the file system."""
+CHUNKS_AT_ONCE = 32_768
+"""In memory for that, some 300 bytes each."""
+_ROWS_AT_ONCE = 4096
+_COUNT_BYTES = 16
+
+
+class ClusterReception(Reception):
+    """Into a store in a cluster."""
+
+    @contextmanager
+    def intake(self, received: Received) -> Iterator[Intake]:
+        with writing(self._volume, StubVersions(self._volume)) as (writer, _):
+            intake = _ClusterIntake(self._volume, writer, received)
+            yield intake
+            intake.settle()
+
+    def build(self, received: Received) -> None:
+        stubs = StubVersions(self._volume)
+        with writing(self._volume, stubs) as (writer, _):
+            _ClusterTreeBuilder(self._volume, self._run, received, writer, stubs).build()
+
+    def end(self, held: Sequence[str]) -> None:
+        """The versions of groups go; those of files that the tree does not have any more are
+        forgotten by the next gc, as these would be where this is interrupted."""
+        with writing(self._volume, StubVersions(self._volume)) as (writer, _):
+            writer.delete((FileId(HELD_INODE, at), version) for at, version in enumerate(held))
+
+
+class _ClusterIntake:
+    """A store in a cluster that is written to by a stream."""
+
+    def __init__(self, volume: Volume, writer: Writer, received: Received) -> None:
+        self._volume, self._writer, self._received = volume, writer, received
+        self.present = self.group_bytes = 0
+        self._group: dict[bytes, FileChunk] = {}
+        self._group_length = 0
+        self._begun: list[Prepared] = []
+
+    def has(self, fingerprints: bytes) -> bytes:
+        asked = [fingerprints[at : at + 32] for at in range(0, len(fingerprints), 32)]
+        held = self._writer.cluster.each(self._writer.chunks.is_held, asked)
+        return bytes(
+            is_held or fingerprint in self._group
+            for fingerprint, is_held in zip(asked, held, strict=True)
+        )
+
+    def add(self, frames: Sequence[Frame]) -> list[ReceivedChunk]:
+        rows = []
+        for frame in frames:
+            fingerprint = frame.payload[:32]
+            self._take(frame.raw_length, NewChunk(fingerprint, partial(_encoded, frame)))
+            self.group_bytes += len(frame.payload)
+            rows.append(ReceivedChunk(0, frame.raw_length, fingerprint))
+        return rows
+
+    def add_known(self, rows: Sequence[tuple[bytes, int]]) -> list[ReceivedChunk]:
+        for fingerprint, length in rows:
+            if fingerprint not in self._group:
+                self._take(length, NewChunk(fingerprint, self._lacking, is_expected=True))
+        return [ReceivedChunk(0, length, fingerprint) for fingerprint, length in rows]
+
+    def _lacking(self) -> bytes:
+        raise lacking(self._volume)
+
+    def _take(self, length: int, chunk: NewChunk) -> None:
+        before = self._group.get(chunk.fingerprint)
+        offset = self._group_length if before is None else before.offset
+        self._group[chunk.fingerprint] = FileChunk(offset, length, chunk)
+        if before is None:
+            self._group_length += length
+
+    def begin_recipe(self) -> RecipeIntake:
+        return _ClusterRecipe(self._received)
+
+    def sync(self) -> None:
+        """The version of the group is noted here; where that gets lost before it is durable, the
+        next session gives the version up."""
+        self.settle()
+        if not self._group:
+            return
+        file = FileId(HELD_INODE, len(self._received.held))
+        new = NewFile(file, self._group_length, list(self._group.values()))
+        self._begun = self._writer.prepare([new])
+        self._writer.commit(self._begun)
+        for one in self._begun:
+            self._received.add_held(one.version)
+            made = one.arrivals.get(Arrival.CREATED, 0) + one.arrivals.get(Arrival.REPAIRED, 0)
+            self.present += len(self._group) - made
+        self._group = {}
+        self._group_length = self.group_bytes = 0
+
+    def settle(self) -> None:
+        """What was noted at the last :meth:`sync` is durable."""
+        self._writer.finish(self._begun)
+        self._begun = []
+
+
+def _encoded(frame: Frame) -> bytes:
+    return encode_frame(frame.payload[32:], frame.codec, frame.raw_length, frame.payload[:32])
+
+
+class _ClusterRecipe:
+    """A recipe as rows of ``.dedupd/receive``: files that share it have a version each."""
+
+    def __init__(self, received: Received) -> None:
+        self._received = received
+        self._first, self._length = received.row_count, 0
+        self._pending: list[tuple[int, int]] = []
+
+    def push(self, number: int, chunk: ReceivedChunk) -> None:
+        self._push(number + 1, chunk.length)
+
+    def push_hole(self, length: int) -> None:
+        self._push(0, length)
+
+    def _push(self, number: int, length: int) -> None:
+        self._pending.append((number, length))
+        self._length += length
+        if len(self._pending) == _ROWS_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._received.add_rows(self._pending)
+        self._pending = []
+
+    def finish(self) -> ReceivedRecipe:
+        self._flush()
+        count = self._received.row_count - self._first
+        ref = RecipeRef(self._first, count.to_bytes(_COUNT_BYTES, "little"))
+        return ReceivedRecipe(ref, self._length)
+
+
+class _ClusterTreeBuilder(TreeBuilder):
+    """Makes the tree with a version for each file. Where it is interrupted, the next one begins
+    anew, and gc forgets the files of this one."""
+
+    def __init__(
+        self, volume: Volume, run: JobRun, received: Received, writer: Writer, stubs: StubVersions
+    ) -> None:
+        super().__init__(volume, run, received)
+        self._writer, self._stubs = writer, stubs
+        self._waiting: list[tuple[int, NewFile]] = []
+        self._chunks = 0
+
+    def build(self) -> None:
+        try:
+            super().build()
+        finally:
+            self._close()
+
+    def attach(self, fd: int, recipe: ReceivedRecipe) -> None:
+        new = NewFile(self._stubs.file_of(fd), recipe.length, list(self._file_chunks(recipe)))
+        self._waiting.append((os.dup(fd), new))
+        self._chunks += len(new.chunks)
+        if len(self._waiting) == FILES_AT_ONCE or self._chunks >= CHUNKS_AT_ONCE:
+            self.flush()
+
+    def _file_chunks(self, recipe: ReceivedRecipe) -> Iterator[FileChunk]:
+        first, offset = recipe.ref.recipe, 0
+        count = int.from_bytes(recipe.ref.digest, "little")
+        for number, length in self._received.rows(first, first + count):
+            if number:
+                chunk = self._received.chunk(number - 1)
+                if chunk.length != length:
+                    raise Damaged(f"chunk {number - 1} of the stream has another length")
+                known = NewChunk(chunk.fingerprint, _damaged, is_expected=True)
+                yield FileChunk(offset, length, known)
+            offset += length
+
+    def flush(self) -> None:
+        """Store the versions of the files that wait, then let the stubs name them, durably."""
+        if not self._waiting:
+            return
+        self._run.safe_point()
+        writer, volume = self._writer, self._volume
+        prepared = writer.prepare([new for _, new in self._waiting])
+        writer.commit(prepared)
+        for (fd, new), version in zip(self._waiting, prepared, strict=True):
+            ref = reference(version.version)
+            stub = StubAttribute(ref.recipe, ref.digest, new.length, 0, NO_FLAGS)
+            volume.stub_files.write(fd, stub)
+        volume.disk.sync_file_system(volume.data_fd)
+        writer.finish(prepared)
+        self._close()
+
+    def _close(self) -> None:
+        for fd, _ in self._waiting:
+            with suppress(OSError):
+                os.close(fd)
+        self._waiting, self._chunks = [], 0
+
+
+def _damaged() -> bytes:
+    raise Damaged("a chunk of the stream was damaged in the store since it came; send it again")

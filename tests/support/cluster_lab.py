@@ -1,0 +1,48 @@
+"""A volume on a store in a cluster, beside the lab that has the volume."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dedupd.rados.reading.volume_store import bind
+from dedupd.system.disk import Disk
+from jobs.cluster.gc import ClusterGc, ClusterGcReport
+from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
+from jobs.frame.run import JobRun
+from tests.support.lab import Lab, new_lab
+from tests.support.rados_hosts import Site
+
+CACHE_BYTES = 1 << 20
+
+
+class ClusterLab:
+    """``lab`` has the volume, ``site`` the store."""
+
+    def __init__(self, lab: Lab, site: Site) -> None:
+        self.lab, self.site = lab, site
+        with lab.opened() as volume:
+            self.uuid = volume.parameters.uuid
+            bind(volume.base_fd, str(lab.root), self.uuid, site.store, CACHE_BYTES, Disk())
+
+    def optimize(self) -> ClusterOptimizeReport:
+        with self.lab.opened() as volume, volume.job_lock():
+            report = ClusterOptimize(volume, JobRun("optimize")).run()
+        assert report.messages == []
+        return report
+
+    def collect(self, grace_s: float = 0.0) -> ClusterGcReport:
+        with self.lab.opened() as volume, volume.job_lock():
+            report = ClusterGc(volume, JobRun("gc"), grace_s).run()
+        assert report.messages == []
+        return report
+
+    def version(self, name: str) -> str:
+        stub = self.lab.stub(name)
+        assert stub is not None
+        return stub.digest.hex()
+
+
+@contextmanager
+def cluster_lab(directory: Path, site: Site) -> Iterator[ClusterLab]:
+    directory.mkdir(exist_ok=True)
+    yield ClusterLab(new_lab(directory / "volume", "4k"), site)
