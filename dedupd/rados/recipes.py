@@ -26,6 +26,8 @@ class Remnants(NamedTuple):
     has_head: bool
     later_parts: int
     fingerprints: list[bytes]
+    length: int
+    """Of all its chunks together, where it is a file's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,13 @@ class Recipes:
             later.append(part)
         parts = [] if head is None else [head, *later]
         named = (entry.fingerprint for part in parts for entry in part.recipe.entries)
-        return Remnants(version, head is not None, len(later), list(dict.fromkeys(named)))
+        length = sum(
+            entry.length
+            for part in parts
+            for entry in part.recipe.entries
+            if not part.recipe.file.is_held
+        )
+        return Remnants(version, head is not None, len(later), list(dict.fromkeys(named)), length)
 
     def remove(self, remnants: Remnants) -> None:
         """Remove a version's objects, once nothing refers to it. May be repeated."""

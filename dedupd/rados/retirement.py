@@ -4,8 +4,9 @@ Each step may be repeated, by the owner or by another host: a reference is a tag
 version has, and a version never comes back.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dedupd.errors import DamagedRecipe
 from dedupd.rados.chunks import Chunks, Unreferenced
@@ -21,6 +22,8 @@ class Retirement:
 
     recipes: Recipes
     chunks: Chunks
+    counted: Counter[str] = field(default_factory=Counter)
+    """For people: what was retired, twice where a session broke off in between."""
 
     def retire(self, versions: Sequence[str]) -> list[str]:
         """Leave nothing of these versions; returns those whose recipe is damaged, which stay.
@@ -43,6 +46,7 @@ class Retirement:
         released = each(self._release, references.items())
         self.chunks.condemn([one for one in released if one is not None])
         each(self.recipes.remove, remnants)
+        self.counted["retired_bytes"] += sum(one.length for one in remnants)
         return [one for one in found if isinstance(one, str)]
 
     def _remnants(self, version: str) -> Remnants | str:

@@ -1,6 +1,6 @@
-"""How a store in a cluster is, for people: hosts, leases, savings, garbage."""
+"""How a store in a cluster is, for people: hosts, leases, savings, garbage, repairs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -17,9 +17,10 @@ from dedupd.units import counted, format_size
 class VolumeStatus:
     """A volume of the store. ``lease_until_s`` is by the cluster's clock, None where it is free.
 
-    ``bytes`` is what its closed sessions have stored, ``new_bytes`` what the store did not have;
-    ``repaired`` chunks were found damaged, and stored again. ``intents`` and ``retiring`` are file
-    versions that are under way, or were left by a session that broke off.
+    ``bytes`` is what its closed sessions have stored, ``retired_bytes`` what of it was replaced or
+    deleted since, ``new_bytes`` what the store did not have; ``repaired`` chunks were found
+    damaged, and stored again. ``intents`` and ``retiring`` are file versions that are under way, or
+    were left by a session that broke off.
     """
 
     volume: str
@@ -33,6 +34,12 @@ class VolumeStatus:
     bytes: int
     new_bytes: int
     repaired: int
+    retired_bytes: int
+
+    @property
+    def is_left(self) -> bool:
+        """Whether a session broke off."""
+        return self.lease_until_s is None and bool(self.intents or self.retiring)
 
     @property
     def lines(self) -> Iterator[str]:
@@ -45,9 +52,51 @@ class VolumeStatus:
             f"    {counted(self.files, 'file')} stored, {format_size(self.bytes)}, of which"
             f" {format_size(self.new_bytes)} were new; {counted(self.repaired, 'chunk')} repaired"
         )
-        if self.lease_until_s is None and (self.intents or self.retiring):
+        if self.is_left:
             left = counted(self.intents + self.retiring, "file version")
             yield f"    {left} left by a session that broke off; the next one ends them"
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of some volumes, as :class:`VolumeStatus`. ``saved_bytes`` were in the store already when
+    they came; ``live_bytes`` are of files that are there still."""
+
+    volumes: int
+    leases_held: int
+    files: int
+    bytes: int
+    new_bytes: int
+    saved_bytes: int
+    live_bytes: int
+    repaired: int
+
+    @property
+    def text(self) -> str:
+        share = self.saved_bytes / self.bytes if self.bytes else 0.0
+        return (
+            f"{counted(self.volumes, 'volume')} ({self.leases_held:,} being written);"
+            f" {format_size(self.saved_bytes)} of {format_size(self.bytes)} were there already"
+            f" ({share:.0%}), {format_size(self.live_bytes)} are live;"
+            f" {counted(self.repaired, 'chunk')} repaired"
+        )
+
+
+def summed(volumes: Iterable[VolumeStatus]) -> Sums:
+    """All of these volumes together."""
+    listed = list(volumes)
+    stored = sum(one.bytes for one in listed)
+    new = sum(one.new_bytes for one in listed)
+    return Sums(
+        len(listed),
+        sum(one.lease_until_s is not None for one in listed),
+        sum(one.files for one in listed),
+        stored,
+        new,
+        max(0, stored - new),
+        max(0, stored - sum(one.retired_bytes for one in listed)),
+        sum(one.repaired for one in listed),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +109,32 @@ class StoreStatus:
     candidates: int
     volumes: list[VolumeStatus]
 
+    @property
+    def total(self) -> Sums:
+        return summed(self.volumes)
+
+    @property
+    def hosts(self) -> dict[str, Sums]:
+        """By the name of the host that a volume was joined by."""
+        names = sorted({one.host for one in self.volumes})
+        return {name: summed(one for one in self.volumes if one.host == name) for name in names}
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        hosts = {name: asdict(sums) for name, sums in self.hosts.items()}
+        return {**asdict(self), "hosts": hosts, "total": asdict(self.total)}
 
     @property
     def lines(self) -> list[str]:
         """For people."""
-        total = sum(one.bytes for one in self.volumes)
-        new = sum(one.new_bytes for one in self.volumes)
-        saved = f"{format_size(total - new)} of {format_size(total)} were there already"
-        return [
-            f"{self.address}: {counted(len(self.volumes), 'volume')}; {saved};"
-            f" {counted(self.candidates, 'garbage candidate')}",
-            *(line for one in self.volumes for line in one.lines),
+        found = [
+            f"{self.address}: {self.total.text}; {counted(self.candidates, 'garbage candidate')}"
         ]
+        for host, sums in self.hosts.items():
+            found.append(f"{host}: {sums.text}")
+            for one in self.volumes:
+                if one.host == host:
+                    found += one.lines
+        return found
 
 
 def status_of(store: RadosStore) -> StoreStatus:
@@ -111,4 +172,5 @@ def _volume(store: RadosStore, volume: str, entry: VolumeEntry) -> VolumeStatus:
         sums.get("bytes", 0),
         sums.get("new_bytes", 0),
         sums.get("repaired", 0),
+        sums.get("retired_bytes", 0),
     )

@@ -52,7 +52,9 @@ class RadosStore:
         cluster = Cluster(address)
         try:
             data = parameters.to_json()
-            change = Change(points.STORE_MADE, STORE_OBJECT, exclusive=True, data=data)
+            # The key is for nothing but to have a pool refused that has none.
+            put = {"format": str(parameters.format)}
+            change = Change(points.STORE_MADE, STORE_OBJECT, exclusive=True, data=data, put=put)
             if cluster.apply(change) is not Outcome.DONE:
                 raise UsageError(f"{address}: there is a store already")
         except BaseException:

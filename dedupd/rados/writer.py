@@ -124,13 +124,13 @@ class Writer:
         for new in files:
             for chunk in new.chunks:
                 fingerprint = chunk.chunk.fingerprint
-                self.counted["bytes"] += chunk.length
+                self.counted["bytes"] += 0 if new.file.is_held else chunk.length
                 if fingerprint not in met:
                     met.add(fingerprint)
                     self.counted[arrivals[fingerprint].value] += 1
                     is_new = arrivals[fingerprint] is Arrival.CREATED
                     self.counted["new_bytes"] += chunk.length if is_new else 0
-        self.counted["files"] += len(files)
+        self.counted["files"] += sum(not new.file.is_held for new in files)
 
     def _put(self, item: tuple[NewChunk, list[str]]) -> Arrival:
         return self.chunks.put(*item)
@@ -190,7 +190,7 @@ class Writer:
         except BaseException:
             self.lease.leave()
             raise
-        self.lease.close(self.counted)
+        self.lease.close(self.counted + self.retirement.counted)
 
 
 def _recipe(version: str, volume: str, new: NewFile) -> FileRecipe:

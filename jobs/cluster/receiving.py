@@ -23,7 +23,7 @@ from jobs.backup.intake import Intake, Reception, RecipeIntake, lacking
 from jobs.backup.received import Received, ReceivedChunk, ReceivedRecipe
 from jobs.backup.switch import TreeBuilder
 from jobs.cluster.session import writing
-from jobs.cluster.stub_versions import HELD_INODE, StubVersions
+from jobs.cluster.stub_versions import StubVersions
 from jobs.frame.run import JobRun
 
 FILES_AT_ONCE = 256
@@ -53,7 +53,7 @@ class ClusterReception(Reception):
         """The versions of groups go; those of files that the tree does not have any more are
         forgotten by the next gc, as these would be where this is interrupted."""
         with writing(self._volume, StubVersions(self._volume)) as (writer, _):
-            writer.delete((FileId(HELD_INODE, at), version) for at, version in enumerate(held))
+            writer.delete((FileId.held(at), version) for at, version in enumerate(held))
 
 
 class _ClusterIntake:
@@ -108,7 +108,7 @@ class _ClusterIntake:
         self.settle()
         if not self._group:
             return
-        file = FileId(HELD_INODE, len(self._received.held))
+        file = FileId.held(len(self._received.held))
         new = NewFile(file, self._group_length, list(self._group.values()))
         self._begun = self._writer.prepare([new])
         self._writer.commit(self._begun)

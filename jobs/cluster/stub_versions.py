@@ -15,10 +15,6 @@ from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
 from jobs.backup.received import held_version
 
-HELD_INODE = 0
-"""Of no file: under this number, with an ordinal, versions keep the chunks of a stream that is
-being received (``jobs/cluster/receiving.py``)."""
-
 _HANDLE = struct.Struct("<i")
 _INODE_32, _INODE_64, _BTRFS = 0x01, 0x81, 0x4D
 _BTRFS_FORM = struct.Struct("<QQI")
@@ -58,7 +54,7 @@ class StubVersions:
         under way, DamagedStub, OSError.
         """
         volume = self._volume
-        if file.inode == HELD_INODE:
+        if file.is_held:
             return held_version(volume.base_fd, file.generation)
         try:
             fd = native.system.open_by_handle(

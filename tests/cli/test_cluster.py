@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from dedupd.rados.cluster.address import StoreAddress
+from dedupd.rados.reading.volume_store import bind
+from dedupd.rados.store import RadosStore
+from dedupd.system.disk import Disk
 from tests.support.ceph_fixtures import address, ceph
-from tests.support.lab import REPOSITORY, noise
+from tests.support.lab import REPOSITORY, new_lab, noise
 
 __all__ = ["address", "ceph"]
 pytestmark = pytest.mark.root
@@ -53,6 +56,21 @@ def test_a_volume_on_a_store_in_a_cluster(address: StoreAddress, tmp_path: Path)
     assert [path.name for path in root.iterdir()] == ["file"]
     assert (root / "file").read_bytes() == content
     assert json.loads(dedupd("cluster", "status", address, "--json"))["volumes"] == []
+
+
+def test_figures_for_prometheus_and_a_move_that_needs_a_stream(
+    address: StoreAddress, tmp_path: Path
+) -> None:
+    lab = new_lab(tmp_path / "volume")
+    with RadosStore.create(address) as store, lab.opened() as volume:
+        bind(volume.base_fd, "/srv/share", volume.parameters.uuid, store, 0, Disk())
+    text = dedupd("cluster", "metrics", address)
+    assert "dedupd_cluster_garbage_candidates{" in text and 'path="/srv/share"' in text
+    assert "dedupd_cluster_stored_bytes_total{" in text
+    other = new_lab(tmp_path / "other")
+    for path, arguments in ((other.root, ("--store", address)), (lab.root, ("--own",))):
+        said = dedupd("store", "move", path, *arguments, "--json", status=2)
+        assert "dedupd send" in json.loads(said)["error"]
 
 
 def test_an_address_that_leads_nowhere(tmp_path: Path, address: StoreAddress) -> None:

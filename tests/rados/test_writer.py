@@ -183,6 +183,11 @@ def test_the_status_of_a_store(site: Site) -> None:
     status = status_of(site.store)
     assert sum("1 file version left by a session" in line for line in status.lines) == 1
     assert status.to_json()["volumes"][0].keys() >= {"volume", "host", "bytes", "new_bytes"}
+    both, alone = status.hosts["a"], status.hosts["b"]
+    assert (both.volumes, both.bytes, both.saved_bytes) == (1, 2 * 36864, 2 * 36864 - 24576)
+    assert both.live_bytes == 36864 and (alone.files, alone.live_bytes) == (2, len(C))
+    assert status.total.saved_bytes == both.saved_bytes + alone.saved_bytes > both.saved_bytes
+    assert status.to_json()["hosts"].keys() == {"a", "b"}
 
 
 def test_a_store_is_made_once(site: Site) -> None:

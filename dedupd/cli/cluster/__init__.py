@@ -7,7 +7,7 @@ import click
 
 from dedupd.cli.lazy_command import LazyGroup
 
-COMMANDS = ("audit", "create", "recover", "status")
+COMMANDS = ("audit", "create", "metrics", "recover", "status")
 
 
 @click.group("cluster", cls=LazyGroup, package=__name__, names=COMMANDS)

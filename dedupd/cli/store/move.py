@@ -8,6 +8,7 @@ import click
 from dedupd.cli.common import PATH, exits, job_run, json_option, refuse_mounted
 from dedupd.cli.report import finish
 from dedupd.errors import UsageError
+from dedupd.rados.cluster.address import is_address
 from dedupd.stores.shared_directory import SharedDirectory
 from dedupd.system.disk import Disk
 from dedupd.units import counted, format_size
@@ -28,15 +29,27 @@ def command(path: str, store: str | None, own: bool, as_json: bool) -> None:
     """
     if own == (store is not None):
         raise UsageError("say where to: --store STORE, or --own")
+    if store is not None and is_address(store):
+        raise _through_a_stream(path, store)
     with ExitStack() as files:
         shared = None
         if store is not None:
             shared = files.enter_context(closing(SharedDirectory.named(store, Disk())))
         volume = files.enter_context(MovingVolume.open(path))
+        if volume.cluster is not None:
+            raise _through_a_stream(path, volume.cluster.binding.address)
         refuse_mounted(volume, path)
         run = files.enter_context(job_run("move", unit="stubs"))
         report = Move(volume, run, shared).recorded()
     finish(report, as_json, partial(_show, path=path), findings=report.errors)
+
+
+def _through_a_stream(path: str, cluster: str) -> UsageError:
+    return UsageError(
+        f"{cluster}: a move leads from one directory to another; to a store in a cluster, or out of"
+        f" it, a volume goes by a stream: enable another one there, then `dedupd send {path}"
+        ' --negotiate --through "dedupd receive --negotiate OTHER"`'
+    )
 
 
 def _show(report: MoveReport, *, path: str) -> None:

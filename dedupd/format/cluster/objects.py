@@ -73,6 +73,16 @@ class FileId(NamedTuple):
     inode: int
     generation: int
 
+    @classmethod
+    def held(cls, ordinal: int) -> "FileId":
+        """Of no file: under this name a version keeps the chunks of a stream that is received."""
+        return cls(0, ordinal)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is none of a file, but one of :meth:`held`."""
+        return self.inode == 0
+
     @property
     def key(self) -> str:
         """Its key in the table of files."""

@@ -205,6 +205,12 @@ class Cluster:
             )
         if number in (errno.ENOSPC, errno.EDQUOT):
             return NoSpace(f"{where}: the pool is full")
+        if number == errno.EOPNOTSUPP:
+            return UsageError(
+                f"{where}: the pool {self.address.pool} has no keys on its objects, as one that is"
+                " erasure-coded; make another one for the store: `ceph osd pool create NAME"
+                " replicated`"
+            )
         if number == errno.ENOENT:
             return UsageError(f"{where}: there is no such pool, or no configuration or key")
         self.gave_up = True

@@ -1,0 +1,89 @@
+"""``dedupd cluster metrics``: a store's figures, for Prometheus."""
+
+from collections.abc import Callable, Iterator
+
+import click
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from dedupd.cli.common import exits
+from dedupd.rados.cluster.address import parse_address
+from dedupd.rados.status import StoreStatus, VolumeStatus, status_of
+from dedupd.rados.store import RadosStore
+
+_LABELS = ["store", "host", "path"]
+
+_GAUGES: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
+    (
+        "dedupd_cluster_lease_held",
+        "Whether a session writes the volume.",
+        lambda one: float(one.lease_until_s is not None),
+    ),
+    (
+        "dedupd_cluster_versions_left",
+        "File versions that a session has left that broke off.",
+        lambda one: float(one.intents + one.retiring if one.is_left else 0),
+    ),
+    (
+        "dedupd_cluster_clients_to_fence",
+        "Earlier writers of the volume that are not fenced yet.",
+        lambda one: float(one.clients_to_fence),
+    ),
+)
+
+_COUNTERS: tuple[tuple[str, str, Callable[[VolumeStatus], float]], ...] = (
+    ("dedupd_cluster_files_stored", "Files that were stored.", lambda one: one.files),
+    ("dedupd_cluster_stored_bytes", "Bytes of files that were stored.", lambda one: one.bytes),
+    ("dedupd_cluster_new_bytes", "Of them those that no host had.", lambda one: one.new_bytes),
+    (
+        "dedupd_cluster_retired_bytes",
+        "Of them those that were replaced or deleted.",
+        lambda one: one.retired_bytes,
+    ),
+    (
+        "dedupd_cluster_chunks_repaired",
+        "Chunks that were damaged and stored again.",
+        lambda one: one.repaired,
+    ),
+)
+
+
+@click.command("metrics")
+@click.argument("store")
+@exits
+def command(store: str) -> None:
+    """The figures of `dedupd cluster status` in Prometheus' text format, as for the textfile
+    collector of its node exporter; one host's suffice for all of STORE."""
+    with RadosStore.open(parse_address(store)) as opened:
+        status = status_of(opened)
+    registry = CollectorRegistry()
+    registry.register(_StatusCollector(status))
+    click.echo(generate_latest(registry).decode(), nl=False)
+
+
+class _StatusCollector(Collector):
+    def __init__(self, status: StoreStatus) -> None:
+        self._status = status
+        self._store = status.address.partition("?")[0]
+
+    def collect(self) -> Iterator[Metric]:
+        candidates = GaugeMetricFamily(
+            "dedupd_cluster_garbage_candidates",
+            "Chunks that nothing refers to, which wait for a collection.",
+            None,
+            ["store"],
+        )
+        candidates.add_metric([self._store], self._status.candidates)
+        yield candidates
+        for name, text, value in _GAUGES:
+            gauge = GaugeMetricFamily(name, text, None, _LABELS)
+            for one in self._status.volumes:
+                gauge.add_metric([self._store, one.host, one.path], value(one))
+            yield gauge
+        for name, text, value in _COUNTERS:
+            counter = CounterMetricFamily(name, text, None, _LABELS)
+            for one in self._status.volumes:
+                counter.add_metric([self._store, one.host, one.path], value(one))
+            yield counter
