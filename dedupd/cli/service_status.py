@@ -66,6 +66,7 @@ def _add_savings(table: Table, savings: dict[str, Any] | None) -> None:
     table.add_row("logical size", format_size(savings["logical_bytes"]))
     table.add_row("occupied", format_size(savings["occupied_bytes"]))
     table.add_row("saved", f"{saved_text(savings)}; measured {_time(savings['time_s'])}")
+    add_causes(table, savings)
     add_backlog(table, savings)
     table.add_row("free", format_size(savings["free_bytes"]))
     if savings["quarantined_records"]:
@@ -125,6 +126,22 @@ def add_backlog(table: Table, row: Mapping[str, Any]) -> None:
             if kind == "waiting" and row["oldest_waiting_s"]:
                 text += f"; the oldest changed {_time(row['oldest_waiting_s'])}"
             table.add_row(label, text)
+
+
+def add_causes(table: Table, row: Mapping[str, Any]) -> None:
+    """Why bytes are not stored, the most first, and what optimized files have in their own
+    blocks."""
+    causes = {
+        "duplicates": row.get("duplicates_bytes", 0),
+        "compression": row.get("compression_bytes", 0),
+        "refine": row.get("refined_bytes", 0),
+    }
+    most_first = sorted(causes.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{name} {format_size(size)}" for name, size in most_first if size)
+    if text and row["saved_bytes"]:
+        table.add_row("saved by", text)
+    if row["local_bytes"]:
+        table.add_row("written since", f"{format_size(row['local_bytes'])} in their own blocks")
 
 
 def saved_text(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dedupd.cli.common import PATH, exits, json_option, message_of, print_json, status_of
-from dedupd.cli.service_status import add_backlog, saved_text, show_service
+from dedupd.cli.service_status import add_backlog, add_causes, saved_text, show_service
 from dedupd.cli.terminal import figures, show
 from dedupd.errors import EXIT_DONE, DedupdError
 from dedupd.service.history import Savings
@@ -97,6 +97,7 @@ def _show(row: dict[str, Any]) -> None:
     table.add_row("logical size", format_size(row["logical_bytes"]))
     table.add_row("occupied", format_size(row["occupied_bytes"]))
     table.add_row("saved", saved_text(row))
+    add_causes(table, {**row, **(row["causes"] or {})})
     if row["logical_bytes"] > row["plain_bytes"]:
         holes = format_size(row["logical_bytes"] - row["plain_bytes"])
         table.add_row("holes", f"{holes} of sparse files: they take nothing, and are not saved")

@@ -96,6 +96,10 @@ class Weight:
     orphaned: Final[int]
     orphaned_bytes: Final[int]
     quarantined: Final[int]
+    raw_bytes: Final[int]
+    """Of live records, and what of it is not stored: because they were compressed, or refined."""
+    compressed_away_bytes: Final[int]
+    refined_away_bytes: Final[int]
 
 def weigh_table(entries: Buffer, seed: int) -> Weight:
     """Entries that are not valid are left out."""

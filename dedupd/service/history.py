@@ -55,6 +55,12 @@ class Savings:
     other_files: int = 0
     other_bytes: int = 0
     oldest_waiting_s: float = 0.0
+    duplicates_bytes: int = 0
+    """Why bytes are not stored (``jobs/usage/volume_figures.py``); 0 of a shared store."""
+    compression_bytes: int = 0
+    refined_bytes: int = 0
+    local_bytes: int = 0
+    """In optimized files' own blocks."""
 
     @property
     def saved_bytes(self) -> int:
@@ -80,6 +86,7 @@ class Savings:
             quarantined_records=garbage["quarantined_records"],
             garbage_bytes=garbage["compaction_frees_bytes"],
             **{name: value for name, value in row.items() if name in known},
+            **(row["causes"] or {}),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -23,7 +23,9 @@ class Weight:
     """The size of a container on the disk, without its table, now and after a compaction.
 
     ``is_dead``: nothing in it is needed. ``quarantined``: entries that scrub must deal with first.
-    ``orphaned``: records whose bytes are there and that nothing needs.
+    ``orphaned``: records whose bytes are there and that nothing needs. Of the records that are
+    needed: their raw bytes, and how many of these are not stored because of their compression, or
+    because they were refined.
     """
 
     size_bytes: int
@@ -32,6 +34,9 @@ class Weight:
     quarantined: int
     orphaned: int
     orphaned_bytes: int
+    raw_bytes: int
+    compressed_away_bytes: int
+    refined_away_bytes: int
 
     @property
     def gain_bytes(self) -> int:
@@ -47,7 +52,10 @@ def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
     of = native.store.weigh_table(entries, seed)
     needed = fmt.FILE_HEADER_BYTES + of.kept_bytes
     is_dead = of.kept == 0 and len(entries) > 0
-    return Weight(size_bytes, needed, is_dead, of.quarantined, of.orphaned, of.orphaned_bytes)
+    return Weight(
+        *(size_bytes, needed, is_dead, of.quarantined, of.orphaned, of.orphaned_bytes),
+        *(of.raw_bytes, of.compressed_away_bytes, of.refined_away_bytes),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
     first. ``held_bytes_max``: of what files have given up, as much may be held by
     snapshots, or by copies below. ``judged`` and ``shared_left``: files, and bytes, that the last
     optimize run left because they would save too little, or because snapshots, or copies below,
-    have their blocks.
+    have their blocks. ``causes``: why bytes are not stored; ``local_bytes`` lie in stubs' own
+    blocks, since they were written to.
     """
     run = JobRun("status")
     needs = StoreNeeds(volume, run)
@@ -80,6 +81,8 @@ def volume_figures(volume: Volume) -> dict[str, Any]:
         "saved_bytes": max(0, plain - occupied),
         "saved_fraction": max(0.0, (plain - occupied) / plain) if plain else 0.0,
         "lost_bytes": max(0, occupied - plain),
+        "causes": _causes(volume, files.direct_bytes + named),
+        "local_bytes": files.stubs_own_bytes,
         "classes": _classes(volume),
         "judged": {"files": left["saves_little_files"], "bytes": left["saves_little_bytes"]},
         "held_bytes_max": sum(run.get("shared_taken_bytes", 0) for run in runs),
@@ -109,6 +112,25 @@ def _garbage(volume: Volume) -> Garbage:
     uuid, dead_min = volume.space.volume_id, volume.policy().compaction_min_dead
     kinds = (weights(volume.directory(kind), kind, uuid) for kind in Kind)
     return garbage_of(chain.from_iterable(kinds), dead_min)
+
+
+def _causes(volume: Volume, chunks_bytes: int) -> dict[str, int] | None:
+    """What is not stored, by why; ``chunks_bytes``: of all chunks that stubs name, each as often as
+    it is named, and files in whole blocks. None of a store that others are on, too: what they
+    share belongs to none.
+
+    Headers, recipes, second copies and garbage are not counted here, so the sum is a little more
+    than what is saved.
+    """
+    if volume.shared is not None or volume.cluster is not None:
+        return None
+    chunks = list(weights(volume.directory(Kind.CHUNKS), Kind.CHUNKS, volume.space.volume_id))
+    raw = sum(one.raw_bytes for one in chunks)
+    return {
+        "duplicates_bytes": max(0, chunks_bytes - raw),
+        "compression_bytes": sum(one.compressed_away_bytes for one in chunks),
+        "refined_bytes": sum(one.refined_away_bytes for one in chunks),
+    }
 
 
 def directory_bytes(path: str) -> int:

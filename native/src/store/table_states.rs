@@ -1,7 +1,7 @@
 //! States of the records of a container, from its redirection table.
 
 use crate::format::record_header::record_bytes;
-use crate::format::table_entry::{State, TableEntry, entries};
+use crate::format::table_entry::{CODEC_DELTA, CODEC_DICTIONARY, State, TableEntry, entries};
 
 /// The state of each whole entry; 0 where it is damaged, or was never written.
 pub fn states(table: &[u8], seed: u64) -> Vec<u8> {
@@ -22,6 +22,11 @@ pub struct Weight {
     pub orphaned: u64,
     pub orphaned_bytes: u64,
     pub quarantined: u64,
+    /// Of live records: their raw bytes, and how many of these are not stored, since they were
+    /// compressed by themselves, or with another record.
+    pub raw_bytes: u64,
+    pub compressed_away_bytes: u64,
+    pub refined_away_bytes: u64,
 }
 
 /// Entries that are not valid are left out.
@@ -33,7 +38,12 @@ pub fn weigh(table: &[u8], seed: u64) -> Weight {
         let state = sound_state(entry);
         let is_dead = matches!(state, State::ORPHANED | State::TOMBSTONE);
         match state {
-            State::LIVE => weight.keep(stored),
+            State::LIVE => {
+                weight.keep(stored);
+                if let Some(entry) = &entry {
+                    weight.count_saved(entry);
+                }
+            }
             State::MERGED => weight.keep(0),
             State::QUARANTINED => {
                 weight.keep(stored);
@@ -56,5 +66,15 @@ impl Weight {
     fn keep(&mut self, stored: u64) {
         self.kept += 1;
         self.kept_bytes += record_bytes(stored);
+    }
+
+    fn count_saved(&mut self, entry: &TableEntry) {
+        self.raw_bytes += u64::from(entry.raw_length);
+        let saved = u64::from(entry.raw_length.saturating_sub(entry.stored_length));
+        if matches!(entry.codec, CODEC_DELTA | CODEC_DICTIONARY) {
+            self.refined_away_bytes += saved;
+        } else {
+            self.compressed_away_bytes += saved;
+        }
     }
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from jobs.frame.run import JobRun
 from jobs.usage.backlog import Backlog, backlog
 from jobs.usage.volume_figures import volume_figures
-from tests.support.lab import Lab, lab_in, noise
+from tests.support.lab import Lab, lab_in, noise, prose
 
 KINDS = ("waiting", "young", "saves_little", "small", "excluded", "other")
 
@@ -46,3 +46,25 @@ def test_every_plain_file_has_one_reason(tmp_path: Path) -> None:
         plain = sum(row[f"{k}_files"] for k in KINDS)
         assert plain == row["files"] - row["files_optimized"]
         (tmp_path / "elsewhere").unlink()
+
+
+def test_what_is_saved_is_told_by_cause(tmp_path: Path) -> None:
+    with lab_in(tmp_path) as lab:
+        content, text = noise(400_000, 3), prose(300_000, 4)
+        for name in ("one", "two", "three"):
+            lab.put(name, content)
+        lab.put("text", text)
+        lab.optimize()
+        with lab.opened() as volume:
+            row = volume_figures(volume)
+        causes = row["causes"]
+        duplicates = causes["duplicates_bytes"]
+        assert 2 * len(content) <= duplicates <= 2 * len(content) + 16384, "last blocks too"
+        assert len(text) // 4 < causes["compression_bytes"] < len(text)
+        assert causes["refined_bytes"] == row["local_bytes"] == 0
+        saved = sum(causes.values())
+        assert 0.9 * saved <= row["saved_bytes"] + row["redundancy_bytes"] + 65536 <= 1.2 * saved
+        with open(lab.let_write("one"), "r+b") as file:
+            file.write(b"fresh" * 1000)
+        with lab.opened() as volume:
+            assert volume_figures(volume)["local_bytes"] == 8192
