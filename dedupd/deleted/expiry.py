@@ -12,6 +12,10 @@ from dedupd.system.files import FreeSpace
 
 NS = 1_000_000_000
 
+CALM_SHARE = 1.1
+"""Space is short until this much more than a threshold is free: jobs and users move it to and fro,
+and a disk that is used to 95 % is one of which 5 % are free, or a little more."""
+
 
 def end_ns(one: Deletion, policy: Policy) -> int:
     """Until when a deletion is kept, ns since 1970. A policy that was made shorter counts at once;
@@ -63,9 +67,8 @@ def allowed_bytes(policy: Policy, space: FreeSpace, kept_bytes: int) -> int:
     """How much may be kept, as files' lengths: below ``space_low`` the newer half of what is there,
     below ``space_critical``, or within the reserve, nothing."""
     total = space.total_bytes
-    if space.free_bytes < max(
-        policy.space_critical.bytes_of(total), policy.reserve.bytes_of(total)
-    ):
+    critical_bytes = int(policy.space_critical.bytes_of(total) * CALM_SHARE)
+    if space.free_bytes < max(critical_bytes, policy.reserve.bytes_of(total)):
         return 0
     share = policy.keep_deleted_max.bytes_of(total)
     if space.free_bytes < policy.space_low.bytes_of(total):

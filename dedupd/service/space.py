@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import linear_regression
 
 from dedupd.config.policy import Policy, RestoreMode
+from dedupd.deleted.expiry import CALM_SHARE
 from dedupd.service.scheduler import SpaceLevel, SpaceState, TaskHistory, TaskName
 from dedupd.units import exact_duration
 
@@ -18,10 +19,6 @@ LOOK_S = 5.0
 """Between two looks at the free space; a look takes microseconds."""
 
 RESTORE_IDLE_S = 3600.0
-
-CALM_SHARE = 1.1
-"""Space is short until this much more than the threshold is free: jobs and users move it to and
-fro."""
 
 SAMPLE_S = 300.0
 SAMPLES_MAX = 12 * 24 * 7
