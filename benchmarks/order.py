@@ -98,7 +98,7 @@ def by_classes(files: Sequence[File], figures: ClassFigures) -> list[File]:
     for choice in order.choices():
         for file in files:
             path, identity = file.candidate.path, file.candidate.identity
-            if choice.takes(path, identity.inode):
+            if choice.takes(path, identity.inode, identity.size):
                 taken.append(file)
                 seen = Figures(1, identity.size, file.new_bytes, file.saved_bytes)
                 figures.add(class_of(path), seen)

@@ -118,18 +118,17 @@ class ControlServer:
             connection.close()
             if talk.marks is not None:
                 self._mount.marking_sessions.end(talk.marks)
+            if talk.is_run:
+                self._mount.brake.run_ends()
             with trio.CancelScope(shield=True):
                 await talk.end_bulk(self._mount.bulk_commits)
                 await self._mount.commit_lane.abandon(list(talk.begun))
                 await talk.end_fill()
-            if talk.has_committed:
-                self._mount.brake.job_ended()
 
     async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
         try:
             request = json.loads(line)
             operation = request["op"]
-            talk.has_committed |= operation.startswith("commit_")
             if operation == "volume":
                 return {}, [self._mount.base_for_jobs_fd]
             if operation == "commit_begin":
@@ -151,6 +150,8 @@ class ControlServer:
             if operation == "mark_hold":
                 self._mount.marking_sessions.hold()
                 return {}, []
+            if operation == "run_begin":
+                return self._run_begin(talk), []
             if operation == "reopen":
                 return self._reopen(request), []
             if operation == "remount":
@@ -161,6 +162,12 @@ class ControlServer:
         except Exception as error:
             log.exception("a request on the control socket failed")
             return {"error": str(error), "kind": type(error).__name__}, []
+
+    def _run_begin(self, talk: "_Conversation") -> dict[str, Any]:
+        if not talk.is_run:
+            talk.is_run = True
+            self._mount.brake.run_begins()
+        return {}
 
     async def _mark_begin(self, talk: "_Conversation") -> dict[str, Any]:
         if talk.marks is not None:
@@ -282,7 +289,7 @@ class _Conversation:
     fill: FileFill | None = None
     bulk: BulkCommit | None = None
     payload: bytes = b""
-    has_committed: bool = False
+    is_run: bool = False
     sending: list[int] = field(default_factory=list)
 
     async def end_bulk(self, lane: BulkCommits) -> None:

@@ -10,7 +10,7 @@ import click
 
 from dedupd.cli.common import job_run
 from dedupd.config.config_values import whole
-from dedupd.config.policy import Policy
+from dedupd.config.policy import Policy, RestoreMode
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import PolicyError, UsageError
 from dedupd.system.processes import give_way
@@ -110,7 +110,8 @@ def working(volume: Volume, job: str, unit: str = "bytes") -> Iterator[JobRun]:
     asked = limits()
     volume.limits = asked.keys
     policy = _policy_of(volume)
-    give_way(policy.io_priority)
+    if job != "optimize" or policy.restore_mode is RestoreMode.OFF:
+        give_way(policy.io_priority)  # else users wait for it
     _keep_to_cores(policy.cores)
     told = conduct()
     with job_run(job, unit) as run, run.limited(asked.length_s, asked.bytes_per_s or 0):

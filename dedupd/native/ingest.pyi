@@ -104,12 +104,14 @@ class FileList:
         suffixes: Set[bytes] | None = None,
         as_is: Set[bytes] = frozenset(),
         sample: tuple[int, int, bool] | None = None,
+        sizes: tuple[int, int] | None = None,
     ) -> FileList:
         """The plain files that :func:`.tree.find_candidates` has packed: paths are names after
         ``directory``. Of all, or of those whose names end in one of ``suffixes``; those whose names
         end in one of ``as_is`` are not to be compressed. With ``sample`` (n, k, True) only of those
-        whose inodes leave k when they are divided by n, with (n, k, False) of the others. Raises
-        ValueError where these are no such files.
+        whose inodes leave k when they are divided by n, with (n, k, False) of the others. With
+        ``sizes`` (start, end) only those of so many bytes. Raises ValueError where these are no
+        such files.
         """
     def __len__(self) -> int: ...
     def __getitem__(self, at: int, /) -> tuple[bytes, tuple[int, int, int, int], bool]:

@@ -36,7 +36,7 @@ SPACE_S_MIN = 60.0
 REMOVED_S_MIN = 20.0
 OPTIMIZE_S_MIN = 900.0
 RESTORE_S_MIN = 1.0
-SPACE_REST, REMOVED_REST, RESTORE_REST = 20.0, 5.0, 0.5
+SPACE_REST, REMOVED_REST, RESTORE_REST = 20.0, 5.0, 0.1
 """While space is short, or a restore fills the volume: from the end of a run to the next one of the
 same task at least, and in multiples of the time that the last one took. For gc shorter where files
 were removed since."""

@@ -10,7 +10,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -95,6 +95,19 @@ class VolumeCommitter:
         while len(results) < len(requests):
             results += self._commit_batch(requests, len(results))
         return results
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Let the process that serves the mount, if there is one, know of a run while it lasts: a
+        restore waits for it."""
+        with ExitStack() as stack:
+            # Where the process has gone, or serves a copy, nobody waits.
+            with suppress(Busy, ServiceUnreachable):
+                client = self._volume.mount_client()
+                if client is not None:
+                    stack.callback(client.close)
+                    client.call("run_begin")
+            yield
 
     def _commit_batch(self, requests: CommitRequests, start: int) -> list[Result]:
         """Results of the next few requests."""

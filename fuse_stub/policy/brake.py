@@ -2,7 +2,7 @@
 
 A restore writes files plain, and as soon as they are closed the service optimizes them. What was
 written and is not optimized may need as much room again, as chunks. So once half of the room is
-taken that was there at the end of the last job, new files wait until a job has ended, each for so
+taken that was there at the end of the last run, new files wait until one has ended, each for so
 long at most; no request ever fails because of it.
 """
 
@@ -17,7 +17,7 @@ from dedupd.volume.volume import Volume
 from fuse_stub.policy.watched_policy import WatchedPolicy
 
 SHARE = 0.5
-"""Of the room at the end of the last job: what must be left for what it has not optimized yet."""
+"""Of the room at the end of the last run: what must be left for what it has not optimized yet."""
 
 WAIT_S_MAX = 20.0
 """Of one file: less than what programs and protocols take for a hang."""
@@ -35,6 +35,7 @@ class Brake:
         self._policy = policy
         self._clock = clock
         self._base_bytes: int | None = None
+        self._runs = 0
 
     async def wait(self) -> None:
         """Before a new file is made: until there is room, or the time is over."""
@@ -45,13 +46,19 @@ class Brake:
         end_s = self._clock() + WAIT_S_MAX
         while self._is_short(policy):
             if self._clock() >= end_s:
-                # Nothing frees space: half of what is left is for the files that come now.
-                self._base_bytes = None
+                if not self._runs:
+                    # Nothing frees space: half of what is left is for the files that come now.
+                    self._base_bytes = None
                 return
             await trio.sleep(LOOK_S)
 
-    def job_ended(self) -> None:
-        """A job has committed what it could: what is free now is there for what comes."""
+    def run_begins(self) -> None:
+        """A run is at work: until its end files wait, each for itself, where space is short."""
+        self._runs += 1
+
+    def run_ends(self) -> None:
+        """A run has committed what it could: what is free now is there for what comes."""
+        self._runs -= 1
         self._base_bytes = None
 
     def _is_short(self, policy: Policy) -> bool:

@@ -1,10 +1,11 @@
 """The optimize job: candidates of the policy become stubs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 from dedupd.config.memory_budget import OptimizeShares, optimize_shares
-from dedupd.config.policy import Policy, SharedExtents
+from dedupd.config.policy import Policy, RestoreMode, SharedExtents
 from dedupd.errors import Damaged, DedupdError, NoSpace
 from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.system.files import free_space
@@ -81,7 +82,8 @@ class Optimize(Job[OptimizeReport]):
         self._room = volume.store_room()
         self._judging = Judging(volume, self._policy)
         self._judged = Judged(self._judging.ledger)
-        self._order = Order(self._judging.classes)
+        self._restores = self._policy.restore_mode is RestoreMode.ON
+        self._order = Order(self._judging.classes, largest_first=self._restores)
         self._left = LeftFiles(self._report.files_left, run.findings)
         self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
@@ -91,6 +93,10 @@ class Optimize(Job[OptimizeReport]):
         Raises UnsuitableFileSystem, NoSpace, Cancelled, Damaged.
         """
         require_suitable(self._volume)  # which the mount, if there is one, has not done of late
+        with self._committer.awaited() if self._restores else nullcontext():
+            return self._run_whole()
+
+    def _run_whole(self) -> OptimizeReport:
         has_work = self._count_candidates()
         let_objects_stream()
         if not has_work:
@@ -214,8 +220,8 @@ class Optimize(Job[OptimizeReport]):
         for candidate in candidates(
             self._volume, self._policy, self._below, skipped, errors, check, self._judged
         ):
-            path = candidate.path
-            if is_in(type_of(path)) and choice.takes(path, candidate.identity.inode):
+            path, identity = candidate.path, candidate.identity
+            if is_in(type_of(path)) and choice.takes(path, identity.inode, identity.size):
                 yield self._work(candidate)
         for message in errors if is_first else ():
             self._run.findings.add(message)

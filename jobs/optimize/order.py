@@ -5,18 +5,21 @@ cost; its thresholds are those of memory, and do not carry over. What the files 
 saved for their cost is remembered from run to run, as a hint. A large run takes one file in sixteen
 of classes that are new, then the best class, one file in sixteen of the others, and then these by
 what they promise. Every class has its turn: the order changes when space is freed, not how much.
+
+While a restore fills the volume the largest files go first: they free most, and need most room.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from dedupd.units import GIB, KIB
+from dedupd.units import GIB, KIB, MIB
 from dedupd.volume.hints import HintKey, Hints
 from dedupd.volume.partition_map import type_of_suffix
 from jobs.tree.candidates import Candidate, PlainFiles
-from jobs.tree.file_classes import ALL, Choice, FileClass, class_of, top_of
+from jobs.tree.file_classes import ALL, Choice, FileClass, any_class, class_of, top_of
 
 RUN_BYTES_MIN = 1 * GIB
 """A smaller run is over before an order matters."""
@@ -45,6 +48,10 @@ tree: estimates that differ by less change nothing."""
 
 HOPELESS = 0.02
 """Classes that promise less than this part of the mean are taken together, last."""
+
+_SIZE_LIMITS = ((1 << 63) - 1, GIB, 256 * MIB, 64 * MIB, 16 * MIB, 4 * MIB, MIB, 256 * KIB, 0)
+_SIZE_BANDS = [(start, end) for end, start in pairwise(_SIZE_LIMITS)]
+"""Files within one are taken in the order of the tree."""
 
 
 @dataclass(slots=True)
@@ -168,8 +175,9 @@ def _figures(row: Mapping[str, Any]) -> Figures:
 class Order:
     """The order of one run."""
 
-    def __init__(self, figures: ClassFigures) -> None:
+    def __init__(self, figures: ClassFigures, *, largest_first: bool = False) -> None:
         self._figures = figures
+        self._largest_first = largest_first
         self._files: Counter[FileClass] = Counter()
         self._size_bytes = 0
         self._sampled: set[FileClass] = set()
@@ -190,6 +198,9 @@ class Order:
 
         To be asked for one by one: what a way shows of the classes orders those to come.
         """
+        if self._largest_first:
+            yield from (Choice(any_class, sizes=band) for band in _SIZE_BANDS)
+            return
         if self._size_bytes < RUN_BYTES_MIN or len(self._files) < 2:
             yield ALL
             return

@@ -123,9 +123,12 @@ def _wanted(
                     if (is_wanted is None or is_wanted(name)) and choice.has(FileClass(top, name))
                 }
             if chosen != set():
-                yield native.ingest.FileList(directory, packed, chosen, as_is, choice.sample)
+                yield native.ingest.FileList(
+                    directory, packed, chosen, as_is, choice.sample, choice.sizes
+                )
         else:
             path, identity, attribute, work_bytes = row
             is_chosen = is_wanted is None or is_wanted(type_of(path))
-            if is_chosen and choice.takes(path, identity[0]):
-                yield Candidate(path, FileIdentity._make(identity), attribute, work_bytes)
+            found = FileIdentity._make(identity)
+            if is_chosen and choice.takes(path, found.inode, found.size):
+                yield Candidate(path, found, attribute, work_bytes)

@@ -25,17 +25,21 @@ def top_of(path: bytes) -> str:
 
 
 class Choice(NamedTuple):
-    """Some of the candidates: those of classes that ``has`` says, and of these one part by inode.
+    """Some of the candidates: those of classes that ``has`` says, of these one part by inode, and
+    of these those of some sizes.
 
     ``sample`` is (n, k, True) for the inodes that leave k when they are divided by n, (n, k, False)
-    for all others, and None for all.
+    for all others, and None for all. ``sizes`` is (start, end) in bytes, and None for all.
     """
 
     has: Callable[[FileClass], bool]
-    sample: tuple[int, int, bool] | None
+    sample: tuple[int, int, bool] | None = None
+    sizes: tuple[int, int] | None = None
 
-    def takes(self, path: bytes, inode: int) -> bool:
+    def takes(self, path: bytes, inode: int, size: int) -> bool:
         """Whether a file is among them."""
+        if self.sizes is not None and not self.sizes[0] <= size < self.sizes[1]:
+            return False
         if self.sample is not None:
             of, rest, is_sample = self.sample
             if (inode % of == rest) is not is_sample:
@@ -43,4 +47,9 @@ class Choice(NamedTuple):
         return self.has(class_of(path))
 
 
-ALL = Choice(lambda _: True, None)
+def any_class(_: FileClass) -> bool:
+    """For a choice of files of all classes."""
+    return True
+
+
+ALL = Choice(any_class)

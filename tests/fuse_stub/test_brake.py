@@ -61,10 +61,11 @@ def test_files_wait_once_half_of_the_room_is_taken(scene: Scene) -> None:
     assert scene.waited_s() == pytest.approx(WAIT_S_MAX, abs=1)
 
 
-def test_the_end_of_a_job_lets_them_go_on(scene: Scene) -> None:
+def test_the_end_of_a_run_lets_them_go_on(scene: Scene) -> None:
     scene.waited_s()
     scene.see(400)
-    scene.brake.job_ended()
+    scene.brake.run_begins()
+    scene.brake.run_ends()
     assert scene.waited_s() == 0
     scene.see(199)
     assert scene.waited_s() > 0
@@ -77,6 +78,25 @@ def test_where_nothing_is_freed_each_half_waits_once(scene: Scene) -> None:
     assert scene.waited_s() == 0
     scene.see(0)
     assert scene.waited_s() == pytest.approx(WAIT_S_MAX, abs=1)
+
+
+def test_while_a_run_is_at_work_each_file_waits(scene: Scene) -> None:
+    async def files() -> list[float]:
+        await scene.brake.wait()
+        scene.see(400)
+        scene.brake.run_begins()
+        ends = []
+        for _ in range(3):
+            await scene.brake.wait()
+            ends.append(trio.current_time())
+        scene.brake.run_ends()
+        await scene.brake.wait()
+        return [*ends, trio.current_time()]
+
+    one, two, three, last = trio.run(files, clock=MockClock(autojump_threshold=0))
+    assert two - one == pytest.approx(WAIT_S_MAX, abs=1)
+    assert three - two == pytest.approx(WAIT_S_MAX, abs=1)
+    assert last == three
 
 
 def test_without_a_restore_none_waits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

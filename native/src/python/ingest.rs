@@ -52,7 +52,8 @@ impl FileList {
         packed = b"".as_slice(),
         suffixes = None,
         as_is = HashSet::new(),
-        sample = None
+        sample = None,
+        sizes = None
     ))]
     fn new(
         directory: &[u8],
@@ -60,6 +61,7 @@ impl FileList {
         suffixes: Option<HashSet<Vec<u8>>>,
         as_is: HashSet<Vec<u8>>,
         sample: Option<(u64, u64, bool)>,
+        sizes: Option<(i64, i64)>,
     ) -> PyResult<FileList> {
         if sample.is_some_and(|(of, ..)| of == 0) {
             return Err(PyValueError::new_err("sample: one in 0 files is none"));
@@ -72,7 +74,10 @@ impl FileList {
         let is_as_is = |end: &[u8]| as_is.contains(end);
         let named =
             |(identity, name)| PlainFile::named(directory, name, identity, is_wanted, is_as_is);
-        let files = files.into_iter().filter(|(identity, _)| is_in(identity.inode));
+        let has_size = |size: i64| sizes.is_none_or(|(start, end)| (start..end).contains(&size));
+        let files = files
+            .into_iter()
+            .filter(|(identity, _)| is_in(identity.inode) && has_size(identity.size));
         Ok(FileList(files.filter_map(named).collect()))
     }
 

@@ -1,5 +1,6 @@
 """The order of a run: classes of files by what they save for their cost, and each in its turn."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from dedupd.units import GIB, KIB, MIB
 from dedupd.volume.hints import HintKey
+from jobs.frame.run import JobRun
 from jobs.optimize import order
+from jobs.optimize.job import Optimize
 from jobs.optimize.order import ClassFigures, Figures, Order
 from jobs.tree.candidates import Candidate
 from jobs.tree.file_classes import Choice, FileClass, class_of
@@ -32,25 +35,29 @@ def candidate(path: str, inode: int, size_bytes: int) -> Candidate:
     st.dictionaries(names, st.floats(0, 1), max_size=6),
     st.lists(st.tuples(names, st.floats(0, 1)), max_size=20),
     st.integers(0, 40),
+    st.booleans(),
 )
 def test_each_file_has_its_turn_once(
     files: list[tuple[str, int]],
     known: dict[str, float],
     learned: list[tuple[str, float]],
     turn: int,
+    largest_first: bool,
 ) -> None:
     """Also files of classes that nobody expected, and while classes turn out to be others."""
     figures = ClassFigures(
         {class_of(path.encode()): Figures(1, 1e6, 1e6, 1e6 * rate) for path, rate in known.items()},
         turn,
     )
-    one = Order(figures)
+    one = Order(figures, largest_first=largest_first)
     for path, inode in files[: len(files) // 2 + 1]:
         one.expect(candidate(path, inode, GIB))
     taken: list[tuple[str, int]] = []
     pending = iter(learned)
     for choice in one.choices():
-        taken += [(path, inode) for path, inode in files if choice.takes(path.encode(), inode)]
+        taken += [
+            (path, inode) for path, inode in files if choice.takes(path.encode(), inode, inode**4)
+        ]
         for path, rate in [next(pending, ("", 0.0))]:
             if path:
                 figures.add(class_of(path.encode()), Figures(9, 1e8, 1e8, 1e8 * rate))
@@ -62,6 +69,28 @@ def test_a_small_run_goes_by_the_tree() -> None:
     for at in range(50):
         one.expect(candidate(f"{at}/file.{at}", at, 10 * MIB))
     assert [choice.sample for choice in one.choices()] == [None]
+
+
+def test_while_a_restore_fills_the_volume_the_largest_files_come_first(tmp_path: Path) -> None:
+    lab = new_lab(tmp_path / "volume")
+    sizes = {"a": 300 * KIB, "b": 20 * KIB, "c": 5 * MIB, "d": 70 * KIB, "e": 500 * KIB}
+    for name, size in sizes.items():
+        lab.put(name, noise(size, size))
+    lab.put("of several names", noise(2 * MIB))
+    os.link(lab.data / "of several names", lab.data / "other")
+    lab.set_policy('min_age = "0s"\nmin_file_saving = 0\nrestore_mode = "on"\n')
+    taken: list[str] = []
+    with lab.opened() as volume, volume.job_lock():
+        job = Optimize(volume, JobRun("optimize"))
+        assert job._count_candidates()
+        for found in job._candidates(0, is_first=True, is_only=True):
+            if isinstance(found, tuple):
+                taken.append(found[0].path.decode())
+            else:
+                taken += [path.decode() for path, *_ in found]
+    assert taken[:2] == ["c", "of several names"]
+    assert sorted(taken[2:4]) == ["a", "e"]
+    assert sorted(taken[4:]) == ["b", "d"]
 
 
 def test_the_best_class_comes_first_and_hopeless_ones_last() -> None:
