@@ -9,7 +9,7 @@ from dedupd.cli.report import finish, show_messages
 from dedupd.errors import UsageError
 from dedupd.units import counted, format_size
 from dedupd.volume.volume import Volume
-from jobs.backup.importing import Import, ImportReport
+from jobs.importing import Import, ImportReport
 
 
 @click.command("import")

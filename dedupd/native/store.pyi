@@ -47,6 +47,23 @@ def read_chunks(
     work. Records that lean on others are read with ``bases``, else not. Raises MemoryError only.
     """
 
+def frame_chunks(
+    data_fd: int,
+    table_fd: int,
+    seed: int,
+    wanted: Sequence[tuple[int, int, int]],
+    sequence: int,
+    stream_seed: int,
+    threads: int,
+) -> tuple[bytes, bytes, int]:
+    """Chunks of a container as frames of a stream: these, the fingerprints of the chunks, and how
+    many they are.
+
+    Of the first of ``wanted``, given as in :func:`read_chunks`, up to one about which anything is
+    not as expected, or that leans on another. Payloads are checked, and not decoded. ``sequence``
+    is that of the first frame. Raises MemoryError only.
+    """
+
 class Window(Buffer):
     """The bytes of ``head``, followed by the raw bytes of records of a container.
 

@@ -5,7 +5,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TypeVar
 
 from dedupd import native
@@ -97,6 +97,25 @@ class RecordReader:
             else:
                 chunks += container.read_chunks(parts, cached_only=cached_only, threads=threads)
         return chunks
+
+    def frame_chunks(
+        self, wanted: Sequence[tuple[int, int, int]], sequence: int, stream_seed: int, threads: int
+    ) -> tuple[bytes, bytes, int]:
+        """Chunks, given as in :meth:`read_chunks`, as frames of a stream, with payloads that are
+        checked: the frames, the fingerprints, and how many of the first ones they are.
+
+        None of what is out of the ordinary, or lies in another container than the first one.
+        """
+        number = container_of(wanted[0][0])
+        container = self._try_acquire(number)
+        if container is None or container.table_fd is None:
+            return b"", b"", 0
+        mine = takewhile(lambda one: container_of(one[0]) == number, wanted)
+        parts = [(ordinal_of(one), length, check) for one, length, check in mine]
+        fds = container.fd, container.table_fd
+        return native.store.frame_chunks(
+            *fds, container.seed, parts, sequence, stream_seed, threads
+        )
 
     def begin_window(
         self, wanted: Sequence[tuple[int, int, int]], head: bytes | memoryview, helpers: int

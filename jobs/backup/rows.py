@@ -9,6 +9,7 @@ from dedupd.byte_ranges import missing_ranges
 from dedupd.errors import FileChanged
 from dedupd.format.ids import HOLE
 from dedupd.format.stub import StubAttribute
+from dedupd.store.recipe.recipe_reader import Span
 from dedupd.stub.stub_file import SparseStub
 from dedupd.system.extents import has_unwritten
 from dedupd.system.files import data_ranges
@@ -26,17 +27,24 @@ Key = int | bytes
 @dataclass(frozen=True, slots=True)
 class Row:
     """A part of a file: the chunk ``chunk`` of the store, or a hole, or a chunk that was cut, whose
-    bytes are ``raw``. ``fingerprint`` is empty where it takes a look at the store. A chunk that has
-    both is of a store in a cluster, whose numbers mean nothing after this run."""
+    bytes are ``raw``. ``fingerprint`` is empty where it takes a look at the store; ``check`` is
+    that of the recipe then (``recipe.fingerprint_check``). A chunk that has number and fingerprint
+    is of a store in a cluster, whose numbers mean nothing after this run."""
 
     length: int
     chunk: int = HOLE
     fingerprint: bytes = b""
     raw: bytes = b""
+    check: int = 0
 
     @property
     def is_hole(self) -> bool:
         return self.chunk == HOLE and not self.fingerprint
+
+    @property
+    def span(self) -> Span:
+        """A chunk of the store as a recipe names it."""
+        return Span(0, self.length, self.chunk, self.check)
 
     @property
     def key(self) -> "Key":
@@ -62,11 +70,11 @@ class Rows:
         )
         sparse.has_unwritten = sparse.may_be_local and has_unwritten(fd, size)
         covered = min(stub.covered, size)
-        for start, end, chunk in _parts(sparse, covered):
+        for start, end, chunk, check in _parts(sparse, covered):
             if chunk is None:
                 yield from self._cut(sparse, start, end)
             else:
-                yield Row(end - start, chunk, self._fingerprint(chunk))
+                yield Row(end - start, chunk, self._fingerprint(chunk), check=check)
         if covered < size:
             yield from self._own(fd, covered, size)
 
@@ -111,9 +119,13 @@ class Rows:
             carry = data[low:]
 
 
-def _parts(sparse: SparseStub, covered: int) -> Iterator[tuple[int, int, int | None]]:
-    """(start, end, chunk) of what the recipe covers: ``HOLE`` for zeros, None for what has to be
-    cut because the file's own blocks, or its end, are in it. Neighbours to be cut are one."""
+_Part = tuple[int, int, int | None, int]
+
+
+def _parts(sparse: SparseStub, covered: int) -> Iterator[_Part]:
+    """(start, end, chunk, check of its fingerprint) of what the recipe covers: ``HOLE`` for zeros,
+    None for what has to be cut because the file's own blocks, or its end, are in it. Neighbours to
+    be cut are one."""
     missing = sparse.missing(0, covered)
     pending: tuple[int, int] | None = None
     at = 0
@@ -123,9 +135,9 @@ def _parts(sparse: SparseStub, covered: int) -> Iterator[tuple[int, int, int | N
             at += 1
         is_whole = at < len(missing) and missing[at][0] <= low and high <= missing[at][1]
         if is_whole and (span.chunk != HOLE or high <= covered):
-            parts: list[tuple[int, int, int | None]] = [(low, high, span.chunk)]
+            parts: list[_Part] = [(low, high, span.chunk, span.fingerprint_check)]
         elif span.chunk != HOLE:
-            parts = [(low, min(high, covered), None)]
+            parts = [(low, min(high, covered), None, 0)]
         else:
             parts = _hole_parts(missing, at, low, min(high, covered))
         for part in parts:
@@ -133,16 +145,14 @@ def _parts(sparse: SparseStub, covered: int) -> Iterator[tuple[int, int, int | N
                 pending = (pending[0] if pending else part[0], part[1])
                 continue
             if pending:
-                yield *pending, None
+                yield *pending, None, 0
                 pending = None
             yield part
     if pending:
-        yield *pending, None
+        yield *pending, None, 0
 
 
-def _hole_parts(
-    missing: list[tuple[int, int]], first: int, low: int, high: int
-) -> list[tuple[int, int, int | None]]:
+def _hole_parts(missing: list[tuple[int, int]], first: int, low: int, high: int) -> list[_Part]:
     """A hole of the recipe in which the file has blocks of its own."""
     holes = []
     for start, end in missing[first:]:
@@ -150,6 +160,6 @@ def _hole_parts(
             break
         if end > low:
             holes.append((max(start, low), min(end, high)))
-    parts: list[tuple[int, int, int | None]] = [(*hole, HOLE) for hole in holes]
-    parts += [(*own, None) for own in missing_ranges(holes, low, high)]
+    parts: list[_Part] = [(*hole, HOLE, 0) for hole in holes]
+    parts += [(*own, None, 0) for own in missing_ranges(holes, low, high)]
     return sorted(parts, key=lambda part: part[0])

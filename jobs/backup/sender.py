@@ -4,7 +4,6 @@ import os
 import time
 import uuid
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -12,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from dedupd.errors import Damaged, DamagedContainer, FileChanged, UsageError
+from dedupd.errors import Damaged, FileChanged, UsageError
 from dedupd.format import stream
-from dedupd.format.container import Codec, Kind, RecordKind
-from dedupd.format.stream import Frame, FrameKind, NodeFlag, RecipePart, StreamNode
+from dedupd.format.container import Kind
+from dedupd.format.stream import FrameKind, NodeFlag, RecipePart, StreamNode
 from dedupd.format.stub import StubAttribute
-from dedupd.store.encoded_records import encoded_payload
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.transition import FileIdentity
 from dedupd.system.files import opened
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.system.processes import cores
 from dedupd.volume.volume import Volume
+from jobs.backup.chunk_sender import ChunkSender
 from jobs.backup.nodes import Node, walk_nodes
-from jobs.backup.rows import Key, Row, Rows
-from jobs.backup.sent_points import Numbers, Point, SentPoints, decode_rows, encode_row
+from jobs.backup.rows import Row, Rows
+from jobs.backup.sent_points import Point, SentPoints
 from jobs.backup.wire import FrameReader, FrameWriter, packed
 from jobs.frame.report import FileReport
 from jobs.frame.run import JobRun
@@ -35,8 +34,6 @@ ROWS_AT_ONCE = 256
 """Of a file, in memory: 32 MiB of the largest chunks that are cut."""
 RECIPES_KNOWN_MAX = 1 << 18
 """Of recipes that several files have; one that was forgotten is sent again."""
-NUMBERS_MAX = 1 << 20
-"""Of chunks that are known by their fingerprints, some 150 bytes each."""
 ATTEMPTS = 3
 """To read a file that users write to."""
 
@@ -117,19 +114,13 @@ class Sender:
         self._resume = resume
         self._report = SendReport(point=str(uuid.uuid4()), since=since, started_s=run.started_s)
         self._since = Point()
-        self._since_cut = set[bytes]()
         self._point = Point()
-        self._numbers = Numbers()
-        self._cut_numbers: OrderedDict[bytes, int] = OrderedDict()
-        self._chunks = 0
         self._recipes: dict[tuple[int, bytes, int], int] = {}
         self._recipe_count = 0
         self._nodes = bytearray()
         self._node_count = 0
         self._rows = Rows(volume)
         self._linked: dict[int, NodeFlag] = {}
-        self._log_fd: int | None = None
-        self._log_at = 0
 
     def run(self) -> SendReport:
         """Send everything. Raises PipeClosed, Damaged, UsageError, Cancelled."""
@@ -137,14 +128,12 @@ class Sender:
         run.update(phase="sending", total=_store_bytes(volume))
         with ExitStack() as stack:
             stack.callback(self._out.close)
-            self._pool = stack.enter_context(
-                ThreadPoolExecutor(cores(), thread_name_prefix="records")
-            )
+            pool = stack.enter_context(ThreadPoolExecutor(cores(), thread_name_prefix="records"))
             memory: SentPoints | None = None
             if not volume.is_read_only:
                 memory = SentPoints(volume.base_fd, volume.disk, volume.root)
                 stack.enter_context(closing(memory))
-            self._begin(memory, stack)
+            self._begin(memory, pool, stack)
             for met in walk_nodes(volume.data_fd, b"", volume.space.name, _no_directory):
                 run.safe_point()
                 if not met.is_left:
@@ -154,11 +143,12 @@ class Sender:
                 # Before the end is sent: a receiver has no state that is not known here.
                 memory.save(report.point, self._point)
             self._end()
+        report.chunks, report.known = self._chunks.sent, self._chunks.known
         report.wire_bytes = self._out.written_bytes
         report.complete(run)
         return report
 
-    def _begin(self, memory: SentPoints | None, stack: ExitStack) -> None:
+    def _begin(self, memory: SentPoints | None, pool: ThreadPoolExecutor, stack: ExitStack) -> None:
         report, rows, resume = self._report, b"", self._resume
         if self._back is not None:
             hello = stream.fields_of(self._back.read(), "the receiver")
@@ -170,16 +160,16 @@ class Sender:
                 f"{self._volume.root}: takes no changes, and remembers nothing that was sent; use"
                 " --negotiate, or send all"
             )
+        if memory is not None and report.since:
+            self._since = memory.load(report.since)
+        self._chunks = ChunkSender(self._volume, self._out, self._back, pool, self._since)
         if memory is not None:
-            if report.since:
-                self._since = memory.load(report.since)
-                self._since_cut = self._since.cut_fingerprints()
             if resume is not None:
                 rows = memory.log_rows(resume.stream, resume.chunks)
-                self._take_numbers(rows)
-            self._log_fd = memory.new_log(report.point, rows)
-            self._log_at = len(rows)
-            stack.callback(os.close, self._log_fd)
+                self._chunks.take_numbers(rows)
+            log_fd = memory.new_log(report.point, rows)
+            stack.callback(os.close, log_fd)
+            self._chunks.log_to(log_fd, len(rows))
         fields: dict[str, object] = {
             "format": stream.FORMAT,
             "stream": report.point,
@@ -187,33 +177,11 @@ class Sender:
             "fingerprint": self._volume.parameters.fingerprint,
             "since": report.since,
             "resumes": resume.stream if resume else "",
-            "chunks": self._chunks,
+            "chunks": self._chunks.count,
             "negotiates": self._back is not None,
             "moment_ns": time.time_ns(),
         }
         self._out.begin(FrameKind.BEGIN, fields, report.point)
-
-    def _take_numbers(self, rows: bytes) -> None:
-        """The receiver has these chunks of an earlier stream, by their numbers."""
-        for record_id, fingerprint in decode_rows(rows):
-            self._chunks += 1
-            self._note_number(record_id, fingerprint, self._chunks)
-
-    def _note_number(self, record_id: int, fingerprint: bytes, number: int) -> None:
-        if record_id:
-            self._numbers.put(record_id, number)
-            return
-        self._cut_numbers[fingerprint] = number
-        if len(self._cut_numbers) > NUMBERS_MAX:
-            self._cut_numbers.popitem(last=False)  # sent again, should it come again
-
-    def _number(self, row: Row) -> int:
-        if not row.fingerprint:
-            return self._numbers.get(row.chunk)
-        number = self._cut_numbers.get(row.fingerprint, 0)
-        if number:
-            self._cut_numbers.move_to_end(row.fingerprint)
-        return number
 
     # --- the tree -----------------------------------------------------------------------------
 
@@ -302,14 +270,16 @@ class Sender:
         part = list(islice(rows, ROWS_AT_ONCE))
         while part:
             following = list(islice(rows, ROWS_AT_ONCE))
-            known = self._send_chunks(part, used)
+            self._run.safe_point()
+            used.add(row for row in part if not row.is_hole)
+            known = self._chunks.send(part)
             if number < 0:
                 number = self._recipe_count
                 self._recipe_count += 1
             fingerprints = (bytes(32) if row.is_hole else known[row.key] for row in part)
             lengths = [row.length for row in part]
             digest = stream.chained(digest, list(zip(fingerprints, lengths, strict=True)))
-            numbers = (0 if row.is_hole else self._number(row) for row in part)
+            numbers = (0 if row.is_hole else self._chunks.number(row) for row in part)
             lines = list(zip(numbers, lengths, strict=True))
             sent = RecipePart(number, not following, digest, lines)
             self._out.write(packed(FrameKind.RECIPE, stream.encode_recipe(sent)))
@@ -317,97 +287,6 @@ class Sender:
         if key is not None and len(self._recipes) < RECIPES_KNOWN_MAX:
             self._recipes[key] = number
         return number
-
-    # --- chunks -------------------------------------------------------------------------------
-
-    def _send_chunks(self, rows: list[Row], used: _Used) -> dict[Key, bytes]:
-        """Have the receiver know all chunks of these rows; returns their fingerprints."""
-        self._run.safe_point()
-        real = {row.key: row for row in rows if not row.is_hole}
-        new = {key: row for key, row in real.items() if not self._number(row)}
-        used.add(row for row in rows if not row.is_hole)
-        theirs = {key for key, row in new.items() if self._is_theirs(row)}
-        found: dict[Key, bytes] = {}
-        if self._back is not None:
-            self._find(real, found)
-            asked = [key for key in new if key not in theirs]
-            theirs |= self._offered(asked, found) if asked else set()
-        ours = [key for key in new if key not in theirs]
-        frames = dict(zip(ours, self._pool.map(self._chunk, map(new.get, ours)), strict=True))
-        found |= {key: frame.payload[:32] for key, frame in frames.items()}
-        self._find(real, found)
-        self._note_sent(new, found)
-        known: list[tuple[bytes, int]] = []
-        for key, row in new.items():
-            if key in theirs:
-                known.append((found[key], row.length))
-                continue
-            self._put_known(known)
-            self._out.write(frames[key])
-        self._put_known(known)
-        self._report.chunks += len(ours)
-        self._report.known += len(theirs)
-        return found
-
-    def _note_sent(self, new: dict[Key, Row], found: dict[Key, bytes]) -> None:
-        """Give chunks their numbers, which is logged before anything of them is sent: a receiver
-        can say of none that it has it, unless it is here."""
-        log = bytearray()
-        for key, row in new.items():
-            self._chunks += 1
-            record_id = 0 if row.fingerprint else row.chunk
-            self._note_number(record_id, row.fingerprint, self._chunks)
-            log += encode_row(record_id, found[key])
-        if self._log_fd is not None:
-            self._volume.disk.write_at(self._log_fd, [log], self._log_at)
-            self._log_at += len(log)
-
-    def _put_known(self, known: list[tuple[bytes, int]]) -> None:
-        if known:
-            data = stream.encode_known(known)
-            self._out.write(Frame(FrameKind.KNOWN, 0, len(data), data))
-            known.clear()
-
-    def _find(self, rows: dict[Key, Row], found: dict[Key, bytes]) -> None:
-        """Look up the fingerprints that are missing."""
-        records = self._volume.chunk_records
-        for key, row in rows.items():
-            if key not in found:
-                found[key] = row.fingerprint or records.describe(row.chunk).fingerprint
-
-    def _is_theirs(self, row: Row) -> bool:
-        if not row.fingerprint:
-            return row.chunk in self._since.ids
-        return row.fingerprint in self._since_cut
-
-    def _offered(self, keys: list[Key], found: dict[Key, bytes]) -> set[Key]:
-        """Those of chunks that the receiver says it has."""
-        assert self._back is not None
-        data = b"".join(found[key] for key in keys)
-        self._out.write(Frame(FrameKind.OFFER, 0, len(data), data))
-        self._out.flush()
-        answer = self._back.read()
-        if answer.kind is not FrameKind.ANSWER or len(answer.payload) != len(keys):
-            raise Damaged("the receiver: not an answer to what was offered")
-        return {key for key, has in zip(keys, answer.payload, strict=True) if has}
-
-    def _chunk(self, row: Row | None) -> Frame:
-        """A chunk as it is stored, or as it would be."""
-        assert row is not None
-        if row.chunk:
-            try:
-                record, payload = self._volume.chunk_records.read_alone(row.chunk)
-                if record.codec in (Codec.RAW, Codec.ZSTD) and record.kind != RecordKind.FORWARD:
-                    head = record.fingerprint + payload
-                    return Frame(FrameKind.CHUNK, record.codec, record.raw_length, head)
-            except (DamagedContainer, OSError):
-                pass  # it leads elsewhere, or has a second copy
-            record, raw = self._volume.chunk_records.read(row.chunk)
-            fingerprint = record.fingerprint
-        else:
-            fingerprint, raw = row.fingerprint, row.raw
-        codec, payload, _ = encoded_payload(raw)
-        return Frame(FrameKind.CHUNK, codec, len(raw), fingerprint + payload)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -427,7 +306,7 @@ class Sender:
         totals = {
             "format": stream.FORMAT,
             "stream": self._report.point,
-            "chunks": self._chunks,
+            "chunks": self._chunks.count,
             "recipes": self._recipe_count,
             "nodes": self._node_count,
         }

@@ -43,7 +43,7 @@ class FrameWriter:
         self._seed = 0
         self._sequence = 0
         self._buffer = bytearray()
-        self._waiting: Queue[bytearray | None] = Queue(_BEHIND)
+        self._waiting: Queue[bytes | bytearray | None] = Queue(_BEHIND)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.written_bytes = 0
@@ -58,6 +58,16 @@ class FrameWriter:
         self._sequence += 1
         if len(self._buffer) >= _BUFFER_BYTES:
             self._hand_over()
+
+    def write_frames(self, make: Callable[[int, int], tuple[bytes, int]]) -> int:
+        """Write frames that ``make`` gives, with how many they are, for the number of the next one
+        and the stream's seed; how many."""
+        data, count = make(self._sequence, self._seed)
+        if count:
+            self._hand_over()
+            self._put(data)
+            self._sequence += count
+        return count
 
     def flush(self) -> None:
         """Have all of it written."""
@@ -74,14 +84,16 @@ class FrameWriter:
 
     def _hand_over(self) -> None:
         self._check()
-        if not self._buffer:
-            return
+        if self._buffer:
+            data, self._buffer = self._buffer, bytearray()
+            self._put(data)
+
+    def _put(self, data: bytes | bytearray) -> None:
         if self._thread is None:
             # It has a descriptor of its own: the caller may close its one at any time.
             work = partial(self._work, os.dup(self._fd))
             self._thread = threading.Thread(target=work, name="pipe", daemon=True)
             self._thread.start()
-        data, self._buffer = self._buffer, bytearray()
         self._waiting.put(data)
 
     def _check(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dedupd import failpoint, native
+from dedupd.format import container as fmt
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.format.stub import Flag, StubAttribute
 from dedupd.shared.fellows import all_held
@@ -162,6 +163,27 @@ class Lab:
     @staticmethod
     def _open(volume: Volume, name: str | bytes) -> int:
         return open_beneath(volume.data_fd, os.fsencode(name), os.O_RDONLY)
+
+    def forge_first_record(self) -> None:
+        """Put another chunk, a whole record, in the place of the first one, which is raw: checksums
+        hold, and the bytes are others than those that recipes mean."""
+        path = self.container(Kind.CHUNKS)
+        data = bytearray(path.read_bytes())
+        with self.opened() as volume:
+            seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
+        record = fmt.unpack_record(bytes(data), fmt.FILE_HEADER_BYTES, seed)
+        assert record is not None and record.codec == fmt.Codec.RAW
+        other = noise(record.raw_length, 9)
+        begin = fmt.FILE_HEADER_BYTES + fmt.RECORD_HEADER_BYTES
+        data[begin : begin + len(other)] = other
+        forged = fmt.Record(
+            *(0, 0, 0, len(other), len(other), 0),
+            native.hashing.fingerprint(other),
+            0,
+            native.hashing.xxh3_64(other),
+        )
+        fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, forged, seed)
+        path.write_bytes(data)
 
     def container(self, kind: Kind, number: int = 1) -> Path:
         return self.base / STORE_DIRS[kind] / data_name(number).decode()

@@ -173,6 +173,10 @@ class ClusterChunks:
         is_expected = len(raw) == length and fingerprint_check(fingerprint) == check
         return raw if is_expected else None
 
+    def frame_chunks(self, *_: Any) -> tuple[bytes, bytes, int]:
+        """None: each is read by :meth:`read_alone`."""
+        return b"", b"", 0
+
     def begin_window(self, *_: Any) -> None:
         """No read-ahead into one piece of memory: chunks are fetched ahead, one by one."""
         return

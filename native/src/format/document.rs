@@ -4,7 +4,7 @@ use super::record_header::{
     CODEC_DELTA, CODEC_DICTIONARY, CODEC_RAW, CODEC_ZSTD, RECORD_ALIGN_BYTES, RecordKind,
 };
 use super::table_entry::State;
-use super::{recipe, record_header, saved_index, saved_notes, stub, table_entry};
+use super::{recipe, record_header, saved_index, saved_notes, stream, stub, table_entry};
 
 const TEXT: &str = include_str!("../../../docs/format.md");
 
@@ -50,6 +50,7 @@ fn every_layout_is_that_of_the_document() {
     compare("Recipe node header (40 bytes)", recipe::header::FIELDS, &[]);
     compare("Recipe entry (16 bytes)", recipe::fields::FIELDS, &[]);
     compare("Stub attribute (64 bytes)", stub::fields::FIELDS, &[]);
+    compare("Frame header (32 bytes)", stream::header::FIELDS, &[]);
     compare("Judged file (16 bytes)", saved_notes::judged::FIELDS, &[]);
     compare("Note (16 bytes)", saved_notes::note::FIELDS, &[]);
     let header = saved_index::header::FIELDS;

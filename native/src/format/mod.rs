@@ -9,6 +9,7 @@ pub mod recipe;
 pub mod record_header;
 pub mod saved_index;
 pub mod saved_notes;
+pub mod stream;
 pub mod stub;
 pub mod suffix;
 pub mod table_entry;

@@ -79,8 +79,8 @@ mod exported {
         use crate::python::refine::Bases;
         #[pymodule_export]
         use crate::python::store::{
-            CheckedRecords, PassedRecords, Window, check_records, dead_payloads, headers_agree,
-            pass_records, read_chunks, seal, table_states, weigh_table,
+            CheckedRecords, PassedRecords, Window, check_records, dead_payloads, frame_chunks,
+            headers_agree, pass_records, read_chunks, seal, table_states, weigh_table,
         };
         #[pymodule_export]
         use crate::store::table_states::Weight;

@@ -19,6 +19,7 @@ use crate::store::read_window;
 use crate::store::record_check::Place as CheckPlace;
 use crate::store::record_reader::{BaseBytes, Files, Reads, Row, Wanted};
 use crate::store::record_writer::{Columns, Place};
+use crate::store::stream_frames;
 use crate::store::table_check::{Container, Passed, Position};
 use crate::store::table_states::{Weight, states, weigh};
 
@@ -54,6 +55,43 @@ pub fn read_chunks(
         .collect();
     let found = py.detach(|| files.read_all(chunks, threads));
     Ok(results.into_iter().zip(found).map(|(bytes, found)| found.then_some(bytes)).collect())
+}
+
+/// Frames, the fingerprints of their chunks, and how many they are.
+type Framed = (Py<PyBytes>, Py<PyBytes>, usize);
+
+#[pyfunction]
+#[pyo3(signature = (data_fd, table_fd, seed, wanted, sequence, stream_seed, threads))]
+#[expect(clippy::too_many_arguments, reason = "a container, and the place in a stream")]
+pub fn frame_chunks(
+    py: Python<'_>,
+    data_fd: i32,
+    table_fd: i32,
+    seed: u64,
+    wanted: Vec<Row>,
+    sequence: u32,
+    stream_seed: u64,
+    threads: usize,
+) -> PyResult<Framed> {
+    let reads = Reads::Uncached;
+    let files = Files { data: data_fd, table: table_fd, seed, reads, bases: None };
+    let entries = py.detach(|| stream_frames::entries(&files, &wanted));
+    let length = entries.iter().map(stream_frames::frame_bytes).sum();
+    let frames = uninitialised(py, length)?;
+    let start = frames.bind(py).as_bytes().as_ptr().cast_mut();
+    // SAFETY: the object is new, and nobody else has it before this function returns.
+    let out = unsafe { std::slice::from_raw_parts_mut(start, length) };
+    let place = stream_frames::Place { sequence, seed: stream_seed };
+    let count = py.detach(|| stream_frames::write(&files, &wanted, &entries, place, out, threads));
+    let good = &entries[..count];
+    let fingerprints: Vec<u8> = good.iter().flat_map(|entry| entry.fingerprint).collect();
+    let fingerprints = PyBytes::new(py, &fingerprints).unbind();
+    if count == entries.len() {
+        return Ok((frames, fingerprints, count));
+    }
+    let length = good.iter().map(stream_frames::frame_bytes).sum();
+    let part = PyBytes::new(py, &frames.bind(py).as_bytes()[..length]).unbind();
+    Ok((part, fingerprints, count))
 }
 
 #[pyclass(frozen, module = "dedupd.native.store")]

@@ -6,5 +6,6 @@ pub mod read_window;
 pub mod record_check;
 pub mod record_reader;
 pub mod record_writer;
+pub mod stream_frames;
 pub mod table_check;
 pub mod table_states;

@@ -146,6 +146,15 @@ impl Files<'_> {
         }
     }
 
+    /// Fills `out`, of its stored length, with the payload of a record that leans on no other; None
+    /// where anything is not as expected.
+    pub fn read_stored(&self, entry: &TableEntry, ordinal: u32, out: &mut [u8]) -> Option<()> {
+        let mut header = [0; RECORD_HEADER_BYTES];
+        self.fill(self.data, entry.offset, &mut header, out)?;
+        let header = self.header(&header, entry, ordinal)?;
+        check(out, entry.codec, entry.raw_length as usize, header.checksum).ok()
+    }
+
     /// The header of a record. None where it does not belong to a chunk with this entry. A chunk
     /// that was repaired is a copy of what it repeats.
     fn header(

@@ -11,8 +11,8 @@ import pytest
 
 from dedupd.errors import UsageError
 from dedupd.units import KIB, MIB
-from jobs.backup.importing import Import, ImportReport
 from jobs.frame.run import Cancelled, JobRun
+from jobs.importing import Import, ImportReport
 from tests.support import crash
 from tests.support.lab import Lab, new_lab, noise, run_cli
 from tests.support.mounts import mounted_lab

@@ -16,6 +16,7 @@ from dedupd.units import KIB, MIB
 from jobs.backup.receiver import ReplicaVolume, drop, finish
 from jobs.frame.run import JobRun
 from tests.hostile.test_copies import OPEN, WRITTEN, overwrite
+from tests.jobs.refine.test_refine import POLICY, refine, versions
 from tests.support.lab import Lab, fill, flip_bit, new_lab, noise, prose, run_cli, stop_at
 from tests.support.streams import content, point_of, sent
 from tests.support.trees import fill_with_all
@@ -134,6 +135,38 @@ def test_a_damaged_file_stays_at_the_receiver_as_it_was(tmp_path: Path) -> None:
     assert report.damaged == received.errors == 1
     assert set(content(fresh, tmp_path, "c")) == set(before) - {"base"} | {"other"}
     fresh.verify_clean()
+
+
+def test_a_record_that_is_another_one_is_not_sent(tmp_path: Path) -> None:
+    """It is sound, and would pass for what the file has at the receiver."""
+    lab, replica = new_lab(tmp_path / "volume"), new_lab(tmp_path / "replica")
+    lab.put("file", noise(300 * KIB, 1))
+    lab.put("other", noise(300 * KIB, 2))
+    lab.optimize()
+    lab.forge_first_record()
+    report, _ = sent(lab, replica)
+    assert report.damaged == report.kept == 1
+    assert "the recipe means" in report.messages[0]
+    (name,) = (name for name, one in content(replica, tmp_path, "b").items() if one[-1])
+    assert (replica.root / name).name in ("file", "other")
+    assert replica.read(name) == lab.read(name)
+
+
+def test_records_that_lean_on_others_are_sent_as_they_would_be_alone(tmp_path: Path) -> None:
+    """Between ordinary ones: each has the number that the recipes count on."""
+    lab, replica = new_lab(tmp_path / "volume"), new_lab(tmp_path / "replica")
+    lab.set_policy(POLICY)
+    for family in range(3):
+        for number, one in enumerate(versions(family + 1, 20)):
+            lab.put(f"{family}/{number}", one)
+            lab.put(f"alone/{family}-{number}", noise(40 * KIB, 100 * family + number))
+    lab.put("all", b"".join(p.read_bytes() for p in sorted(lab.data.rglob("*")) if p.is_file()))
+    lab.optimize()
+    assert refine(lab).new_deltas
+    report, _ = sent(lab, replica)
+    assert report.messages == []
+    assert content(replica, tmp_path, "b") == content(lab, tmp_path, "a")
+    replica.verify_clean()
 
 
 POINTS = (

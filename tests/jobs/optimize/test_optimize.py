@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedupd import failpoint, native
-from dedupd.format import container as fmt
-from dedupd.format.container import Kind
 from dedupd.system.file_reader import BATCH_BYTES
 from dedupd.units import KIB, MIB
 from jobs.frame.run import Cancelled, JobRun
@@ -285,28 +283,7 @@ def test_a_new_recipe_names_no_chunk_that_the_old_one_did_not_mean(
     content = noise(600 * KIB)
     lab.put("file", content)
     lab.optimize()
-    path = lab.container(Kind.CHUNKS)
-    data = bytearray(path.read_bytes())
-    with lab.opened() as volume:
-        seed = fmt.checksum_seed(volume.space.volume_id, 1, 1)
-    record = fmt.unpack_record(bytes(data), fmt.FILE_HEADER_BYTES, seed)
-    assert record is not None and record.codec == fmt.Codec.RAW
-    other = noise(record.raw_length, 9)
-    begin = fmt.FILE_HEADER_BYTES + fmt.RECORD_HEADER_BYTES
-    data[begin : begin + len(other)] = other
-    forged = fmt.Record(
-        0,
-        0,
-        0,
-        len(other),
-        len(other),
-        0,
-        native.hashing.fingerprint(other),
-        0,
-        native.hashing.xxh3_64(other),
-    )
-    fmt.pack_record_into(memoryview(data), fmt.FILE_HEADER_BYTES, forged, seed)
-    path.write_bytes(data)
+    lab.forge_first_record()
     with open(lab.let_write("file"), "r+b") as file:
         file.seek(500 * KIB)
         file.write(noise(4 * KIB, 5))

@@ -1,0 +1,223 @@
+"""The chunks of a stream: each is sent once, or said to be known, and has a number from then on."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+
+from dedupd.errors import Damaged, DamagedContainer
+from dedupd.format import stream
+from dedupd.format.container import Codec, RecordKind
+from dedupd.format.ids import container_of
+from dedupd.format.recipe import fingerprint_check
+from dedupd.format.stream import FINGERPRINT_BYTES, Frame, FrameKind
+from dedupd.store.encoded_records import encoded_payload
+from dedupd.stub.content import checked_record, described_record
+from dedupd.system.processes import cores
+from dedupd.units import MIB
+from dedupd.volume.volume import Volume
+from jobs.backup.rows import Key, Row
+from jobs.backup.sent_points import Numbers, Point, decode_rows, encode_row
+from jobs.backup.wire import FrameReader, FrameWriter
+
+PORTION_BYTES = 2 * MIB
+"""Of chunks as they are when they are read, framed by one native call."""
+
+NUMBERS_MAX = 1 << 20
+"""Of chunks that are known by their fingerprints, some 150 bytes each."""
+
+ALONE = 16
+"""Chunks out of the ordinary come in crowds: so many are taken one by one, from the first on."""
+
+
+class ChunkSender:
+    """Sends chunks of a volume. ``sent`` and ``known`` count those that were, and those that the
+    receiver has already; ``pool`` compresses what is not in the store as it is to be sent."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        out: FrameWriter,
+        back: FrameReader | None,
+        pool: ThreadPoolExecutor,
+        since: Point,
+    ) -> None:
+        """``since``: what the receiver has. ``back``: where it answers, if it does."""
+        self._volume = volume
+        self._out = out
+        self._back = back
+        self._pool = pool
+        self._since = since
+        self._since_cut = since.cut_fingerprints()
+        self._threads = cores()
+        self._numbers = Numbers()
+        self._cut_numbers: OrderedDict[bytes, int] = OrderedDict()
+        self._log_fd: int | None = None
+        self._log_at = 0
+        self.count = 0
+        self.sent = 0
+        self.known = 0
+
+    def take_numbers(self, rows: bytes) -> None:
+        """The receiver has these chunks of an earlier stream, by their numbers."""
+        for record_id, fingerprint in decode_rows(rows):
+            self._give_number(record_id, fingerprint)
+
+    def log_to(self, fd: int, log_bytes: int) -> None:
+        """Log the numbers there, after what is there already."""
+        self._log_fd, self._log_at = fd, log_bytes
+
+    def number(self, row: Row) -> int:
+        """That of a chunk, counted from 1; 0 where the receiver knows nothing of it yet."""
+        if not row.fingerprint:
+            return self._numbers.get(row.chunk)
+        number = self._cut_numbers.get(row.fingerprint, 0)
+        if number:
+            self._cut_numbers.move_to_end(row.fingerprint)
+        return number
+
+    def send(self, rows: Iterable[Row]) -> dict[Key, bytes]:
+        """Have the receiver know all chunks of these rows; returns their fingerprints.
+
+        Raises Damaged, OSError, PipeClosed.
+        """
+        real = {row.key: row for row in rows if not row.is_hole}
+        new = {key: row for key, row in real.items() if not self.number(row)}
+        theirs = {key for key, row in new.items() if self._is_theirs(row)}
+        found: dict[Key, bytes] = {}
+        if self._back is not None:
+            self._find(real.values(), found)
+            asked = [key for key in new if key not in theirs]
+            theirs |= self._offered(self._back, asked, found) if asked else set()
+        for is_theirs, group in groupby(new.values(), lambda row: row.key in theirs):
+            if is_theirs:
+                self._put_known(list(group), found)
+            else:
+                self._put_ours(list(group), found)
+        self._find(real.values(), found)
+        return found
+
+    # --- numbers ------------------------------------------------------------------------------
+
+    def _give_number(self, record_id: int, fingerprint: bytes) -> None:
+        self.count += 1
+        if record_id:
+            self._numbers.put(record_id, self.count)
+            return
+        self._cut_numbers[fingerprint] = self.count
+        if len(self._cut_numbers) > NUMBERS_MAX:
+            self._cut_numbers.popitem(last=False)  # sent again, should it come again
+
+    def _note(self, rows: list[Row], found: dict[Key, bytes]) -> None:
+        """Give chunks their numbers, which is logged before anything of them is sent: a receiver
+        can say of none that it has it, unless it is here."""
+        log = bytearray()
+        for row in rows:
+            record_id = 0 if row.fingerprint else row.chunk
+            self._give_number(record_id, row.fingerprint)
+            log += encode_row(record_id, found[row.key])
+        if self._log_fd is not None:
+            self._volume.disk.write_at(self._log_fd, [log], self._log_at)
+            self._log_at += len(log)
+
+    def _find(self, rows: Iterable[Row], found: dict[Key, bytes]) -> None:
+        """Look up the fingerprints that are missing. Raises DamagedContainer, also where a record
+        is another one than the recipe means."""
+        records = self._volume.chunk_records
+        for row in rows:
+            if row.key not in found:
+                found[row.key] = row.fingerprint or described_record(records, row.span).fingerprint
+
+    # --- what the receiver has ----------------------------------------------------------------
+
+    def _is_theirs(self, row: Row) -> bool:
+        if not row.fingerprint:
+            return row.chunk in self._since.ids
+        return row.fingerprint in self._since_cut
+
+    def _offered(self, back: FrameReader, keys: list[Key], found: dict[Key, bytes]) -> set[Key]:
+        """Those of chunks that the receiver says it has."""
+        data = b"".join(found[key] for key in keys)
+        self._out.write(Frame(FrameKind.OFFER, 0, len(data), data))
+        self._out.flush()
+        answer = back.read()
+        if answer.kind is not FrameKind.ANSWER or len(answer.payload) != len(keys):
+            raise Damaged("the receiver: not an answer to what was offered")
+        return {key for key, has in zip(keys, answer.payload, strict=True) if has}
+
+    def _put_known(self, rows: list[Row], found: dict[Key, bytes]) -> None:
+        self._find(rows, found)
+        self._note(rows, found)
+        data = stream.encode_known([(found[row.key], row.length) for row in rows])
+        self._out.write(Frame(FrameKind.KNOWN, 0, len(data), data))
+        self.known += len(rows)
+
+    # --- what it lacks ------------------------------------------------------------------------
+
+    def _put_ours(self, rows: list[Row], found: dict[Key, bytes]) -> None:
+        """Native code sends the ordinary ones, as they are stored."""
+        self.sent += len(rows)
+        while rows:
+            portion = list(_portion(rows))
+            count = self._put_framed(portion, found) if portion else 0
+            rows = rows[count:]
+            if not portion or count < len(portion):
+                self._put_alone(rows[:ALONE], found)
+                rows = rows[ALONE:]
+
+    def _put_framed(self, rows: list[Row], found: dict[Key, bytes]) -> int:
+        """Send the first of these, up to one that is out of the ordinary; how many."""
+        wanted = [(row.chunk, row.length, row.check) for row in rows]
+        frame_chunks = self._volume.chunk_records.frame_chunks
+
+        def make(sequence: int, seed: int) -> tuple[bytes, int]:
+            frames, joined, count = frame_chunks(wanted, sequence, seed, self._threads)
+            for at, row in enumerate(rows[:count]):
+                found[row.key] = joined[at * FINGERPRINT_BYTES : (at + 1) * FINGERPRINT_BYTES]
+            if count:
+                self._note(rows[:count], found)
+            return frames, count
+
+        return self._out.write_frames(make)
+
+    def _put_alone(self, rows: list[Row], found: dict[Key, bytes]) -> None:
+        frames = list(self._pool.map(self._frame, rows))
+        for row, frame in zip(rows, frames, strict=True):
+            found[row.key] = frame.payload[:FINGERPRINT_BYTES]
+        self._note(rows, found)
+        for frame in frames:
+            self._out.write(frame)
+
+    def _frame(self, row: Row) -> Frame:
+        """A chunk as it is stored, or as it would be."""
+        fingerprint, raw = row.fingerprint, row.raw
+        if row.chunk:
+            stored = self._stored(row)
+            if stored is not None:
+                return stored
+            # It leads elsewhere, or has a second copy.
+            record, raw = checked_record(self._volume.chunk_records, row.span)
+            fingerprint = record.fingerprint
+        codec, payload, _ = encoded_payload(raw)
+        return Frame(FrameKind.CHUNK, codec, len(raw), fingerprint + payload)
+
+    def _stored(self, row: Row) -> Frame | None:
+        try:
+            record, payload = self._volume.chunk_records.read_alone(row.chunk)
+        except (DamagedContainer, OSError):
+            return None
+        is_whole = record.codec in (Codec.RAW, Codec.ZSTD) and record.kind != RecordKind.FORWARD
+        check = fingerprint_check(record.fingerprint)
+        if not is_whole or (record.raw_length, check) != (row.length, row.check):
+            return None
+        return Frame(FrameKind.CHUNK, record.codec, row.length, record.fingerprint + payload)
+
+
+def _portion(rows: list[Row]) -> Iterator[Row]:
+    """The first of these rows that one native call may take: chunks of one container."""
+    size, number = 0, container_of(rows[0].chunk)
+    for row in rows:
+        if not row.chunk or container_of(row.chunk) != number or size >= PORTION_BYTES:
+            return
+        size += row.length
+        yield row

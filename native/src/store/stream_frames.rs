@@ -1,0 +1,78 @@
+//! Chunks as frames of a stream, with the payloads of their records as they are stored.
+//!
+//! Answers only where everything is exactly as expected, as `record_reader`.
+
+use std::sync::Mutex;
+
+use crate::format::ids::{Fingerprint, FingerprintCheck};
+use crate::format::stream::{CHUNK, HEADER_BYTES, Head, write_header};
+use crate::format::table_entry::{CODEC_ZSTD, TableEntry};
+use crate::store::record_reader::{Files, Row};
+use crate::threads::lock::{locked, unlocked};
+use crate::threads::pool;
+
+const FINGERPRINT_BYTES: usize = size_of::<Fingerprint>();
+
+/// Where frames are to go in a stream: the number of the first one, and the stream's seed.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub sequence: u32,
+    pub seed: u64,
+}
+
+/// The entries of the first records of `rows`, up to one that is out of the ordinary, or leans on
+/// another.
+pub fn entries(files: &Files<'_>, rows: &[Row]) -> Vec<TableEntry> {
+    let is_expected = |entry: &TableEntry, &(_, length, check): &Row| {
+        entry.codec <= CODEC_ZSTD
+            && entry.raw_length as usize == length
+            && entry.fingerprint_check() == FingerprintCheck(check)
+    };
+    rows.iter()
+        .map_while(|row| files.entry(row.0).filter(|entry| is_expected(entry, row)))
+        .collect()
+}
+
+/// The length of the frame of a chunk.
+pub fn frame_bytes(entry: &TableEntry) -> usize {
+    HEADER_BYTES + FINGERPRINT_BYTES + entry.stored_length as usize
+}
+
+/// Fills `out`, of the length of all frames, on up to `threads` threads; how many of the first
+/// frames are good.
+pub fn write(
+    files: &Files<'_>,
+    rows: &[Row],
+    entries: &[TableEntry],
+    place: Place,
+    mut out: &mut [u8],
+    threads: usize,
+) -> usize {
+    let mut slots = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let (frame, rest) = out.split_at_mut(frame_bytes(entry));
+        slots.push(Mutex::new((frame, false)));
+        out = rest;
+    }
+    pool::for_each(slots.len(), threads.saturating_sub(1), |at| {
+        let mut slot = locked(&slots[at]);
+        slot.1 = write_one(files, rows[at].0, &entries[at], place, at, slot.0).is_some();
+    });
+    slots.into_iter().map(|slot| unlocked(slot).1).take_while(|&is| is).count()
+}
+
+fn write_one(
+    files: &Files<'_>,
+    ordinal: u32,
+    entry: &TableEntry,
+    place: Place,
+    at: usize,
+    frame: &mut [u8],
+) -> Option<()> {
+    let (fingerprint, payload) = frame[HEADER_BYTES..].split_at_mut(FINGERPRINT_BYTES);
+    files.read_stored(entry, ordinal, payload)?;
+    fingerprint.copy_from_slice(&entry.fingerprint);
+    let sequence = place.sequence.checked_add(u32::try_from(at).ok()?)?;
+    let head = Head { kind: CHUNK, codec: entry.codec, sequence, raw_length: entry.raw_length };
+    write_header(frame, head, place.seed)
+}
