@@ -136,7 +136,7 @@ def test_the_space_of_a_deleted_folder_comes_back_by_itself(machine: ServiceLab)
     lab.put("ballast", b"").write_bytes(b"\1" * ballast)
     for key in ("space_low", "space_critical", "keep_deleted"):  # as a new administrator has them
         text = re.sub(f"(?m)^{key} = .*\n", "", text)
-    lab.write_policy(text + 'exclude = ["ballast"]\nmin_file_saving = 0\n')
+    lab.write_policy(text + 'exclude = ["ballast"]\n')
     machine.start()
     level = eventually(lambda: (machine.view(lab)["space"] or {}).get("level"), "it was looked at")
     assert level in ("low", "critical")
