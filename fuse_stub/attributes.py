@@ -14,7 +14,6 @@ reported to the kernel (commits and restores), so it could keep them for ever.""
 
 _line: native.mount.Line | None = None
 """There is one FUSE session in a process."""
-POSIX_ACL_DEFAULT = b"system.posix_acl_default"
 POSIX_ACL_ACCESS = b"system.posix_acl_access"
 
 

@@ -30,11 +30,9 @@ from fuse_stub.attributes import forget_attributes
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.open_files import OpenFile, OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
+from fuse_stub.files.truncation import Truncation
 
 log = logging.getLogger("dedupd.mount")
-
-RELEASE_WAIT_S = 0.05
-"""The kernel tells of the last close a moment after the closing program went on."""
 
 _CHANGED = "it changed while it was being committed"
 
@@ -84,8 +82,8 @@ class CommitLane:
                 space = self._volume.space
                 yield decode_stub(pending.initial.previous, space.volume_id, pending.file.where)
 
-    def is_under_way(self, ino: int) -> bool:
-        """Whether a commit of an open file has begun, and not ended."""
+    def is_pending(self, ino: int) -> bool:
+        """Whether the job of a commit that has begun is still to say how it ends."""
         return ino in self._pending
 
     async def begin(self, requests: Sequence[CommitRequest]) -> list[Result]:
@@ -101,7 +99,7 @@ class CommitLane:
 
     def _adopt(self, fd: int, begun: Begun) -> None:
         """Have a file whose commit has begun, open as ``fd`` (taken over), as an open one."""
-        file = self._files.adopt(begun.identity.inode, fd, write=True)
+        file = self._files.adopt(begun.identity.inode, fd)
         self._transitions.begin([])  # it was noted with others
         self._pending[file.ino] = _Pending(file, begun)
 
@@ -116,13 +114,7 @@ class CommitLane:
         try:
             if file.ino in self._pending:
                 raise Busy("it is being committed already")
-            if file.writers:
-                with trio.move_on_after(RELEASE_WAIT_S):
-                    while file.writers:
-                        await trio.sleep(RELEASE_WAIT_S / 10)
             async with file.lock.alone():
-                if file.writers:
-                    raise Busy("it is open for writing")
                 if self.are_refused:
                     raise Busy("garbage is being collected")
                 if file.is_filled:
@@ -143,7 +135,7 @@ class CommitLane:
                 keep = True
         finally:
             if not keep:
-                self._files.release(file, write=True)
+                self._files.release(file)
         forget_attributes(file.ino)
         return Result(Outcome.DONE)
 
@@ -173,7 +165,7 @@ class CommitLane:
             begun = pending.begun
             if begun is None:
                 raise FileChanged(_CHANGED)
-            if file.writers or file.changes != pending.changes:
+            if file.changes != pending.changes:
                 await self._take_back(pending)
                 raise FileChanged(_CHANGED)
             pending.begun = None
@@ -200,6 +192,11 @@ class CommitLane:
             async with self.uncommitted(pending.file):
                 pass
 
+    def is_under_way(self, ino: int) -> bool:
+        """Whether a commit of a file has begun, and was neither finished nor taken back."""
+        pending = self._pending.get(ino)
+        return pending is not None and pending.begun is not None
+
     async def truncate(self, file: OpenFile, size: int, uid: int) -> None:
         """Set the length of a file that is open for writing.
 
@@ -209,7 +206,7 @@ class CommitLane:
         file.changes += 1
         async with self.uncommitted(file):
             self._deletions.changing(file, Cause.CUT, size)
-            cut = self._files.truncation(file, size)
+            cut = Truncation(file, size)
             cut.note(await self._slow_calls.run(uid, cut.make) if cut.is_slow else cut.make())
 
     @asynccontextmanager
@@ -259,7 +256,7 @@ class CommitLane:
             return  # it was finished while the end of the mount waited to take it back
         del self._pending[pending.file.ino]
         self._transitions.end()
-        self._files.release(pending.file, write=True)
+        self._files.release(pending.file)
 
     async def abandon_all(self) -> None:
         await self.abandon(list(self._pending))

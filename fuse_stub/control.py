@@ -156,6 +156,9 @@ class ControlServer:
                 return self._reopen(request), []
             if operation == "remount":
                 return self._remount(request), []
+            if operation == "let_go":
+                self._mount.files.let_go()
+                return {}, []
             if operation == "status":
                 return self._status(), []
             return {"error": f"unknown operation {operation!r}", "kind": "UsageError"}, []
@@ -256,7 +259,7 @@ class ControlServer:
         return {"is_plain": is_plain, "filled_bytes": fill.filled_bytes}
 
     def _status(self) -> dict[str, Any]:
-        mount = self._mount
+        mount, line = self._mount, self._mount.line
         return {
             "pid": os.getpid(),
             "volume": mount.volume.parameters.uuid,
@@ -270,8 +273,9 @@ class ControlServer:
             "chunk_hits": mount.cache.hits,
             "chunk_misses": mount.cache.misses,
             "chunk_cache_bytes": mount.cache.used_bytes,
-            "requests": 0 if mount.line is None else sum(mount.line.requests().values()),
-            "busy_s": load.busy_s,
+            "requests": 0 if line is None else sum(line.requests().values()),
+            "handed_over": 0 if line is None else sum(line.handed_over().values()),
+            "busy_s": load.busy_s + (0.0 if line is None else line.busy_s()),
         }
 
 

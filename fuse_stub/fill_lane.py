@@ -16,13 +16,13 @@ import trio
 from dedupd.errors import Busy, DedupdError
 from dedupd.stub.filling import Filling
 from dedupd.stub.stub_file import SparseStub
-from dedupd.system.paths import open_beneath
+from dedupd.system.paths import open_beneath, path_in_tree
 from dedupd.volume.restore import filling_of
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
 from fuse_stub.commit_lane import CommitLane
-from fuse_stub.files.open_files import OpenFile, OpenFiles, path_of
+from fuse_stub.files.open_files import OpenFile, OpenFiles
 
 log = logging.getLogger("dedupd.mount")
 
@@ -65,7 +65,7 @@ class FillLane:
                 file.is_filled = False
                 raise
         except BaseException:
-            self.files.release(file, write=True)
+            self.files.release(file)
             raise
 
     async def _begin(self, file: OpenFile) -> "FileFill | None":
@@ -75,7 +75,7 @@ class FillLane:
                 filling = await trio.to_thread.run_sync(filling_of, self.volume, stub, file.where)
                 return FileFill(self, file, stub, filling)
         file.is_filled = False
-        self.files.release(file, write=True)
+        self.files.release(file)
         return None
 
 
@@ -140,7 +140,7 @@ class FileFill:
                 return
             file.keeps_times = True
             try:
-                with lane.transitions.under_way([path_of(file.fd)]):
+                with lane.transitions.under_way([path_in_tree(file.fd)]):
                     yield True
             finally:
                 file.keeps_times = False
@@ -174,4 +174,4 @@ class FileFill:
             self._is_closed = True
             self._filling.stop()
             self._file.is_filled = False
-            self._lane.files.release(self._file, write=True)
+            self._lane.files.release(self._file)

@@ -168,6 +168,7 @@ class MarkingSessions:
         """
         log = MarkLog(self._inodes)
         self._logs.add(log)
+        self._inodes.note_names(True)
         self._commit_lane.are_refused = True
         try:
             for stub in [*self._commit_lane.attributes(), *self._files.stubs()]:
@@ -184,6 +185,7 @@ class MarkingSessions:
 
     def end(self, log: MarkLog) -> None:
         self._logs.discard(log)
+        self._inodes.note_names(bool(self._logs))
         log.close()
         self._commit_lane.are_refused = bool(self._logs)
         if not self._logs:

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import trio
+
 from dedupd import native
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
@@ -11,7 +13,6 @@ from fuse_stub.bulk_commits import BulkCommits
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.chunk_cache import ChunkCache
-from fuse_stub.files.descriptors import Descriptors
 from fuse_stub.files.file_handles import load_secret
 from fuse_stub.files.inodes import Inodes
 from fuse_stub.files.open_files import OpenFiles
@@ -25,6 +26,9 @@ from fuse_stub.policy.brake import Brake
 from fuse_stub.policy.watched_policy import WatchedPolicy
 
 T = TypeVar("T")
+
+POLICY_LOOK_S = 0.25
+"""A change of the policy shows after so long where native code has to know of it."""
 
 
 WRITE_WAIT_S = 0.05
@@ -57,12 +61,14 @@ class MountedVolume:
         self.line: native.mount.Line | None = None  # to the kernel, once the mount is served
         self.is_read_only = transitions.is_read_only
         self.slow_calls = SlowCalls()
-        self.descriptors = Descriptors()
         self._closes = SlowCloses()
         self.inodes = Inodes(volume.data_fd, volume.space.name, load_secret(volume))
+        if volume.cluster is None:
+            self.inodes.read_stubs(volume.chunk_records.native_reader, volume.space.seeds)
         self.cache = ChunkCache(volume.chunk_records, cache_bytes, threads)
         self.stub_reader = StubReader(volume.chunk_records, self.cache, self.slow_calls, threads)
-        self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes)
+        forget = self.stub_reader.forget
+        self.files = OpenFiles(volume, transitions, self.inodes, self.cache, self._closes, forget)
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
         self.deletions = Deletions(volume, policy)
         self.brake = Brake(volume, policy)
@@ -106,6 +112,12 @@ class MountedVolume:
             ended = time.monotonic()
             if ended - began > WRITE_WAIT_S:
                 self._writes_wait_until_s = ended + WRITES_WAIT_S
+
+    async def watch_policy(self) -> None:
+        """Have native code leave new files to Python while these may have to wait."""
+        while True:
+            self.inodes.delay_files(self.brake.is_on)
+            await trio.sleep(POLICY_LOOK_S)
 
     def close(self) -> None:
         self.stub_reader.forget_all()

@@ -13,7 +13,6 @@ from pyfuse3 import (
     FlagT,
     FUSEError,
     InodeT,
-    ModeT,
     RequestContext,
     XAttrNameT,
 )
@@ -22,12 +21,7 @@ from dedupd.deleted.undelete import UNDELETE
 from dedupd.format.deletion import Cause
 from dedupd.stub.transition import CAPABILITY
 from dedupd.system.files import opened
-from fuse_stub.attributes import (
-    POSIX_ACL_ACCESS,
-    POSIX_ACL_DEFAULT,
-    entry,
-    forget_attributes,
-)
+from fuse_stub.attributes import POSIX_ACL_ACCESS, entry, forget_attributes
 from fuse_stub.deleted import attributes as deleted
 from fuse_stub.errors import answers
 from fuse_stub.files.content_attribute import CONTENT_ATTRIBUTE, content_of
@@ -37,8 +31,6 @@ from fuse_stub.mounted_volume import MountedVolume
 
 RENAME_WHITEOUT = 4
 """pyfuse3 does not know it."""
-
-_SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
 
 
 class NamespaceOperations(pyfuse3.Operations):
@@ -58,8 +50,6 @@ class NamespaceOperations(pyfuse3.Operations):
         self._commit_lane = mount.commit_lane
         self._marking_sessions = mount.marking_sessions
         self._reserved = mount.volume.space.name
-        self._is_root = os.geteuid() == 0
-        self._descriptors = mount.descriptors
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -95,92 +85,22 @@ class NamespaceOperations(pyfuse3.Operations):
         status = os.fstat(self._inodes.fd(inode) if file is None else file.fd)
         return entry(status, status.st_ino)
 
-    # --- making and removing names ------------------------------------------------------------
-
-    @answers
-    async def mknod(
-        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
-    ) -> EntryAttributes:
-        parent_fd = self._inodes.fd(parent_inode)
-        os.mknod(name, self._inherited_mode(parent_fd, mode, ctx), rdev, dir_fd=parent_fd)
-        return self._made(parent_fd, name, mode, ctx)
-
-    @answers
-    async def mkdir(
-        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
-    ) -> EntryAttributes:
-        parent_fd = self._inodes.fd(parent_inode)
-        os.mkdir(name, stat.S_IMODE(self._inherited_mode(parent_fd, mode, ctx)), dir_fd=parent_fd)
-        return self._made(parent_fd, name, mode, ctx)
-
-    @answers
-    async def symlink(
-        self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
-    ) -> EntryAttributes:
-        parent_fd = self._inodes.fd(parent_inode)
-        os.symlink(target, name, dir_fd=parent_fd)
-        return self._made(parent_fd, name, stat.S_IFLNK, ctx)
-
-    def _made(
-        self, parent_fd: int, name: FileNameT, mode: ModeT, ctx: RequestContext
-    ) -> EntryAttributes:
-        """Give a new inode its owner, and the kernel its attributes."""
-        fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
-        try:
-            self._give(fd, parent_fd, mode, ctx)
-        except OSError:
-            os.close(fd)
-            raise
-        return self._known(fd)
-
-    def _give(self, fd: int, parent_fd: int, mode: ModeT, ctx: RequestContext) -> None:
-        """Make the caller the owner of an inode that this process has made as root.
-
-        Where the directory has the set-group-id bit, the file system below has set the group
-        already. Changing the owner clears the special bits of a file: they are put back.
-        """
-        if not self._is_root:
-            return
-        inherits_group = os.fstat(parent_fd).st_mode & stat.S_ISGID
-        gid = -1 if inherits_group else ctx.gid
-        if ctx.uid == 0 and gid <= 0:
-            return
-        path = b"/proc/self/fd/%d" % fd
-        os.chown(path, ctx.uid, gid)
-        if mode & _SPECIAL_BITS and not stat.S_ISDIR(mode):
-            os.chmod(path, stat.S_IMODE(os.fstat(fd).st_mode) | (mode & _SPECIAL_BITS))
-
-    def _inherited_mode(self, parent_fd: int, mode: ModeT, ctx: RequestContext) -> ModeT:
-        """The mode of a new inode: the umask applies unless the directory has a default ACL, which
-        the file system below applies.
-
-        The kernel leaves both to the mount (``handshake.rs``). An older kernel has applied the
-        umask already; then this changes nothing.
-        """
-        if not mode & ctx.umask & 0o777:
-            return mode
-        try:
-            os.getxattr(b"/proc/self/fd/%d" % parent_fd, POSIX_ACL_DEFAULT)
-        except OSError:
-            return ModeT(mode & ~(ctx.umask & 0o777))
-        return mode
+    # --- names that come and go ---------------------------------------------------------------
+    #
+    # Native code makes files and directories, and removes directories. It does the rest of this,
+    # too, unless notes are taken of it, or the mount has open what loses its last name.
 
     @answers
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         parent_fd = self._inodes.fd(parent_inode)
-        with self._kept_open(parent_fd, name, Cause.REMOVED):
+        with self._kept_open(parent_fd, name, ctx.uid, Cause.REMOVED):
             os.unlink(name, dir_fd=parent_fd)
 
-    @answers
-    async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        parent_fd = self._inodes.fd(parent_inode)
-        with self._kept_open(parent_fd, name, Cause.REMOVED):
-            os.rmdir(name, dir_fd=parent_fd)
-
     @contextmanager
-    def _kept_open(self, parent_fd: int, name: FileNameT, cause: Cause) -> Iterator[None]:
-        """For a block that removes a name: the inode lives on as long as the kernel knows it."""
-        fd = self._open_last(parent_fd, name, cause)
+    def _kept_open(self, parent_fd: int, name: FileNameT, uid: int, cause: Cause) -> Iterator[None]:
+        """For a block that removes a name for a user: the inode lives on as long as the kernel
+        knows it."""
+        fd = self._open_last(parent_fd, name, uid, cause)
         try:
             yield
         except BaseException:
@@ -188,10 +108,14 @@ class NamespaceOperations(pyfuse3.Operations):
                 os.close(fd)
             raise
         if fd is not None:
-            self._inodes.keep_open(os.fstat(fd).st_ino, fd)
+            ino = os.fstat(fd).st_ino
+            self._inodes.keep_open(ino, fd, uid)
+            # Its blocks are free once the kernel forgets it: now, if nobody has it open.
+            self._files.close_idle(ino)
 
-    def _open_last(self, parent_fd: int, name: FileNameT, cause: Cause) -> int | None:
-        """Open an inode by its last name, if the kernel knows the inode; else None."""
+    def _open_last(self, parent_fd: int, name: FileNameT, uid: int, cause: Cause) -> int | None:
+        """Open an inode by its last name, if the kernel knows the inode; else None. Raises OSError
+        (EMFILE) where a user has too many without a name."""
         try:
             status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -201,6 +125,7 @@ class NamespaceOperations(pyfuse3.Operations):
             self._mount.deletions.removing(parent_fd, name, cause)
         if not is_last or not self._inodes.knows(status.st_ino):
             return None
+        self._inodes.require_room(uid)
         fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
         if self._marking_sessions.is_open and stat.S_ISREG(status.st_mode):
             self._marking_sessions.changed(fd)
@@ -233,7 +158,7 @@ class NamespaceOperations(pyfuse3.Operations):
         old_fd, new_fd = self._inodes.fd(parent_inode_old), self._inodes.fd(parent_inode_new)
         kept: AbstractContextManager[None] = nullcontext()
         if flags in (0, RENAME_WHITEOUT):
-            kept = self._kept_open(new_fd, name_new, Cause.REPLACED)
+            kept = self._kept_open(new_fd, name_new, ctx.uid, Cause.REPLACED)
         with kept:
             effects[flags](old_fd, name_old, new_fd, name_new)
         if self._marking_sessions.is_open:

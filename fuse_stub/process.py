@@ -201,6 +201,8 @@ async def run(
             await nursery.start(ControlServer(mount).serve)
         await nursery.start(_stop_on_signal, pump)
         nursery.start_soon(_announce, mount, ready)
+        nursery.start_soon(mount.files.sweep)
+        nursery.start_soon(mount.watch_policy)
         if not mount.volume.is_read_only:
             unsealed = mount.files.unsealed
             nursery.start_soon(seal_closed, mount.volume, mount.files, unsealed, forget_attributes)

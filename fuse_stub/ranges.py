@@ -85,7 +85,7 @@ class FileRanges:
             async with file.lock.shared():
                 return await self._mount.in_thread(uid, _seek, file, offset, whence)
         finally:
-            self._files.release(file, write=False)
+            self._files.release(file)
 
     async def copy(
         self, ino: int, offset: int, to: int, offset_to: int, length: int, ctx: RequestContext
@@ -120,7 +120,7 @@ class FileRanges:
                     finally:
                         source.lock.unshare()
         finally:
-            self._files.release(source, write=False)
+            self._files.release(source)
 
     def _share(
         self, source: OpenFile, stub: SparseStub, file: OpenFile, start: int, length: int
@@ -132,7 +132,7 @@ class FileRanges:
             start >= end
             or self._mount.marking_sessions.is_open
             or self._mount.volume.cluster is not None  # a version there is of one file
-            or self._lane.is_under_way(source.ino)
+            or self._lane.is_pending(source.ino)
             or file.is_filled
             or not can_share(stub)
             or not goes_on(stub, file.stub, start, os.fstat(file.fd).st_size)

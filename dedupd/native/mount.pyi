@@ -1,14 +1,14 @@
 """The mount's native loop: requests of the kernel, answered below the interpreter."""
 
+from dedupd.native.store import Bases
+
 BACKGROUND_MAX: int
 """Requests for which no program waits that the kernel sends at a time."""
 CONGESTED_FROM: int
 """With so many of them the kernel ceases to read ahead."""
 
-OPEN: int
 READ: int
 WRITE: int
-RELEASE: int
 FSYNC: int
 FSYNCDIR: int
 FALLOCATE: int
@@ -17,6 +17,7 @@ COPY_FILE_RANGE: int
 COPY_FILE_RANGE_64: int
 TMPFILE: int
 IOCTL: int
+CREATE: int
 """Kinds of requests, by the kernel's numbers."""
 
 GET_FLAGS: int
@@ -32,9 +33,11 @@ class Inodes:
     descriptors: int
     """How many inodes have a descriptor here."""
 
-    def __new__(cls, root_fd: int, reserved: bytes, secret: bytes, descriptors_max: int) -> Inodes:
+    def __new__(
+        cls, root_fd: int, reserved: bytes, secret: bytes, descriptors_max: int, pins_max: int
+    ) -> Inodes:
         """``root_fd`` stays the caller's. ``reserved``: an extended attribute that does not exist
-        to users. ``secret``: 32 bytes. Raises OSError."""
+        to users. ``secret``: 32 bytes. ``pins_max``: most inodes without a name. Raises OSError."""
 
     def __len__(self) -> int: ...
     def number(self, ino: int) -> int:
@@ -46,42 +49,61 @@ class Inodes:
     def remember(self, ino: int, fd: int) -> int:
         """Count a lookup of the inode of ``fd`` (taken over); its generation. Raises OSError."""
 
-    def keep_open(self, ino: int, fd: int) -> None:
-        """Hold ``fd`` (taken over) until the inode is forgotten."""
+    def may_keep_open(self, uid: int) -> bool:
+        """Whether a user may remove one more last name of a known inode."""
+
+    def keep_open(self, ino: int, fd: int, uid: int) -> None:
+        """Hold ``fd`` (taken over) until the inode is forgotten: a user removes its last name."""
 
     def pinned(self) -> list[int]:
         """Inodes that are held by a descriptor."""
 
     def knows(self, ino: int) -> bool: ...
     def forget(self, ino: int, lookups: int) -> None: ...
+    def read_stubs(self, chunks: Bases, seeds: tuple[int, int]) -> None:
+        """From now on small stubs are read, where the page cache has their chunks. ``seeds``: those
+        of the attribute's checksum and of its binding."""
+
+    def watch(self, ino: int) -> None:
+        """From now on requests that change an inode, its content or its last name are handed over,
+        and nothing of its content is open here. As often as :meth:`unwatch` is to come."""
+
+    def unwatch(self, ino: int) -> None: ...
+    def close_idle(self) -> None:
+        """Close files that are open for writing and were not written to since the last call."""
+
+    def let_go(self) -> None:
+        """Close all files that are open for writing."""
+
+    def delay_files(self, are_delayed: bool) -> None:
+        """Whether requests are handed over that make regular files."""
+
+    def note_names(self, are_noted: bool) -> None:
+        """Whether requests are handed over that add or remove names of files."""
+
     def close(self) -> None:
         """Close all that is open below. Nothing may be asked any more."""
 
 class Request:
     """A request of the kernel that the mount's operations answer.
 
-    ``flags``: of an opening those of ``open(2)``; of a write, whether it clears set-user-id and
-    set-group-id; of a sync, whether it is of the data alone; of an allocation its mode; of a search
-    what is looked for; of an ioctl its command, with room for ``size`` bytes. ``offset`` and
-    ``length``: of a copy those of the source, which goes to ``offset_to`` of ``node_to``. ``mode``
-    and ``umask``: of a file without a name.
+    ``flags``: of a write, whether it clears set-user-id and set-group-id; of a sync, whether it is
+    of the data alone; of an allocation its mode; of a search what is looked for; of an ioctl its
+    command, with room for ``size`` bytes. ``offset`` and ``length``: of a copy those of the source,
+    which goes to ``offset_to`` of ``node_to``. ``data``: of a write; of a new file the whole
+    message.
     """
 
     opcode: int
     unique: int
     node: int
     uid: int
-    gid: int
-    pid: int
-    handle: int
     offset: int
     size: int
     flags: int
     length: int
     node_to: int
     offset_to: int
-    mode: int
-    umask: int
     data: bytes
 
 class Line:
@@ -107,18 +129,18 @@ class Line:
         """Give the kernel the answers that libfuse has given. Raises OSError."""
 
     def answer(self, unique: int, data: bytes | bytearray | memoryview) -> None: ...
-    def answer_open(self, unique: int, handle: int) -> None: ...
     def answer_written(self, unique: int, size: int) -> None: ...
     def answer_offset(self, unique: int, offset: int) -> None: ...
     def answer_control(self, unique: int, data: bytes) -> None: ...
-    def answer_nameless(self, unique: int, fd: int, handle: int) -> None:
-        """Answer with the file without a name that ``fd`` (taken over) is open on."""
+    def make_file(self, message: bytes) -> None:
+        """Make the file that a message asks for, and answer it. Raises OSError."""
 
     def refuse(self, unique: int, number: int) -> None:
         """Answer with an error number."""
 
     def close(self) -> None:
-        """Let the kernel's end go; every other method but :meth:`requests` raises OSError then."""
+        """Let the kernel's end go; methods that do not count requests raise OSError
+        then."""
 
     def forget_attributes(self, ino: int) -> None:
         """Have the kernel ask again for an inode's attributes. Raises OSError (ENOENT) where it
@@ -126,6 +148,12 @@ class Line:
 
     def requests(self) -> dict[str, int]:
         """How many requests of each kind have come, by the kernel's name of the kind."""
+
+    def busy_s(self) -> float:
+        """How long the answers of native code took, added up."""
+
+    def handed_over(self) -> dict[str, int]:
+        """Of these, those that native code has not answered."""
 
 class Loop:
     """A session that native threads serve until the mount ends."""

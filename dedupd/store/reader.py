@@ -61,6 +61,11 @@ class RecordReader:
         )
         self._base = threading.local()
 
+    @property
+    def native_reader(self) -> native.store.Bases:
+        """Where native code finds records of these containers by their ids."""
+        return self._bases.native
+
     def close(self) -> None:
         with self._lock:
             for container in self._open.values():

@@ -89,6 +89,16 @@ class VolumeCommitter:
         self._volume = volume
         self._threads = threads
 
+    def let_go(self) -> None:
+        """Have the mount, if there is one, close the files that it keeps open for writing and that
+        nobody writes to just now: they would pass for files in use."""
+        # Where the process has gone, or serves a copy, it has nothing of this volume open.
+        with suppress(Busy, ServiceUnreachable):
+            client = self._volume.mount_client()
+            if client is not None:
+                with client:
+                    client.call("let_go")
+
     def commit(self, requests: CommitRequests) -> list[Result]:
         results: list[Result] = []
         self._volume.note_stubs()

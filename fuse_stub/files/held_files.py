@@ -13,6 +13,7 @@ from dedupd import native
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import StubAttribute
 from dedupd.stub.transition import Begun, FileIdentity, committing
+from fuse_stub.files.inodes import Inodes
 
 
 class HeldGroup:
@@ -40,7 +41,8 @@ class HeldGroup:
 class HeldFiles:
     """The held files of a mount, by inode. Used by the thread of the event loop, between awaits."""
 
-    def __init__(self) -> None:
+    def __init__(self, inodes: Inodes) -> None:
+        self._inodes = inodes
         self._files: dict[int, tuple[HeldGroup, int]] = {}
         self.adopt: Callable[[int, Begun], None] = _nobody
         """Makes an open file of a descriptor, with a commit that has begun."""
@@ -55,7 +57,9 @@ class HeldFiles:
 
     def hold(self, group: HeldGroup) -> None:
         """Before a native call begins the commits of a group: ``group.resting`` is there."""
-        self._files.update((ino, (group, place)) for place, ino in enumerate(group.inodes))
+        for place, ino in enumerate(group.inodes):
+            self._inodes.watch(ino)
+            self._files[ino] = group, place
 
     def places(self, group: HeldGroup) -> list[int]:
         """Those of the files of a group that it still has."""
@@ -64,7 +68,9 @@ class HeldFiles:
 
     def drop(self, group: HeldGroup, place: int) -> None:
         """A file that is held no more."""
-        del self._files[group.inodes[place]]
+        ino = group.inodes[place]
+        del self._files[ino]
+        self._inodes.unwatch(ino)
 
     async def take_over(self, ino: int) -> None:
         """Make an open file of a held one, once no native call works on it."""

@@ -11,6 +11,8 @@ Used by the thread of the event loop, between awaits.
 import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyfuse3
 
@@ -20,8 +22,16 @@ from fuse_stub.files.file_handles import open_number
 DESCRIPTORS_MAX = 4096
 """Cached ``O_PATH`` descriptors: a few times what a busy directory listing touches at once."""
 
-DESCRIPTORS_SHARE = 4
+DESCRIPTORS_SHARE = 8
 """At most one in so many descriptors of the process: open files of users need the others."""
+
+FILES_SHARES = 3
+"""Of as many: inodes, and files that are open for their content, here (open_files.py) and in native
+code."""
+
+KEPT_BACK = 4608
+"""Descriptors for requests under way, for jobs and for the store's containers; a quarter of a low
+limit. Files without a name that users have open share the others."""
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,8 +48,9 @@ class Inodes:
         """``reserved``: the extended attribute that does not exist to users. ``secret``: makes the
         generations that the kernel is told (file_handles.py)."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = descriptors_cached_max(limit)
-        self.native = native.mount.Inodes(root_fd, reserved, secret, most)
+        cached = descriptors_cached_max(limit)
+        kept = min(KEPT_BACK, limit // 4) + FILES_SHARES * cached
+        self.native = native.mount.Inodes(root_fd, reserved, secret, cached, max(1, limit - kept))
         self.root_fd = root_fd
         self.device = self.native.device
         self.by_handle = self.native.by_handle
@@ -83,9 +94,16 @@ class Inodes:
         """
         return self.native.remember(status.st_ino, fd)
 
-    def keep_open(self, ino: int, fd: int) -> None:
-        """The last name of an inode goes: hold ``fd`` (taken over) until it is forgotten."""
-        self.native.keep_open(ino, fd)
+    def require_room(self, uid: int) -> None:
+        """For one more inode without a name, of a user: a user leaves as many to the others as the
+        user has. Raises OSError (EMFILE)."""
+        if not self.native.may_keep_open(uid):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def keep_open(self, ino: int, fd: int, uid: int) -> None:
+        """A user removes the last name of an inode: hold ``fd`` (taken over) until it is
+        forgotten."""
+        self.native.keep_open(ino, fd, uid)
 
     def pinned(self) -> list[int]:
         """Inodes that are held by a descriptor: among them all known ones without a name."""
@@ -98,6 +116,45 @@ class Inodes:
     def forget(self, ino: int, lookups: int) -> None:
         """The kernel takes so many lookups back."""
         self.native.forget(ino, lookups)
+
+    def read_stubs(self, chunks: native.store.Bases, seeds: tuple[int, int]) -> None:
+        """Have native code read small stubs. ``seeds``: of their attributes."""
+        self.native.read_stubs(chunks, seeds)
+
+    def watch(self, ino: int) -> None:
+        """From now on Python sees all requests for the content and the attributes of an inode, and
+        for its last name; native code has nothing of it open. As often as :meth:`unwatch` is to
+        come."""
+        self.native.watch(ino)
+
+    def unwatch(self, ino: int) -> None:
+        self.native.unwatch(ino)
+
+    @contextmanager
+    def watched(self, ino: int) -> Iterator[None]:
+        """For a block that native code leaves an inode alone in, with nothing of it open."""
+        self.watch(ino)
+        try:
+            yield
+        finally:
+            self.unwatch(ino)
+
+    def close_idle(self) -> None:
+        """Close what native code has open for writing and was not written to since the last
+        call."""
+        self.native.close_idle()
+
+    def let_go(self) -> None:
+        """Close all that native code has open for writing."""
+        self.native.let_go()
+
+    def delay_files(self, are_delayed: bool) -> None:
+        """Whether Python sees all requests that make regular files."""
+        self.native.delay_files(are_delayed)
+
+    def note_names(self, are_noted: bool) -> None:
+        """Whether Python sees all requests that add or remove names of files."""
+        self.native.note_names(are_noted)
 
     def close(self) -> None:
         """Close all descriptors, once the mount has ended: so that the file system below can be

@@ -1,16 +1,24 @@
-"""Open files: one object for each inode that is open, whatever the number of handles."""
+"""Open files: one object for each inode that is open here.
+
+The kernel does not tell when users open and close files. A file is opened for the first request
+that needs it, and closed some time after the last one: soon where it is open for writing, since
+jobs keep out of the way of such files.
+"""
 
 import errno
 import logging
 import os
+import resource
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 import trio
 
 from dedupd.errors import DamagedStub
-from dedupd.format.stub import StubAttribute
+from dedupd.format.stub import Flag, StubAttribute
 from dedupd.stub.content import StoreContent, open_content
 from dedupd.stub.local_blocks import checked_stub
 from dedupd.stub.stub_file import SparseStub
@@ -21,16 +29,27 @@ from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.files.chunk_cache import ChunkCache
 from fuse_stub.files.held_files import HeldFiles
-from fuse_stub.files.inodes import Inodes
+from fuse_stub.files.inodes import Inodes, descriptors_cached_max
 from fuse_stub.files.shared_lock import SharedLock
-from fuse_stub.files.slow_closes import SlowCloses, is_slow_to_free
+from fuse_stub.files.slow_closes import SlowCloses
 from fuse_stub.files.unsealed_stubs import UnsealedStubs
 
 log = logging.getLogger("dedupd.mount")
 
+READERS_MAX = 4
+"""Sequential readers of one stub that are told apart by where they read."""
+
+IDLE_S = 5.0
+"""A file stays open for so long after the last request: the next one finds its stub at hand."""
+
+WRITABLE_IDLE_S = 0.5
+"""One that is open for writing; jobs take it for one in use."""
+
+SWEEP_S = 0.25
+
 
 class OpenFile:
-    """A regular file that is open, by one handle or more, or by a commit.
+    """A regular file that is open, for requests, for a commit, or for requests to come.
 
     Used by the thread of the event loop. A field marked "lock" changes only while a task has
     ``lock`` alone; the others change between two awaits (docs/mount-locks.md).
@@ -39,20 +58,21 @@ class OpenFile:
     __slots__ = (
         "changes",
         "fd",
+        "idle_since_s",
         "ino",
         "is_filled",
         "keeps_times",
         "lock",
         "losses",
+        "losses_told",
         "privileged",
         "protected",
+        "readers",
         "settled",
         "stub",
         "unsettled",
         "users",
         "writable",
-        "write_users",
-        "writers",
     )
 
     def __init__(self, ino: int, fd: int, writable: bool, privileged: bool) -> None:
@@ -63,11 +83,12 @@ class OpenFile:
         self.settled: trio.Event | None = None  # while the file is settled, before its first use
         self.unsettled = False  # read as a crash left it, since nothing can be changed
         self.lock = SharedLock()  # shared: use of ``fd``; alone: what the bytes lie in changes
-        self.users = 0  # handles and commits that keep the file open
-        self.write_users = 0  # those that keep it open for writing
-        self.writers = 0  # handles of users among these: a commit keeps out of their way
+        self.users = 0  # requests and commits that keep the file open
+        self.idle_since_s = 0.0  # when the last of them has gone
+        self.readers: list[Reader] = []  # of a stub; the last one to read is the last
         self.changes = 0  # counts attempts to change the file: a commit compares it
         self.losses = 0  # counts syncs that failed
+        self.losses_told = 0  # as many of them as users have been told of
         self.is_filled = False  # whether it is being made plain: a commit keeps out of its way
         self.keeps_times = False  # lock: whether its times are put back when the lock is given back
         self.protected = False  # whether it became immutable, or append-only, while it was open
@@ -76,12 +97,33 @@ class OpenFile:
     @contextmanager
     def noting_losses(self) -> Iterator[None]:
         """For a block that syncs ``fd``: the file system below reports lost writes once, and the
-        report concerns all handles."""
+        report concerns all users."""
         try:
             yield
         except OSError:
             self.losses += 1
             raise
+
+    def reader_at(self, start: int, length: int, uid: int) -> "Reader":
+        """The reader to whom a read of [start, start + length) belongs, it seems."""
+        for place, reader in enumerate(self.readers):
+            if reader.goes_on(start, length):
+                del self.readers[place]
+                break
+        else:
+            if len(self.readers) >= READERS_MAX:
+                reader = self.readers.pop(0)
+            else:
+                reader = Reader(self, start, uid)
+        reader.uid = uid
+        self.readers.append(reader)
+        return reader
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native code answers for it, mostly, while it is not open here: a plain file, or a
+        stub of one chunk with nothing of its own."""
+        return self.stub is None or self.stub.attribute.flags == Flag.DIRECT
 
     @property
     def where(self) -> str:
@@ -89,38 +131,29 @@ class OpenFile:
         return where(self.fd)
 
 
-class Handle:
-    """One opening of a file by a user. Used by the thread of the event loop, between awaits."""
+class Reader:
+    """A user who reads a stub, or several in turns. Used by the thread of the event loop, between
+    awaits."""
 
-    __slots__ = (
-        "ahead",
-        "file",
-        "keeps_privileges",
-        "losses",
-        "next",
-        "run",
-        "touched",
-        "uid",
-        "waits",
-        "writes",
-    )
+    __slots__ = ("ahead", "file", "next", "run", "touched", "uid", "waits")
 
-    def __init__(self, file: OpenFile, writes: bool, keeps_privileges: bool, uid: int) -> None:
+    def __init__(self, file: OpenFile, start: int, uid: int) -> None:
         self.file = file
-        self.uid = uid  # of the user who opened it, whose share of threads its calls take
-        self.writes = writes
-        self.keeps_privileges = keeps_privileges
-        self.losses = file.losses  # of the file, those that were reported to this user
-        self.next = 0  # where a sequential reader goes on
+        self.uid = uid  # of the last request, whose share of threads its calls take
+        self.next = start  # where a sequential reader goes on
         self.run = 0  # bytes that were read in sequence
-        self.ahead = 0  # how far chunks were loaded ahead
+        self.ahead = start  # how far chunks were loaded ahead
         self.waits = 0  # reads in sequence that had to wait for the disk
         self.touched = False  # whether the access time was moved
+
+    def goes_on(self, start: int, length: int) -> bool:
+        """Whether a read of [start, start + length) continues what was read."""
+        return self.next - length <= start <= self.next + length
 
     def follow(self, start: int, length: int) -> None:
         """Note a read of [start, start + length)."""
         end = start + length
-        if self.next - length <= start <= self.next + length:
+        if self.goes_on(start, length):
             self.run += length
             self.next = max(end, self.next)
         else:
@@ -128,14 +161,9 @@ class Handle:
             self.next = self.ahead = end
 
 
-def path_of(fd: int) -> bytes:
-    """The path that a descriptor has now, within the volume's tree."""
-    return path_in_tree(fd)
-
-
 def where(fd: int) -> str:
     """The path that a descriptor has now, for messages."""
-    return show_path(path_of(fd))
+    return show_path(path_in_tree(fd))
 
 
 class OpenFiles:
@@ -148,15 +176,20 @@ class OpenFiles:
         inodes: Inodes,
         cache: ChunkCache,
         closes: SlowCloses,
+        forget_reader: Callable[[Reader], None],
     ) -> None:
         self._volume = volume
+        self._forget_reader = forget_reader
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._idle_max = descriptors_cached_max(limit)
+        self._idle: OrderedDict[int, OpenFile] = OrderedDict()  # no users; the longest idle first
         self._closes = closes
         self._transitions = transitions
         self._inodes = inodes
         self._cache = cache
         self._files: dict[int, OpenFile] = {}
         self.unsealed = UnsealedStubs()
-        self.held = HeldFiles()
+        self.held = HeldFiles(inodes)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -198,61 +231,107 @@ class OpenFiles:
             await self._wait_until_settled(file)
         if write and file.unsettled:
             # Also where the file system takes changes again: it is settled once it was closed.
+            if file.users == 0:
+                self._rest(file)
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if write and file.protected:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         # Counted before the first await: another task must not close the file meanwhile.
+        self._idle.pop(file.ino, None)
         file.users += 1
-        file.write_users += write
         try:
             if write and not file.writable:
                 await self._upgrade(file)
         except BaseException:
-            self.release(file, write=write)
+            self.release(file)
             raise
         return file
 
-    def adopt(self, ino: int, fd: int, *, write: bool) -> OpenFile:
-        """The open file of a new file, open as ``fd`` (taken over), with one user."""
+    def adopt(self, ino: int, fd: int) -> OpenFile:
+        """The open file of one that is open as ``fd`` (taken over), with one user."""
         file = OpenFile(ino, fd, True, bool(os.fstat(fd).st_mode & 0o6000))
-        file.users, file.write_users = 1, int(write)
-        self._files[ino] = file
+        file.users = 1
+        self._enter(file)
         return file
 
-    def release(self, file: OpenFile, *, write: bool) -> None:
-        """One user less; ``write`` as in :meth:`acquire`. The last one closes the file."""
+    def _enter(self, file: OpenFile) -> None:
+        """Have native code leave the file alone as long as it is open here."""
+        self._inodes.watch(file.ino)
+        self._files[file.ino] = file
+
+    def _leave(self, file: OpenFile) -> None:
+        del self._files[file.ino]
+        self._inodes.unwatch(file.ino)
+
+    def release(self, file: OpenFile) -> None:
+        """One user less. Without any the file is closed some time later."""
         file.users -= 1
-        file.write_users -= write
         if file.users == 0:
-            del self._files[file.ino]
-            self._note_unsealed(file)
-            self._closes.close(file.fd)
-        elif file.writable and not file.write_users and file.lock.try_alone():
-            # Jobs leave files alone that any process, this one too, has open for writing. Where
-            # the file cannot be opened again (no descriptors), it stays so until it is closed.
-            try:
-                with suppress(OSError):
-                    self._reopen(file, False)
-            finally:
-                file.lock.leave_alone()
+            self._rest(file)
+
+    def _rest(self, file: OpenFile) -> None:
+        file.idle_since_s = time.monotonic()
+        self._idle[file.ino] = file
+        self._idle.move_to_end(file.ino)
+        if file.unsettled or file.is_native:
+            self._close(file)
+        elif len(self._idle) > self._idle_max:
+            self._close(next(iter(self._idle.values())))
+
+    async def sweep(self) -> None:
+        """Close idle files as long as the mount lasts."""
+        while True:
+            await trio.sleep(SWEEP_S)
+            self._inodes.close_idle()
+            now_s = time.monotonic()
+            for file in [*self._idle.values()]:
+                idle_s = now_s - file.idle_since_s
+                if idle_s > (WRITABLE_IDLE_S if file.writable else IDLE_S):
+                    self._close(file)
+
+    def close_idle(self, ino: int) -> None:
+        """Close a file unless it is in use."""
+        file = self._idle.get(ino)
+        if file is not None:
+            self._close(file)
+
+    def let_go(self) -> None:
+        """Close what is open for writing and idle: for jobs, which leave such files alone."""
+        self._inodes.let_go()
+        for file in [*self._idle.values()]:
+            if file.writable:
+                self._close(file)
+
+    def _close(self, file: OpenFile) -> None:
+        """Close an idle file, unless its users are still to be told of lost writes."""
+        if file.losses > file.losses_told:
+            self._idle.move_to_end(file.ino)
+            return
+        self._leave(file)
+        del self._idle[file.ino]
+        self._note_unsealed(file)
+        for reader in file.readers:
+            self._forget_reader(reader)
+        self._closes.close(file.fd)
 
     @contextmanager
     def using(self, file: OpenFile) -> Iterator[OpenFile]:
-        """Release a file, which was acquired for writing, at the end of the block."""
+        """Release a file, which was acquired, at the end of the block."""
         try:
             yield file
         finally:
-            self.release(file, write=True)
+            self.release(file)
 
     def close(self) -> None:
-        for file in self._files.values():
+        for file in [*self._files.values()]:
             self._note_unsealed(file)
+            self._leave(file)
             os.close(file.fd)
-        self._files.clear()
+        self._idle.clear()
 
     def _note_unsealed(self, file: OpenFile) -> None:
         if file.stub is not None and not file.stub.is_sealed:
-            self.unsealed.note(file.ino, path_of(file.fd))
+            self.unsealed.note(file.ino, path_in_tree(file.fd))
 
     def _open(self, ino: int, path: bytes, write: bool, trunc: bool) -> OpenFile:
         fd = _open_for(path, write)
@@ -267,7 +346,7 @@ class OpenFiles:
         except BaseException:
             os.close(fd)
             raise
-        self._files[ino] = file
+        self._enter(file)
         return file
 
     async def _wait_until_settled(self, file: OpenFile) -> None:
@@ -287,7 +366,7 @@ class OpenFiles:
         assert stub is not None
         try:
             try:
-                with self._transitions.under_way([path_of(file.fd)]):
+                with self._transitions.under_way([path_in_tree(file.fd)]):
                     settled = await trio.to_thread.run_sync(self._settle, file.fd, stub.attribute)
                 file.stub = self.sparse(file, settled)
             except OSError as error:
@@ -297,11 +376,9 @@ class OpenFiles:
             file.settled = None
         finally:
             file.users = 0
-            del self._files[file.ino]
             if file.settled is not None:
+                self._leave(file)
                 os.close(file.fd)
-            else:
-                self._files[file.ino] = file
             event.set()
 
     def _read_attribute(self, fd: int, trunc: bool) -> StubAttribute | None:
@@ -338,14 +415,11 @@ class OpenFiles:
         """Open a file again, for writing too."""
         async with file.lock.alone():
             if not file.writable:
-                self._reopen(file, True)
-
-    def _reopen(self, file: OpenFile, write: bool) -> None:
-        fd = _open_for(b"/proc/self/fd/%d" % file.fd, write)
-        os.close(file.fd)
-        file.fd, file.writable = fd, write
-        if file.stub is not None:
-            file.stub.fd = fd
+                fd = _open_for(b"/proc/self/fd/%d" % file.fd, True)
+                os.close(file.fd)
+                file.fd, file.writable = fd, True
+                if file.stub is not None:
+                    file.stub.fd = fd
 
     async def wait_for_times(self, ino: int) -> None:
         """Until the file is neither settled nor filled up by a piece. Both put back times and
@@ -359,39 +433,6 @@ class OpenFiles:
                     pass
             else:
                 return
-
-    def truncation(self, file: OpenFile, size: int) -> "Truncation":
-        """What sets the length of a file that is open for writing, and whose lock the caller has
-        alone; no commit of it may be under way.
-
-        See :meth:`fuse_stub.commit_lane.CommitLane.truncate`.
-        """
-        status = os.fstat(file.fd)
-        freed_bytes = min(status.st_size - size, status.st_blocks * 512)
-        # A stub that grows may need a chunk, from the disk.
-        is_slow = is_slow_to_free(freed_bytes) or (file.stub is not None and size > status.st_size)
-        return Truncation(file, size, is_slow)
-
-
-class Truncation:
-    """A change of a file's length. ``is_slow``: it may keep the calling thread waiting."""
-
-    def __init__(self, file: OpenFile, size: int, is_slow: bool) -> None:
-        self._file = file
-        self._size = size
-        self.is_slow = is_slow
-
-    def make(self) -> bool:
-        """Make it, in whatever thread; whether the file is plain from now on. Raises OSError."""
-        if self._file.stub is None:
-            os.ftruncate(self._file.fd, self._size)
-            return True
-        return self._file.stub.truncate(self._size)
-
-    def note(self, is_plain: bool) -> None:
-        """In the thread of the event loop: keep what :meth:`make` has answered."""
-        if is_plain:
-            self._file.stub = None
 
 
 def _open_for(path: bytes, write: bool) -> int:

@@ -22,7 +22,7 @@ from dedupd.store.reader import RecordReader
 from dedupd.stub.stub_file import SparseStub
 from dedupd.units import MIB
 from fuse_stub.files.chunk_cache import ChunkCache
-from fuse_stub.files.open_files import Handle
+from fuse_stub.files.open_files import Reader
 from fuse_stub.files.read_ahead import REQUEST_BYTES_MIN, SequentialReads
 from fuse_stub.files.slow_calls import SlowCalls
 
@@ -35,7 +35,7 @@ AHEAD_BYTES = 2 * MIB
 
 
 class StubReader:
-    """Reads stubs for all handles of a mount. Used by the thread of the event loop."""
+    """Reads stubs for all readers of a mount. Used by the thread of the event loop."""
 
     def __init__(
         self, records: RecordReader, cache: ChunkCache, slow_calls: SlowCalls, threads: int
@@ -44,48 +44,48 @@ class StubReader:
         self._slow_calls = slow_calls
         self._sequential = SequentialReads(records, cache, threads)
 
-    async def read(self, handle: Handle, start: int, length: int) -> bytes | bytearray | memoryview:
+    async def read(self, reader: Reader, start: int, length: int) -> bytes | bytearray | memoryview:
         """Up to ``length`` bytes at ``start`` of a stub; shorter only at the end.
 
         The caller shares the lock of the file. Raises Damaged, OSError.
         """
-        file = handle.file
+        file = reader.file
         stub = file.stub
         assert stub is not None
-        if not handle.touched:
+        if not reader.touched:
             # Moves the access time as the file system below is mounted to do, and reads nothing.
             os.pread(file.fd, 1, os.fstat(file.fd).st_size)
-            handle.touched = True
-        handle.follow(start, length)
+            reader.touched = True
+        reader.follow(start, length)
         data: bytes | bytearray | memoryview | None = None
         if stub.is_loaded:
-            data = self._from_read_ahead(handle, stub, start, length)
+            data = self._from_read_ahead(reader, stub, start, length)
             if data is None:
                 data = self._from_memory(stub, start, length)
         if data is None:
-            handle.waits += 1
-            data = await self._slow_calls.run(handle.uid, self._from_disk, stub, start, length)
-        self._load_ahead(handle)
+            reader.waits += 1
+            data = await self._slow_calls.run(reader.uid, self._from_disk, stub, start, length)
+        self._load_ahead(reader)
         return data
 
-    def forget(self, handle: Handle) -> None:
-        """Drop what was decompressed ahead for a handle."""
-        self._sequential.forget(handle)
+    def forget(self, reader: Reader) -> None:
+        """Drop what was decompressed ahead for a reader."""
+        self._sequential.forget(reader)
 
     def forget_all(self) -> None:
-        """Drop what was decompressed ahead for all handles, and with it their containers."""
+        """Drop what was decompressed ahead for all readers, and with it their containers."""
         self._sequential.forget_all()
 
     def _from_read_ahead(
-        self, handle: Handle, stub: SparseStub, start: int, length: int
+        self, reader: Reader, stub: SparseStub, start: int, length: int
     ) -> memoryview | None:
         """Bytes that were decompressed ahead; None where there are none."""
-        in_sequence = handle.run > length >= REQUEST_BYTES_MIN
-        if not in_sequence or handle.waits >= WAITS_MIN:
+        in_sequence = reader.run > length >= REQUEST_BYTES_MIN
+        if not in_sequence or reader.waits >= WAITS_MIN:
             return None
-        end = min(start + length, os.fstat(handle.file.fd).st_size)
-        keep = handle.run <= self._cache.bytes_max // 2
-        return self._sequential.read(handle, stub, start, end, keep=keep)
+        end = min(start + length, os.fstat(reader.file.fd).st_size)
+        keep = reader.run <= self._cache.bytes_max // 2
+        return self._sequential.read(reader, stub, start, end, keep=keep)
 
     def _from_memory(self, stub: SparseStub, start: int, length: int) -> bytes | bytearray | None:
         """Bytes that cost no wait for the disk; None where they do."""
@@ -103,19 +103,19 @@ class StubReader:
         self._cache.load(stub.chunks(start, start + length))
         return stub.read(start, length)
 
-    def _load_ahead(self, handle: Handle) -> None:
+    def _load_ahead(self, reader: Reader) -> None:
         """Begin to load the next chunks for a sequential reader that waits for the disk."""
-        if handle.run == 0:
-            handle.waits = 0
+        if reader.run == 0:
+            reader.waits = 0
             return
-        stub = handle.file.stub
+        stub = reader.file.stub
         if (
-            handle.waits < WAITS_MIN
+            reader.waits < WAITS_MIN
             or stub is None
             or not stub.is_loaded
-            or handle.ahead - handle.next > AHEAD_BYTES // 2
+            or reader.ahead - reader.next > AHEAD_BYTES // 2
         ):
             return
-        start = max(handle.ahead, handle.next)
-        handle.ahead = handle.next + AHEAD_BYTES
-        self._cache.read_ahead(stub.chunks(start, handle.ahead))
+        start = max(reader.ahead, reader.next)
+        reader.ahead = reader.next + AHEAD_BYTES
+        self._cache.read_ahead(stub.chunks(start, reader.ahead))

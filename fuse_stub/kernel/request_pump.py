@@ -1,9 +1,8 @@
 """Taking requests from the kernel, and giving each to those that answer it.
 
 The native line (``native/src/mount/session/line.rs``) answers by itself what needs no more than
-the table of inodes. It hands over openings and requests that carry a file's data, which are
-answered here by the mount's operations, and lets libfuse have all others, by a socket that takes
-the place of its ``/dev/fuse``.
+the table of inodes. It hands over requests that carry a file's data, which the mount's operations
+answer, and lets libfuse have all others, by a socket that takes the place of its ``/dev/fuse``.
 
 A program that makes one call after the other has the next request ready a few microseconds after
 the reply, so it pays to look for it, and to wait for an instant, before trio's scheduler is asked,

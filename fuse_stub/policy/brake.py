@@ -37,6 +37,11 @@ class Brake:
         self._base_bytes: int | None = None
         self._runs = 0
 
+    @property
+    def is_on(self) -> bool:
+        """Whether new files may have to wait."""
+        return self._policy.now.restore_mode is not RestoreMode.OFF
+
     async def wait(self) -> None:
         """Before a new file is made: until there is room, or the time is over."""
         policy = self._policy.now

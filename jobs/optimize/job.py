@@ -97,6 +97,7 @@ class Optimize(Job[OptimizeReport]):
             return self._run_whole()
 
     def _run_whole(self) -> OptimizeReport:
+        self._committer.let_go()
         has_work = self._count_candidates()
         let_objects_stream()
         if not has_work:

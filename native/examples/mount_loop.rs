@@ -26,6 +26,8 @@ fn main() {
         panic!("usage: mount_loop SOURCE MOUNTPOINT [device|ring]");
     };
     let way = if rest.iter().any(|one| one == "device") { Way::Device } else { Way::Ring };
+    // Callers say which umask counts.
+    rustix::process::umask(Mode::empty());
     let signals = block_signals();
     let limit = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).expect("limit");
@@ -43,7 +45,7 @@ fn main() {
         .expect("mount");
 
     let generations = Generations::new([0; SECRET_BYTES]);
-    let inodes = Inodes::new(root, 4096, generations).expect("root");
+    let inodes = Inodes::new(root, 4096, 1 << 20, generations).expect("root");
     let service = Arc::new(Service::new(Tree::new(inodes, None)));
     let agreed = begin(&service, &device, way).expect("handshake");
     eprintln!("mounted, flags {agreed:#x}");

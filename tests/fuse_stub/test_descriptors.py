@@ -3,39 +3,16 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from fuse_stub.files.descriptors import Descriptors
-from fuse_stub.files.inodes import descriptors_cached_max
 from tests.fuse_stub.test_fill_lane import mount_in_fork
 from tests.support.mounts import ALICE, BOB, MountedLab, as_user, mounted_lab
 
 LIMIT = 800
-
-
-def taken(descriptors: Descriptors, uid: int) -> int:
-    """How many a user gets who takes all."""
-    count = 0
-    with suppress(OSError):
-        while True:
-            descriptors.take(uid)
-            count += 1
-    return count
-
-
-def test_each_user_leaves_as_many_as_the_user_has() -> None:
-    descriptors = Descriptors(LIMIT)
-    all_of_them = (LIMIT - LIMIT // 4 - descriptors_cached_max(LIMIT)) // 2
-    alice, bob, root = (taken(descriptors, uid) for uid in (ALICE, BOB, 0))
-    assert (alice, bob) == (all_of_them // 2, all_of_them // 4)
-    assert alice + bob + root == all_of_them
-    descriptors.give_back(ALICE)
-    descriptors.take(0)
 
 
 @pytest.fixture
@@ -51,7 +28,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MountedLab]
 
 @pytest.mark.root
 @pytest.mark.parametrize("removes", [False, True])
-def test_others_list_and_open_while_one_user_has_the_whole_share(
+def test_others_go_on_while_one_user_holds_all_that_a_user_may(
     lab: MountedLab, removes: bool
 ) -> None:
     files = 600
@@ -67,19 +44,29 @@ def test_others_list_and_open_while_one_user_has_the_whole_share(
         for _ in range(20):
             assert os.listdir(lab.view / "other") == ["file"]
             assert (lab.view / "other" / "file").read_bytes() == b"content"
+        with open(lab.view / "hers" / "0-bob", "w") as own:
+            (lab.view / "hers" / "0-bob").unlink()
+            own.write("x")
 
     def alice() -> None:
         held = []
         for number in range(files):
             path = lab.view / "hers" / f"{number}"
+            fd = os.open(path, os.O_RDWR)
+            assert os.read(fd, 10) == b""
             try:
-                held.append(os.open(path, os.O_RDWR))
                 if removes:
                     path.unlink()
             except OSError as error:
                 assert error.errno == errno.EMFILE
                 break
-        assert 50 < len(held) < files
+            held.append(fd)
+        if removes:
+            assert 50 < len(held) < files
+        else:
+            assert len(held) == files
+        for fd in held:
+            assert os.pwrite(fd, b"x", 0) == 1
         ready[1].write("x")
         ready[1].close()
         assert go_on[0].read(1) == "x"

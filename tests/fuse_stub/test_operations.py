@@ -54,11 +54,18 @@ class Operations(StubOperations):
         stack.callback(self.own.close)
         super().__init__(self.own)
 
-    async def opened(self, name: bytes, flags: int) -> pyfuse3.FileHandleT:
+    async def known(self, name: bytes) -> int:
         found = await self.lookup(pyfuse3.ROOT_INODE, pyfuse3.FileNameT(name), ROOT)
-        info = await self.open(found.st_ino, pyfuse3.FlagT(flags), ROOT)
-        assert info.fh is not None
-        return info.fh
+        return int(found.st_ino)
+
+    async def read(self, ino: int, start: int, length: int) -> bytes:
+        return bytes(await self.read_at(ino, ROOT.uid, start, length))
+
+    async def write(self, ino: int, start: int, data: bytes) -> int:
+        return await self.write_at(ino, ROOT.uid, start, data, clears=False)
+
+    async def fsync(self, ino: int) -> None:
+        await self.sync_file(ino, ROOT.uid, False)
 
 
 @pytest.fixture
@@ -81,61 +88,99 @@ def test_a_read_of_any_length_is_answered_in_full(lab: Lab, operations: Operatio
     lab.put("f", content)
 
     async def scenario() -> None:
-        handle = await operations.opened(b"f", os.O_RDONLY)
+        ino = await operations.known(b"f")
         for size in (1 * MIB, 1 * MIB + 1, 2 * MIB, 8 * MIB):
-            assert bytes(await operations.read(handle, 5, size)) == content[5 : 5 + size]
+            assert await operations.read(ino, 5, size) == content[5 : 5 + size]
 
     trio.run(scenario)
 
 
-def test_every_handle_of_a_file_reports_its_lost_writes(
+def test_a_sync_tells_of_lost_writes_once(
     lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file system below tells each of its descriptors once, and handles share one."""
     lab.put("f", b"content")
-    results = [errno.EIO, 0, 0]
+    results = [errno.EIO, 0]
 
     def sync(_fd: int) -> None:
         if result := results.pop(0):
             raise OSError(result, os.strerror(result))
 
     async def scenario() -> None:
-        one = await operations.opened(b"f", os.O_RDWR)
-        other = await operations.opened(b"f", os.O_RDWR)
+        ino = await operations.known(b"f")
         monkeypatch.setattr(os, "fsync", sync)
-        assert await code(operations.fsync(one, False)) == errno.EIO
-        assert await code(operations.fsync(other, False)) == errno.EIO
-        await operations.fsync(other, False)
+        assert await code(operations.fsync(ino)) == errno.EIO
+        await operations.fsync(ino)
         assert results == []
-        results.append(0)
-        await operations.fsync(one, False)
-        results.append(0)
-        await operations.fsync(await operations.opened(b"f", os.O_RDWR), False)
 
     trio.run(scenario)
 
 
-def test_a_writer_that_leaves_without_descriptors_keeps_no_job_out(
-    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+def test_a_file_whose_lost_writes_nobody_was_told_of_stays_open(
+    lab: Lab, operations: Operations
+) -> None:
+    """The file system below has told a job, and tells no other descriptor."""
+    lab.put("f", b"content")
+
+    async def scenario() -> None:
+        ino = await operations.known(b"f")
+        file = await operations.own.files.acquire(ino, write=True)
+        with (
+            operations.own.files.using(file),
+            pytest.raises(OSError, match="lost"),
+            file.noting_losses(),
+        ):
+            raise OSError(errno.EIO, "lost")
+        operations.own.files.let_go()
+        assert operations.own.files.get(ino) is file
+        assert await code(operations.fsync(ino)) == errno.EIO
+        operations.own.files.let_go()
+        assert len(operations.own.files) == 0
+        await operations.fsync(ino)
+
+    trio.run(scenario)
+
+
+def test_a_plain_file_is_closed_at_once_for_native_code_to_go_on_with_it(
+    lab: Lab, operations: Operations
 ) -> None:
     lab.put("f", b"content")
 
-    def refuse(_path: bytes, _write: bool) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     async def scenario() -> None:
-        reader = await operations.opened(b"f", os.O_RDONLY)
-        writer = await operations.opened(b"f", os.O_RDWR)
-        with monkeypatch.context() as patch:
-            patch.setattr(open_files, "_open_for", refuse)
-            await operations.release(writer)
-        with trio.fail_after(10):
-            assert bytes(await operations.read(reader, 0, 100)) == b"content"
-        writer = await operations.opened(b"f", os.O_RDWR)
-        assert await operations.write(writer, 0, b"CON") == 3
+        ino = await operations.known(b"f")
+        assert await operations.read(ino, 0, 10) == b"content"
+        assert await operations.write(ino, 0, b"CON") == 3
+        assert len(operations.own.files) == 0
 
     trio.run(scenario)
-    assert (lab.data / "f").read_bytes() == b"CONtent"
+
+
+def test_an_idle_stub_is_closed_and_soon_if_it_is_open_for_writing(
+    lab: Lab, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = noise(300_000)
+    lab.put("read", content)
+    lab.put("written", content)
+    lab.optimize()
+    files = operations.own.files
+
+    async def scenario() -> None:
+        read, written = await operations.known(b"read"), await operations.known(b"written")
+        await operations.read(read, 0, 10)
+        await operations.write(written, 0, b"CON")
+        assert len(files) == 2
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(files.sweep)
+            await trio.sleep(open_files.WRITABLE_IDLE_S + 2 * open_files.SWEEP_S)
+            assert files.get(written) is None
+            assert files.get(read) is not None
+            await trio.sleep(open_files.IDLE_S)
+            assert len(files) == 0
+            nursery.cancel_scope.cancel()
+        assert await operations.read(written, 0, MIB) == b"CON" + content[3:]
+
+    monkeypatch.setattr(open_files, "IDLE_S", 2.0)
+    trio.run(scenario)
+    assert lab.stub("read") is not None and lab.stub("written") is not None
 
 
 def test_only_names_that_went_leave_a_descriptor(lab: Lab, operations: Operations) -> None:
@@ -151,12 +196,14 @@ def test_only_names_that_went_leave_a_descriptor(lab: Lab, operations: Operation
             inodes[name] = found.st_ino
         here = pyfuse3.ROOT_INODE
         full, empty, file = (pyfuse3.FileNameT(name) for name in inodes)
-        assert await code(operations.rmdir(here, full, ROOT)) == errno.ENOTEMPTY
         flags = pyfuse3.FlagT(0)
+        assert (
+            await code(operations.rename(here, empty, here, full, flags, ROOT)) == errno.ENOTEMPTY
+        )
         assert await code(operations.rename(here, file, here, full, flags, ROOT)) == errno.EISDIR
         assert await code(operations.unlink(here, empty, ROOT)) == errno.EISDIR
         assert operations.own.inodes.pinned() == []
-        await operations.rmdir(here, empty, ROOT)
+        await operations.rename(here, full, here, empty, flags, ROOT)
         await operations.unlink(here, file, ROOT)
         assert sorted(operations.own.inodes.pinned()) == sorted([inodes[b"empty"], inodes[b"f"]])
 
@@ -201,7 +248,7 @@ def test_few_descriptors_are_kept_where_few_are_allowed(
             assert os.fstat(operations.own.inodes.fd(found.st_ino)).st_ino == found.st_ino
         assert len(operations.own.inodes) == 60
         if operations.own.inodes.by_handle:
-            assert operations.own.inodes.descriptors == 16
+            assert operations.own.inodes.descriptors == 8
 
     with ExitStack() as stack:
         trio.run(scenario, Operations(lab, stack))
@@ -302,6 +349,7 @@ def test_a_mount_may_end_while_a_commit_is_being_finished(
             nursery.start_soon(own.abandon_all)
             await wait_all_tasks_blocked()
             go_on.set()
+        operations.own.files.let_go()
         assert len(operations.own.files) == 0
 
     trio.run(scenario)
@@ -317,9 +365,10 @@ def test_a_mount_goes_on_where_a_commit_can_not_be_taken_back(
     async def scenario() -> None:
         await operations.own.commit_lane.begin([request_of_f])
         await operations.own.commit_lane.abandon([request_of_f.identity.inode])
+        operations.own.files.let_go()
         assert len(operations.own.files) == 0
-        handle = await operations.opened(b"f", os.O_RDONLY)
-        assert bytes(await operations.read(handle, 0, MIB)) == CONTENT
+        ino = await operations.known(b"f")
+        assert await operations.read(ino, 0, MIB) == CONTENT
 
     trio.run(scenario)
 
@@ -342,7 +391,7 @@ def test_a_file_with_a_stuck_commit_is_cut_and_grows_with_zeros(
 
     async def scenario() -> None:
         own = operations.own.commit_lane
-        reader = await operations.opened(b"f", os.O_RDONLY)
+        await operations.known(b"f")
         await own.begin([request_of_f])
         with monkeypatch.context() as patch:
             patch.setattr(commit_lane, "revert_commit", refuse_to_revert)
@@ -354,10 +403,10 @@ def test_a_file_with_a_stuck_commit_is_cut_and_grows_with_zeros(
         await cut(1000)
         await cut(200_000)
         await own.finish([request_of_f.identity.inode])
-        await operations.release(reader)
+        operations.own.files.let_go()
         assert len(operations.own.files) == 0
-        handle = await operations.opened(b"f", os.O_RDONLY)
-        assert bytes(await operations.read(handle, 0, MIB)) == CONTENT[:1000].ljust(200_000, b"\0")
+        ino = await operations.known(b"f")
+        assert await operations.read(ino, 0, MIB) == CONTENT[:1000].ljust(200_000, b"\0")
 
     trio.run(scenario)
 
@@ -381,14 +430,14 @@ def test_a_sync_reports_writes_that_were_lost_at_another_sync(
     async def scenario() -> None:
         own = operations.own.commit_lane
         name = b"stub" if by_restore else b"f"
-        handle = await operations.opened(name, os.O_RDONLY)
+        ino = await operations.known(name)
         await own.begin([request_of_f])
         with monkeypatch.context() as patch:
             patch.setattr(operations.own.volume.disk, "sync_file", fail)
             with pytest.raises(OSError):
                 await (fill() if by_restore else own.touch(request_of_f.identity.inode))
-        assert await code(operations.fsync(handle, False)) == errno.EIO
-        await operations.fsync(handle, False)
+        assert await code(operations.fsync(ino)) == errno.EIO
+        await operations.fsync(ino)
         await own.abandon_all()
 
     trio.run(scenario)
@@ -454,12 +503,12 @@ def test_a_restore_that_is_not_undone_leaves_readers_no_zeros(
     monkeypatch.setattr(Filling, "fill", allocate_and_fail)
 
     async def scenario() -> None:
-        handle = await operations.opened(b"stub", os.O_RDWR)
-        await operations.write(handle, 0, b"new")
+        ino = await operations.known(b"stub")
+        await operations.write(ino, 0, b"new")
         with pytest.raises(NoSpace):
             await make_plain(operations, b"stub")
         (lab.data / "stub").read_bytes()  # as the kernel reads ahead
-        assert bytes(await operations.read(handle, 0, MIB)) == b"new" + CONTENT[3:]
+        assert await operations.read(ino, 0, MIB) == b"new" + CONTENT[3:]
 
     trio.run(scenario)
 
@@ -489,12 +538,10 @@ def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
 
     async def scenario() -> None:
         own = operations.own.commit_lane
-        reader = await operations.opened(b"stub", os.O_RDONLY)
-        writer = await operations.opened(b"stub", os.O_RDWR)
-        await operations.write(writer, 0, b"new")
+        ino = await operations.known(b"stub")
+        await operations.write(ino, 0, b"new")
         with pytest.raises(NoSpace):
             await make_plain(operations, b"stub")
-        await operations.release(writer)
         with lab.opened() as volume, open(lab.data / "stub", "rb") as file:
             identity = FileIdentity.of(os.fstat(file.fileno()))
             previous = native.system.fgetxattr(file.fileno(), volume.space.name)
@@ -504,6 +551,6 @@ def test_a_commit_that_stops_half_way_knows_of_unwritten_blocks(
         assert begun.outcome is Outcome.DONE
         (finished,) = await own.finish([identity.inode])
         assert finished.outcome is Outcome.FAILED
-        assert bytes(await operations.read(reader, 0, MIB)) == changed
+        assert await operations.read(ino, 0, MIB) == changed
 
     trio.run(scenario)

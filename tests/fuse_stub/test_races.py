@@ -1,7 +1,7 @@
 """Operations of a mount that overtake one another, in the orders that decide."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,9 +54,9 @@ def written_stub(lab: Lab) -> tuple[bytes, CommitRequest]:
     return bytes(content), CommitRequest(b"f", identity, ref, previous)
 
 
-def cut_by_name(operations: StubOperations, ino: int, ctx: object) -> Awaitable[object]:
+def cut(operations: StubOperations, ino: int, ctx: object, size: int) -> Awaitable[object]:
     attributes = pyfuse3.EntryAttributes()
-    attributes.st_size = CUT
+    attributes.st_size = size
     return operations.setattr(ino, attributes, Size, None, ctx)  # type: ignore[arg-type]
 
 
@@ -74,15 +74,10 @@ class Root:
     umask = 0
 
 
-def empty(operations: StubOperations, ino: int, ctx: object) -> Awaitable[object]:
-    return operations.open(ino, os.O_WRONLY | os.O_TRUNC, ctx)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("cut", "left"), [(cut_by_name, CUT), (empty, 0)])
+@pytest.mark.parametrize("left", [CUT, 0])
 @pytest.mark.parametrize("order", range(8))
 def test_a_cut_that_waits_while_a_commit_begins_is_a_cut(
     tmp_path: Path,
-    cut: Callable[[StubOperations, int, object], Awaitable[object]],
     left: int,
     order: int,
 ) -> None:
@@ -99,7 +94,7 @@ def test_a_cut_that_waits_while_a_commit_begins_is_a_cut(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.commit_lane.begin, [request])
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(cut, operations, ino, Root)
+            nursery.start_soon(cut, operations, ino, Root, left)
             await trio.testing.wait_all_tasks_blocked()
             file.lock.unshare()
         await one.commit_lane.finish([ino])
@@ -109,3 +104,53 @@ def test_a_cut_that_waits_while_a_commit_begins_is_a_cut(
     with served(lab) as one:
         trio.run(run, one)
     assert lab.read("f") == content[:left].ljust(SIZE, b"\0")
+
+
+def plain_file(lab: Lab) -> tuple[bytes, CommitRequest]:
+    """A plain file ``p`` and what a job has that optimizes it."""
+    content = noise(SIZE, 3)
+    lab.put("same", content)
+    lab.optimize()
+    lab.put("p", content)
+    stub = lab.stub("same")
+    assert stub is not None
+    ref = RecipeRef(stub.recipe, stub.digest, bool(stub.flags & Flag.DIRECT))
+    return content, CommitRequest(b"p", FileIdentity.of(os.stat(lab.data / "p")), ref)
+
+
+@pytest.mark.parametrize("writes_first", [False, True])
+@pytest.mark.parametrize("order", range(8))
+def test_a_write_that_waits_while_a_commit_begins_is_in_the_file(
+    tmp_path: Path, writes_first: bool, order: int
+) -> None:
+    """No opening tells of writers: a commit that begins between a writer's look and its write would
+    punch what was written. Both wait for a reader; trio wakes them in an order of its own."""
+    lab = new_lab(tmp_path / "volume", "4k")
+    content, request = plain_file(lab)
+    new = noise(BLOCK, 4)
+
+    async def run(one: MountedVolume) -> None:
+        operations = StubOperations(one)
+        ino = request.identity.inode
+        operations._known(os.open(lab.data / "p", os.O_PATH))
+        # As a writer: so that nobody opens the file again.
+        file = await one.files.acquire(ino, write=True)
+        assert file.lock.try_share()
+
+        async def write() -> None:
+            assert await operations.write_at(ino, 0, BLOCK, new, clears=False) == BLOCK
+
+        async def begin() -> None:
+            await one.commit_lane.begin([request])
+
+        async with trio.open_nursery() as nursery:
+            for task in (write, begin) if writes_first else (begin, write):
+                nursery.start_soon(task)
+                await trio.testing.wait_all_tasks_blocked()
+            file.lock.unshare()
+        await one.commit_lane.finish([ino])
+        one.files.release(file)
+
+    with served(lab) as one:
+        trio.run(run, one)
+    assert lab.read("p") == content[:BLOCK] + new + content[2 * BLOCK :]

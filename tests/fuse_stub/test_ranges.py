@@ -391,7 +391,8 @@ def test_a_protected_file_is_left_alone_by_users_and_jobs(lab: MountedLab, flag:
         subprocess.run(["chattr", f"+{flag}", path], check=True)
         try:
             refused(lambda: os.pwrite(fd, b"x", 0), errno.EPERM)
-            refused(lambda: path.open("r+b"), errno.EPERM)
+            refused(lambda: path.open("r+b", buffering=0).write(b"x"), errno.EPERM)
+            refused(lambda: path.open("wb"), errno.EPERM)
             refused(path.unlink, errno.EPERM)
             refused(lambda: os.chmod(path, 0o777), errno.EPERM)
             refused(lambda: os.truncate(path, 1), errno.EPERM)

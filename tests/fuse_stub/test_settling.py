@@ -78,7 +78,7 @@ def test_a_capability_that_is_taken_meanwhile_does_not_come_back(
         async def open_it() -> None:
             file = await mount.files.acquire(found.st_ino, write=False)
             order.append("settled")
-            mount.files.release(file, write=False)
+            mount.files.release(file)
 
         async def change_it() -> None:
             await change(operations, found.st_ino)
@@ -135,11 +135,11 @@ def test_a_stub_that_cannot_be_settled_is_read_and_not_written_to(tmp_path: Path
             with pytest.raises(OSError):
                 await mount.files.acquire(found.st_ino, write=True)
             disk.takes_changes = False
-            mount.files.release(file, write=False)
+            mount.files.release(file)
         disk.takes_changes = True
         file = await mount.files.acquire(found.st_ino, write=True)
         assert file.stub is not None and not file.stub.attribute.flags.transient
-        mount.files.release(file, write=True)
+        mount.files.release(file)
 
     with Volume.open(str(lab.root), disk) as volume, volume.mount_lock() as transitions:
         mount = MountedVolume(volume, transitions, str(lab.root), MIB, 1)

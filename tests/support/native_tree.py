@@ -93,6 +93,7 @@ def native_tree(
 
 
 def _serve(data: str, view: str, ring: bool, descriptors_max: int) -> None:
+    os.umask(0)
     device_fd = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device_fd},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other"
     libc = ctypes.CDLL(None, use_errno=True)

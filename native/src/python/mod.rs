@@ -127,15 +127,13 @@ mod exported {
         #[pymodule_export]
         use crate::python::mount::{Inodes, Line, Loop, Request, serve_tree};
         #[pymodule_export]
-        const OPEN: u32 = crate::mount::protocol::opcode::OPEN;
-        #[pymodule_export]
         const READ: u32 = crate::mount::protocol::opcode::READ;
         #[pymodule_export]
         const WRITE: u32 = crate::mount::protocol::opcode::WRITE;
         #[pymodule_export]
-        const RELEASE: u32 = crate::mount::protocol::opcode::RELEASE;
-        #[pymodule_export]
         const FSYNC: u32 = crate::mount::protocol::opcode::FSYNC;
+        #[pymodule_export]
+        const CREATE: u32 = crate::mount::protocol::opcode::CREATE;
         #[pymodule_export]
         const FSYNCDIR: u32 = crate::mount::protocol::opcode::FSYNCDIR;
         #[pymodule_export]

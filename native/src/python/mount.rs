@@ -1,25 +1,28 @@
 //! The mount's native loop.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use super::refine::Bases;
 use super::support::calls::{c_string, os_error};
 use super::support::input::Input;
+use crate::format::stub::Seeds;
 use crate::mount::inodes::generations::{Generations, SECRET_BYTES};
 use crate::mount::inodes::handle::Handle;
 use crate::mount::inodes::table;
 use crate::mount::protocol::abi::{
-    CopyFileRangeIn, CreateIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut, LseekIn,
-    LseekOut, OPEN_KEEP_CACHE, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn,
-    WriteOut,
+    CopyFileRangeIn, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut, LseekIn, LseekOut,
+    ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::mount::protocol::opcode as op;
 use crate::mount::requests::dispatch::Counts;
+use crate::mount::requests::stubs::Store;
 use crate::mount::requests::tree::Tree;
 use crate::mount::session::line::{self, Next};
 use crate::mount::session::serve::{self, Way};
@@ -69,11 +72,12 @@ impl Inodes {
         reserved: &[u8],
         secret: &[u8],
         descriptors_max: usize,
+        pins_max: usize,
     ) -> PyResult<Inodes> {
         let secret: [u8; SECRET_BYTES] =
             secret.try_into().map_err(|_| PyValueError::new_err("the secret has 32 bytes"))?;
         let root = duplicate(py, root_fd)?;
-        let table = table::Inodes::new(root, descriptors_max, Generations::new(secret));
+        let table = table::Inodes::new(root, descriptors_max, pins_max, Generations::new(secret));
         let tree = Tree::new(ready(py, table)?, Some(c_string("reserved", reserved)?));
         Ok(Inodes(Mutex::new(Some(Arc::new(tree)))))
     }
@@ -117,11 +121,15 @@ impl Inodes {
         Ok(tree.inodes.remember(ino, Handle::new(&handle), None))
     }
 
+    fn may_keep_open(&self, py: Python<'_>, uid: u32) -> PyResult<bool> {
+        Ok(self.tree(py)?.inodes.may_pin(uid))
+    }
+
     /// Takes `fd` over.
-    fn keep_open(&self, py: Python<'_>, ino: u64, fd: RawFd) -> PyResult<()> {
+    fn keep_open(&self, py: Python<'_>, ino: u64, fd: RawFd, uid: u32) -> PyResult<()> {
         // SAFETY: the caller gives the descriptor away.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        self.tree(py)?.inodes.pin(ino, fd);
+        self.tree(py)?.inodes.pin(ino, fd, uid);
         Ok(())
     }
 
@@ -135,6 +143,51 @@ impl Inodes {
 
     fn forget(&self, py: Python<'_>, ino: u64, lookups: u64) -> PyResult<()> {
         self.tree(py)?.inodes.forget(ino, lookups);
+        Ok(())
+    }
+
+    /// Where the content of stubs is: small ones are read by native code from then on. `seeds`: of
+    /// attributes.
+    fn read_stubs(
+        &self,
+        py: Python<'_>,
+        chunks: &Bound<'_, Bases>,
+        seeds: (u64, u64),
+    ) -> PyResult<()> {
+        let seeds = Seeds { attribute: seeds.0, instance: seeds.1 };
+        let store = Store { chunks: Arc::clone(&chunks.get().0), seeds };
+        // It stays as it was said first.
+        let _ = self.tree(py)?.store.set(store);
+        Ok(())
+    }
+
+    fn watch(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
+        self.tree(py)?.inodes.watch(ino);
+        Ok(())
+    }
+
+    fn unwatch(&self, py: Python<'_>, ino: u64) -> PyResult<()> {
+        self.tree(py)?.inodes.unwatch(ino);
+        Ok(())
+    }
+
+    fn close_idle(&self, py: Python<'_>) -> PyResult<()> {
+        self.tree(py)?.inodes.close_idle();
+        Ok(())
+    }
+
+    fn let_go(&self, py: Python<'_>) -> PyResult<()> {
+        self.tree(py)?.inodes.let_go();
+        Ok(())
+    }
+
+    fn delay_files(&self, py: Python<'_>, are_delayed: bool) -> PyResult<()> {
+        self.tree(py)?.files_are_delayed.store(are_delayed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn note_names(&self, py: Python<'_>, are_noted: bool) -> PyResult<()> {
+        self.tree(py)?.names_are_noted.store(are_noted, Ordering::Relaxed);
         Ok(())
     }
 
@@ -153,15 +206,12 @@ pub struct Request {
     uid: u32,
     gid: u32,
     pid: u32,
-    handle: u64,
     offset: u64,
     size: u32,
     flags: u32,
     length: u64,
     node_to: u64,
     offset_to: u64,
-    mode: u32,
-    umask: u32,
     data: Py<PyBytes>,
 }
 
@@ -169,55 +219,50 @@ impl Request {
     fn of(py: Python<'_>, line: &line::Line) -> PyResult<Request> {
         let given = ready(py, line.request())?;
         let header = given.header;
-        let (mut handle, mut offset, mut size, mut flags) = (0, 0, 0, 0);
-        let (mut length, mut node_to, mut offset_to, mut mode, mut umask) = (0, 0, 0, 0, 0);
+        let (mut offset, mut size, mut flags) = (0, 0, 0);
+        let (mut length, mut node_to, mut offset_to) = (0, 0, 0);
         let mut data: &[u8] = &[];
         match header.opcode {
-            op::OPEN => flags = ready(py, given.part::<OpenIn>())?.flags,
-            op::RELEASE => handle = ready(py, given.part::<ReleaseIn>())?.handle,
             op::READ => {
                 let part: ReadIn = ready(py, given.part())?;
-                (handle, offset, size) = (part.handle, part.offset, part.size);
+                (offset, size) = (part.offset, part.size);
             }
             op::WRITE => {
                 let part: WriteIn = ready(py, given.part())?;
-                (handle, offset, size) = (part.handle, part.offset, part.size);
+                (offset, size) = (part.offset, part.size);
                 flags = part.write_flags & WRITE_KILL_SUIDGID;
                 let there = given.rest.get(..size as usize).ok_or(Failure(libc::EIO));
                 data = ready(py, there)?;
             }
             op::FALLOCATE => {
                 let part: FallocateIn = ready(py, given.part())?;
-                (handle, offset, length) = (part.handle, part.offset, part.length);
+                (offset, length) = (part.offset, part.length);
                 flags = part.mode;
             }
             op::LSEEK => {
                 let part: LseekIn = ready(py, given.part())?;
-                (handle, offset, flags) = (part.handle, part.offset, part.whence);
+                (offset, flags) = (part.offset, part.whence);
             }
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
                 let part: CopyFileRangeIn = ready(py, given.part())?;
-                (handle, offset, length) = (part.handle_in, part.offset_in, part.length);
+                (offset, length) = (part.offset_in, part.length);
                 (node_to, offset_to) = (part.node_out, part.offset_out);
-            }
-            op::TMPFILE => {
-                let part: CreateIn = ready(py, given.part())?;
-                (flags, mode, umask) = (part.flags, part.mode, part.umask);
             }
             op::IOCTL => {
                 let part: IoctlIn = ready(py, given.part())?;
-                (handle, flags, size) = (part.handle, part.command, part.out_bytes);
+                (flags, size) = (part.command, part.out_bytes);
                 let there = given.rest.get(..part.in_bytes as usize).ok_or(Failure(libc::EIO));
                 data = ready(py, there)?;
             }
+            op::CREATE | op::TMPFILE => data = line.message(),
             _ => {
                 let part: FsyncIn = ready(py, given.part())?;
-                (handle, flags) = (part.handle, part.flags & FSYNC_DATA);
+                flags = part.flags & FSYNC_DATA;
             }
         }
         let (unique, node) = (header.unique, header.node);
-        let (uid, gid, pid) = (header.uid, header.gid, header.pid);
         let data = PyBytes::new(py, data).unbind();
+        let (uid, gid, pid) = (header.uid, header.gid, header.pid);
         Ok(Request {
             opcode: header.opcode,
             unique,
@@ -225,15 +270,12 @@ impl Request {
             uid,
             gid,
             pid,
-            handle,
             offset,
             size,
             flags,
             length,
             node_to,
             offset_to,
-            mode,
-            umask,
             data,
         })
     }
@@ -286,11 +328,6 @@ impl Line {
         ready(py, py.detach(|| self.with(|line| line.answer(unique, data.bytes()))))
     }
 
-    fn answer_open(&self, py: Python<'_>, unique: u64, handle: u64) -> PyResult<()> {
-        let body = OpenOut { handle, flags: OPEN_KEEP_CACHE, backing: 0 };
-        ready(py, self.with(|line| line.answer(unique, body.as_bytes())))
-    }
-
     fn answer_written(&self, py: Python<'_>, unique: u64, size: u32) -> PyResult<()> {
         ready(py, self.with(|line| line.answer(unique, WriteOut { size, unused: 0 }.as_bytes())))
     }
@@ -304,11 +341,8 @@ impl Line {
         ready(py, self.with(|line| line.answer(unique, &body)))
     }
 
-    /// Takes `fd` over.
-    fn answer_nameless(&self, py: Python<'_>, unique: u64, fd: RawFd, handle: u64) -> PyResult<()> {
-        // SAFETY: the caller gives the descriptor away.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        ready(py, self.with(|line| line.answer_nameless(unique, file, handle)))
+    fn make_file(&self, py: Python<'_>, message: &[u8]) -> PyResult<()> {
+        ready(py, self.with(|line| line.make_file(message)))
     }
 
     fn refuse(&self, py: Python<'_>, unique: u64, number: i32) -> PyResult<()> {
@@ -332,6 +366,17 @@ impl Line {
     fn requests<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match locked(&self.0).as_ref() {
             Some(line) => counted(py, line.counts()),
+            None => Ok(PyDict::new(py)),
+        }
+    }
+
+    fn busy_s(&self) -> f64 {
+        locked(&self.0).as_ref().map_or(0.0, |line| line.busy().as_secs_f64())
+    }
+
+    fn handed_over<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match locked(&self.0).as_ref() {
+            Some(line) => counted(py, line.handed_over()),
             None => Ok(PyDict::new(py)),
         }
     }
@@ -375,7 +420,7 @@ pub fn serve_tree(
     let (device, root) = (Arc::new(duplicate(py, device_fd)?), duplicate(py, root_fd)?);
     let reserved = reserved.map(|name| c_string("reserved", name)).transpose()?;
     let generations = Generations::new([0; SECRET_BYTES]);
-    let inodes = ready(py, table::Inodes::new(root, descriptors_max, generations))?;
+    let inodes = ready(py, table::Inodes::new(root, descriptors_max, usize::MAX, generations))?;
     let service = Arc::new(Service::new(Tree::new(inodes, reserved)));
     let way = if ring { Way::Ring } else { Way::Device };
     ready(py, py.detach(|| serve::begin(&service, &device, way)))?;

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex};
 
 use crate::codec::delta::RAW_BYTES_MAX;
 use crate::codec::dictionary::Dictionary;
-use crate::format::ids::{ContainerNumber, Fingerprint, RecordId};
+use crate::format::ids::{ContainerNumber, Fingerprint, FingerprintCheck, RecordId};
 use crate::format::table_entry::{
     FORWARDS_MAX, State, TableEntry, checksum_seed, data_name, generation_in, header, table_name,
 };
-use crate::store::record_reader::{BaseBytes, Files, Reads};
+use crate::store::record_reader::{BaseBytes, Files, Reads, Wanted, with_scratch};
 use crate::system::files::owned;
 use crate::threads::lock::locked;
 
@@ -106,6 +106,30 @@ impl Bases {
     ) -> Option<(Arc<Vec<u8>>, Fingerprint)> {
         let (_, entry, _) = self.end_of(id, reads)?;
         Some((self.raw(id, reads)?, entry.fingerprint))
+    }
+
+    /// Fills `out`, of its raw length, with a live record, whether it leans on another one or not.
+    ///
+    /// None where anything is not as expected, and where anything would have to be read or opened:
+    /// then the container is opened, in a thread of its own.
+    pub fn read_opened(
+        self: &Arc<Bases>,
+        id: RecordId,
+        fingerprint_check: FingerprintCheck,
+        out: &mut [u8],
+    ) -> Option<()> {
+        let known = locked(&self.kept).containers.get(&id.container()).map(Arc::clone);
+        let Some(opened) = known else {
+            let bases = Arc::clone(self);
+            // Without a thread it is opened another time.
+            let _ = std::thread::Builder::new()
+                .name("opens".into())
+                .spawn(move || bases.entry(id, Reads::Any));
+            return None;
+        };
+        let files = Files { bases: Some(&**self), ..opened.files(Reads::CachedOnly) };
+        let mut wanted = Wanted { ordinal: id.ordinal(), fingerprint_check, out };
+        with_scratch(|scratch| files.read(&mut wanted, scratch)).then_some(())
     }
 
     /// Let go of containers, so that the space of those that were replaced comes back.
@@ -236,7 +260,7 @@ impl BaseBytes for Bases {
 }
 
 impl Opened {
-    fn files(&self, reads: Reads) -> Files<'static> {
+    fn files<'a>(&self, reads: Reads) -> Files<'a> {
         let (data, table) = (self.data.as_raw_fd(), self.table.as_raw_fd());
         Files { data, table, seed: self.seed, reads, bases: None }
     }

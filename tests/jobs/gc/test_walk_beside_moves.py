@@ -92,11 +92,9 @@ class Users:
         target = self.rng.choice(directories)
         operations = self.operations
         if action == "mkdir":
-            name = self._name("d").encode()
-            await operations.mkdir(await self._ino(target), name, 0o755, ROOT)  # type: ignore[arg-type]
+            (target / self._name("d")).mkdir()
         elif action == "rmdir" and target != self.data:
-            parent = await self._ino(target.parent)
-            await operations.rmdir(parent, os.fsencode(target.name), ROOT)  # type: ignore[arg-type]
+            target.rmdir()
         elif found:
             path = self.rng.choice(found)
             if action == "link":

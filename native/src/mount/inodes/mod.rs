@@ -3,4 +3,6 @@
 pub mod data_file;
 pub mod generations;
 pub mod handle;
+pub mod pins;
 pub mod table;
+pub mod watched;

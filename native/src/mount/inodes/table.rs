@@ -19,6 +19,8 @@ use rustix::io::Errno;
 use crate::mount::inodes::data_file::DataFile;
 use crate::mount::inodes::generations::Generations;
 use crate::mount::inodes::handle::Handle;
+use crate::mount::inodes::pins::Pins;
+use crate::mount::inodes::watched::Watched;
 use crate::mount::protocol::abi::ROOT;
 use crate::mount::protocol::message::{Answer, Failure};
 use crate::system::calls::{name_to_handle, open_by_handle};
@@ -31,7 +33,10 @@ const DESCRIPTORS_MIN: usize = 16;
 
 /// What is freed at once when a file without a name is closed; more takes a thread of its own, so
 /// that nobody has to wait: 4 MiB are 1,024 extents of one block at most, in 4 ms.
-const FREED_BYTES_MAX: u64 = 4 << 20;
+pub const FREED_BYTES_MAX: u64 = 4 << 20;
+
+/// The unit of `stx_blocks` and `st_blocks`.
+pub const STATUS_BLOCK_BYTES: u64 = 512;
 
 pub const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -42,10 +47,14 @@ struct Node {
     data: Option<Arc<DataFile>>,
     /// `path` stays: the inode has no name any more, or cannot be opened by its handle.
     is_pinned: bool,
+    /// The user who has removed the last name.
+    pinned_by: Option<u32>,
     /// Whether the node is in `recent`.
     is_recent: bool,
     /// Whether a descriptor was used since the node was last considered for closing.
     is_used: bool,
+    /// Whether `data` was written to since [`Inodes::close_idle`] has looked.
+    is_written: bool,
 }
 
 #[derive(Default)]
@@ -93,11 +102,21 @@ pub struct Inodes {
     descriptors_max: usize,
     generations: Generations,
     shards: Vec<Mutex<Shard>>,
+    pins: Mutex<Pins>,
+    /// Nodes with `data` that is open for writing, and others.
+    written: Mutex<Vec<u64>>,
+    pub watched: Watched,
 }
 
 impl Inodes {
-    /// `descriptors_max`: most inodes at a time that have descriptors, pinned ones apart.
-    pub fn new(root: OwnedFd, descriptors_max: usize, generations: Generations) -> Answer<Inodes> {
+    /// `descriptors_max`: most inodes at a time that have descriptors, those without a name apart,
+    /// of which `pins_max` may be held.
+    pub fn new(
+        root: OwnedFd,
+        descriptors_max: usize,
+        pins_max: usize,
+        generations: Generations,
+    ) -> Answer<Inodes> {
         let parts = (descriptors_max / DESCRIPTORS_MIN).clamp(1, SHARDS_MAX);
         let status = fstat(&root)?;
         let handle = name_to_handle(root.as_raw_fd()).unwrap_or_default();
@@ -109,6 +128,9 @@ impl Inodes {
             by_handle,
             descriptors_max: (descriptors_max / parts).max(1),
             generations,
+            written: Mutex::default(),
+            pins: Mutex::new(Pins::new(pins_max)),
+            watched: Watched::default(),
             shards: (0..parts).map(|_| Mutex::default()).collect(),
         })
     }
@@ -143,10 +165,12 @@ impl Inodes {
                     handle,
                     lookups: 1,
                     is_pinned: path.is_some(),
+                    pinned_by: None,
                     path: path.map(Arc::new),
                     data: None,
                     is_recent: false,
                     is_used: false,
+                    is_written: false,
                 });
             }
             Entry::Occupied(mut place) => {
@@ -155,6 +179,7 @@ impl Inodes {
                 if node.handle != handle {
                     // The number was given to a new file before the kernel forgot the old one.
                     node.handle = handle;
+                    self.give_back(node);
                     (node.data, node.is_pinned) = (None, path.is_some());
                     node.path = path.map(Arc::new);
                 }
@@ -172,7 +197,8 @@ impl Inodes {
         if node.lookups > 0 {
             return;
         }
-        let node = place.remove();
+        let mut node = place.remove();
+        self.give_back(&mut node);
         if node.is_recent {
             // A file that was just made and removed is at the end, mostly.
             if let Some(at) = shard.recent.iter().rposition(|one| *one == inode) {
@@ -205,12 +231,20 @@ impl Inodes {
         locked(self.shard(inode)).nodes.contains_key(&inode)
     }
 
-    /// Holds `path`, open on an inode, until the inode is forgotten: its last name goes.
-    pub fn pin(&self, inode: u64, path: OwnedFd) {
+    /// Whether a user may remove one more last name of an inode that the kernel knows: those who hold
+    /// such inodes open share the descriptors.
+    pub fn may_pin(&self, uid: u32) -> bool {
+        locked(&self.pins).may_have(uid)
+    }
+
+    /// Holds `path`, open on an inode, until the inode is forgotten: `uid` removes its last name.
+    pub fn pin(&self, inode: u64, path: OwnedFd, uid: u32) {
         if let Some(node) = locked(self.shard(inode)).nodes.get_mut(&inode) {
             if !node.is_pinned {
                 node.is_pinned = true;
+                node.pinned_by = Some(uid);
                 node.path = Some(Arc::new(path));
+                locked(&self.pins).take(uid);
             }
         }
     }
@@ -223,7 +257,14 @@ impl Inodes {
         let mut shard = locked(self.shard(inode));
         if let Some(node) = shard.nodes.get_mut(&inode) {
             node.is_pinned = false;
+            self.give_back(node);
             shard.opened(inode, self.descriptors_max);
+        }
+    }
+
+    fn give_back(&self, node: &mut Node) {
+        if let Some(uid) = node.pinned_by.take() {
+            locked(&self.pins).give_back(uid);
         }
     }
 
@@ -253,6 +294,51 @@ impl Inodes {
         Ok(opened)
     }
 
+    /// From now on Python sees all requests for an inode: nothing of it is kept open here. As often
+    /// as [`Inodes::unwatch`] is to come.
+    pub fn watch(&self, inode: u64) {
+        self.watched.add(inode);
+        self.close_data(inode);
+    }
+
+    pub fn unwatch(&self, inode: u64) {
+        self.watched.remove(inode);
+    }
+
+    /// Closes what is open for writing, and was not written to since the last call: jobs take such
+    /// files for files in use.
+    pub fn close_idle(&self) {
+        self.close_written(false);
+    }
+
+    /// Closes all that is open for writing.
+    pub fn let_go(&self) {
+        self.close_written(true);
+    }
+
+    fn close_written(&self, all: bool) {
+        let inodes = std::mem::take(&mut *locked(&self.written));
+        for inode in inodes {
+            let mut shard = locked(self.shard(inode));
+            let Some(node) = shard.nodes.get_mut(&inode) else { continue };
+            if !node.data.as_ref().is_some_and(|data| data.is_writable) {
+                continue;
+            }
+            if std::mem::take(&mut node.is_written) && !all {
+                locked(&self.written).push(inode);
+            } else {
+                node.data = None;
+            }
+        }
+    }
+
+    /// Closes the content of an inode, once no thread uses it.
+    pub fn close_data(&self, inode: u64) {
+        let data =
+            locked(self.shard(inode)).nodes.get_mut(&inode).and_then(|node| node.data.take());
+        drop(data);
+    }
+
     /// The content of an inode, if it is open anyway.
     pub fn opened(&self, inode: u64) -> Option<Arc<DataFile>> {
         let mut shard = locked(self.shard(inode));
@@ -272,6 +358,7 @@ impl Inodes {
         if let Some(node) = locked(self.shard(inode)).nodes.get_mut(&inode) {
             if let Some(data) = node.data.as_ref().filter(|data| data.is_writable || !write) {
                 node.is_used = true;
+                node.is_written |= write;
                 return Ok(Arc::clone(data));
             }
         }
@@ -287,6 +374,10 @@ impl Inodes {
         if let Some(node) = shard.nodes.get_mut(&inode) {
             if node.data.as_ref().is_none_or(|old| !old.is_writable) {
                 node.data = Some(Arc::clone(&data));
+                if data.is_writable {
+                    node.is_written = true;
+                    locked(&self.written).push(inode);
+                }
                 shard.opened(inode, self.descriptors_max);
             }
         }
@@ -316,7 +407,8 @@ fn close(node: Node) {
     let is_slow = node.is_pinned
         && node.path.as_ref().is_some_and(|path| {
             fstat(path).is_ok_and(|status| {
-                status.st_nlink == 0 && status.st_blocks as u64 * 512 > FREED_BYTES_MAX
+                status.st_nlink == 0
+                    && status.st_blocks as u64 * STATUS_BLOCK_BYTES > FREED_BYTES_MAX
             })
         });
     if is_slow {

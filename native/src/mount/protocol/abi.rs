@@ -168,8 +168,6 @@ messages! {
     MknodIn: 16 { mode: u32, device: u32, umask: u32, unused: u32, }
     MkdirIn: 8 { mode: u32, umask: u32, }
     CreateIn: 16 { flags: u32, mode: u32, umask: u32, open_flags: u32, }
-    OpenIn: 8 { flags: u32, open_flags: u32, }
-    ReleaseIn: 24 { handle: u64, flags: u32, release_flags: u32, lock_owner: u64, }
     OpenOut: 16 { handle: u64, flags: u32, backing: i32, }
     LinkIn: 8 { node: u64, }
     RenameIn: 8 { new_parent: u64, }

@@ -84,6 +84,8 @@ impl Offer {
         if self.flags & init::EXPLICIT_INVAL_DATA != 0 {
             answer.flags &= !(init::AUTO_INVAL_DATA as u32);
         }
+        // An opening without a message would lose the truncation.
+        answer.flags &= !(init::ATOMIC_O_TRUNC as u32);
         answer.flags |= added;
         answer.max_background = BACKGROUND_MAX;
         answer.congestion_threshold = CONGESTED_FROM;
@@ -126,6 +128,8 @@ mod tests {
     #[test]
     fn what_libfuse_does_not_promise_is_added_where_the_kernel_offers_it() {
         let answer = InitOut { flags: init::ASYNC_READ as u32, ..InitOut::default() };
+        let cuts = answer.flags | init::ATOMIC_O_TRUNC as u32;
+        assert_eq!(offer(0).extended(InitOut { flags: cuts, ..answer }).flags, answer.flags);
         let extended = offer(KERNEL).extended(answer);
         assert_eq!(u64::from(extended.flags), init::ASYNC_READ | init::DONT_MASK);
         assert_eq!(offer(init::ASYNC_READ).extended(answer).flags, answer.flags);

@@ -42,11 +42,11 @@ opcodes! {
     RMDIR = 11, 0;
     RENAME = 12, size_of::<abi::RenameIn>();
     LINK = 13, size_of::<abi::LinkIn>();
-    OPEN = 14, size_of::<abi::OpenIn>();
+    OPEN = 14, 8;
     READ = 15, size_of::<abi::ReadIn>();
     WRITE = 16, size_of::<abi::WriteIn>();
     STATFS = 17, 0;
-    RELEASE = 18, size_of::<abi::ReleaseIn>();
+    RELEASE = 18, 24;
     FSYNC = 20, size_of::<abi::FsyncIn>();
     SETXATTR = 21, size_of::<abi::SetxattrIn>();
     GETXATTR = 22, size_of::<abi::GetxattrIn>();

@@ -13,7 +13,7 @@ use crate::mount::protocol::message::{Answer, Outcome, Request, put};
 use crate::mount::requests::entries::{TIMEOUT_S, attributes, shown_blocks, status_of};
 use crate::mount::requests::{effects, tree::Tree};
 
-const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
+pub const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
 
 impl Tree {
     pub fn get_attributes(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
@@ -102,6 +102,10 @@ pub fn drop_set_ids(file: impl AsFd) -> Answer<()> {
         effects::change_mode_of_open(file, Mode::from_raw_mode(kept & 0o7777))?;
     }
     Ok(())
+}
+
+pub fn has_set_ids(file: impl AsFd) -> Answer<bool> {
+    Ok(u32::from(status_of(file)?.stx_mode) & SET_IDS != 0)
 }
 
 fn time(is_set: bool, is_now: bool, seconds: i64, nanoseconds: u32) -> Timespec {

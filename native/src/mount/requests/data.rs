@@ -1,17 +1,120 @@
 //! Requests for the bytes of files.
 
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
+use std::io::IoSliceMut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{OFlags, SeekFrom, fgetxattr};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+use crate::mount::inodes::data_file::DataFile;
 use crate::mount::protocol::abi::{
     CopyFileRangeIn, CopyFileRangeOut, FSYNC_DATA, FallocateIn, FsyncIn, IoctlIn, IoctlOut,
-    LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, control,
+    LseekIn, LseekOut, ReadIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut, control, init,
 };
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
-use crate::mount::requests::attributes::drop_set_ids;
+use crate::mount::requests::attributes::{drop_set_ids, has_set_ids};
+use crate::mount::requests::entries::status_of;
+use crate::mount::requests::stubs::VALUE_BYTES;
 use crate::mount::requests::{effects, tree::Tree};
 
+/// A write to the page cache that takes longer has waited for the disk: 1 MiB takes 0.5 ms, and a busy
+/// machine keeps a process waiting for 10 or 20 ms.
+const WRITE_WAIT: Duration = Duration::from_millis(50);
+/// For so long after such a write, others may have to wait, too.
+const WRITES_WAIT: Duration = Duration::from_secs(1);
+
 impl Tree {
+    /// The content of a plain file, open, and for writing where `write` is set, for the step that
+    /// asks. None of a stub, of a file that is becoming one, and of one that cannot be opened.
+    pub fn plain(&self, node: u64, write: bool) -> Option<Arc<DataFile>> {
+        let file = self.inodes.data(node, write).ok()?;
+        if self.attribute_of(&file, &mut []) == Err(Errno::NODATA) {
+            return Some(file);
+        }
+        self.inodes.close_data(node);
+        None
+    }
+
+    /// Reads what the page cache has of a plain file, or of a small stub; hands over all else.
+    pub fn read_at_once(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
+        let (given, node): (ReadIn, u64) = (request.part()?, request.header.node);
+        let Ok(file) = self.inodes.data(node, false) else { return Ok(Outcome::HandedOver) };
+        let mut value = [0; VALUE_BYTES];
+        let done = match self.attribute_of(&file, &mut value) {
+            Err(Errno::NODATA) => read_cached(&file, &given, out),
+            Err(_) => None,
+            Ok(length) => self
+                .store
+                .get()
+                .and_then(|store| store.read_whole(&file, node, &value[..length], &given, out)),
+        };
+        if done.is_none() {
+            // Python opens it.
+            self.inodes.close_data(node);
+        }
+        Ok(done.map_or(Outcome::HandedOver, Outcome::Answered))
+    }
+
+    /// The length of the value of the attribute that makes a file a stub.
+    fn attribute_of(&self, file: &DataFile, value: &mut [u8]) -> Result<usize, Errno> {
+        match &self.reserved {
+            None => Err(Errno::NODATA),
+            Some(reserved) => fgetxattr(file, reserved.as_c_str(), value),
+        }
+    }
+
+    /// Writes to a plain file; hands over while writes wait for the disk, what clears set-user-id or
+    /// set-group-id, and stubs.
+    pub fn write_at_once(&self, request: &Request, agreed: u64, out: &mut [u8]) -> Answer<Outcome> {
+        let given: WriteIn = request.part()?;
+        let data = request.rest.get(..given.size as usize).ok_or(Failure(libc::EINVAL))?;
+        if agreed & init::HANDLE_KILLPRIV_V2 == 0 || self.writes_wait.is_now() {
+            return Ok(Outcome::HandedOver);
+        }
+        let Some(file) = self.plain(request.header.node, true) else {
+            return Ok(Outcome::HandedOver);
+        };
+        if given.write_flags & WRITE_KILL_SUIDGID != 0 && has_set_ids(&*file)? {
+            return Ok(Outcome::HandedOver);
+        }
+        let written = self.watch_time(|| effects::write(&*file, data, given.offset));
+        Ok(Outcome::Answered(put(out, &WriteOut { size: written? as u32, unused: 0 })?))
+    }
+
+    /// Has later writes handed over for a while if this one waits for the disk.
+    fn watch_time<T>(&self, write: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let written = write();
+        if began.elapsed() > WRITE_WAIT {
+            self.writes_wait.begin(WRITES_WAIT);
+        }
+        written
+    }
+
+    /// Copies a short range of a plain file that the page cache has to another plain file; hands over
+    /// all else.
+    pub fn copy_at_once(&self, request: &Request, out: &mut [u8], wide: bool) -> Answer<Outcome> {
+        let (given, node): (CopyFileRangeIn, u64) = (request.part()?, request.header.node);
+        let watched = |inode| self.inodes.watched.has(inode);
+        if node == given.node_out || watched(node) || watched(given.node_out) {
+            return Ok(Outcome::HandedOver);
+        }
+        let (from, to) = (self.plain(node, false), self.plain(given.node_out, true));
+        let (Some(from), Some(to)) = (from, to) else { return Ok(Outcome::HandedOver) };
+        let left = status_of(&*from)?.stx_size.saturating_sub(given.offset_in);
+        let size = given.length.min(left).min(out.len() as u64) as u32;
+        let part = ReadIn { offset: given.offset_in, size, ..ReadIn::default() };
+        let is_ready = left <= out.len() as u64
+            && !has_set_ids(&*to)?
+            && !self.writes_wait.is_now()
+            && read_cached(&from, &part, out).is_some();
+        if !is_ready {
+            return Ok(Outcome::HandedOver);
+        }
+        self.watch_time(|| self.copy_range(request, out, wide))
+    }
+
     pub fn read(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let given: ReadIn = request.part()?;
         let file = self.inodes.data(request.header.node, false)?;
@@ -73,8 +176,8 @@ impl Tree {
         if given.command != control::GET_FLAGS || given.out_bytes as usize != size_of::<u32>() {
             return Err(Failure(libc::ENOTTY));
         }
-        let file = self.inodes.data(request.header.node, false)?;
-        let flags = rustix::fs::ioctl_getflags(&*file)?.bits();
+        let file = self.inodes.open(request.header.node, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let flags = rustix::fs::ioctl_getflags(&file)?.bits();
         let length = put(out, &IoctlOut::default())?;
         Ok(Outcome::Answered(length + put(&mut out[length..], &flags)?))
     }
@@ -93,4 +196,19 @@ impl Tree {
         };
         Ok(Outcome::Answered(length))
     }
+}
+
+/// Fills the start of `out` from the page cache; None where that lacks anything.
+fn read_cached(file: &DataFile, given: &ReadIn, out: &mut [u8]) -> Option<usize> {
+    // With larger pages the kernel asks for more than there is room for.
+    let room = out.get_mut(..given.size as usize)?;
+    let mut done = 0;
+    while done < room.len() {
+        let parts = &mut [IoSliceMut::new(&mut room[done..])];
+        match preadv2(file, parts, given.offset + done as u64, ReadWriteFlags::NOWAIT).ok()? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Some(done)
 }

@@ -7,7 +7,6 @@ use zerocopy::FromBytes;
 use crate::mount::protocol::abi::{BatchForgetIn, ForgetIn, ForgetOne};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode::{self as op, COUNT};
-use crate::mount::requests::caller::Caller;
 use crate::mount::requests::tree::Tree;
 
 /// How many requests of each kind have come since the mount began.
@@ -34,19 +33,14 @@ impl Counts {
 
 impl Tree {
     /// Answers a request into `out`, which has room for the longest answer.
-    pub fn answer(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<Outcome> {
+    pub fn answer(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         match request.header.opcode {
             op::SETATTR => self.set_attributes(request, out),
-            op::SYMLINK => self.make_link(request, out, caller),
-            op::MKNOD => self.make_node(request, out, caller),
-            op::MKDIR => self.make_directory(request, out, caller),
-            op::CREATE => self.create(request, out, caller),
-            op::TMPFILE => self.create_nameless(request, out, caller),
+            op::SYMLINK => self.make_link(request, out),
+            op::MKNOD => self.make_node(request, out),
+            op::MKDIR => self.make_directory(request, out),
+            op::CREATE => self.create(request, out),
+            op::TMPFILE => self.create_nameless(request, out),
             op::LINK => self.add_name(request, out),
             op::UNLINK => self.remove_name(request),
             op::RMDIR => self.remove_directory(request),
@@ -61,11 +55,6 @@ impl Tree {
             op::COPY_FILE_RANGE_64 => self.copy_range(request, out, true),
             op::SETXATTR => self.set_attribute(request),
             op::REMOVEXATTR => self.remove_attribute(request),
-            op::IOCTL => self.control(request, out),
-            op::OPEN => Err(Failure(libc::ENOSYS)),
-            // Of files that were open before the first open was answered so.
-            op::RELEASE => Ok(Outcome::Answered(0)),
-            op::INTERRUPT => Err(Failure(libc::ENOSYS)),
             _ => self.answer_known(request, out),
         }
     }
@@ -83,11 +72,15 @@ impl Tree {
             op::READDIRPLUS => self.list(request, out, true),
             op::GETXATTR => self.get_attribute(request, out),
             op::LISTXATTR => self.list_attributes(request, out),
+            op::IOCTL => self.control(request, out),
             op::STATFS => self.get_free_space(out),
-            // The kernel sends no more of them. It has opened the directory by itself, keeps what it
-            // reads there, and tells nobody.
-            op::OPENDIR | op::FLUSH | op::ACCESS => Err(Failure(libc::ENOSYS)),
-            op::RELEASEDIR => Ok(Outcome::Answered(0)),
+            // The kernel sends no more of them. It has opened the file by itself, keeps what it reads
+            // there, and tells nobody.
+            op::OPEN | op::OPENDIR | op::FLUSH | op::ACCESS => Err(Failure(libc::ENOSYS)),
+            // Nor these: no request is given up half way.
+            op::INTERRUPT => Err(Failure(libc::ENOSYS)),
+            // Of files that were open before the first open was answered so.
+            op::RELEASE | op::RELEASEDIR => Ok(Outcome::Answered(0)),
             _ => Ok(Outcome::HandedOver),
         }
     }

@@ -19,9 +19,15 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 const MADE: &[u8] = b"user.dedupd.";
 /// A digest of a file that the store vouches for. It is in no list of attributes.
 const CONTENT: &CStr = c"user.dedupd.content";
+/// Who may use a file beside owner, group and others.
+pub const ACCESS_ACL: &CStr = c"system.posix_acl_access";
 const CAPABILITY: &CStr = c"security.capability";
 const SECURITY: &[u8] = b"security.";
 const TRUSTED: &[u8] = b"trusted.";
+
+fn is_made(name: &CStr) -> bool {
+    name.to_bytes().starts_with(MADE)
+}
 
 impl Tree {
     pub fn get_attribute(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
@@ -29,7 +35,7 @@ impl Tree {
         if self.is_reserved(name) {
             return Err(Failure(libc::ENODATA));
         }
-        if name.to_bytes().starts_with(MADE) {
+        if is_made(name) {
             return Ok(Outcome::HandedOver);
         }
         let room = &mut out[..VALUE_BYTES_MAX];
@@ -78,6 +84,9 @@ impl Tree {
         if self.is_reserved(name) {
             return Err(Failure(libc::EPERM));
         }
+        if is_made(name) {
+            return Ok(Outcome::HandedOver);
+        }
         let start = name.count_bytes() + 1;
         let value = request.rest.get(start..start + given.size as usize);
         let inode = self.inodes.path(request.header.node)?;
@@ -96,6 +105,9 @@ impl Tree {
         let name = request.name()?;
         if self.is_reserved(name) {
             return Err(Failure(libc::EPERM));
+        }
+        if is_made(name) {
+            return Ok(Outcome::HandedOver);
         }
         let inode = self.inodes.path(request.header.node)?;
         effects::remove_attribute(&*inode, name)?;

@@ -1,7 +1,6 @@
 //! An answer for each kind of request: one system call below, mostly, and its result.
 
 pub mod attributes;
-pub mod caller;
 pub mod data;
 pub mod directories;
 pub mod dispatch;
@@ -9,4 +8,6 @@ pub mod effects;
 pub mod entries;
 pub mod extended;
 pub mod names;
+pub mod stubs;
 pub mod tree;
+pub mod volume;

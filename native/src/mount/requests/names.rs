@@ -1,21 +1,24 @@
 //! Requests that look names up, make them, and remove them.
 
 use std::ffi::CStr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, RenameFlags, openat, readlinkat_raw};
+use rustix::fs::{Mode, OFlags, RenameFlags, getxattr, lgetxattr, openat, readlinkat_raw};
+use rustix::io::Errno;
 
 use crate::mount::inodes::data_file::DataFile;
-use crate::mount::inodes::table::PATH_FLAGS;
+use crate::mount::inodes::pins::SUPERUSER;
+use crate::mount::inodes::table::{PATH_FLAGS, proc_path};
 use crate::mount::protocol::abi::{
     CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, OPEN_KEEP_CACHE, OpenOut, Rename2In, RenameIn,
 };
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request, put};
-use crate::mount::requests::caller::Caller;
-use crate::mount::requests::entries::{absent, status_at};
+use crate::mount::requests::attributes::SET_IDS;
+use crate::mount::requests::entries::{absent, status_at, status_of};
 use crate::mount::requests::{effects, tree::Tree};
 
 const PERMISSIONS: u32 = 0o7777;
+const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 
 fn answered(out: &mut [u8], entry: &EntryOut) -> Answer<Outcome> {
     Ok(Outcome::Answered(put(out, entry)?))
@@ -39,61 +42,80 @@ impl Tree {
         Ok(Outcome::Answered(length))
     }
 
-    pub fn make_node(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<Outcome> {
+    pub fn make_node(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let (given, name): (MknodIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask)?;
-        effects::make_node(&*parent, name, given.mode, given.device)?;
-        self.made(&*parent, name, out)
+        let mode = inherited_mode(&parent, given.mode, given.umask);
+        effects::make_node(&*parent, name, mode, given.device)?;
+        self.made(request, &parent, name, given.mode, out)
     }
 
-    pub fn make_directory(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<Outcome> {
+    pub fn make_directory(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let (given, name): (MkdirIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask)?;
-        effects::make_directory(&*parent, name, given.mode & PERMISSIONS)?;
-        self.made(&*parent, name, out)
+        let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
+        effects::make_directory(&*parent, name, mode)?;
+        self.made(request, &parent, name, libc::S_IFDIR, out)
     }
 
-    pub fn make_link(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<Outcome> {
+    pub fn make_link(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let (name, target) = request.names()?;
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, 0)?;
         effects::make_link(&*parent, name, target)?;
-        self.made(&*parent, name, out)
+        self.made(request, &parent, name, libc::S_IFLNK, out)
     }
 
-    fn made(&self, parent: impl AsFd, name: &CStr, out: &mut [u8]) -> Answer<Outcome> {
+    /// Gives a new inode its owner, and tells the kernel of it. `mode`: as was asked for.
+    fn made(
+        &self,
+        request: &Request,
+        parent: &OwnedFd,
+        name: &CStr,
+        mode: u32,
+        out: &mut [u8],
+    ) -> Answer<Outcome> {
+        if let Some(owner) = self.owner(request, parent)? {
+            let given = openat(parent, name, PATH_FLAGS, Mode::empty())
+                .map_err(Failure::from)
+                .and_then(|inode| give(inode, owner, mode));
+            if let Err(failure) = given {
+                // The kernel has the directory locked until the answer: nobody has seen the name.
+                let _ = match mode & libc::S_IFMT {
+                    libc::S_IFDIR => effects::remove_directory(parent, name),
+                    _ => effects::remove_name(parent, name),
+                };
+                return Err(failure);
+            }
+        }
+        self.named(parent, name, out)
+    }
+
+    /// Tells the kernel of a name that there is by now.
+    fn named(&self, parent: impl AsFd, name: &CStr, out: &mut [u8]) -> Answer<Outcome> {
         let found = self.find(parent, name)?.ok_or(Failure(libc::ENOENT))?;
         answered(out, &self.remembered(found))
     }
 
-    pub fn create(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<Outcome> {
+    /// The owner that an inode gets which this process makes as root; None where it has it already.
+    ///
+    /// Where the directory has the set-group-id bit, the file system below has set the group.
+    fn owner(&self, request: &Request, parent: &OwnedFd) -> Answer<Option<Owner>> {
+        let (uid, gid) = (request.header.uid, request.header.gid);
+        if !self.is_root || uid == SUPERUSER && gid == SUPERUSER {
+            return Ok(None);
+        }
+        let inherits_group = u32::from(status_of(parent)?.stx_mode) & libc::S_ISGID != 0;
+        // An id that has no number here: then the file is root's.
+        let known = |id: u32| (id != u32::MAX).then_some(id);
+        let gid = if inherits_group { None } else { known(gid) };
+        Ok(Some(Owner { uid: known(uid), gid }))
+    }
+
+    pub fn create(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let (given, name): (CreateIn, _) = (request.part()?, request.name()?);
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask)?;
-        let mode = Mode::from_raw_mode(given.mode & PERMISSIONS);
-        let fd = match effects::create(&*parent, name, mode) {
+        let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
+        let fd = match effects::create(&*parent, name, Mode::from_raw_mode(mode)) {
             // Created after the kernel's lookup, so its permission check did not cover it. ESTALE
             // makes the kernel look again.
             Err(Failure(libc::EEXIST)) if given.flags & libc::O_EXCL as u32 == 0 => {
@@ -101,25 +123,31 @@ impl Tree {
             }
             result => result?,
         };
+        if let Some(owner) = self.owner(request, &parent)? {
+            if let Err(failure) = give(&fd, owner, given.mode) {
+                let _ = effects::remove_name(&*parent, name);
+                return Err(failure);
+            }
+        }
         let entry = self.remembered(self.found(&fd)?);
         self.inodes.keep_data(entry.node, DataFile { fd, is_writable: true });
         opened(out, &entry)
     }
 
-    pub fn create_nameless(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<Outcome> {
+    pub fn create_nameless(&self, request: &Request, out: &mut [u8]) -> Answer<Outcome> {
         let given: CreateIn = request.part()?;
+        if !self.inodes.may_pin(request.header.uid) {
+            return Err(Failure(libc::EMFILE));
+        }
         let parent = self.inodes.path(request.header.node)?;
-        caller.become_caller(&request.header, given.umask)?;
-        let mode = Mode::from_raw_mode(given.mode & PERMISSIONS);
-        let fd = effects::create_nameless(&*parent, mode)?;
+        let mode = inherited_mode(&parent, given.mode & PERMISSIONS, given.umask);
+        let fd = effects::create_nameless(&*parent, Mode::from_raw_mode(mode))?;
+        if let Some(owner) = self.owner(request, &parent)? {
+            give(&fd, owner, given.mode)?;
+        }
         let entry = self.remembered(self.found(&fd)?);
         // A descriptor for reading would do as well: what counts is that the inode stays.
-        self.inodes.pin(entry.node, fd.try_clone()?);
+        self.inodes.pin(entry.node, fd.try_clone()?, request.header.uid);
         self.inodes.keep_data(entry.node, DataFile { fd, is_writable: true });
         opened(out, &entry)
     }
@@ -129,19 +157,19 @@ impl Tree {
         let inode = self.inodes.path(given.node)?;
         let parent = self.inodes.path(request.header.node)?;
         effects::add_name(&*inode, &*parent, name)?;
-        self.made(&*parent, name, out)
+        self.named(&*parent, name, out)
     }
 
     pub fn remove_name(&self, request: &Request) -> Answer<Outcome> {
         let parent = self.inodes.path(request.header.node)?;
         let name = request.name()?;
-        self.keeping(&*parent, name, || effects::remove_name(&*parent, name))
+        self.keeping(request, &*parent, name, || effects::remove_name(&*parent, name))
     }
 
     pub fn remove_directory(&self, request: &Request) -> Answer<Outcome> {
         let parent = self.inodes.path(request.header.node)?;
         let name = request.name()?;
-        self.keeping(&*parent, name, || effects::remove_directory(&*parent, name))
+        self.keeping(request, &*parent, name, || effects::remove_directory(&*parent, name))
     }
 
     pub fn rename(&self, request: &Request) -> Answer<Outcome> {
@@ -163,17 +191,25 @@ impl Tree {
             rename()?;
             return Ok(Outcome::Answered(0));
         }
-        self.keeping(&*new_parent, new, rename)
+        self.keeping(request, &*new_parent, new, rename)
     }
 
     /// Takes a name away: the inode lives on as long as the kernel knows it.
     fn keeping(
         &self,
+        request: &Request,
         parent: impl AsFd,
         name: &CStr,
         remove: impl FnOnce() -> Answer<()>,
     ) -> Answer<Outcome> {
-        let pinned = self.pin_last(parent, name)?;
+        let mut pinned = None;
+        if let Some(inode) = self.last_named(&parent, name) {
+            // Of what goes with the last name of a stub notes are taken.
+            if self.inodes.watched.has(inode) || self.is_stub(&parent, name) {
+                return Ok(Outcome::HandedOver);
+            }
+            pinned = self.pin_last(request.header.uid, parent, name, inode)?;
+        }
         if let Err(error) = remove() {
             if let Some(inode) = pinned {
                 self.inodes.unpin(inode);
@@ -183,18 +219,72 @@ impl Tree {
         Ok(Outcome::Answered(0))
     }
 
-    /// Pins an inode by its last name, if the kernel knows the inode.
-    fn pin_last(&self, parent: impl AsFd, name: &CStr) -> Answer<Option<u64>> {
-        let Ok(status) = status_at(&parent, name) else { return Ok(None) };
+    /// The inode that `name` leads to, if it is its last name.
+    fn last_named(&self, parent: impl AsFd, name: &CStr) -> Option<u64> {
+        let status = status_at(parent, name).ok()?;
         let is_directory = u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFDIR;
-        let is_last = status.stx_nlink == 1 || is_directory;
-        if !is_last || !self.inodes.knows(status.stx_ino) {
+        (status.stx_nlink == 1 || is_directory).then_some(status.stx_ino)
+    }
+
+    /// Whether a name leads to a stub, as far as that can be told.
+    fn is_stub(&self, parent: impl AsFd, name: &CStr) -> bool {
+        let Some(reserved) = &self.reserved else { return false };
+        let mut path = format!("{}/", proc_path(parent.as_fd().as_raw_fd())).into_bytes();
+        path.extend_from_slice(name.to_bytes());
+        let found = lgetxattr(path, reserved.as_c_str(), &mut [0_u8; 0][..]);
+        !matches!(found, Err(Errno::NODATA | Errno::NOENT | Errno::OPNOTSUPP))
+    }
+
+    /// Pins an inode by its last name, if the kernel knows the inode.
+    fn pin_last(
+        &self,
+        uid: u32,
+        parent: impl AsFd,
+        name: &CStr,
+        inode: u64,
+    ) -> Answer<Option<u64>> {
+        if !self.inodes.knows(inode) {
             return Ok(None);
         }
+        if !self.inodes.may_pin(uid) {
+            return Err(Failure(libc::EMFILE));
+        }
         let path = openat(parent, name, PATH_FLAGS, Mode::empty())?;
-        self.inodes.pin(status.stx_ino, path);
-        Ok(Some(status.stx_ino))
+        self.inodes.pin(inode, path, uid);
+        Ok(Some(inode))
     }
+}
+
+/// The owner that an inode gets; what is None stays as it is.
+#[derive(Clone, Copy)]
+struct Owner {
+    uid: Option<u32>,
+    gid: Option<u32>,
+}
+
+/// Makes the caller the owner of an inode that this process has made as root. That clears special
+/// bits of a file; those of `mode`, which was asked for, are put back.
+fn give(inode: impl AsFd, owner: Owner, mode: u32) -> Answer<()> {
+    effects::change_owner(&inode, owner.uid, owner.gid)?;
+    if mode & SET_IDS != 0 && mode & libc::S_IFMT != libc::S_IFDIR {
+        let kept = u32::from(status_of(&inode)?.stx_mode) & PERMISSIONS;
+        effects::change_mode(&inode, Mode::from_raw_mode(kept | mode & SET_IDS))?;
+    }
+    Ok(())
+}
+
+/// The mode of a new inode: the umask applies unless the directory has a default ACL, which the file
+/// system below applies. (The umask of this process is empty.)
+///
+/// The kernel leaves both to the mount (`protocol/handshake.rs`). An older kernel has applied the
+/// umask already; then this changes nothing.
+fn inherited_mode(parent: &OwnedFd, mode: u32, umask: u32) -> u32 {
+    let masked = mode & !(umask & 0o777);
+    let has_default = || {
+        let link = proc_path(parent.as_raw_fd());
+        getxattr(link.as_str(), DEFAULT_ACL, &mut [0_u8; 0][..]).is_ok()
+    };
+    if masked == mode || has_default() { mode } else { masked }
 }
 
 fn opened(out: &mut [u8], entry: &EntryOut) -> Answer<Outcome> {

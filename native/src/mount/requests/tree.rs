@@ -2,8 +2,13 @@
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use crate::mount::inodes::table::Inodes;
+use crate::mount::requests::stubs::Store;
+use crate::threads::lock::locked;
 
 /// The tree, and what its requests share.
 pub struct Tree {
@@ -12,14 +17,47 @@ pub struct Tree {
     pub reserved: Option<CString>,
     /// Whether the kernel gives `security.*` attributes to inodes by itself.
     pub has_labels: bool,
+    /// Whether what this process makes is root's at first.
+    pub is_root: bool,
+    /// Where the content of stubs is, once it is known.
+    pub store: OnceLock<Store>,
+    /// While writes to the page cache wait for the disk.
+    pub writes_wait: SlowTime,
+    /// Whether new files may have to wait, which Python sees to.
+    pub files_are_delayed: AtomicBool,
+    /// Whether Python takes notes of all names that come and go: a tree is being walked.
+    pub names_are_noted: AtomicBool,
 }
 
 impl Tree {
     pub fn new(inodes: Inodes, reserved: Option<CString>) -> Tree {
-        Tree { inodes, reserved, has_labels: Path::new("/sys/fs/selinux/enforce").exists() }
+        Tree {
+            inodes,
+            reserved,
+            has_labels: Path::new("/sys/fs/selinux/enforce").exists(),
+            is_root: rustix::process::geteuid().is_root(),
+            store: OnceLock::new(),
+            writes_wait: SlowTime::default(),
+            files_are_delayed: AtomicBool::new(false),
+            names_are_noted: AtomicBool::new(false),
+        }
     }
 
     pub fn is_reserved(&self, name: &CStr) -> bool {
         self.reserved.as_deref() == Some(name)
+    }
+}
+
+/// A time that has an end.
+#[derive(Default)]
+pub struct SlowTime(Mutex<Option<Instant>>);
+
+impl SlowTime {
+    pub fn begin(&self, length: Duration) {
+        *locked(&self.0) = Some(Instant::now() + length);
+    }
+
+    pub fn is_now(&self) -> bool {
+        locked(&self.0).is_some_and(|end| Instant::now() < end)
     }
 }

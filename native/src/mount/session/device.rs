@@ -15,7 +15,6 @@ use zerocopy::IntoBytes;
 use crate::mount::protocol::abi::DEVICE_CLONE;
 use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use crate::mount::protocol::message::{Answer, Failure};
-use crate::mount::requests::caller::Caller;
 use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, Service, out_header};
 
 /// The kernel wants room for a header and for the longest write.
@@ -82,7 +81,6 @@ impl Readers {
 
     /// Serves requests until the mount ends, or until too many others wait for one.
     fn run(self: &Arc<Readers>, device: &OwnedFd) -> Answer<()> {
-        let mut caller = Caller::default();
         let mut input = vec![0; REQUEST_BYTES_MAX];
         let mut output = vec![0; OUT_HEADER_BYTES + ANSWER_BYTES_MAX];
         loop {
@@ -94,7 +92,7 @@ impl Readers {
             if self.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
                 let _ = self.start();
             }
-            self.serve(device, &input[..length], &mut output, &mut caller)?;
+            self.serve(device, &input[..length], &mut output)?;
             if self.waiting.fetch_add(1, Ordering::Relaxed) >= SPARE_MAX {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 return Ok(());
@@ -102,16 +100,10 @@ impl Readers {
         }
     }
 
-    fn serve(
-        &self,
-        device: &OwnedFd,
-        message: &[u8],
-        output: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<()> {
+    fn serve(&self, device: &OwnedFd, message: &[u8], output: &mut [u8]) -> Answer<()> {
         let Some(request) = self.service.divided(message) else { return Err(Failure(libc::EIO)) };
         let (head, body) = output.split_at_mut(OUT_HEADER_BYTES);
-        let answer = self.service.answer(&request, body, caller);
+        let answer = self.service.answer(&request, body);
         let Some(answer) = answer else { return Ok(()) };
         let header = out_header(request.header.unique, &answer);
         head.copy_from_slice(header.as_bytes());

@@ -1,14 +1,15 @@
 //! The line between the kernel, libfuse and the code here, for a mount whose requests one thread
 //! takes.
 //!
-//! Requests that need no more than the table of inodes are answered at once. Those that carry a
-//! file's data, and openings, go to the caller. All others go to libfuse, by a socket that keeps
+//! Requests that need no state of Python's are answered at once (`requests/volume.rs`). Of the others,
+//! those that carry a file's data go to the caller, the rest to libfuse, by a socket that keeps
 //! messages apart and that libfuse takes for `/dev/fuse`; its answers come back by the same socket.
 //! The thread that takes the requests is the one in which libfuse runs: so nothing here happens
 //! beside an operation, and no request wakes a second thread.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -18,9 +19,7 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::mount::protocol::abi::{
-    EntryOut, InHeader, InitOut, IoctlIn, OPEN_KEEP_CACHE, OpenOut, OutHeader, control, init,
-};
+use crate::mount::protocol::abi::{InHeader, InitOut, OutHeader, init};
 use crate::mount::protocol::handshake::{MESSAGE_BYTES_MAX, Offer, PAGE_BYTES, for_libfuse};
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode::{self as op, fixed_bytes};
@@ -30,6 +29,22 @@ use crate::mount::session::service::{ANSWER_BYTES_MAX, OUT_HEADER_BYTES, out_hea
 
 /// A request, header included, is at most so long.
 const REQUEST_BYTES_MAX: usize = MESSAGE_BYTES_MAX + PAGE_BYTES;
+
+/// Requests that the caller answers, where native code does not: a file's data passes no socket, a new
+/// file that had to wait is made here all the same, and pyfuse3 does not know the others.
+const OF_CALLER: [u32; 11] = [
+    op::READ,
+    op::WRITE,
+    op::FSYNC,
+    op::FSYNCDIR,
+    op::CREATE,
+    op::TMPFILE,
+    op::FALLOCATE,
+    op::LSEEK,
+    op::COPY_FILE_RANGE,
+    op::COPY_FILE_RANGE_64,
+    op::IOCTL,
+];
 
 /// Errors of `/dev/fuse` once the mount has gone.
 const UNMOUNTED: [Errno; 2] = [Errno::NODEV, Errno::CONNABORTED];
@@ -52,6 +67,10 @@ pub struct Line {
     ours: OwnedFd,
     tree: Arc<Tree>,
     counts: Counts,
+    /// Of these, those that native code has not answered.
+    handed_over: Counts,
+    /// How long it took to answer the others.
+    busy: Duration,
     /// The flags that kernel and mount have agreed on.
     agreed: u64,
     /// The first request, until libfuse has answered it: its number, and what the kernel offers.
@@ -74,6 +93,8 @@ impl Line {
             ours,
             tree,
             counts: Counts::default(),
+            handed_over: Counts::default(),
+            busy: Duration::ZERO,
             agreed: 0,
             greeting: None,
             input: vec![0; REQUEST_BYTES_MAX],
@@ -85,6 +106,15 @@ impl Line {
 
     pub fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    /// How long the answers of native code took.
+    pub fn busy(&self) -> Duration {
+        self.busy
+    }
+
+    pub fn handed_over(&self) -> &Counts {
+        &self.handed_over
     }
 
     /// The kernel's end.
@@ -145,35 +175,23 @@ impl Line {
     fn take(&mut self) -> Answer<Option<Next>> {
         let request = divided(&self.input[..self.length], self.agreed)?;
         self.counts.add(request.header.opcode);
-        match request.header.opcode {
-            op::INIT => {
-                self.greeting = Some((request.header.unique, Offer::of(&request)?));
-                let given = for_libfuse(request.part()?);
-                let message = whole(&Request { fixed: given.as_bytes(), ..request });
-                tell(&self.ours, &message)?;
-                return Ok(Some(Next::ForLibfuse));
-            }
-            op::OPEN | op::RELEASE | op::READ | op::WRITE | op::FSYNC | op::FSYNCDIR => {
-                return Ok(Some(Next::ForCaller));
-            }
-            op::FALLOCATE
-            | op::LSEEK
-            | op::COPY_FILE_RANGE
-            | op::COPY_FILE_RANGE_64
-            | op::TMPFILE => return Ok(Some(Next::ForCaller)),
-            op::IOCTL if is_for_flags(&request) => return Ok(Some(Next::ForCaller)),
-            _ => {}
+        if request.header.opcode == op::INIT {
+            self.greeting = Some((request.header.unique, Offer::of(&request)?));
+            let given = for_libfuse(request.part()?);
+            let message = whole(&Request { fixed: given.as_bytes(), ..request });
+            tell(&self.ours, &message)?;
+            return Ok(Some(Next::ForLibfuse));
         }
+        let began = Instant::now();
         let body = &mut self.output[OUT_HEADER_BYTES..];
-        let known = match request.header.opcode {
-            // Programs ask whether a file is a terminal.
-            op::IOCTL => Err(Failure(libc::ENOTTY)),
-            _ => self.tree.answer_known(&request, body),
-        };
-        let answer = match known {
+        let answer = match self.tree.answer_of_volume(&request, self.agreed, body) {
             Ok(Outcome::Answered(length)) => Ok(length),
             Ok(Outcome::Silent) => return Ok(None),
             Ok(Outcome::HandedOver) => {
+                self.handed_over.add(request.header.opcode);
+                if OF_CALLER.contains(&request.header.opcode) {
+                    return Ok(Some(Next::ForCaller));
+                }
                 tell(&self.ours, &self.input[..self.length])?;
                 return Ok(Some(Next::ForLibfuse));
             }
@@ -182,6 +200,7 @@ impl Line {
         let header = out_header(request.header.unique, &answer);
         self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
         answered(write(&self.device, &self.output[..header.length as usize]))?;
+        self.busy += began.elapsed();
         Ok(None)
     }
 
@@ -226,6 +245,25 @@ impl Line {
         }
     }
 
+    /// The message of the request that was found last.
+    pub fn message(&self) -> &[u8] {
+        &self.input[..self.length]
+    }
+
+    /// Makes the file that a message asks for, which was handed over, and answers it.
+    pub fn make_file(&mut self, message: &[u8]) -> Answer<()> {
+        let request = divided(message, self.agreed)?;
+        let body = &mut self.output[OUT_HEADER_BYTES..];
+        let answer = match self.tree.answer(&request, body) {
+            Ok(Outcome::Answered(length)) => Ok(length),
+            Ok(_) => Err(Failure(libc::EIO)),
+            Err(failure) => Err(failure),
+        };
+        let header = out_header(request.header.unique, &answer);
+        self.output[..OUT_HEADER_BYTES].copy_from_slice(header.as_bytes());
+        answered(write(&self.device, &self.output[..header.length as usize]))
+    }
+
     /// Answers a request with some bytes.
     pub fn answer(&self, unique: u64, body: &[u8]) -> Answer<()> {
         let header = out_header(unique, &Ok(body.len()));
@@ -233,27 +271,11 @@ impl Line {
         answered(writev(&self.device, &parts))
     }
 
-    /// Answers a request for a file without a name with the one that `file` is open on. The inode
-    /// stays for as long as the kernel knows it.
-    pub fn answer_nameless(&self, unique: u64, file: OwnedFd, handle: u64) -> Answer<()> {
-        let entry = self.tree.remembered(self.tree.found(&file)?);
-        self.tree.inodes.pin(entry.node, file);
-        let open = OpenOut { handle, flags: OPEN_KEEP_CACHE, backing: 0 };
-        let header = out_header(unique, &Ok(size_of::<EntryOut>() + size_of::<OpenOut>()));
-        let parts = [header.as_bytes(), entry.as_bytes(), open.as_bytes()];
-        answered(writev(&self.device, &parts.map(std::io::IoSlice::new)))
-    }
-
     /// Answers a request with an error number.
     pub fn refuse(&self, unique: u64, number: i32) -> Answer<()> {
         let header = out_header(unique, &Err(Failure(number)));
         answered(write(&self.device, header.as_bytes()))
     }
-}
-
-/// Whether an ioctl is one that reads or sets the flags of an inode.
-fn is_for_flags(request: &Request) -> bool {
-    request.part::<IoctlIn>().is_ok_and(|given| control::FLAGS.contains(&given.command))
 }
 
 fn divided(message: &[u8], agreed: u64) -> Answer<Request<'_>> {

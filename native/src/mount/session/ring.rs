@@ -19,7 +19,6 @@ use crate::mount::protocol::abi::{
 use crate::mount::protocol::handshake::MESSAGE_BYTES_MAX;
 use crate::mount::protocol::message::{Answer, Failure, Request};
 use crate::mount::protocol::opcode::is_bulk;
-use crate::mount::requests::caller::Caller;
 use crate::mount::session::service::{Service, out_header};
 
 /// Requests of one processor's programs that may wait for the disk at a time.
@@ -74,7 +73,6 @@ fn serve(service: &Service, device: &OwnedFd, queue: usize) -> Answer<()> {
     processors.set(queue);
     // A processor that is not there: then any will do.
     let _ = sched_setaffinity(None, &processors);
-    let mut caller = Caller::default();
     let mut scratch = vec![0; SHORT_BYTES_MAX];
     let mut entry = Entry {
         ring: ring()?,
@@ -85,7 +83,7 @@ fn serve(service: &Service, device: &OwnedFd, queue: usize) -> Answer<()> {
     };
     entry.register()?;
     loop {
-        let unique = entry.answer(service, &mut scratch, &mut caller)?;
+        let unique = entry.answer(service, &mut scratch)?;
         entry.commit(unique)?;
     }
 }
@@ -154,22 +152,17 @@ impl Entry<'_> {
     }
 
     /// Answers the request that is in the entry's memory; returns its number.
-    fn answer(
-        &mut self,
-        service: &Service,
-        scratch: &mut [u8],
-        caller: &mut Caller,
-    ) -> Answer<u64> {
+    fn answer(&mut self, service: &Service, scratch: &mut [u8]) -> Answer<u64> {
         let RingHeader { header, fixed, entry } = &mut *self.header;
         let (given, _) = InHeader::read_from_prefix(&*header).map_err(|_| Failure(libc::EIO))?;
         let fixed = &fixed[..service.fixed_bytes(given.opcode)];
         let length = (entry.payload_bytes as usize).min(self.payload.len());
         let answer = if is_bulk(given.opcode) {
             let request = Request { header: given, fixed, rest: &[] };
-            service.answer(&request, &mut self.payload, caller)
+            service.answer(&request, &mut self.payload)
         } else {
             let request = Request { header: given, fixed, rest: &self.payload[..length] };
-            let answer = service.answer(&request, scratch, caller);
+            let answer = service.answer(&request, scratch);
             if let Some(Ok(length)) = answer {
                 self.payload[..length].copy_from_slice(&scratch[..length]);
             }

@@ -8,7 +8,6 @@ use crate::mount::protocol::abi::{InHeader, OutHeader};
 use crate::mount::protocol::handshake::MESSAGE_BYTES_MAX;
 use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
 use crate::mount::protocol::opcode::fixed_bytes;
-use crate::mount::requests::caller::Caller;
 use crate::mount::requests::dispatch::Counts;
 use crate::mount::requests::tree::Tree;
 
@@ -45,14 +44,9 @@ impl Service {
 
     /// Answers a request into `out`. None where no answer is expected. `out` may be the memory that
     /// `request.rest` is in only if the request has no rest.
-    pub fn answer(
-        &self,
-        request: &Request,
-        out: &mut [u8],
-        caller: &mut Caller,
-    ) -> Option<Answer<usize>> {
+    pub fn answer(&self, request: &Request, out: &mut [u8]) -> Option<Answer<usize>> {
         self.counts.add(request.header.opcode);
-        match self.tree.answer(request, out, caller) {
+        match self.tree.answer(request, out) {
             Ok(Outcome::Answered(length)) => Some(Ok(length)),
             Ok(Outcome::Silent) => None,
             Ok(Outcome::HandedOver) => Some(Err(Failure(libc::ENOSYS))),

@@ -1,0 +1,63 @@
+//! How many inodes without a name each user has left open.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+pub const SUPERUSER: u32 = 0;
+
+/// The inodes without a name that are held by a descriptor, by the user who has removed the name.
+/// One user leaves as many to the others as the user has.
+pub struct Pins {
+    left: usize,
+    of_users: HashMap<u32, usize>,
+}
+
+impl Pins {
+    pub fn new(count_max: usize) -> Pins {
+        Pins { left: count_max, of_users: HashMap::new() }
+    }
+
+    pub fn may_have(&self, uid: u32) -> bool {
+        let own = self.of_users.get(&uid).copied().unwrap_or(0);
+        self.left > 0 && (uid == SUPERUSER || own < self.left)
+    }
+
+    pub fn take(&mut self, uid: u32) {
+        self.left = self.left.saturating_sub(1);
+        *self.of_users.entry(uid).or_insert(0) += 1;
+    }
+
+    pub fn give_back(&mut self, uid: u32) {
+        self.left = self.left.saturating_add(1);
+        if let Entry::Occupied(mut own) = self.of_users.entry(uid) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many a user gets who takes all.
+    fn taken(pins: &mut Pins, uid: u32) -> usize {
+        let mut count = 0;
+        while pins.may_have(uid) {
+            pins.take(uid);
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn each_user_leaves_as_many_as_the_user_has() {
+        let mut pins = Pins::new(100);
+        assert_eq!([1, 2, SUPERUSER].map(|uid| taken(&mut pins, uid)), [50, 25, 25]);
+        pins.give_back(1);
+        assert!(pins.may_have(SUPERUSER));
+        assert!(!pins.may_have(1));
+    }
+}

@@ -1,0 +1,105 @@
+//! Which requests of a volume's mount native code answers, and which Python has to see.
+//!
+//! Python says of which inodes it has state (`Inodes::watch`): files that it has open, commits that
+//! have begun, files that are filled up. It sees all requests for the content and the attributes of
+//! these, and for their last names; native code has nothing of such an inode open. All others are
+//! plain files, directories, links, or stubs that nobody reads: what is done to them needs no state.
+//!
+//! Both run in the one thread of the event loop: an inode is not watched, or the content of one that
+//! is not looked at, between the question here and the answer.
+
+use std::sync::atomic::Ordering;
+
+use crate::mount::inodes::table::{FREED_BYTES_MAX, STATUS_BLOCK_BYTES};
+use crate::mount::protocol::abi::{IoctlIn, Rename2In, SetattrIn, control, init, setattr};
+use crate::mount::protocol::message::{Answer, Failure, Outcome, Request};
+use crate::mount::protocol::opcode as op;
+use crate::mount::requests::entries::status_of;
+use crate::mount::requests::extended::ACCESS_ACL;
+use crate::mount::requests::tree::Tree;
+
+/// What a rename may be asked for; the kernel tells the caller that there is nothing else.
+const RENAMES: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
+
+impl Tree {
+    /// Answers a request into `out`, or hands it over. `agreed`: the flags of the session.
+    pub fn answer_of_volume(
+        &self,
+        request: &Request,
+        agreed: u64,
+        out: &mut [u8],
+    ) -> Answer<Outcome> {
+        if self.is_pythons(request, agreed)? {
+            return Ok(Outcome::HandedOver);
+        }
+        match request.header.opcode {
+            op::SYMLINK => self.make_link(request, out),
+            op::MKNOD => self.make_node(request, out),
+            op::MKDIR => self.make_directory(request, out),
+            op::CREATE => self.create(request, out),
+            op::TMPFILE => self.create_nameless(request, out),
+            op::LINK => self.add_name(request, out),
+            op::UNLINK => self.remove_name(request),
+            op::RMDIR => self.remove_directory(request),
+            op::RENAME => self.rename(request),
+            op::RENAME2 => self.rename_with(request),
+            op::READ => self.read_at_once(request, out),
+            op::WRITE => self.write_at_once(request, agreed, out),
+            op::LSEEK => self.seek(request, out),
+            op::COPY_FILE_RANGE => self.copy_at_once(request, out, false),
+            op::COPY_FILE_RANGE_64 => self.copy_at_once(request, out, true),
+            // Programs ask whether a file is a terminal.
+            op::IOCTL => Err(Failure(libc::ENOTTY)),
+            op::SETATTR => self.set_attributes(request, out),
+            op::SETXATTR => self.set_attribute(request),
+            op::REMOVEXATTR => self.remove_attribute(request),
+            _ => self.answer_known(request, out),
+        }
+    }
+
+    /// Whether a request needs state that is Python's.
+    fn is_pythons(&self, request: &Request, agreed: u64) -> Answer<bool> {
+        let node = request.header.node;
+        Ok(match request.header.opcode {
+            op::CREATE | op::TMPFILE => self.files_are_delayed.load(Ordering::Relaxed),
+            op::LINK | op::UNLINK | op::RENAME => self.names_are_noted.load(Ordering::Relaxed),
+            op::RENAME2 => {
+                let given: Rename2In = request.part()?;
+                self.names_are_noted.load(Ordering::Relaxed) || given.flags & !RENAMES != 0
+            }
+            op::SETATTR => {
+                let given: SetattrIn = request.part()?;
+                self.inodes.watched.has(node)
+                    || given.valid & setattr::SIZE != 0
+                        && !self.cuts_at_once(node, &given, agreed)?
+            }
+            op::SETXATTR => self.inodes.watched.has(node) || self.clears_set_group(request)?,
+            op::REMOVEXATTR | op::READ | op::WRITE => self.inodes.watched.has(node),
+            op::LSEEK => self.inodes.watched.has(node) || self.plain(node, false).is_none(),
+            op::IOCTL => control::FLAGS.contains(&request.part::<IoctlIn>()?.command),
+            op::FSYNC | op::FSYNCDIR | op::FALLOCATE => true,
+            _ => false,
+        })
+    }
+
+    /// Whether a file gets its new length without the store, and without a wait for the disk.
+    fn cuts_at_once(&self, node: u64, given: &SetattrIn, agreed: u64) -> Answer<bool> {
+        // An older kernel does not say whether set-user-id and set-group-id are to go.
+        if agreed & init::HANDLE_KILLPRIV_V2 == 0 {
+            return Ok(false);
+        }
+        let Some(file) = self.plain(node, true) else { return Ok(false) };
+        let status = status_of(&*file)?;
+        let cut_bytes = status.stx_size.saturating_sub(given.size);
+        Ok(cut_bytes.min(status.stx_blocks * STATUS_BLOCK_BYTES) <= FREED_BYTES_MAX)
+    }
+
+    /// Whether a new ACL may take the set-group-id bit, which depends on the caller's groups.
+    fn clears_set_group(&self, request: &Request) -> Answer<bool> {
+        if request.name()? != ACCESS_ACL {
+            return Ok(false);
+        }
+        let inode = self.inodes.path(request.header.node)?;
+        Ok(u32::from(status_of(&*inode)?.stx_mode) & libc::S_ISGID != 0)
+    }
+}
