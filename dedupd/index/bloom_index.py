@@ -47,6 +47,7 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
                 directory.kind,
                 fd,
                 saved.disk.door,
+                reserve_bytes=saved.make_room().reserve_bytes,
                 capacity=capacity,
                 page_entries=page_entries,
                 cache_entries=cache_entries,
@@ -59,7 +60,7 @@ class BloomIndex(LoggedIndex[native.index.BloomIndex]):
     @contextmanager
     def _opened(self) -> Iterator[int]:
         """The file, made if there is none."""
-        disk, dir_fd, name = self._saved
+        disk, dir_fd, name, _ = self._saved
         try:
             fd = disk.open_write(dir_fd, name)
         except FileNotFoundError:

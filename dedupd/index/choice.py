@@ -23,7 +23,10 @@ def make_index(
     Files that other indexes left there are removed. Raises NoSpace.
     """
     disk, dir_fd = directory.disk, directory.fd
-    saved = {other: SavedFile(disk, dir_fd, saved_name(other, partition)) for other in IndexChoice}
+    saved = {
+        other: SavedFile(disk, dir_fd, saved_name(other, partition), lambda: directory.room)
+        for other in IndexChoice
+    }
     for other, file in saved.items():
         if other is not choice:
             file.remove()

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Generic, NamedTuple, TypeVar
 
 from dedupd import native
+from dedupd.config.room import MakeRoom
 from dedupd.store.chunk_index import IndexCounters
 from dedupd.store.container.table_file import Recovered
 from dedupd.system.disk import Disk
@@ -30,6 +31,7 @@ class SavedFile(NamedTuple):
     disk: Disk
     dir_fd: int
     name: bytes
+    make_room: MakeRoom
 
     def remove(self) -> None:
         """Remove it, if it is there."""

@@ -84,9 +84,11 @@ class TableIndex(LoggedIndex[native.index.TableIndex]):
         new = _temporary(saved)
         new.remove()
         try:
+            room = saved.make_room()
             with opened(saved.disk.create(saved.dir_fd, new.name)) as fd:
                 offset = 0
                 for part in self._parts():
+                    room.require(len(part), saved.name.decode())
                     offset += saved.disk.write_at(fd, [part], offset)
         except NoSpace:
             # The next job makes the table from the redirection tables.

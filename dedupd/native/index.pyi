@@ -81,12 +81,14 @@ class BloomIndex:
         fd: int,
         door: Callable[..., int] | None,
         *,
+        reserve_bytes: int,
         capacity: int,
         page_entries: int,
         cache_entries: int,
     ) -> BloomIndex:
         """``fd``: the file, open for reading and writing. It is duplicated, and the caller may
-        close it. ``door``: of the disk (``Disk.door``). :meth:`restore` has to be called next."""
+        close it. ``door``: of the disk (``Disk.door``). Entries for which no more than
+        ``reserve_bytes`` are free are left out. :meth:`restore` has to be called next."""
     def __len__(self) -> int: ...
     def load(self, container: int, generation: int) -> None: ...
     def lookup(self, fingerprints: Buffer) -> bytes: ...

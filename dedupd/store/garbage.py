@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dedupd import native
 from dedupd.errors import Damaged
 from dedupd.format import container as fmt
+from dedupd.format import table as tbl
 from dedupd.format.container import Kind
 from dedupd.store.container.container import data_name
 from dedupd.store.container.files import container_numbers
@@ -22,6 +23,7 @@ GAIN_BYTES_MIN = 4096
 class Weight:
     """The size of a container on the disk, without its table, now and after a compaction.
 
+    ``table_bytes``: of its table, which a compaction writes anew.
     ``is_dead``: nothing in it is needed. ``quarantined``: entries that scrub must deal with first.
     ``orphaned``: records whose bytes are there and that nothing needs. Of the records that are
     needed: their raw bytes, and how many of these are not stored because of their compression, or
@@ -37,6 +39,12 @@ class Weight:
     raw_bytes: int
     compressed_away_bytes: int
     refined_away_bytes: int
+    table_bytes: int
+
+    @property
+    def room_bytes(self) -> int:
+        """What a compaction takes until the old container is gone."""
+        return self.needed_bytes + self.table_bytes
 
     @property
     def gain_bytes(self) -> int:
@@ -55,6 +63,7 @@ def weigh(entries: bytes, seed: int, size_bytes: int) -> Weight:
     return Weight(
         *(size_bytes, needed, is_dead, of.quarantined, of.orphaned, of.orphaned_bytes),
         *(of.raw_bytes, of.compressed_away_bytes, of.refined_away_bytes),
+        tbl.HEADER_BYTES + len(entries),
     )
 
 

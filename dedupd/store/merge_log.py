@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+from dedupd.config.room import Room
 from dedupd.errors import DamagedTable
 from dedupd.format import merge_log
 from dedupd.store.container import whole_file
@@ -18,10 +19,10 @@ PAIRS_PER_READ = 1 << 16
 class MergeLogWriter:
     """Writes a log under a temporary name; :meth:`complete` gives it its own, durably."""
 
-    def __init__(self, dir_fd: int, volume_id: bytes, disk: Disk) -> None:
+    def __init__(self, dir_fd: int, volume_id: bytes, disk: Disk, room: Room) -> None:
         """``dir_fd`` is borrowed. A log that was not completed is removed."""
         self._volume_id = volume_id
-        self._file = WholeFileWriter(dir_fd, NAME, merge_log.HEADER_BYTES, disk)
+        self._file = WholeFileWriter(dir_fd, NAME, merge_log.HEADER_BYTES, disk, room)
         self.pairs = 0
 
     def add(self, pairs: bytes) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from dedupd.config.room import Room
 from dedupd.errors import DamagedTable
 from dedupd.format.derived import saved_marks as fmt
 from dedupd.store.container import whole_file
@@ -40,10 +41,10 @@ class RecipeSection(NamedTuple):
 class SavedMarksWriter:
     """Writes marks under a temporary name; :meth:`complete` gives them their own, durably."""
 
-    def __init__(self, dir_fd: int, volume_id: bytes, disk: Disk) -> None:
+    def __init__(self, dir_fd: int, volume_id: bytes, disk: Disk, room: Room) -> None:
         """``dir_fd`` is borrowed. Marks that were not completed are removed. Raises NoSpace."""
         self._volume_id = volume_id
-        self._file = WholeFileWriter(dir_fd, NAME, fmt.HEADER_BYTES, disk)
+        self._file = WholeFileWriter(dir_fd, NAME, fmt.HEADER_BYTES, disk, room)
         self._chunks = self._streams = 0
 
     def add_chunks(self, section: ChunkSection) -> None:

@@ -7,6 +7,7 @@ from typing import Self
 
 import xxhash
 
+from dedupd.config.room import Room
 from dedupd.errors import Damaged, DamagedTable
 from dedupd.format.derived import saved_notes as fmt
 from dedupd.format.derived.saved_notes import ROW_BYTES, NotesHeader
@@ -62,11 +63,16 @@ class SavedNotes:
 
 
 def save_notes(
-    dir_fd: int, header: NotesHeader, rows: bytes, notes: Iterable[bytes], disk: Disk
+    dir_fd: int,
+    header: NotesHeader,
+    rows: bytes,
+    notes: Iterable[bytes],
+    disk: Disk,
+    room: Room,
 ) -> None:
     """Put notes in place of those before, durably. Of the header, lengths and checksum are set
     here. Raises OSError, NoSpace."""
-    file = WholeFileWriter(dir_fd, NAME, fmt.HEADER_BYTES, disk)
+    file = WholeFileWriter(dir_fd, NAME, fmt.HEADER_BYTES, disk, room)
     try:
         file.write(rows)
         for block in notes:

@@ -31,8 +31,8 @@ def load_sketches(directory: ContainerDirectory, number: int) -> bytes:
 def save_sketches(directory: ContainerDirectory, number: int, sketches: bytes) -> None:
     """Keep the sketches of a container. Raises NoSpace."""
     data = encode_sketches(number, directory.volume_id, sketches)
-    disk = directory.disk
-    disk.replace_file(directory.fd, _name(number), data)
+    directory.room.require(len(data), f"the sketches of {directory.where(number)}")
+    directory.disk.replace_file(directory.fd, _name(number), data)
 
 
 def remove_stray_sketches(directory: ContainerDirectory, numbers: set[int]) -> None:

@@ -97,11 +97,10 @@ class ContainerWriter:
         partition: int = 0,
         container_bytes_max: int = fmt.CONTAINER_BYTES_MAX,
         given_number: int = 0,
-        require_room: Callable[[int, str], None] = lambda need_bytes, what: None,
     ) -> None:
-        """Takes over ``directory``. ``given_number``: the highest that a container is known to have
-        had, whether there is anything left of that or not. ``require_room`` is asked before each
-        append, with its bytes and what they are; it raises NoSpace where they may not be written.
+        """Takes over ``directory``, whose room is asked for before each append. ``given_number``:
+        the highest that a container is known to have had, whether there is anything left of that
+        or not.
         """
         self._directory = directory
         self._disk = directory.disk
@@ -111,7 +110,6 @@ class ContainerWriter:
         self._unsynced: list[_Open] = []
         self._last_number = self._given_number = given_number
         self._growing: dict[int, int] = {}
-        self._require_room = require_room
         self.position = BEGINNING
         """Behind the record that was appended last in the partition in use."""
         self._unkept = UnkeptRecords()
@@ -227,6 +225,8 @@ class ContainerWriter:
         number = self._last_number + 1
         kind, volume_id = self._directory.kind, self._directory.volume_id
         header = fmt.FileHeader(kind, number, 1, self._partition, volume_id, time.time_ns())
+        need_bytes = fmt.FILE_HEADER_BYTES + tbl.HEADER_BYTES
+        self._directory.room.require(need_bytes, f"a new {self._directory.where(number)}")
         with ExitStack() as on_failure:
             data_fd = self._disk.create(self._directory.fd, data_name(number))
             on_failure.callback(os.close, data_fd)
@@ -305,7 +305,8 @@ class ContainerWriter:
     ) -> int:
         """Write sealed records and their entries; ``saved_bytes`` were reserved and not needed."""
         table_offset = tbl.HEADER_BYTES + target.count * tbl.ENTRY_BYTES
-        self._require_room(len(data) + len(entries), f"new records of {self._where(target)}")
+        need_bytes = len(data) + len(entries)
+        self._directory.room.require(need_bytes, f"new records of {self._where(target)}")
         self._unkept.note(target.position)
         try:
             self._disk.write_out(target.data_fd, data, target.end)

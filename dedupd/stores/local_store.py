@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from functools import cached_property, partial
 
+from dedupd.config.room import MakeRoom
 from dedupd.format.container import COPIES_OF, Kind
 from dedupd.store.container.directory import ContainerDirectory
 from dedupd.store.reader import RecordReader
@@ -72,9 +73,11 @@ class LocalStore:
         """A descriptor of that directory, which is made where an older version did not have it."""
         return self._open_made(STORE_DIRS[kind])
 
-    def containers(self, kind: Kind) -> ContainerDirectory:
-        """The containers of a kind, to be closed by the caller."""
-        return ContainerDirectory(self.open_directory(kind), kind, self.store_id, self._disk)
+    def containers(self, kind: Kind, make_room: MakeRoom | None = None) -> ContainerDirectory:
+        """The containers of a kind, to be closed by the caller. ``make_room``: of the store's file
+        system; by default all that is free."""
+        directory_fd = self.open_directory(kind)
+        return ContainerDirectory(directory_fd, kind, self.store_id, self._disk, make_room)
 
     def open_merge_directory(self) -> int:
         """A descriptor of the directory of merge logs, which the first reconciliation makes."""

@@ -3,6 +3,7 @@
 import os
 from functools import cached_property
 
+from dedupd.config.room import NO_RESERVE, Room
 from dedupd.errors import Busy, StoreUnreachable
 from dedupd.format.container import Kind
 from dedupd.format.instance import Instance
@@ -80,8 +81,17 @@ class StoreSide:
         """Path of the containers of one kind."""
         return self.store.directory(kind)
 
+    def store_room(self) -> Room:
+        """How much may be written to the store. Raises PolicyError."""
+        return Room(self.store.base_fd, NO_RESERVE, self.root)
+
     def containers(self, kind: Kind) -> ContainerDirectory:
         """The containers of a kind, to be closed by the caller."""
+        return self.store.containers(kind, self.store_room)
+
+    def containers_to_empty(self, kind: Kind) -> ContainerDirectory:
+        """As :meth:`containers`, for jobs that give space back: the tables that they need for that
+        may take of the reserve."""
         return self.store.containers(kind)
 
     def records(self, kind: Kind) -> RecordReader:

@@ -23,7 +23,6 @@ class Numbers:
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self._room = volume.store_room()
         self._known = self._load()
 
     def last(self, kind: Kind) -> int:
@@ -37,7 +36,6 @@ class Numbers:
             self._volume.containers(kind),
             partition=partition,
             given_number=self.last(kind),
-            require_room=self._room.require,
         )
 
     def note(self, given: Mapping[Kind, int]) -> None:

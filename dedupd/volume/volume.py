@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Self
 
 from dedupd.config.policy import Policy, parse_policy
+from dedupd.config.room import Room
 from dedupd.config.run_limits import RunLimits
 from dedupd.errors import (
     Busy,
@@ -35,7 +36,6 @@ from dedupd.system.paths import named, open_beneath, resolved
 from dedupd.volume.catalog import catalogue_of
 from dedupd.volume.hints import Hints
 from dedupd.volume.repair_notes import RepairNotes
-from dedupd.volume.room import Room
 from dedupd.volume.transition_log import Transitions
 
 BASE_NAME = ".dedupd"

@@ -117,6 +117,7 @@ class ChunkSender:
             self._give_number(record_id, row.fingerprint)
             log += encode_row(record_id, found[row.key])
         if self._log_fd is not None:
+            self._volume.room().require(len(log), "the log of what is sent")
             self._volume.disk.write_at(self._log_fd, [log], self._log_at)
             self._log_at += len(log)
 

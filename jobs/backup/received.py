@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from dedupd.config.room import Room
 from dedupd.errors import Damaged
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stream import StreamNode, decode_nodes
@@ -52,8 +53,10 @@ class ReceivedRecipe(NamedTuple):
 class Received:
     """The directory, opened for one stream. One user at a time, who has the job lock."""
 
-    def __init__(self, base_fd: int, disk: Disk) -> None:
+    def __init__(self, base_fd: int, disk: Disk, room: Room) -> None:
+        """``base_fd`` is borrowed while this is made; ``room`` is that of its file system."""
         self._disk = disk
+        self._room = room
         with suppress(FileExistsError):
             disk.make_dir(base_fd, RECEIVE_DIR)
             disk.sync_dir(base_fd)
@@ -126,6 +129,7 @@ class Received:
         return self._ends[CHUNKS_FILE] // _CHUNK.size
 
     def _append(self, name: bytes, data: bytes) -> None:
+        self._room.require(len(data), "what is received of a stream")
         self._disk.write_at(self._files[name], [data], self._ends[name])
         self._ends[name] += len(data)
 

@@ -131,7 +131,7 @@ class Sender:
             pool = stack.enter_context(ThreadPoolExecutor(cores(), thread_name_prefix="records"))
             memory: SentPoints | None = None
             if not volume.is_read_only:
-                memory = SentPoints(volume.base_fd, volume.disk, volume.root)
+                memory = SentPoints(volume)
                 stack.enter_context(closing(memory))
             self._begin(memory, pool, stack)
             for met in walk_nodes(volume.data_fd, b"", volume.space.name, _no_directory):

@@ -20,8 +20,8 @@ import xxhash
 
 from dedupd.errors import UsageError
 from dedupd.format.ids import container_of, ordinal_of
-from dedupd.system.disk import Disk
 from dedupd.system.files import opened, read_at
+from dedupd.volume.volume import Volume
 
 SENT_DIR = b"sent"
 KEPT_MAX = 8
@@ -163,15 +163,16 @@ def _parts(data: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
 
 
 class SentPoints:
-    """The directory of what was sent, below ``base_fd``."""
+    """The directory of what was sent of a volume."""
 
-    def __init__(self, base_fd: int, disk: Disk, root: str) -> None:
-        self._disk = disk
-        self._root = root
+    def __init__(self, volume: Volume) -> None:
+        self._disk = volume.disk
+        self._root = volume.root
+        self._room = volume.room()
         with suppress(FileExistsError):
-            disk.make_dir(base_fd, SENT_DIR)
+            self._disk.make_dir(volume.base_fd, SENT_DIR)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self._fd = os.open(SENT_DIR, flags, dir_fd=base_fd)
+        self._fd = os.open(SENT_DIR, flags, dir_fd=volume.base_fd)
 
     def close(self) -> None:
         os.close(self._fd)
@@ -195,15 +196,19 @@ class SentPoints:
         return [os.fsdecode(name[: -len(_POINT)]) for name in self._names(_POINT)]
 
     def save(self, point: str, value: Point) -> None:
-        """Remember a state, durably; older ones go."""
-        self._disk.replace_file(self._fd, _name(point, _POINT), value.encode())
+        """Remember a state, durably; older ones go. Raises NoSpace."""
+        data = value.encode()
+        self._room.require(len(data), "the memory of what was sent")
+        self._disk.replace_file(self._fd, _name(point, _POINT), data)
         disk = self._disk
         for name in self._names(_POINT)[KEPT_MAX:]:
             disk.unlink(self._fd, name)
 
     def new_log(self, point: str, rows: bytes = b"") -> int:
-        """A descriptor of the log of chunks of a new stream, with rows of an earlier one."""
+        """A descriptor of the log of chunks of a new stream, with rows of an earlier one. Raises
+        NoSpace."""
         disk = self._disk
+        self._room.require(len(rows), "the log of what is sent")
         for name in self._names(_LOG)[LOGS_KEPT_MAX - 1 :]:
             disk.unlink(self._fd, name)
         fd = disk.create(self._fd, _name(point, _LOG))

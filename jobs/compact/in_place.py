@@ -43,7 +43,7 @@ class InPlace:
     def give_back(self) -> None:
         """Go through all containers. Raises Cancelled."""
         for kind in Kind:
-            with self._volume.containers(kind) as directory:
+            with self._volume.containers_to_empty(kind) as directory:
                 numbers = directory.numbers()
                 phase = f"giving back space of {kind.name.lower()}"
                 self._run.update(phase=phase, done=0, total=len(numbers))

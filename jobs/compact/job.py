@@ -94,7 +94,7 @@ class Compact(Job[CompactReport]):
     def _candidates(self, kind: Kind) -> list[CompactionCandidate]:
         """Weigh every container of a kind."""
         found, report = [], self._report
-        with self._volume.containers(kind) as directory:
+        with self._volume.containers_to_empty(kind) as directory:
             numbers = directory.numbers()
             self._run.update(phase=f"weighing {kind.name.lower()}", done=0, total=len(numbers))
             for done, number in enumerate(numbers):
@@ -117,7 +117,7 @@ class Compact(Job[CompactReport]):
         """Bring every container into a known state, and take back what needs no copy."""
         run, report = self._run, self._report
         for kind in Kind:
-            with self._volume.containers(kind) as directory:
+            with self._volume.containers_to_empty(kind) as directory:
                 remove_remains(directory)
                 numbers = directory.numbers()
                 run.update(phase=f"{kind.name.lower()} tables", done=0, total=len(numbers))
@@ -178,11 +178,11 @@ class Compact(Job[CompactReport]):
     def _has_room(self, candidate: CompactionCandidate) -> bool:
         if candidate.weight.is_dead:
             return True
-        return candidate.weight.needed_bytes <= self._room.left_bytes
+        return candidate.weight.room_bytes <= self._room.left_bytes
 
     def _leave(self, candidates: list[CompactionCandidate]) -> None:
         self._report.left_for_lack_of_space = len(candidates)
-        least = min(candidate.weight.needed_bytes for candidate in candidates)
+        least = min(candidate.weight.room_bytes for candidate in candidates)
         self._run.findings.add(
             f"{len(candidates)} containers stay as they are: the smallest needs"
             f" {format_size(least)} of free space while it is rewritten"
@@ -193,7 +193,7 @@ class Compact(Job[CompactReport]):
         volume, report, run = self._volume, self._report, self._run
         before = run.progress.done
         with ExitStack() as stack:
-            directory = stack.enter_context(volume.containers(kind))
+            directory = stack.enter_context(volume.containers_to_empty(kind))
             state = self._recovered(directory, number)
             if state is None:
                 return

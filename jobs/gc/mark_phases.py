@@ -86,9 +86,10 @@ def _take_nodes(section: RecipeSection, marks: RecipeMarks, tables: Tables) -> b
 def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
     """Keep marks for the next run, in place of those before. They must be whole. Where there is no
     room for them it marks everything itself."""
+    base_fd, room = volume.store.base_fd, volume.store_room()
     try:
         with closing(
-            SavedMarksWriter(volume.store.base_fd, volume.space.volume_id, volume.disk)
+            SavedMarksWriter(base_fd, volume.space.volume_id, volume.disk, room)
         ) as writer:
             for number, shape in sorted(tables[Kind.CHUNKS].shapes.items()):
                 writer.add_chunks(ChunkSection(number, shape.count, marks.chunks.bits(number)))
@@ -106,6 +107,6 @@ def save(volume: Volume, tables: Tables, marks: RecipeMarks) -> None:
                 )
             writer.complete()
     except NoSpace:
-        saved_marks.remove_unfinished(volume.store.base_fd, volume.disk)
+        saved_marks.remove_unfinished(base_fd, volume.disk)
         return
     reach(_SAVED)

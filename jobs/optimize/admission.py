@@ -7,10 +7,10 @@ a file that does not fit beside the reserve is left, and the run goes on with ot
 from collections.abc import Callable, Iterator
 
 from dedupd import native
+from dedupd.config.room import Room
 from dedupd.system.file_reader import SMALL_BYTES_MAX
 from dedupd.system.page_cache import BufferPool
 from dedupd.units import KIB, format_size
-from dedupd.volume.room import Room
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask
 from jobs.optimize.pipeline import Ingest
 

@@ -125,9 +125,10 @@ class Judging:
             notes = None if saved is None else saved.notes
             need_bytes = snapshot.size_bytes + (0 if notes is None else notes[2] - notes[1])
             try:
-                volume.room().require(need_bytes, "notes of the files that are left")
+                room = volume.room()
+                room.require(need_bytes, "notes of the files that are left")
                 rows = snapshot.notes(notes, is_joined)
-                save_notes(volume.base_fd, header, snapshot.rows, rows, volume.disk)
+                save_notes(volume.base_fd, header, snapshot.rows, rows, volume.disk, room)
             except (OSError, NoSpace) as error:
                 self._give_up(error)
                 return

@@ -198,7 +198,9 @@ class Reconcile(Job[ReconcileReport]):
 
     def _plan(self, group: list[RecordRange], against: list[RecordRange]) -> MergeLog:
         """The merge log of a round, durable."""
-        writer = MergeLogWriter(self._log_fd, self._volume.space.volume_id, self._volume.disk)
+        volume = self._volume
+        volume_id, room = volume.space.volume_id, volume.store_room()
+        writer = MergeLogWriter(self._log_fd, volume_id, volume.disk, room)
         try:
             for pairs in join(self._tables, group, against):
                 self._account(pairs)
@@ -207,7 +209,7 @@ class Reconcile(Job[ReconcileReport]):
         finally:
             writer.close()
         reach(_LOGGED)
-        return MergeLog(self._log_fd, self._volume.space.volume_id)
+        return MergeLog(self._log_fd, volume_id)
 
     def _is_put_off(self) -> bool:
         if self._strategy is not Strategy.DELAYED:

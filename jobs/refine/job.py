@@ -289,11 +289,11 @@ class Refine(Job[RefineReport]):
                 raise NotWorthIt
             weight = weigh(state.entries.data, seed_of(state.header), state.end)
             self._refuse_damaged(state, weight.quarantined)
-            if weight.needed_bytes > self._room.left_bytes:
+            if weight.room_bytes > self._room.left_bytes:
                 report.left_for_lack_of_space += 1
                 raise NoSpace(
                     f"{data_name(number).decode()} stays as it is: it needs"
-                    f" {format_size(weight.needed_bytes)} of free space while it is rewritten"
+                    f" {format_size(weight.room_bytes)} of free space while it is rewritten"
                 )
             keep_last_bytes(self._volume, self._run, directory, state)
             # The last to close the old file frees its blocks, which takes long: not the mount.

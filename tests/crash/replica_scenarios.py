@@ -58,7 +58,7 @@ def put_in_place(scene: Scene) -> None:
         ReplicaVolume.open(str(scene.root), scene.disk) as volume,
         volume.job_lock(),
         volume.mount_lock(),
-        closing(Received(volume.base_fd, scene.disk)) as received,
+        closing(Received(volume.base_fd, scene.disk, volume.room())) as received,
     ):
         replica = received.complete
         assert replica is not None

@@ -11,6 +11,7 @@ import pytest
 
 from dedupd.config.memory_budget import NotesShares
 from dedupd.config.policy import RefineMode
+from dedupd.config.room import Room
 from dedupd.errors import FileChanged, NoSpace
 from dedupd.format.recipe import RecipeRef
 from dedupd.format.stub import Flag, StubAttribute
@@ -23,7 +24,6 @@ from dedupd.stub.transition import FileIdentity, begin_commit, finish_commit, re
 from dedupd.system.disk import Disk
 from dedupd.system.files import opened
 from dedupd.volume.enable import enable
-from dedupd.volume.room import Room
 from dedupd.volume.volume import Volume
 from jobs.compact.in_place import InPlace
 from jobs.frame.run import JobRun

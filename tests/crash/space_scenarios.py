@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from dedupd import native
+from dedupd.config.room import Room
 from dedupd.errors import DedupdError, NoSpace
 from dedupd.format.container import Kind
 from dedupd.store.encoded_records import encode_records
 from dedupd.store.writer import NewRecords
 from dedupd.units import align_down
 from dedupd.volume.container_numbers import Numbers
-from dedupd.volume.room import Room
 from dedupd.volume.volume import Volume
 from tests.crash.scenarios import (
     KIB,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from dedupd import native
 from dedupd.config.policy import KEYS, parse_policy
 from dedupd.config.policy_file import policy_text, set_in_text
+from dedupd.config.room import NO_RESERVE, Room
 from dedupd.config.schedule import parse_schedule
 from dedupd.errors import (
     Damaged,
@@ -109,7 +110,8 @@ class Samples:
 
     def _log(self) -> bytes:
         with opened(os.open(self.scratch, os.O_RDONLY)) as dir_fd:
-            writer = MergeLogWriter(dir_fd, self.volume_id, Disk())
+            room = Room(dir_fd, NO_RESERVE, "scratch")
+            writer = MergeLogWriter(dir_fd, self.volume_id, Disk(), room)
             writer.add(bytes(range(256)))
             writer.complete()
             writer.close()
@@ -131,7 +133,7 @@ class Samples:
     def _opened_index(self, kind: str) -> Iterator[Any]:
         with self.lab.opened() as volume, opened(os.open(self.scratch, os.O_RDONLY)) as dir_fd:
             directory = volume.containers(Kind.CHUNKS)
-            saved = SavedFile(Disk(), dir_fd, b"saved")
+            saved = SavedFile(Disk(), dir_fd, b"saved", volume.room)
             make = TableIndex if kind == "table" else BloomIndex
             with closing(directory):
                 index = make(directory, saved, capacity=1000, saved_entries_min=1)

@@ -217,7 +217,7 @@ def test_a_block_of_a_merge_log_costs_the_log(loop_fs: MakeFileSystem) -> None:
     point = loop_fs("btrfs", "256M")
     lab = filled(point)
     with lab.opened() as volume, opened(volume.store.open_merge_directory()) as fd:
-        writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk)
+        writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk, volume.room())
         writer.add(noise(16_000))
         writer.complete()
         writer.close()

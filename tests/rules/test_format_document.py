@@ -347,7 +347,11 @@ def test_the_saved_chains(tmp_path: Path) -> None:
     try:
         with path.open("r+b") as file:
             index = native.index.BloomIndex(
-                fd, UUID, 1, file.fileno(), None, capacity=0, page_entries=1, cache_entries=1
+                *(fd, UUID, 1, file.fileno(), None),
+                reserve_bytes=0,
+                capacity=0,
+                page_entries=1,
+                cache_entries=1,
             )
         assert not index.restore(0)
         index.insert(b"".join(hashes), array("Q", range(1 << 32, (1 << 32) + 520)))

@@ -27,7 +27,9 @@ class Indexed:
         self.directory = self.store.opened()
         self.kind = KINDS[kind]
         name = f"saved.{kind}"
-        self.saved = SavedFile(self.store.disk, self.directory.fd, name.encode())
+        self.saved = SavedFile(
+            self.store.disk, self.directory.fd, name.encode(), lambda: self.directory.room
+        )
         self.file = directory / name
 
     def open(self, page_entries: int = 10, cache_entries: int = 40) -> TableIndex | BloomIndex:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from dedupd.config.reserve import Reserve
+from dedupd.config.room import Room
 from dedupd.errors import NoSpace
 from dedupd.system.files import free_space, opened
 from dedupd.units import MIB
-from dedupd.volume.room import Room
 from tests.conftest import MakeFileSystem
 
 pytestmark = pytest.mark.root

@@ -101,7 +101,7 @@ def derived_files(drill: Drill) -> dict[str, bytes]:
         drill.lab.opened() as volume,
         opened(os.open(drill.lab.base / "store/merge", os.O_RDONLY)) as dir_fd,
     ):
-        writer = MergeLogWriter(dir_fd, volume.space.volume_id, Disk())
+        writer = MergeLogWriter(dir_fd, volume.space.volume_id, Disk(), volume.room())
         writer.add(struct.pack("<4Q", make_id(1, 0), make_id(1, 1), make_id(1, 2), make_id(1, 3)))
         writer.complete()
         writer.close()

@@ -6,6 +6,7 @@ from contextlib import closing
 from functools import cached_property
 
 from dedupd import native
+from dedupd.config.room import NO_RESERVE, MakeRoom, Room
 from dedupd.errors import Damaged, DamagedChunk
 from dedupd.failpoint import define, reach
 from dedupd.format import container as fmt
@@ -36,12 +37,21 @@ BASES_BYTES = 16 * MIB
 class ContainerDirectory:
     """The containers of one kind: which there are, their headers and their tables."""
 
-    def __init__(self, fd: int, kind: fmt.Kind, volume_id: bytes, disk: Disk) -> None:
-        """Takes over ``fd``, a descriptor of the directory."""
+    def __init__(
+        self,
+        fd: int,
+        kind: fmt.Kind,
+        volume_id: bytes,
+        disk: Disk,
+        make_room: MakeRoom | None = None,
+    ) -> None:
+        """Takes over ``fd``, a descriptor of the directory. ``make_room``: of its file system; by
+        default all that is free."""
         self.fd = fd
         self.kind = kind
         self.volume_id = volume_id
         self.disk = disk
+        self._make_room = make_room
 
     def close(self) -> None:
         if (bases := self.__dict__.pop("bases", None)) is not None:
@@ -52,6 +62,13 @@ class ContainerDirectory:
     def bases(self) -> Bases:
         """Where its containers find what their records lean on."""
         return Bases(native.store.Bases(self.fd, self.volume_id, BASES_BYTES), self._read_base)
+
+    @cached_property
+    def room(self) -> Room:
+        """How much may be written to it. Raises PolicyError."""
+        if self._make_room is not None:
+            return self._make_room()
+        return Room(self.fd, NO_RESERVE, self.kind.name.lower())
 
     def _read_base(self, record_id: int) -> bytes:
         raw = self.bases.native.raw(record_id)
@@ -112,9 +129,11 @@ class ContainerDirectory:
     def write_table(
         self, header: fmt.FileHeader, mark: tbl.TableHeader, entries: list[tbl.TableEntry]
     ) -> PackedEntries:
-        """Put a table in the place of a container's present one; returns its entries."""
+        """Put a table in the place of a container's present one; returns its entries. Raises
+        NoSpace."""
         packed = PackedEntries.of(entries, fmt.seed_of(header))
         data = tbl.encode_header(mark) + packed.data
+        self.room.require(len(data), f"the table of {self.where(header.container)}")
         self.disk.replace_file(self.fd, table_name(header.container), data)
         reach(_REBUILT)
         return packed

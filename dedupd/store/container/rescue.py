@@ -101,6 +101,7 @@ def _create(directory: ContainerDirectory, number: int) -> None:
         )
         directory.write_table(header, blank, [LOST])
     data = fmt.encode_file_header(header)
+    directory.room.require(len(data), directory.where(number))
     directory.disk.replace_file(directory.fd, data_name(number), data)
     reach(_CREATED)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import xxhash
 
+from dedupd.config.room import Room
 from dedupd.store.container.container import NEW
 from dedupd.system.disk import Disk
 from dedupd.system.files import read_readable
@@ -21,8 +22,9 @@ class WholeFileWriter:
     ``body_bytes`` were written after the header; ``checksum`` is their xxh3.
     """
 
-    def __init__(self, dir_fd: int, name: bytes, header_bytes: int, disk: Disk) -> None:
+    def __init__(self, dir_fd: int, name: bytes, header_bytes: int, disk: Disk, room: Room) -> None:
         """``dir_fd`` is borrowed. A file that was not completed is removed. Raises NoSpace."""
+        self._room = room
         self._dir_fd = dir_fd
         self._name = name
         self._header_bytes = header_bytes
@@ -34,6 +36,7 @@ class WholeFileWriter:
 
     def write(self, *parts: bytes) -> None:
         """Append to the body. Raises NoSpace."""
+        self._room.require(sum(map(len, parts)), self._name.decode())
         for part in parts:
             self._hash.update(part)
         self.body_bytes += self._disk.write_at(

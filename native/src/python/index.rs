@@ -20,6 +20,7 @@ use crate::index::log::Log;
 use crate::index::snapshot;
 use crate::index::suggest::Suggest;
 use crate::index::table::Table;
+use crate::system::room::Room;
 use crate::threads::lock::locked;
 
 /// The common part of both indexes. The lock is only ever taken with the GIL released: under it the
@@ -186,21 +187,22 @@ pub struct BloomIndex(pub Shared<Bloom>);
 
 methods!(BloomIndex {
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "three of them by name")]
-    #[pyo3(signature = (dir_fd, volume_id, kind, fd, door, *, capacity, page_entries, cache_entries))]
+    #[expect(clippy::too_many_arguments, reason = "four of them by name")]
+    #[pyo3(signature = (dir_fd, volume_id, kind, fd, door, *, reserve_bytes, capacity, page_entries, cache_entries))]
     fn new(
         dir_fd: RawFd,
         volume_id: &[u8],
         kind: u8,
         fd: RawFd,
         door: Option<Py<PyAny>>,
+        reserve_bytes: u64,
         capacity: usize,
         page_entries: usize,
         cache_entries: usize,
     ) -> PyResult<BloomIndex> {
         let (log, volume_id) = log_of(dir_fd, volume_id, capacity, page_entries, cache_entries)?;
         let door = Door::new(door);
-        let bloom = Bloom::new(file_of(fd)?, door.effects.clone(), capacity);
+        let bloom = Bloom::new(file_of(fd)?, Room { reserve_bytes }, door.effects.clone(), capacity);
         Ok(BloomIndex(Shared::new(log.searchable(), bloom, volume_id, kind, Some(door))))
     }
 

@@ -7,3 +7,4 @@ pub mod extents;
 pub mod files;
 pub mod leases;
 pub mod reads;
+pub mod room;

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dedupd.config.room import Room
 from dedupd.errors import DamagedChunk, DamagedContainer, NoSpace
 from dedupd.format import container as fmt
 from dedupd.format.container import Kind
@@ -21,7 +22,6 @@ from dedupd.store.container.table_file import Recovered
 from dedupd.store.garbage import Weight, garbage_of, weigh, weights
 from dedupd.store.writer import ContainerWriter
 from dedupd.units import KIB, MIB
-from dedupd.volume.room import Room
 from tests.conftest import MakeFileSystem
 from tests.support.lab import (
     fill_to_the_brim,

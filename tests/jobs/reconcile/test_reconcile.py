@@ -244,7 +244,7 @@ def test_a_log_comes_back_as_it_was_written(tmp_path: Path) -> None:
     with lab_in(tmp_path) as lab, lab.opened() as volume:
         fd = volume.store.open_merge_directory()
         with opened(fd):
-            writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk)
+            writer = MergeLogWriter(fd, volume.space.volume_id, volume.disk, volume.room())
             writer.add((1).to_bytes(8, "little") + (2).to_bytes(8, "little"))
             with pytest.raises(FileNotFoundError):
                 MergeLog(fd, volume.space.volume_id)

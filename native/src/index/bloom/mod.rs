@@ -6,7 +6,7 @@
 //! chain are read, and then each page whose filter says yes.
 //!
 //! Everything in the file is derived data: damage is detected, and the file is then rebuilt from
-//! the log. Entries that no longer fit on the disk are left out.
+//! the log. Entries that no longer fit on the disk, beside the reserve, are left out.
 
 mod positions;
 mod prefilter;
@@ -22,6 +22,7 @@ use self::prefilter::Prefilter;
 use self::units::{CHAIN_BLOCKS, CHAIN_PAGES, CHAIN_UNITS, PAGE_ROWS, Row, UNIT_BYTES};
 use super::suggest::Suggest;
 use crate::system::effects::Effects;
+use crate::system::room::Room;
 
 /// Partitions of a small index: 64 KiB of write buffers.
 const PARTITIONS_MIN: usize = 16;
@@ -44,6 +45,8 @@ const CHAINS_WIDE: usize = 4;
 
 pub struct Bloom {
     file: File,
+    /// How much of its file system it may take.
+    room: Room,
     /// By which the file is changed.
     effects: Arc<dyn Effects>,
     prefilter: Prefilter,
@@ -64,19 +67,21 @@ pub struct Bloom {
 
 impl Bloom {
     /// `file` is empty, or `restore` is called next.
-    pub fn new(file: File, effects: Arc<dyn Effects>, capacity: usize) -> Bloom {
+    pub fn new(file: File, room: Room, effects: Arc<dyn Effects>, capacity: usize) -> Bloom {
         let partitions = partitions_for(capacity).max(PARTITIONS_MIN);
-        Bloom::with_partitions(file, effects, capacity, partitions)
+        Bloom::with_partitions(file, room, effects, capacity, partitions)
     }
 
     fn with_partitions(
         file: File,
+        room: Room,
         effects: Arc<dyn Effects>,
         capacity: usize,
         partitions: usize,
     ) -> Bloom {
         Bloom {
             file,
+            room,
             effects,
             prefilter: Prefilter::new(capacity),
             buffers: vec![Vec::new(); partitions],
@@ -119,6 +124,7 @@ impl Bloom {
         let first = first_unit(chain);
         let unit = first + (CHAIN_BLOCKS + page) as u64;
         let rows = &self.buffers[partition];
+        self.room.require(&self.file, UNIT_BYTES + self.blocks.len())?;
         self.effects.write_at(&self.file, &units::encode_page(rows, unit), offset(unit))?;
         if page == 0 {
             self.blocks.fill(0);
@@ -249,7 +255,7 @@ impl Suggest for Bloom {
         // The memory of the old filter is freed first.
         self.prefilter = Prefilter::new(0);
         let reads = self.reads;
-        *self = Bloom::new(self.file.try_clone()?, self.effects.clone(), capacity);
+        *self = Bloom::new(self.file.try_clone()?, self.room, self.effects.clone(), capacity);
         self.reads = reads;
         Ok(())
     }

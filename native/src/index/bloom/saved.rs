@@ -119,7 +119,8 @@ impl ChunkIndex<Bloom> {
         let file = self.suggest.file.try_clone()?;
         let effects = self.suggest.effects.clone();
         effects.write_at(&file, &[0; header::BYTES], 0)?;
-        let mut bloom = Bloom::with_partitions(file, effects, capacity, counts.parts);
+        let mut bloom =
+            Bloom::with_partitions(file, self.suggest.room, effects, capacity, counts.parts);
         for (chain, &(partition, _)) in (0u32..).zip(&lists.chains) {
             bloom.chains_of[partition as usize].push(chain);
         }
@@ -158,9 +159,10 @@ impl ChunkIndex<Bloom> {
     /// Write the lists that the next job needs beside the chains. They become valid with
     /// `write_header`, before which the owner syncs the file.
     pub fn write_lists(&self) -> Result<()> {
-        let Bloom { file, effects, .. } = &self.suggest;
+        let Bloom { file, room, effects, .. } = &self.suggest;
         let start = offset(first_unit(self.suggest.chains.len()));
         let lists = encode_lists(self);
+        room.require(file, lists.len())?;
         effects.write_at(file, &lists, start)?;
         effects.truncate(file, start + lists.len() as u64)
     }

@@ -1,8 +1,10 @@
-"""How much may be written to a volume's file system: the one place that decides it.
+"""How much may be written to a file system: the one place that decides it.
 
 Every job asks here before it begins something and before it appends, and so does the mount process
 before it fills up a file. What users write is not asked for.
 """
+
+from collections.abc import Callable
 
 from dedupd.config.reserve import Reserve
 from dedupd.errors import NoSpace
@@ -28,6 +30,11 @@ class Room:
         free = free_space(self._fd)
         return free.free_bytes - self._reserve.bytes_of(free.total_bytes)
 
+    @property
+    def reserve_bytes(self) -> int:
+        """How much is left to users."""
+        return self._reserve.bytes_of(free_space(self._fd).total_bytes)
+
     def require(self, need_bytes: int, what: str) -> None:
         """Raises NoSpace, with the remedy, where ``need_bytes`` may not be written now.
 
@@ -42,3 +49,10 @@ class Room:
                 f" {format_size(free.free_bytes)} free, of which {format_size(reserve_bytes)} are"
                 f" reserved for users; free {format_size(missing)}, or lower the policy's `reserve`"
             )
+
+
+MakeRoom = Callable[[], Room]
+"""Gives the room of a file system by the policy as it is then. Raises PolicyError."""
+
+NO_RESERVE = Reserve(size_bytes=0)
+"""For a job that gives space back: without the tables that it needs for that, it could not."""
