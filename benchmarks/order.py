@@ -7,26 +7,48 @@ the order of the tree, as it did before; by what it learns on its way (``jobs.op
 code of production), for the first time and in a later run; and in the best order, that of
 hindsight. The time of a file is that of two cores for its kind (docs/performance.md), not what the
 order assumes.
+
+``--modes`` replays what a mode for each class would bring (seed 001: whole, without compression, or
+noted only; the least cost, with hysteresis, one file in sixteen taken whole all the same): the time
+that it saves, and the savings that it loses. All modes read, cut and fingerprint a file, and what
+does not pay is written by none; so there is one thing to leave out, the compression of new bytes.
 """
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dedupd.config.profiles import COMPRESSED
 from dedupd.units import GIB, KIB, MIB, format_size, parse_size
-from jobs.optimize.order import ClassFigures, Figures, Order
+from jobs.optimize.order import SAMPLE, ClassFigures, Figures, Order
 from jobs.tree.candidates import Candidate
-from jobs.tree.file_classes import class_of
+from jobs.tree.file_classes import FileClass, class_of
 
 READ_MBS = 1600.0
 """Reading, cutting, fingerprinting and looking up: what duplicates cost."""
 COMPRESS_MBS = 400.0
 """Compressing and writing, besides, where it pays."""
 TRIAL_MBS = 2500.0
-"""Finding out that it does not."""
+"""Finding out that it does not, where the policy does not say so of the type."""
 FILE_S = 45e-6
+
+RAW_TYPES = frozenset(one for group in COMPRESSED for one in group.types)
+"""Types that the policy does not have compressed."""
+
+SAVING_MIN = 0.05
+"""The policy's `min_file_saving`; and what a chunk must lose to be kept compressed."""
+
+RUNS = 8
+"""Of which the modes of a class learn from those before."""
+
+WORTH_MBS = (1, 10, 100)
+"""Savings for the time of compressing that are wanted at least: 1 MB/s takes what there is."""
+
+HYSTERESIS = 0.1
+"""A mode is left for one that costs so much less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +87,27 @@ class File:
     new_bytes: float
     saved_bytes: float
     time_s: float
+    compressed: float
+
+    @property
+    def compress_s(self) -> float:
+        """Of the time, what compressing its new bytes takes, or finding out that it is vain."""
+        file_type = class_of(self.candidate.path).type
+        return self.new_bytes / _compress_speed(file_type, self.compressed)
+
+    @property
+    def saved_raw_bytes(self) -> float:
+        """What it saves where its new bytes are not compressed."""
+        size = self.candidate.work_bytes
+        saved = size - self.new_bytes
+        return saved if saved >= SAVING_MIN * size else 0.0
+
+
+def _compress_speed(file_type: str, compressed: float) -> float:
+    """Bytes a second."""
+    if file_type in RAW_TYPES:
+        return math.inf
+    return 1e6 * (COMPRESS_MBS if compressed >= SAVING_MIN else TRIAL_MBS)
 
 
 def volume(size_bytes: int, seed: int) -> list[File]:
@@ -81,11 +124,11 @@ def volume(size_bytes: int, seed: int) -> list[File]:
             compressed = min(0.95, max(0.0, rng.gauss(kind.compressed, 0.3 * kind.compressed)))
             new = size * (1 - duplicate)
             saved = size * duplicate + new * compressed
-            speed = COMPRESS_MBS if compressed >= 0.05 else TRIAL_MBS
-            time_s = size / READ_MBS / 1e6 + new / speed / 1e6 + FILE_S
+            speed = _compress_speed(kind.type, compressed)
+            time_s = size / READ_MBS / 1e6 + new / speed + FILE_S
             one = Candidate.plain(path, (rng.randrange(1 << 32), int(size), 0, 0))
-            pays = saved >= 0.05 * size
-            files.append(File(one, new, saved if pays else 0.0, time_s))
+            pays = saved >= SAVING_MIN * size
+            files.append(File(one, new, saved if pays else 0.0, time_s, compressed))
     return sorted(files, key=lambda file: file.candidate.path)
 
 
@@ -120,6 +163,57 @@ def saved_within(files: Sequence[File], share: float) -> float:
     return saved / sum(file.saved_bytes for file in files)
 
 
+@dataclass(slots=True)
+class Modes:
+    """What a mode for each class brings over some runs: parts of all time, and of all savings."""
+
+    vain_s: float = 0.0
+    spared_s: float = 0.0
+    time_s: float = 0.0
+    lost_bytes: float = 0.0
+    saved_bytes: float = 0.0
+    switches: int = 0
+
+    def row(self) -> dict[str, float]:
+        return {
+            "vain trials, of the time": self.vain_s / self.time_s,
+            "time that modes spare": self.spared_s / self.time_s,
+            "savings that modes lose": self.lost_bytes / self.saved_bytes,
+            "switches a run": self.switches / RUNS,
+        }
+
+
+def modes(size_bytes: int, seed: int, rate_min: float) -> Modes:
+    """Runs over new files, each class in the mode that cost least in the runs before. A byte that
+    is saved is worth the time of ``rate_min``, in seconds: the least rate of savings that is
+    wanted."""
+    found, chosen = Modes(), dict.fromkeys((FileClass(k.folder, k.type) for k in KINDS), 0)
+    learned: dict[FileClass, list[float]] = {}
+    for run in range(RUNS):
+        costs: dict[FileClass, list[float]] = {one: [0.0, 0.0] for one in chosen}
+        for number, file in enumerate(volume(size_bytes // RUNS, seed * RUNS + run)):
+            one = class_of(file.candidate.path)
+            is_sample = number % SAMPLE == run % SAMPLE
+            lost = file.saved_bytes - file.saved_raw_bytes
+            if is_sample or not chosen[one]:
+                costs[one][0] += file.compress_s
+                costs[one][1] += lost * rate_min
+            if chosen[one] and not is_sample:
+                found.spared_s += file.compress_s
+                found.lost_bytes += lost
+            found.vain_s += file.compress_s if file.compressed < SAVING_MIN else 0.0
+            found.time_s += file.time_s
+            found.saved_bytes += file.saved_bytes
+        for one, (whole, without) in costs.items():
+            known = learned.setdefault(one, [0.0, 0.0])
+            known[0], known[1] = known[0] / 2 + whole, known[1] / 2 + without
+            own, other = known if not chosen[one] else reversed(known)
+            if other < (1 - HYSTERESIS) * own:
+                chosen[one] = 1 - chosen[one]
+                found.switches += 1
+    return found
+
+
 def orders(files: Sequence[File]) -> dict[str, Callable[[], Sequence[File]]]:
     figures = ClassFigures()
     return {
@@ -134,8 +228,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--size", type=parse_size, default=50 * GIB)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--modes", action="store_true", help="what modes of classes would bring")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.modes:
+        rates = {f"{mbs} MB/s": 1e-6 / mbs for mbs in WORTH_MBS}
+        table = {n: modes(arguments.size, arguments.seed, r).row() for n, r in rates.items()}
+        if arguments.json:
+            print(json.dumps(table, indent=2))
+        else:
+            for name, parts_of in table.items():
+                print(f"at least {name}:", *(f"{k} {v:.3f};" for k, v in parts_of.items()))
+        return
     files = volume(arguments.size, arguments.seed)
     parts = (1 / 6, 1 / 3, 1 / 2, 2 / 3, 1.0)
     rows = {
