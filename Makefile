@@ -13,7 +13,7 @@ TREES ?= /usr/lib /usr/share
 BENCHMARK_PATH := PATH="$(CURDIR)/build/peers/bin:$$PATH:/usr/sbin:/sbin"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-develop build demo test test-native test-slow test-cluster lint types format wheel \
+.PHONY: help setup setup-develop build demo test test-native test-slow test-hostile test-cluster lint types format wheel \
 	deb test-deb docs changelog lock bench bench-dataset clean distclean
 
 help: ## show this list
@@ -39,6 +39,9 @@ test-native: setup-develop ## the tests of the Rust crate by itself
 
 test-slow: setup-develop ## the tests that take minutes each
 	$(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+
+test-hostile: setup-develop ## the scenarios of hostile users, copies and full disks, and how each went
+	$(BIN)/python -m pytest -n $$(nproc) -m hostile --timeout 3600 $(ARGS)
 
 test-cluster: setup-develop ## the long tests of a store in a Ceph cluster, which they bring up
 	$(BIN)/python -m pytest -m slow --timeout 3600 tests/rados tests/jobs/cluster tests/cli/test_cluster.py $(ARGS)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +21,7 @@ from dedupd.system.files import opened
 from dedupd.system.mount_table import all_mounts
 from dedupd.units import parse_size
 from dedupd.volume.probe import IN_MEMORY
+from tests.hostile.scenarios import SCENARIOS, scenario_of
 from tests.support.lab import let_others_pass
 
 # A service of this machine has nothing to do with the volumes of the tests.
@@ -43,11 +45,32 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if scenario_of(item.nodeid) is not None:
+            item.add_marker(pytest.mark.hostile)
     if os.geteuid() == 0:
         return
     for item in items:
         if item.get_closest_marker("root"):
             item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Where the hostile scenarios were asked for: how each of them went."""
+    if config.getoption("-m") != "hostile":
+        return
+    rows: dict[str, Counter[str]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            name = scenario_of(report.nodeid)
+            if name is not None:
+                rows.setdefault(name, Counter())[outcome] += 1
+                rows[name]["seconds"] += round(report.duration)
+    terminalreporter.section("hostile scenarios")
+    for name in SCENARIOS:
+        terminalreporter.write_line(f"{name:42} {dict(rows.get(name, {}))}")
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
