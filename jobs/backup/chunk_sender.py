@@ -1,6 +1,5 @@
 """The chunks of a stream: each is sent once, or said to be known, and has a number from then on."""
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -17,14 +16,11 @@ from dedupd.system.processes import cores
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
 from jobs.backup.rows import Key, Row
-from jobs.backup.sent_points import Numbers, Point, decode_rows, encode_row
+from jobs.backup.sent_points import CutNumbers, Numbers, Point, decode_rows, encode_row
 from jobs.backup.wire import FrameReader, FrameWriter
 
 PORTION_BYTES = 2 * MIB
 """Of chunks as they are when they are read, framed by one native call."""
-
-NUMBERS_MAX = 1 << 20
-"""Of chunks that are known by their fingerprints, some 150 bytes each."""
 
 ALONE = 16
 """Chunks out of the ordinary come in crowds: so many are taken one by one, from the first on."""
@@ -51,7 +47,7 @@ class ChunkSender:
         self._since_cut = since.cut_fingerprints()
         self._threads = cores()
         self._numbers = Numbers()
-        self._cut_numbers: OrderedDict[bytes, int] = OrderedDict()
+        self._cut_numbers = CutNumbers()
         self._log_fd: int | None = None
         self._log_at = 0
         self.count = 0
@@ -71,10 +67,7 @@ class ChunkSender:
         """That of a chunk, counted from 1; 0 where the receiver knows nothing of it yet."""
         if not row.fingerprint:
             return self._numbers.get(row.chunk)
-        number = self._cut_numbers.get(row.fingerprint, 0)
-        if number:
-            self._cut_numbers.move_to_end(row.fingerprint)
-        return number
+        return self._cut_numbers.get(row.fingerprint)
 
     def send(self, rows: Iterable[Row]) -> dict[Key, bytes]:
         """Have the receiver know all chunks of these rows; returns their fingerprints.
@@ -103,10 +96,8 @@ class ChunkSender:
         self.count += 1
         if record_id:
             self._numbers.put(record_id, self.count)
-            return
-        self._cut_numbers[fingerprint] = self.count
-        if len(self._cut_numbers) > NUMBERS_MAX:
-            self._cut_numbers.popitem(last=False)  # sent again, should it come again
+        else:
+            self._cut_numbers.put(fingerprint, self.count)
 
     def _note(self, rows: list[Row], found: dict[Key, bytes]) -> None:
         """Give chunks their numbers, which is logged before anything of them is sent: a receiver

@@ -9,6 +9,7 @@ import os
 import struct
 import uuid
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ KEPT_MAX = 8
 """Points; older ones go."""
 LOGS_KEPT_MAX = 2
 """Of streams that may have been cut: the receiver knows only of the last."""
+
+NUMBERS_MAX = 1 << 20
+"""Of chunks that are known by their fingerprints, some 150 bytes each."""
 
 _U64_MAX = (1 << 64) - 1
 _ROW = struct.Struct("<Q32s")
@@ -54,6 +58,25 @@ class Numbers:
                 grown[: len(table)] = table
             table = self._tables[container] = grown
         table[at] = number
+
+
+class CutNumbers:
+    """u32 by fingerprint, of chunks that have no id that lasts: those that were used lately."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()
+
+    def get(self, fingerprint: bytes) -> int:
+        """0 where there is none, or not any more: then the chunk is sent again."""
+        number = self._numbers.get(fingerprint, 0)
+        if number:
+            self._numbers.move_to_end(fingerprint)
+        return number
+
+    def put(self, fingerprint: bytes, number: int) -> None:
+        self._numbers[fingerprint] = number
+        if len(self._numbers) > NUMBERS_MAX:
+            self._numbers.popitem(last=False)
 
 
 class IdSet:

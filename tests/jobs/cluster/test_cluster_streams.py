@@ -12,7 +12,7 @@ import pytest
 from dedupd import failpoint
 from dedupd.errors import Busy, UsageError
 from jobs.backup.receiver import ReplicaVolume, drop, finish, token
-from jobs.backup.sender import Resume
+from jobs.backup.sender import ROWS_AT_ONCE, Resume
 from jobs.frame.run import JobRun
 from tests.support.cluster_lab import ClusterLab, cluster_lab
 from tests.support.lab import Lab, fill, new_lab, noise, stop_at
@@ -55,7 +55,10 @@ def assert_settled(here: ClusterLab) -> None:
     assert report.recipes == report.files
 
 
-def test_a_volume_goes_into_a_cluster_and_comes_back(site: Site, tmp_path: Path) -> None:
+def test_a_volume_goes_into_a_cluster_and_comes_back(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.backup.sent_points.NUMBERS_MAX", 2 * ROWS_AT_ONCE)
     lab, back = new_lab(tmp_path / "volume", "4k"), new_lab(tmp_path / "back", "4k")
     with cluster_lab(tmp_path / "there", site) as there:
         fill_with_all(lab)
