@@ -6,6 +6,7 @@ from dedupd.cli.report import show_messages
 from dedupd.units import counted, format_size
 from jobs.cluster.gc import ClusterGcReport
 from jobs.cluster.optimize import ClusterOptimizeReport
+from jobs.cluster.scrub import ClusterScrubReport
 
 
 def show_stored(report: ClusterOptimizeReport) -> None:
@@ -30,4 +31,17 @@ def show_forgotten(report: ClusterGcReport) -> None:
         f" store's {counted(report.candidates, 'garbage candidate')}, {report.chunks_removed:,}"
         f" were removed, and {report.chunks_waiting:,} wait."
     )
+    show_messages(report.errors, report.messages)
+
+
+def show_mended(report: ClusterScrubReport) -> None:
+    """After scrub."""
+    click.echo(
+        f"{counted(report.chunks, 'chunk')} read, {format_size(report.read_bytes)};"
+        f" {counted(report.damaged, 'chunk')} of the store damaged"
+    )
+    for source, count in sorted(report.repaired.items()):
+        click.echo(f"  repaired {source}: {counted(count, 'chunk')}")
+    if report.left:
+        click.echo(f"  left: {counted(report.left, 'chunk')}, which another host may have")
     show_messages(report.errors, report.messages)

@@ -113,8 +113,9 @@ def chosen_values(profile: str, min_age: str | None, min_size: str | None) -> di
 
 IN_A_CLUSTER: dict[str, Any] = {
     "schedule_gc": "daily 01:00 for 5h",
+    "schedule_scrub": "daily 03:45 for 3h",
     **dict.fromkeys(
-        (f"schedule_{name}" for name in ("reconcile", "compact", "scrub", "full_scrub", "refine")),
+        (f"schedule_{name}" for name in ("reconcile", "compact", "full_scrub", "refine")),
         "off",
     ),
 }

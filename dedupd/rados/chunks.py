@@ -26,6 +26,7 @@ from dedupd.format.cluster.objects import (
 )
 from dedupd.rados.cluster import points
 from dedupd.rados.cluster.connection import Change, Cluster, Outcome, required
+from dedupd.rados.damage import DamageList
 
 ROUNDS_MAX = 20
 """Between arrivals, retirements and collections of one chunk; with more something is wrong."""
@@ -83,6 +84,7 @@ _DAMAGED_STATES = {
     ChunkState.VALID.value: ChunkState.INVALID.value,
     ChunkState.PINNED.value: ChunkState.PINNED_DAMAGED.value,
 }
+_WHOLE = {damaged: whole for whole, damaged in _DAMAGED_STATES.items()}
 
 
 class Chunks:
@@ -228,11 +230,38 @@ class Chunks:
             damaged = _DAMAGED_STATES.get(state or "")
             if damaged is None:
                 return
+            DamageList(self.cluster).add(fingerprint)
             change = Change(
                 points.CHUNK_MARKED, oid, equal={FLAG_KEY: state or ""}, put={FLAG_KEY: damaged}
             )
             if self.cluster.apply(change) is not Outcome.REFUSED:
                 return
+
+    def mend(self, fingerprint: bytes, find: Callable[[], bytes | None]) -> bool:
+        """Have a chunk whole that was marked as damaged; False where it stays so.
+
+        ``find`` is asked for its frame where the content is not good after all.
+        """
+        oid = chunk_object(fingerprint)
+        for _ in range(ROUNDS_MAX):
+            state = self.cluster.value(oid, FLAG_KEY)
+            if state not in _WHOLE:
+                return state is not None or self.cluster.page(oid, count=1) is None
+            data = None
+            if not self.is_good(fingerprint, self.cluster.read(oid)):
+                data = find()
+                if data is None or not self.is_good(fingerprint, data):
+                    return False
+            change = Change(
+                points.CHUNK_MENDED,
+                oid,
+                equal={FLAG_KEY: state},
+                data=data,
+                put={FLAG_KEY: _WHOLE[state]},
+            )
+            if self.cluster.apply(change) is Outcome.DONE:
+                return True
+        return False
 
     # --- retirement and collection ------------------------------------------------------------
 

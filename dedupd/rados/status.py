@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from dedupd.format.cluster.objects import GARBAGE_SHARDS, VolumeEntry, garbage_object
+from dedupd.rados.damage import DamageList
 from dedupd.rados.file_table import FileTable
 from dedupd.rados.intents import Intents
 from dedupd.rados.lease import counters, lease_state
@@ -107,6 +108,8 @@ class StoreStatus:
     uuid: str
     fingerprint: str
     candidates: int
+    damaged: int
+    """Chunks that were found damaged, and that no host has stored again yet."""
     volumes: list[VolumeStatus]
 
     @property
@@ -134,6 +137,11 @@ class StoreStatus:
             for one in self.volumes:
                 if one.host == host:
                     found += one.lines
+        if self.damaged:
+            found.append(
+                f"{counted(self.damaged, 'chunk')} damaged: `dedupd run scrub` of each volume looks"
+                " for their bytes"
+            )
         return found
 
 
@@ -145,6 +153,7 @@ def status_of(store: RadosStore) -> StoreStatus:
         store.parameters.uuid,
         store.parameters.fingerprint,
         _candidates(store),
+        len(DamageList(store.cluster).all()),
         [_volume(store, volume, entry) for volume, entry in sorted(volumes.items())],
     )
 

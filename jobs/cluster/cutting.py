@@ -71,12 +71,12 @@ def cut_file(
     chunks = [
         FileChunk(offset, length, _chunk(volume, read, offset, length, fingerprint, level))
         for start, end in ranges
-        for offset, length, fingerprint in _cut(volume, read, start, end, safe_point)
+        for offset, length, fingerprint in cut_ranges(volume, read, start, end, safe_point)
     ]
     return NewFile(file, size, chunks)
 
 
-def _cut(
+def cut_ranges(
     volume: Volume, read: ReadRange, start: int, end: int, safe_point: Callable[[], None]
 ) -> Iterator[tuple[int, int, bytes]]:
     """Offset, length and fingerprint of the chunks of a range."""

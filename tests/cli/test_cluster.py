@@ -47,7 +47,10 @@ def test_a_volume_on_a_store_in_a_cluster(address: StoreAddress, tmp_path: Path)
         assert "were there already" in dedupd("cluster", "status", address)
         (root / "copy").unlink()
         assert "1 are gone" in dedupd("run", "gc", root, "--all-garbage")
-        assert "nothing to do" in dedupd("run", "scrub", root, "--json", status=2)
+        assert "nothing to do" in dedupd("run", "compact", root, "--json", status=2)
+        checked = json.loads(dedupd("run", "scrub", root, "--full", "--json"))
+        assert checked["chunks"] > 20 and checked["left"] == 0
+        assert "0 chunks of the store damaged" in dedupd("run", "scrub", root)
         assert json.loads(dedupd("cluster", "audit", address, "--read", "--json"))["files"] == 1
         assert "taken back" in dedupd("cluster", "recover", address, volume["volume"])
     finally:

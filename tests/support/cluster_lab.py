@@ -8,6 +8,7 @@ from dedupd.rados.reading.volume_store import bind
 from dedupd.system.disk import Disk
 from jobs.cluster.gc import ClusterGc, ClusterGcReport
 from jobs.cluster.optimize import ClusterOptimize, ClusterOptimizeReport
+from jobs.cluster.scrub import ClusterScrub, ClusterScrubReport
 from jobs.frame.run import JobRun
 from tests.support.lab import Lab, new_lab
 from tests.support.rados_hosts import Site
@@ -33,6 +34,12 @@ class ClusterLab:
     def collect(self, grace_s: float = 0.0) -> ClusterGcReport:
         with self.lab.opened() as volume, volume.job_lock():
             report = ClusterGc(volume, JobRun("gc"), grace_s).run()
+        assert report.messages == []
+        return report
+
+    def scrub(self, share: float = 0.0) -> ClusterScrubReport:
+        with self.lab.opened() as volume, volume.job_lock():
+            report = ClusterScrub(volume, JobRun("scrub"), share).run()
         assert report.messages == []
         return report
 

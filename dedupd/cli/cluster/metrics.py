@@ -77,6 +77,14 @@ class _StatusCollector(Collector):
         )
         candidates.add_metric([self._store], self._status.candidates)
         yield candidates
+        damaged = GaugeMetricFamily(
+            "dedupd_cluster_damaged_chunks",
+            "Chunks that were found damaged and are not stored again yet.",
+            None,
+            ["store"],
+        )
+        damaged.add_metric([self._store], self._status.damaged)
+        yield damaged
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(name, text, None, _LABELS)
             for one in self._status.volumes:

@@ -2,6 +2,7 @@
 
 import click
 
+from dedupd.cli.cluster_reports import show_mended
 from dedupd.cli.job_limits import limits, working
 from dedupd.cli.report import finish, show_findings, show_messages
 from dedupd.cli.run.verify import show as show_verified
@@ -11,6 +12,7 @@ from dedupd.shared.fellows import all_held
 from dedupd.units import counted, format_size, parse_percentage
 from dedupd.volume.volume import Volume
 from jobs.check.verify import Verify
+from jobs.cluster.scrub import ClusterScrub
 from jobs.scrub.job import Depth, Scrub, ScrubReport
 
 
@@ -34,6 +36,11 @@ def command(path: str, full: bool, share: str | None, report_only: bool, as_json
     depth = Depth.FULL if full or part is not None else Depth.QUICK
     rate = limits().bytes_per_s or None
     with Volume.open(path) as volume, all_held(volume), working(volume, "scrub") as run:
+        if volume.cluster is not None:
+            if report_only:
+                raise UsageError(f"{path}: `dedupd cluster audit --read` changes no file")
+            checked = ClusterScrub(volume, run, 1.0 if full else part or 0.0).recorded()
+            finish(checked, as_json, show_mended, findings=checked.errors, damage=checked.left)
         if report_only:
             slow = volume.policy().scrub_rate_bytes_per_s if rate is None else rate
             said = Verify(volume, run, slow).recorded()

@@ -20,6 +20,7 @@ from dedupd.format.volume_parameters import FINGERPRINTS, check_of
 FORMAT = 1
 STORE_OBJECT = "store"
 VOLUMES_OBJECT = "volumes"
+DAMAGE_OBJECT = "damage"
 FLAG_KEY = "S"
 TAG_PREFIX = "r."
 FILE_PREFIX = "f."

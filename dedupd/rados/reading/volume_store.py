@@ -97,6 +97,10 @@ class VolumeStore:
                 self._store = store
             return self._store
 
+    def cached(self, fingerprint: bytes) -> bytes | None:
+        """The frame of a chunk, where this host's disk has it: not verified."""
+        return None if self._cache is None else self._cache.get(fingerprint)
+
     @property
     def records(self) -> RecordReader:
         """The chunks, as the mount and the jobs read those of containers."""

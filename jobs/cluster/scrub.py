@@ -1,0 +1,188 @@
+"""The scrub job of a volume whose chunks are in a cluster: fingerprints are checked, and chunks
+that any host has found damaged are stored again from what this one has.
+
+Ceph's own scrub compares replicas; this one asks whether they are what was stored.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dedupd.errors import DamagedRecipe, DedupdError
+from dedupd.format.cluster.objects import chunk_object, frame_of
+from dedupd.rados.damage import DamagedChunk, DamageList
+from dedupd.rados.writer import Writer
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath, show_path
+from dedupd.volume.volume import Volume
+from jobs.cluster.cutting import cut_ranges, reader_of
+from jobs.cluster.session import writing
+from jobs.cluster.stub_versions import StubVersions
+from jobs.frame.report import FileReport, Job
+from jobs.frame.run import Cancelled, JobRun
+from jobs.tree.walk import walk
+
+CHUNKS_AT_ONCE = 1024
+SEEN_MAX = 1 << 20
+"""Fingerprints that are known to be checked, some 100 bytes each; one more is checked again."""
+
+FROM_CACHE, FROM_FILES, GOOD = "from the cache", "from plain files", "right after all"
+
+
+@dataclass(slots=True)
+class ClusterScrubReport(FileReport):
+    """What a run did. ``damaged`` chunks are of the whole store, as are those that are ``left``."""
+
+    job: str = "scrub"
+    chunks: int = 0
+    read_bytes: int = 0
+    damaged: int = 0
+    repaired: dict[str, int] = field(default_factory=dict)
+    left: int = 0
+    recovery: dict[str, Any] = field(default_factory=dict)
+
+
+class ClusterScrub(Job[ClusterScrubReport]):
+    """One run over one volume. Needs the volume's job lock."""
+
+    knows_clusters = True
+
+    def __init__(self, volume: Volume, run: JobRun, share: float = 0.0) -> None:
+        """``share``: the part of the chunks of the volume's files that are read, by their
+        fingerprints, another one each time."""
+        super().__init__(volume, run, ClusterScrubReport())
+        self._share = share
+        self._first = random.randrange(1 << 16)
+        self._repaired: Counter[str] = Counter()
+
+    def run(self) -> ClusterScrubReport:
+        """Raises Busy, StoreUnreachable, Cancelled."""
+        with writing(self._volume, StubVersions(self._volume)) as (writer, recovery):
+            self._report.recovery = recovery
+            if self._share > 0:
+                self._run.update(phase="checking chunks")
+                self._check(writer)
+            self._run.update(phase="repairing")
+            self._mend(writer)
+            writer.counted["repaired"] += self._repaired.total() - self._repaired[GOOD]
+        self._report.repaired = dict(self._repaired)
+        return self.report()
+
+    # --- looking for damage -------------------------------------------------------------------
+
+    def _check(self, writer: Writer) -> None:
+        batch: list[bytes] = []
+        for fingerprint in self._sample(writer):
+            batch.append(fingerprint)
+            if len(batch) == CHUNKS_AT_ONCE:
+                self._check_batch(writer, batch)
+                batch = []
+        self._check_batch(writer, batch)
+
+    def _check_batch(self, writer: Writer, batch: list[bytes]) -> None:
+        self._run.safe_point()
+
+        def check(fingerprint: bytes) -> int:
+            data = writer.cluster.read(chunk_object(fingerprint))
+            if data is None or not writer.chunks.is_good(fingerprint, data):
+                writer.chunks.mark_damaged(fingerprint)
+            return 0 if data is None else len(data)
+
+        self._report.chunks += len(batch)
+        self._report.read_bytes += sum(writer.cluster.each(check, batch))
+        self._run.update(done=self._report.read_bytes)
+
+    def _sample(self, writer: Writer) -> Iterator[bytes]:
+        seen: set[bytes] = set()
+        for file, versions in writer.table.files():
+            self._run.safe_point()
+            try:
+                recipe = writer.recipes.read(versions.new)
+            except DamagedRecipe as error:
+                self._run.findings.add(f"file {file.text}: {error}")
+                continue
+            for fingerprint in recipe.fingerprints if recipe is not None else ():
+                if self._is_chosen(fingerprint) and fingerprint not in seen:
+                    if len(seen) < SEEN_MAX:
+                        seen.add(fingerprint)
+                    yield fingerprint
+
+    def _is_chosen(self, fingerprint: bytes) -> bool:
+        place = (int.from_bytes(fingerprint[:2], "big") - self._first) % (1 << 16)
+        return place < self._share * (1 << 16)
+
+    # --- storing it again ---------------------------------------------------------------------
+
+    def _mend(self, writer: Writer) -> None:
+        """From what this host's disk has of the cluster, then from files that are in no store."""
+        listed = DamageList(writer.cluster)
+        damaged = listed.all()
+        self._report.damaged = len(damaged)
+        side = self._volume.cluster
+        assert side is not None
+        left: dict[bytes, DamagedChunk] = {}
+        for one in damaged:
+            self._run.safe_point()
+            if not self._stored(writer, one, side.cached(one.fingerprint), FROM_CACHE):
+                left[one.fingerprint] = one
+        volume = side.volume
+        wanted = {own for own, one in left.items() if volume not in one.searched}
+        for fingerprint, frame in self._in_files(wanted):
+            if self._stored(writer, left[fingerprint], frame, FROM_FILES):
+                del left[fingerprint]
+        for fingerprint in wanted & left.keys():
+            listed.note_searched(left[fingerprint], volume)
+        self._report.left = len(left)
+
+    def _stored(
+        self, writer: Writer, chunk: DamagedChunk, frame: bytes | None, source: str
+    ) -> bool:
+        used: list[str] = []
+
+        def find() -> bytes | None:
+            used.append(source)
+            return frame
+
+        is_whole = writer.chunks.mend(chunk.fingerprint, find)
+        if is_whole:
+            self._repaired[used[0] if used else GOOD] += 1
+            DamageList(writer.cluster).drop(chunk)
+        return is_whole
+
+    def _in_files(self, wanted: set[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Frames of wanted chunks that plain files have, which are read until all are found.
+
+        (What a stub has in blocks of its own comes with the next optimize.)
+        """
+        missing, volume = set(wanted), self._volume
+        if not missing:
+            return
+        level = volume.policy().compression_level
+        for found in walk(volume, safe_point=self._run.safe_point):
+            if found.is_stub:
+                continue
+            for fingerprint, raw in self._in_file(found.path, missing):
+                missing.discard(fingerprint)
+                yield fingerprint, frame_of(raw, fingerprint, level=level)
+            if not missing:
+                return
+
+    def _in_file(self, path: bytes, missing: set[bytes]) -> list[tuple[bytes, bytes]]:
+        """The chunks of a plain file that are missing; what cannot be read has none."""
+        volume, met = self._volume, dict[bytes, bytes]()
+        try:
+            with opened(open_beneath(volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)) as fd:
+                read, ranges = reader_of(volume, fd, show_path(path))
+                for start, end in ranges:
+                    cut = cut_ranges(volume, read, start, end, self._run.safe_point)
+                    for offset, length, fingerprint in cut:
+                        if fingerprint in missing:
+                            met[fingerprint] = bytes(read(offset, offset + length))
+        except Cancelled:
+            raise
+        except (DedupdError, OSError):
+            pass  # users change it, or have removed it
+        return list(met.items())
