@@ -53,6 +53,9 @@ GROUP_BYTES = 256 * MIB
 GROUP_READ_BYTES = 1024 * MIB
 """Bytes read per sync at most, so that duplicates turn into free space as the job goes on."""
 
+RESTORE_GROUPS = 8
+"""While a restore fills the volume groups are smaller by this: its writers wait for the space."""
+
 GROUP_FILES_MAX = 4096
 """Files per group: a descriptor each while they are committed."""
 
@@ -365,9 +368,10 @@ class Optimize(Job[OptimizeReport]):
         self._ready.take(ingest.ready)
 
     def _maybe_commit(self, groups: GroupCommit, ingest: Ingest) -> None:
+        parts = RESTORE_GROUPS if self._restores else 1
         if (
-            ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES
-            or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES
+            ingest.sums.stored_bytes - self._grouped_bytes >= GROUP_BYTES // parts
+            or ingest.sums.raw_bytes - self._grouped_read >= GROUP_READ_BYTES // parts
             or len(self._ready) >= GROUP_FILES_MAX
         ):
             if ingest.is_in_large_file:
