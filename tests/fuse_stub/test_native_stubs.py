@@ -7,6 +7,7 @@ kernel's cache, is the new content and never what the store has.
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,12 @@ def stubs(lab: MountedLab, files: dict[str, bytes]) -> list[Path]:
     paths = [lab.view / name for name in files]
     for path in paths:
         # Until the mount has closed the file, open for its commit, and opened the container.
-        wait_for(lambda path=path: handed_over(lab, lambda: read_anew(path)) == 0)
+        wait_for(partial(is_read_natively, lab, path))
     return paths
+
+
+def is_read_natively(lab: MountedLab, path: Path) -> bool:
+    return handed_over(lab, lambda: read_anew(path)) == 0
 
 
 def content_of(path: Path) -> bytes:

@@ -64,7 +64,7 @@ class Operations(StubOperations):
     async def write(self, ino: int, start: int, data: bytes) -> int:
         return await self.write_at(ino, ROOT.uid, start, data, clears=False)
 
-    async def fsync(self, ino: int) -> None:
+    async def sync(self, ino: int) -> None:
         await self.sync_file(ino, ROOT.uid, False)
 
 
@@ -108,8 +108,8 @@ def test_a_sync_tells_of_lost_writes_once(
     async def scenario() -> None:
         ino = await operations.known(b"f")
         monkeypatch.setattr(os, "fsync", sync)
-        assert await code(operations.fsync(ino)) == errno.EIO
-        await operations.fsync(ino)
+        assert await code(operations.sync(ino)) == errno.EIO
+        await operations.sync(ino)
         assert results == []
 
     trio.run(scenario)
@@ -132,10 +132,10 @@ def test_a_file_whose_lost_writes_nobody_was_told_of_stays_open(
             raise OSError(errno.EIO, "lost")
         operations.own.files.let_go()
         assert operations.own.files.get(ino) is file
-        assert await code(operations.fsync(ino)) == errno.EIO
+        assert await code(operations.sync(ino)) == errno.EIO
         operations.own.files.let_go()
         assert len(operations.own.files) == 0
-        await operations.fsync(ino)
+        await operations.sync(ino)
 
     trio.run(scenario)
 
@@ -436,8 +436,8 @@ def test_a_sync_reports_writes_that_were_lost_at_another_sync(
             patch.setattr(operations.own.volume.disk, "sync_file", fail)
             with pytest.raises(OSError):
                 await (fill() if by_restore else own.touch(request_of_f.identity.inode))
-        assert await code(operations.fsync(ino)) == errno.EIO
-        await operations.fsync(ino)
+        assert await code(operations.sync(ino)) == errno.EIO
+        await operations.sync(ino)
         await own.abandon_all()
 
     trio.run(scenario)
