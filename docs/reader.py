@@ -405,7 +405,7 @@ class Volume:
         if len(value) < 64 or int.from_bytes(value[4:8], "little") != check:
             raise Damaged("its stub attribute fails its checksum, or belongs to another volume")
         stub = dict(zip(STUB_FIELDS, STUB.unpack_from(value), strict=True))
-        if stub["format"] != 2 or stub["flags"] & ~15 or stub["reserved"] or len(value) != 64:
+        if stub["format"] != 2 or stub["flags"] & ~31 or stub["reserved"] or len(value) != 64:
             raise unknown(f"stub format {stub['format']}, flags {stub['flags']:#x}")
         self._prove(fd, stub)
         return stub

@@ -27,6 +27,7 @@ from dedupd.volume.commit_requests import CommitRequest
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
 from fuse_stub.attributes import forget_attributes
+from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.open_files import OpenFile, OpenFiles
 from fuse_stub.files.slow_calls import SlowCalls
@@ -63,7 +64,9 @@ class CommitLane:
         files: OpenFiles,
         slow_calls: SlowCalls,
         deletions: Deletions,
+        parts: PartLane,
     ) -> None:
+        self._parts = parts
         self._deletions = deletions
         self._volume = volume
         self._slow_calls = slow_calls
@@ -104,6 +107,9 @@ class CommitLane:
         self._pending[file.ino] = _Pending(file, begun)
 
     async def _begin(self, request: CommitRequest) -> Result:
+        if request.in_parts:
+            await self._parts.begin(request, are_refused=self.are_refused)
+            return Result(Outcome.DONE)
         volume = self._volume
         try:
             fd = open_beneath(volume.data_fd, request.path, os.O_RDWR | os.O_NONBLOCK)
@@ -112,7 +118,7 @@ class CommitLane:
         file = await self._files.acquire_by_fd(fd)
         keep = False
         try:
-            if file.ino in self._pending:
+            if file.ino in self._pending or self._parts.has(file.ino):
                 raise Busy("it is being committed already")
             async with file.lock.alone():
                 if self.are_refused:
@@ -144,17 +150,18 @@ class CommitLane:
         results = []
         for ino in inodes:
             pending = self._pending.get(ino)
-            if pending is None:
+            if pending is None and not self._parts.has(ino):
                 results.append(Result(Outcome.CHANGED, _CHANGED))
                 continue
             try:
-                freed_bytes = await self._finish(pending)
-                results.append(Result(Outcome.DONE, freed_bytes=freed_bytes))
+                finish = self._parts.finish(ino) if pending is None else self._finish(pending)
+                results.append(Result(Outcome.DONE, freed_bytes=await finish))
             except (DedupdError, OSError) as error:
                 results.append(_failure(error))
             finally:
-                self._let_go(pending)
-                forget_attributes(ino)
+                if pending is not None:
+                    self._let_go(pending)
+                    forget_attributes(ino)
             await trio.lowlevel.checkpoint()
         return results
 
@@ -204,7 +211,7 @@ class CommitLane:
         under the same lock: later, it would put back an attribute that covers what is cut off.
         """
         file.changes += 1
-        async with self.uncommitted(file):
+        async with self.reshaping(file):
             self._deletions.changing(file, Cause.CUT, size)
             cut = Truncation(file, size)
             cut.note(await self._slow_calls.run(uid, cut.make) if cut.is_slow else cut.make())
@@ -216,6 +223,14 @@ class CommitLane:
             pending = self._pending.get(file.ino)
             if pending is not None:
                 await self._take_back(pending)
+            yield
+
+    @asynccontextmanager
+    async def reshaping(self, file: OpenFile) -> AsyncIterator[None]:
+        """As :meth:`uncommitted`, for a change that is no write of data: what was offered of the
+        file is not what it has from now on."""
+        async with self.uncommitted(file):
+            self._parts.over(file)
             yield
 
     async def _take_back(self, pending: _Pending) -> None:

@@ -124,6 +124,8 @@ class ControlServer:
                 await talk.end_bulk(self._mount.bulk_commits)
                 await self._mount.commit_lane.abandon(list(talk.begun))
                 await talk.end_fill()
+                for inode in talk.offered:
+                    self._mount.parts.end(inode)
 
     async def _answer(self, line: bytes, talk: "_Conversation") -> tuple[dict[str, Any], list[int]]:
         try:
@@ -135,6 +137,12 @@ class ControlServer:
                 return await self._commit_begin(request, talk.begun), []
             if operation == "commit_finish":
                 return await self._commit_finish(request, talk.begun), []
+            if operation == "parts_written":
+                return self._parts_written(), []
+            if operation == "parts_offer":
+                return await self._parts_offer(request, talk), []
+            if operation == "parts_end":
+                return self._parts_end(request, talk), []
             if operation == "commit_many":
                 return await self._commit_many(talk), []
             if operation == "commit_done":
@@ -222,6 +230,29 @@ class ControlServer:
         begun -= set(inodes)
         return {"results": [result_to_json(result) for result in results]}
 
+    def _parts_written(self) -> dict[str, Any]:
+        found = self._mount.parts.written()
+        return {"files": [{"path": os.fsdecode(path), "size": size} for path, size in found]}
+
+    async def _parts_offer(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
+        path = os.fsencode(request["path"])
+        try:
+            offer = await self._mount.parts.offer(path, request["age_s"])
+        except (DedupdError, OSError) as error:
+            return _refusal(error, request["path"])
+        if offer is None:
+            return {"ranges": []}
+        file, parts = offer
+        talk.offered.add(file.ino)
+        return {"inode": file.ino, "size": parts.size, "ranges": parts.ranges}
+
+    def _parts_end(self, request: dict[str, Any], talk: "_Conversation") -> dict[str, Any]:
+        inode = request["inode"]
+        if inode in talk.offered:
+            talk.offered.discard(inode)
+            self._mount.parts.end(inode, saves_little=request["saves_little"])
+        return {}
+
     async def _commit_many(self, talk: "_Conversation") -> dict[str, Any]:
         lane = self._mount.bulk_commits
         await talk.end_bulk(lane)
@@ -289,6 +320,7 @@ class _Conversation:
 
     connection: trio.socket.SocketType
     begun: set[int] = field(default_factory=set)
+    offered: set[int] = field(default_factory=set)
     marks: MarkLog | None = None
     fill: FileFill | None = None
     bulk: BulkCommit | None = None

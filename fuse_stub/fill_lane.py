@@ -69,7 +69,7 @@ class FillLane:
             raise
 
     async def _begin(self, file: OpenFile) -> "FileFill | None":
-        async with self.commit_lane.uncommitted(file):
+        async with self.commit_lane.reshaping(file):
             stub = file.stub
             if stub is not None:
                 filling = await trio.to_thread.run_sync(filling_of, self.volume, stub, file.where)
@@ -134,7 +134,7 @@ class FileFill:
     async def _alone(self) -> AsyncIterator[bool]:
         """Have the file alone for one piece; False where there is nothing to be done any more."""
         file, lane = self._file, self._lane
-        async with lane.commit_lane.uncommitted(file):
+        async with lane.commit_lane.reshaping(file):
             if not self._is_stub:
                 yield False
                 return

@@ -9,7 +9,9 @@ import trio
 from dedupd import native
 from dedupd.volume.transition_log import Transitions
 from dedupd.volume.volume import Volume
+from fuse_stub.attributes import forget_attributes
 from fuse_stub.bulk_commits import BulkCommits
+from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.commit_lane import CommitLane
 from fuse_stub.deleted.noting import Deletions
 from fuse_stub.files.chunk_cache import ChunkCache
@@ -72,8 +74,9 @@ class MountedVolume:
         policy = WatchedPolicy(volume, is_read_only=transitions.is_read_only)
         self.deletions = Deletions(volume, policy)
         self.brake = Brake(volume, policy)
+        self.parts = PartLane(volume, self.inodes, self.files, forget_attributes)
         self.commit_lane = CommitLane(
-            volume, transitions, self.files, self.slow_calls, self.deletions
+            volume, transitions, self.files, self.slow_calls, self.deletions, self.parts
         )
         self.bulk_commits = BulkCommits(
             volume, transitions, self.inodes, self.files, self.commit_lane

@@ -240,8 +240,8 @@ class NamespaceOperations(pyfuse3.Operations):
             self._drop_set_group(path, ctx)
 
     async def _undelete(self, inode: InodeT, value: bytes, ctx: RequestContext) -> None:
-        volume, uncommitted = self._mount.volume, self._commit_lane.uncommitted
-        await deleted.undelete(volume, self._files, uncommitted, inode, value, ctx.uid)
+        volume, alone = self._mount.volume, self._commit_lane.reshaping
+        await deleted.undelete(volume, self._files, alone, inode, value, ctx.uid)
         forget_attributes(inode)
 
     @answers

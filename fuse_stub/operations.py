@@ -178,18 +178,22 @@ class StubOperations(NamespaceOperations):
                 try:
                     # A commit may have begun, or ended, while this waited.
                     if file.stub is None and not self._commit_lane.is_under_way(ino):
-                        self._about_to_write(file, clears)
+                        self._about_to_write(file, start, len(data), clears)
                         return await self._mount.write(uid, os.pwrite, file.fd, data, start)
                 finally:
                     file.lock.unshare()
             async with self._commit_lane.uncommitted(file):
-                self._about_to_write(file, clears)
+                self._about_to_write(file, start, len(data), clears)
                 return await self._write_stub(file, uid, start, data)
         finally:
             self._files.release(file)
 
-    def _about_to_write(self, file: OpenFile, clears: bool) -> None:
+    def _about_to_write(self, file: OpenFile, start: int, length: int, clears: bool) -> None:
+        """Under the file's lock."""
         file.changes += 1
+        self._mount.parts.times.note(file.ino, start, start + length)
+        if file.on_write is not None:
+            file.on_write(start, start + length)
         if file.privileged and clears:
             self._drop_privileges(file)
 

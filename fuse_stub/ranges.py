@@ -70,7 +70,7 @@ class FileRanges:
     ) -> None:
         while start < end:
             file.changes += 1
-            async with self._lane.uncommitted(file):
+            async with self._lane.reshaping(file):
                 self._mount.deletions.changing(file, Cause.OVERWRITTEN)
                 start, is_plain = await self._mount.in_thread(uid, take, file, start, end, mode)
                 if is_plain:
@@ -106,7 +106,7 @@ class FileRanges:
                 if file.privileged and not keeps_set_ids(ctx):
                     self._drop_privileges(file)
                 file.changes += 1
-                async with self._lane.uncommitted(file):
+                async with self._lane.reshaping(file):
                     # The lock of a second file is never waited for.
                     if not source.lock.try_share():
                         raise FUSEError(errno.EOPNOTSUPP)

@@ -70,6 +70,15 @@ class RestoreMode(StrEnum):
     """Files are optimized as soon as they are closed, and new ones wait where space is short."""
 
 
+class BusyFilesMode(StrEnum):
+    """Values of the key ``busy_files``."""
+
+    SKIP = "skip"
+    """A file is taken once it has been left alone as a whole."""
+    RANGES = "ranges"
+    """Of a large file that is written to, what has been left alone for ``min_age`` is taken."""
+
+
 class SharedExtents(StrEnum):
     """Values of the keys ``shared_extents`` and ``compaction_shared``."""
 
@@ -96,6 +105,7 @@ class Policy:
     compression_min_saving: float = 0.05
     partial_files: bool = True
     partial_local_max: float = 0.5
+    busy_files: BusyFilesMode = BusyFilesMode.SKIP
     shared_extents: SharedExtents = SharedExtents.SKIP
     refine: RefineMode = RefineMode.OFF
     refine_age_s: float = 7 * 86400.0
@@ -240,6 +250,12 @@ KEYS = {
             fraction,
             float,
             "a file in use whose own blocks make up more of it becomes plain",
+        ),
+        Key(
+            "busy_files",
+            one_of(BusyFilesMode),
+            str,
+            "large files that are written to all the time: skip, or take their quiet ranges",
         ),
         Key(
             "shared_extents",

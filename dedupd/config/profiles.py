@@ -32,7 +32,7 @@ STATE_OF_GUESTS = [
 
 PROFILES: dict[str, dict[str, Any]] = {
     "general": {"exclude_types": DATABASES, "no_compress_types": COMPRESSED},
-    "vm": {"min_age": "0s", "exclude_types": STATE_OF_GUESTS},
+    "vm": {"min_age": "1h", "busy_files": "ranges", "exclude_types": STATE_OF_GUESTS},
     "backup": {"min_age": "0s"},
 }
 

@@ -35,6 +35,8 @@ class Flag(enum.IntFlag):
     """The file is one chunk: ``recipe`` is that chunk's id, and there is no recipe record."""
     WRITTEN = 8
     """Blocks may have been added to those that ``local_bytes`` counts; else it is exact."""
+    PARTIAL = 16
+    """The recipe is no version of the file: what lay in blocks of its own then is not in it."""
 
     @property
     def transient(self) -> "Flag":

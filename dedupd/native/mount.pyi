@@ -81,8 +81,35 @@ class Inodes:
     def note_names(self, are_noted: bool) -> None:
         """Whether requests are handed over that add or remove names of files."""
 
+    def note_writes(self, times: WriteTimes) -> None:
+        """Have native code note there what it writes to files."""
+
     def close(self) -> None:
         """Close all that is open below. Nothing may be asked any more."""
+
+GRAIN_BYTES: int
+"""The parts of files whose writes are told apart."""
+
+class WriteTimes:
+    """When users wrote to which parts of files last, since it was made. Memory is bounded: half of
+    the files are forgotten where it is full. Any thread may use it."""
+
+    def __new__(cls) -> WriteTimes: ...
+    def note(self, ino: int, start: int, end: int) -> None:
+        """A write of bytes [start, end)."""
+
+    def quiet(self, ino: int, size: int, age_s: float) -> list[tuple[int, int]]:
+        """(start, end) ranges of the first ``size`` bytes, ascending and apart, that have not been
+        written to for so long, and were not passed over. None of a file that is not known; what is
+        not known of one counts as written when it became so. For 0 seconds all is quiet."""
+
+    def files(self) -> list[tuple[int, float]]:
+        """The inodes that were written to, and how many seconds ago last."""
+
+    def pass_over(self, ino: int, start: int, end: int) -> None:
+        """Do not call the parts in [start, end) quiet again before they are written to."""
+
+    def forget(self, ino: int) -> None: ...
 
 class Request:
     """A request of the kernel that the mount's operations answer.

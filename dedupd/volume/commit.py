@@ -201,6 +201,9 @@ class _Batch:
 
     def _begin_alone(self, at: int, directories: DirectoryOpener) -> None:
         request, volume = self._requests[at], self._volume
+        if request.in_parts:
+            self.results[at] = Result(Outcome.CHANGED, "the mount that has seen its writes is gone")
+            return
         try:
             fd = directories.open_file(request.path, os.O_RDWR | os.O_NONBLOCK)
         except OSError as error:

@@ -13,12 +13,14 @@ class CommitRequest(NamedTuple):
     """One file to commit: ``path`` is relative to the volume's tree.
 
     ``previous`` is the attribute of a stub whose recipe is replaced, None for a plain file.
+    ``in_parts``: of a busy file, of which the mount has offered its quiet parts.
     """
 
     path: bytes
     identity: FileIdentity
     recipe: RecipeRef
     previous: bytes | None = None
+    in_parts: bool = False
 
 
 class CommitRequests:
@@ -37,7 +39,7 @@ class CommitRequests:
         return several
 
     def add(self, request: CommitRequest) -> None:
-        if request.previous is None:
+        if request.previous is None and not request.in_parts:
             self.plain.add(*request[:3])
         else:
             self.others.append(request)
@@ -79,6 +81,7 @@ def request_to_json(request: CommitRequest) -> dict[str, Any]:
         "digest": request.recipe.digest.hex(),
         "direct": request.recipe.direct,
         "previous": None if request.previous is None else request.previous.hex(),
+        "in_parts": request.in_parts,
     }
 
 
@@ -88,4 +91,5 @@ def request_from_json(row: dict[str, Any]) -> CommitRequest:
         FileIdentity(**row["identity"]),
         RecipeRef(row["recipe"], bytes.fromhex(row["digest"]), row["direct"]),
         None if row["previous"] is None else bytes.fromhex(row["previous"]),
+        row.get("in_parts", False),
     )

@@ -17,7 +17,7 @@ from dedupd import native
 from dedupd.deleted.log import DeletionWriter
 from dedupd.errors import DamagedStub, DedupdError
 from dedupd.format.deletion import Cause, Deletion
-from dedupd.format.stub import StubAttribute, decode_stub
+from dedupd.format.stub import Flag, StubAttribute, decode_stub
 from dedupd.system.files import attributes_of
 from dedupd.system.paths import path_in_tree
 from dedupd.volume.volume import Volume
@@ -94,6 +94,8 @@ class Deletions:
             self._noted.popitem(last=False)
 
     def _note(self, fd: int, path: bytes, stub: StubAttribute, cause: Cause) -> None:
+        if stub.flags & Flag.PARTIAL:
+            return  # its recipe is no version that anybody would want back
         keep_s = self._policy.now.keeps_deleted_s(path)
         status = os.fstat(fd)
         if keep_s <= 0 or not stat.S_ISREG(status.st_mode):

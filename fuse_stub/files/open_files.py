@@ -65,6 +65,7 @@ class OpenFile:
         "lock",
         "losses",
         "losses_told",
+        "on_write",
         "privileged",
         "protected",
         "readers",
@@ -91,6 +92,7 @@ class OpenFile:
         self.losses_told = 0  # as many of them as users have been told of
         self.is_filled = False  # whether it is being made plain: a commit keeps out of its way
         self.keeps_times = False  # lock: whether its times are put back when the lock is given back
+        self.on_write: Callable[[int, int], None] | None = None  # told of each, under the lock
         self.protected = False  # whether it became immutable, or append-only, while it was open
         self.privileged = privileged  # whether a write has set-user-id or set-group-id to clear
 

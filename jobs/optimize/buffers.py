@@ -7,8 +7,10 @@ from enum import Enum
 from typing import NamedTuple, Self
 
 from dedupd import native
+from dedupd.format.recipe import RecipeRef
 from dedupd.store.recipe.recipe_writer import Growth, RecipeBuilder
 from dedupd.stub.transition import FileIdentity
+from dedupd.volume.commit_requests import CommitRequest
 from jobs.tree.candidates import Candidate
 
 PREFIXES_BYTES_MAX = 1 << 20
@@ -51,12 +53,16 @@ class FileTask:
     """Of the fingerprints of chunks of it: to be noted where it does not pay."""
     shared_bytes: int = 0
     """How much of it lies in blocks that snapshots, or copies below, have as well."""
+    is_in_parts: bool = False
+    """Whether it is a busy file, of which the mount has offered quiet ranges."""
+    is_certain_in_parts: bool = False
+    """Whether all of these are to be stored whatever the first of them save."""
     is_admitted: bool = False
     """Whether there was room for it when it was begun."""
 
     def note(self, prefixes: bytes) -> None:
         """Keep prefixes of fingerprints, as long as there are few."""
-        if len(self.prefixes) < PREFIXES_BYTES_MAX:
+        if len(self.prefixes) < PREFIXES_BYTES_MAX and not self.is_in_parts:
             self.prefixes += prefixes
 
     def take_notes(self) -> bytes:
@@ -64,11 +70,23 @@ class FileTask:
         taken, self.prefixes = self.prefixes, b""
         return taken
 
+    def request(self, recipe: RecipeRef) -> CommitRequest:
+        """What makes it a stub of this recipe."""
+        candidate = self.candidate
+        named = candidate.path, self.identity, recipe, candidate.attribute
+        return CommitRequest(*named, in_parts=self.is_in_parts)
+
+    @property
+    def keeps_chunks(self) -> bool:
+        """Whether its recipe takes over what is not read."""
+        return self.candidate.attribute is not None or self.is_in_parts
+
     @property
     def is_certain(self) -> bool:
         """Whether it becomes a stub, or stays one, whatever that saves: a part of it is in the
         store."""
-        return self.candidate.attribute is not None or self.resumed is not None
+        is_stub = self.candidate.attribute is not None or self.resumed is not None
+        return is_stub or self.is_certain_in_parts
 
     @classmethod
     def plain(cls, path: bytes, fields: tuple[int, int, int, int], as_is: bool) -> Self:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dedupd import native
+from dedupd.byte_ranges import joined
 from dedupd.errors import Damaged, DamagedChunk, FileChanged
 from dedupd.format.ids import HOLE, show_id
 from dedupd.format.recipe import fingerprint_check
@@ -27,14 +28,15 @@ from dedupd.system.file_reader import (
     open_unnoticed,
     stretches,
 )
-from dedupd.system.files import data_ranges
+from dedupd.system.files import data_ranges, opened, read_into
 from dedupd.system.leases import has_writers
 from dedupd.system.page_cache import BufferPool
 from dedupd.system.paths import open_beneath, show_path
 from dedupd.units import MIB
 from dedupd.volume.volume import Volume
+from jobs.busy.busy_files import BusyFile
 from jobs.optimize.buffers import Batch, FilesBatch, FileTask, KeptChunk, Segment
-from jobs.optimize.partial_plan import Keep, plan
+from jobs.optimize.partial_plan import Fresh, Keep, plan
 from jobs.tree.candidates import SHARED_BELOW, Candidate
 
 BATCH_BYTES_MIN = 2 * MIB
@@ -44,6 +46,10 @@ SETTLE_NS = 50_000_000
 """A write within one tick of the kernel's clock (4 to 10 ms) of a file's last change would leave
 no trace in its times; a file is read only once it is older than several ticks."""
 
+GAP_BYTES_MAX = 128 << 10
+"""Between two ranges of a busy file that are read as one: less would make small chunks. It is less
+than what the mount tells apart, so nothing is read here that is being written to."""
+
 SECOND_NS = 1_000_000_000
 
 FILES_PER_BATCH_MAX = 1024
@@ -51,8 +57,9 @@ FILES_PER_BATCH_MAX = 1024
 KEPT_PER_SEGMENT_MAX = 4096
 """Chunks of an old recipe that are noted at once: a bound of memory."""
 
-Work = tuple[Candidate, bool] | native.ingest.FileList
-"""A candidate, and whether to compress it; or plain files, which say so themselves."""
+Work = tuple[Candidate, bool] | native.ingest.FileList | BusyFile
+"""A candidate, and whether to compress it; or plain files, or a busy one, which say so
+themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,8 @@ class BatchReader(FileReader[Batch | FilesBatch]):
                 raise Stopped
             if isinstance(work, native.ingest.FileList):
                 self._read_files(work)
+            elif isinstance(work, BusyFile):
+                self._read_busy(work)
             else:
                 self._read_file(*work)
         self._read_small()
@@ -230,20 +239,67 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         covered = min(stub.covered, size)
         if not local and covered == size:
             task.failure = "already optimized"
+        parts = plan(content.recipe.spans(0, covered), local, covered, size)
+        self._read_planned(task, parts, partial(read_stub, fd, local, covered, content), size)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _read_busy(self, file: BusyFile) -> None:
+        """Read the ranges of a busy file that the mount has offered. Users may write to it: what
+        they change is known to the mount."""
+        candidate = Candidate(file.path, FileIdentity(file.inode, file.size, 0, 0), *file[3:5])
+        task = FileTask(candidate, candidate.identity, file.compresses, is_in_parts=True)
+        task.is_certain_in_parts = file.is_certain
+        task.need_bytes = task.freed_bytes = sum(end - start for start, end in file.ranges)
+        try:
+            with opened(
+                open_unnoticed(partial(open_beneath, self._volume.data_fd, file.path))
+            ) as fd:
+                self._read_quiet(fd, task, file)
+        except (Damaged, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            task.failure = f"cannot be read: {reason}"
+        if task.failure:
+            self._add(task, self._fill, self._fill, True)
+
+    def _read_quiet(self, fd: int, task: FileTask, file: BusyFile) -> None:
+        size, volume, where = file.size, self._volume, show_path(file.path)
+        task.shared_bytes = native.system.shared_bytes(fd, size)
+        if task.shared_bytes and self._unshared_only:
+            task.failure = SHARED_BELOW
+        elif os.fstat(fd).st_ino != file.inode:
+            task.failure = "changed since it was found"
+        elif file.attribute is None:
+            # Short gaps are read as well: a hole is zeros, and any other block stays in the file.
+            ranges = list(joined(file.ranges, GAP_BYTES_MAX))
+            self._read_planned(task, plan((), ranges, 0, size), partial(_read_all, fd), size)
+        else:
+            stub = volume.space.decode(file.attribute, fd, where)
+            content, covered = volume.content(stub, where), min(stub.covered, size)
+            parts = plan(content.recipe.spans(0, covered), file.ranges, covered, size)
+            local = local_ranges(fd, size)
+            self._read_planned(task, parts, partial(read_stub, fd, local, covered, content), size)
+
+    def _read_planned(
+        self,
+        task: FileTask,
+        parts: Iterable[Keep | Fresh],
+        read: Callable[[int, int], bytearray],
+        size: int,
+    ) -> None:
+        """Read the fresh parts of a plan, and note the chunks that are kept."""
         kept: list[KeptChunk] = []
-        for part in plan(content.recipe.spans(0, covered), local, covered, size):
+        for part in parts:
             if isinstance(part, Keep):
-                kept.append(self._kept(part))
                 if len(kept) >= KEPT_PER_SEGMENT_MAX:
                     self._add_kept(task, kept, final=False)
                     kept = []
+                kept.append(self._kept(part))
                 continue
             for start in range(part.start, part.end, self._batch_bytes):
                 end = min(start + self._batch_bytes, part.end)
-                data = read_stub(fd, local, covered, content, start, end)
+                data = read(start, end)
                 self._add_range(task, data, kept, final=end == size, cut=end == part.end)
                 kept = []
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if kept or task.failure:
             self._add_kept(task, kept, final=True)
 
@@ -323,3 +379,10 @@ class BatchReader(FileReader[Batch | FilesBatch]):
         if self._batch is not None:
             batch, self._batch = self._batch, None
             self._put(batch)
+
+
+def _read_all(fd: int, start: int, end: int) -> bytearray:
+    """Bytes [start, end) of a plain file; zeros where it has become shorter."""
+    data = bytearray(end - start)
+    read_into(fd, memoryview(data), start)
+    return data

@@ -20,9 +20,10 @@ from dedupd.volume.probe import require_suitable
 from dedupd.volume.restore import require_room, restore_file
 from dedupd.volume.unfinished_files import Checkpoint, Checkpoints
 from dedupd.volume.volume import Volume
+from jobs.busy.busy_files import BusyFiles
 from jobs.frame.report import Job
 from jobs.frame.run import Cancelled, JobRun
-from jobs.optimize.admission import NO_ROOM, Admission
+from jobs.optimize.admission import Admission
 from jobs.optimize.buffers import FileTask, Ready
 from jobs.optimize.file_reader import BATCH_BYTES_MIN, BatchReader, ReaderLimits, Work
 from jobs.optimize.group_commit import GroupCommit, GroupResult
@@ -87,6 +88,7 @@ class Optimize(Job[OptimizeReport]):
         self._judged = Judged(self._judging.ledger)
         self._restores = self._policy.restore_mode is RestoreMode.ON
         self._order = Order(self._judging.classes, largest_first=self._restores)
+        self._busy = BusyFiles(volume, self._policy, below)
         self._left = LeftFiles(self._report.files_left, run.findings)
         self._report.free_bytes_before = free_space(volume.data_fd).free_bytes
 
@@ -129,6 +131,7 @@ class Optimize(Job[OptimizeReport]):
 
     def report(self) -> OptimizeReport:
         report = self._report
+        self._busy.close()
         report.files_skipped = self._skipped.files
         report.bytes_skipped = self._skipped.size_bytes
         report.free_bytes_after = free_space(self._volume.data_fd).free_bytes
@@ -158,7 +161,7 @@ class Optimize(Job[OptimizeReport]):
             self._skipped = skipped
             for message in errors:
                 self._run.findings.add(message)
-        pending = self._judging.is_pending
+        pending = self._partitioning.expect_all(self._busy.found()) or self._judging.is_pending
         return bool(total or pending or skipped.unsettled or skipped.mostly_local)
 
     @property
@@ -200,6 +203,9 @@ class Optimize(Job[OptimizeReport]):
     def _candidates(self, partition: int, is_first: bool, is_only: bool) -> Iterator[Work]:
         """The files of one partition."""
         is_in = partial(self._partitioning.is_in, partition=partition)
+        if self._busy.is_turn:
+            yield from self._busy.offers(lambda path: is_in(type_of(path)))
+            return
         if self._judging.is_recall:
             yield from self._recalled(is_in)
             return
@@ -271,6 +277,8 @@ class Optimize(Job[OptimizeReport]):
                 self._take_round(partitions, ingest, groups, store, pool, limits)
             self._judging.save(is_complete=True)
             self._checkpoints.clear()
+            while self._busy.take_turn():
+                self._take_round(partitions, ingest, groups, store, pool, limits)
         except NoSpace:
             groups.wait()
             store.cut_unfinished()
@@ -402,16 +410,13 @@ class Optimize(Job[OptimizeReport]):
                     self._leave_task(task)
                     continue
                 self._report.shared_taken_bytes += task.shared_bytes
-                candidate = task.candidate
                 try:
                     recipe = task.builder.finish()
                 except NoSpace:
                     task.failure = "no space for its recipe"
                     self._leave_task(task)
                     raise
-                self._requests.add(
-                    CommitRequest(candidate.path, task.identity, recipe, candidate.attribute)
-                )
+                self._requests.add(task.request(recipe))
         finally:
             del ready.tasks[:done]
 
@@ -432,18 +437,14 @@ class Optimize(Job[OptimizeReport]):
     def _leave_request(self, request: CommitRequest, result: Result) -> None:
         """A file counted as optimized is not."""
         self._report.files_optimized -= 1
-        self._report.files_spliced -= request.previous is not None
+        self._report.files_spliced -= request.previous is not None or request.in_parts
         self._report.logical_bytes -= request.identity.size
         failure = result.reason if result.outcome is Outcome.FAILED else None
         self._left.add(request.path, result.outcome.value, failure)
 
     def _leave_task(self, task: FileTask) -> None:
         reason = task.failure or "was empty when it was read"
-        if reason == NO_ROOM:
-            return  # that was said when it was to begin
-        if reason == SHARED_BELOW:
-            self._report.shared_left_bytes += task.shared_bytes
-        if reason.startswith("cannot"):
-            self._left.add(task.candidate.path, "cannot be read", failure=reason)
-        else:
-            self._left.add(task.candidate.path, reason)
+        if task.is_in_parts:
+            self._busy.left(task.candidate, reason, self._judging.is_promising(task.identity.inode))
+        self._report.shared_left_bytes += task.shared_bytes if reason == SHARED_BELOW else 0
+        self._left.add_unread(task.candidate.path, reason)

@@ -77,6 +77,10 @@ class Judging:
         """A large file pays although its beginning did not: the second round stores it."""
         self._promising.add(identity.inode)
 
+    def is_promising(self, inode: int) -> bool:
+        """Whether :meth:`read_again` was called for a file."""
+        return inode in self._promising
+
     def save_if_full(self) -> None:
         """Make room for further notes."""
         if self.ledger.is_full and not self._has_given_up:

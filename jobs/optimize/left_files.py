@@ -7,6 +7,7 @@ from dedupd.system.paths import show_path
 from dedupd.volume.hints import HintKey
 from dedupd.volume.volume import Volume
 from jobs.frame.run import Findings
+from jobs.optimize.admission import NO_ROOM
 from jobs.tree.candidates import SAVES_LITTLE
 
 NAMED_MAX = 1000
@@ -29,6 +30,15 @@ class LeftFiles:
         # Files that save too little are in the ledger, and may be recalled by the same run.
         if reason != SAVES_LITTLE and len(self._named) < NAMED_MAX:
             self._named.append((os.fsdecode(path), failure or reason))
+
+    def add_unread(self, path: bytes, reason: str) -> None:
+        """A file that did not get as far as its commit stays as it is."""
+        if reason == NO_ROOM:
+            return  # that was said when it was to begin
+        if reason.startswith("cannot"):
+            self.add(path, "cannot be read", failure=reason)
+        else:
+            self.add(path, reason)
 
     def save(self, volume: Volume, started_s: float) -> None:
         """Keep the names of the run that began then."""

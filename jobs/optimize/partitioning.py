@@ -1,5 +1,6 @@
 """The partitions of a volume in a job: what each holds, how much is to come, and where it goes."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from dedupd.config.memory_budget import capacity, index_bytes
@@ -41,6 +42,12 @@ class Partitioning:
                 self._expect(type_of_suffix(suffix), chunks)
         else:
             self._expect(type_of(found.path), 1 + found.work_bytes // self._chunk_bytes)
+
+    def expect_all(self, found: Sequence[Candidate]) -> bool:
+        """Count some that are to come; whether there are any."""
+        for one in found:
+            self.expect(one)
+        return bool(found)
 
     def _expect(self, file_type: str, chunks: int) -> None:
         if file_type not in self._work and len(self._work) >= TYPES_MAX:

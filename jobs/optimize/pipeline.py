@@ -119,7 +119,7 @@ class Ingest:
         if (
             task is None
             or task.failure
-            or task.candidate.attribute is not None
+            or task.keeps_chunks
             or task.identity.size < unfinished_files.FILE_BYTES_MIN
             or task.builder is None
         ):

@@ -11,7 +11,7 @@ from dedupd import native
 from dedupd.config.policy import Policy
 from dedupd.config.rules import Decision, decided
 from dedupd.errors import DamagedStub
-from dedupd.format.stub import StubAttribute, attribute_seed, decode_stub
+from dedupd.format.stub import Flag, StubAttribute, attribute_seed, decode_stub
 from dedupd.native.tree import DirectoryCandidates, Unreadable
 from dedupd.stub.transition import CAPABILITY, LENGTH_BYTES_MAX, FileIdentity
 from dedupd.system.files import opened
@@ -307,7 +307,8 @@ class _Search:
             return OPTIMIZED
         decision = decided(policy, file.path)
         is_young = self._asked(decision).is_young(file.identity)
-        if is_young and file.allocated_bytes > policy.partial_local_max * size:
+        is_mostly_local = file.allocated_bytes > policy.partial_local_max * size
+        if is_young and is_mostly_local and not stub.flags & Flag.PARTIAL:
             self._skipped.mostly_local.append(file.path)
             return "mostly its own blocks again"
         if is_young or not policy.partial_files:

@@ -7,7 +7,7 @@ each return, so the order of the entries is that of the effects.
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 
 from dedupd import failpoint
 from dedupd.errors import DamagedStub
+from dedupd.format.stub import Flag
 from dedupd.system import mount_table
 from dedupd.system.files import opened
 from dedupd.volume.volume import Volume
@@ -38,7 +39,7 @@ from tests.crash.scenarios import (
 from tests.support import crash
 from tests.support.copies import parameters_of
 from tests.support.lab import noise
-from tests.support.mounts import Nursery, serve_for_test
+from tests.support.mounts import Nursery, serve_ageless
 from tests.support.simulated_disk import RecordingDisk, RemoveAttribute
 
 SPOILT = "spoilt"
@@ -68,7 +69,10 @@ def serve_recorded(
         disk.met = _Notes(met)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dedupd.volume.volume.Disk", lambda: disk)
-        serve_for_test(path, mountpoint, cache_bytes, answer)
+        patch.setattr("fuse_stub.busy.part_lane.FILE_BYTES_MIN", 1)
+        for module in ("part_lane", "quiet_parts"):
+            patch.setattr(f"fuse_stub.busy.{module}.GRAIN_BYTES", 8 * KIB)
+        serve_ageless(path, mountpoint, cache_bytes, answer)
 
 
 @contextmanager
@@ -158,6 +162,46 @@ def write_and_sync(scene: Scene, view: Path, path: str, at: int, data: bytes) ->
     scene.synced(path, content)
 
 
+_AGES = 'min_age = "0s"', 'min_age = "1h"'
+"""No file is old enough as a whole; each range of it is (``serve_ageless``)."""
+
+
+def busy_volume(root: Path, seed: int) -> None:
+    optimized_volume(root, seed)
+    make_small_tree(root / ".dedupd/data/more", seed + 100)
+    policy = root / ".dedupd/policy.toml"
+    policy.write_text(policy.read_text().replace(*_AGES) + 'busy_files = "ranges"\n')
+
+
+def serve_a_guest(scene: Scene) -> None:
+    """A job takes the quiet ranges of a plain file and of a stub that a user has open, and writes
+    to while they are stored."""
+    with recorded_mount(scene) as view, ExitStack() as files:
+        for name in ("base", "more/base", "more/text"):
+            fd = files.enter_context(opened(os.open(view / name, os.O_RDWR)))
+            os.pwrite(fd, os.pread(fd, 100, 5000), 5000)  # nothing new: the mount has seen a write
+        write_and_sync(scene, view, "base", 5000, noise(9 * KIB, 31))
+        points: list[str] = []
+
+        def hook(point: str) -> None:
+            points.append(point)
+            if point == "commit.begun" and points.count(point) == 1:
+                write_and_sync(scene, view, "base", 6000, noise(100, 33))
+                write_and_sync(scene, view, "more/base", 17 * KIB, noise(3 * KIB, 34))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(failpoint, "hook", hook)
+            crash.optimize_volume(scene.root, scene.disk)
+        assert "commit.begun" in points
+        with Volume.open(str(scene.root)) as volume:
+            for name in ("base", "more/base"):
+                with open_user_file(scene, name) as fd:
+                    stub = volume.space.read(fd, name)
+                assert stub is not None and stub.flags & Flag.PARTIAL, name
+        write_and_sync(scene, view, "more/base", 9 * KIB, noise(6 * KIB, 35))
+        crash.optimize_volume(scene.root, scene.disk)
+
+
 def serve_to_the_end(root: Path) -> None:
     (root / ".dedupd/data" / SPOILT).unlink()
     with Volume.open(str(root)) as volume:
@@ -166,6 +210,15 @@ def serve_to_the_end(root: Path) -> None:
     (root / ".dedupd/data" / SPOILT).touch()
 
 
+def guest_to_the_end(root: Path) -> None:
+    policy = root / ".dedupd/policy.toml"
+    policy.write_text(policy.read_text().replace(*reversed(_AGES)))
+    with Volume.open(str(root)) as volume:
+        load_secret(volume)  # as the next mount does
+    optimize_to_the_end(root)
+
+
 MOUNT_SCENARIOS = {
+    "serve a busy file": Scenario(busy_volume, serve_a_guest, guest_to_the_end),
     "serve a mount": Scenario(spoilt_volume, serve_users_and_a_job, serve_to_the_end, look=look),
 }

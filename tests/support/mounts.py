@@ -13,12 +13,15 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
+
 from dedupd.stub.transition import FileIdentity
 from dedupd.system import mount_table
 from dedupd.system.control_socket import ControlClient, socket_path
 from dedupd.volume.enable import enable
 from dedupd.volume.volume import Volume
 from fuse_stub import process
+from fuse_stub.busy.part_lane import PartLane
 from fuse_stub.mounts.mount_points import is_dead
 from jobs.optimize.job import OptimizeReport
 from tests.support.lab import Lab, let_others_pass
@@ -125,6 +128,14 @@ def serve_for_test(path: str, mountpoint: str, cache_bytes: int, answer: Connect
     with process.open_volume(path) as volume:
         root, base_fd = volume.root, os.dup(volume.base_fd)
     process.serve_for_parent(root, base_fd, mountpoint, cache_bytes, answer_fd)
+
+
+def serve_ageless(path: str, mountpoint: str, cache_bytes: int, answer: Connection) -> None:
+    """Serve a mount to which what users have just written to is quiet."""
+    offer = PartLane.offer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartLane, "offer", lambda lane, path, _: offer(lane, path, 0.0))
+        serve_for_test(path, mountpoint, cache_bytes, answer)
 
 
 def end(pid: int, number: int) -> None:

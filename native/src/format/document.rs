@@ -104,6 +104,7 @@ fn numbers_have_the_names_of_the_document() {
         (stub::RESTORING, "restoring"),
         (stub::DIRECT, "direct"),
         (stub::WRITTEN, "written"),
+        (stub::PARTIAL, "partial"),
     ];
     has_numbers("Stub attribute (64 bytes)", "flags", &flags);
     assert!(TEXT.contains(&format!("each beginning at a multiple of {RECORD_ALIGN_BYTES}")));

@@ -1,9 +1,11 @@
 //! The mount: the kernel's requests, answered below the interpreter.
 //!
 //! `protocol` has the messages, `inodes` the inodes that the kernel knows, `requests` an answer for
-//! each kind of request, and `session` the ways on which requests come and answers go.
+//! each kind of request, `session` the ways on which requests come and answers go, and
+//! `write_times` what users have written to of late.
 
 pub mod inodes;
 pub mod protocol;
 pub mod requests;
 pub mod session;
+pub mod write_times;

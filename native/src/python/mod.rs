@@ -18,6 +18,7 @@ mod testing;
 mod tree;
 mod upkeep;
 mod usage;
+mod write_times;
 
 #[pyo3::pymodule(name = "native")]
 mod exported {
@@ -126,6 +127,10 @@ mod exported {
     mod mount {
         #[pymodule_export]
         use crate::python::mount::{Inodes, Line, Loop, Request, serve_tree};
+        #[pymodule_export]
+        use crate::python::write_times::WriteTimes;
+        #[pymodule_export]
+        const GRAIN_BYTES: u64 = crate::mount::write_times::GRAIN_BYTES;
         #[pymodule_export]
         const READ: u32 = crate::mount::protocol::opcode::READ;
         #[pymodule_export]

@@ -11,6 +11,7 @@ use pyo3::types::{PyBytes, PyDict};
 use super::refine::Bases;
 use super::support::calls::{c_string, os_error};
 use super::support::input::Input;
+use super::write_times::WriteTimes;
 use crate::format::stub::Seeds;
 use crate::mount::inodes::generations::{Generations, SECRET_BYTES};
 use crate::mount::inodes::handle::Handle;
@@ -158,6 +159,12 @@ impl Inodes {
         let store = Store { chunks: Arc::clone(&chunks.get().0), seeds };
         // It stays as it was said first.
         let _ = self.tree(py)?.store.set(store);
+        Ok(())
+    }
+
+    fn note_writes(&self, py: Python<'_>, times: &Bound<'_, WriteTimes>) -> PyResult<()> {
+        // It stays as it was said first.
+        let _ = self.tree(py)?.write_times.set(Arc::clone(&times.get().0));
         Ok(())
     }
 

@@ -78,6 +78,7 @@ impl Tree {
         if given.write_flags & WRITE_KILL_SUIDGID != 0 && has_set_ids(&*file)? {
             return Ok(Outcome::HandedOver);
         }
+        self.note_write(request.header.node, given.offset, u64::from(given.size));
         let written = self.watch_time(|| effects::write(&*file, data, given.offset));
         Ok(Outcome::Answered(put(out, &WriteOut { size: written? as u32, unused: 0 })?))
     }
@@ -112,6 +113,7 @@ impl Tree {
         if !is_ready {
             return Ok(Outcome::HandedOver);
         }
+        self.note_write(given.node_out, given.offset_out, u64::from(size));
         self.watch_time(|| self.copy_range(request, out, wide))
     }
 

@@ -3,11 +3,12 @@
 use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::mount::inodes::table::Inodes;
 use crate::mount::requests::stubs::Store;
+use crate::mount::write_times::Notes;
 use crate::threads::lock::locked;
 
 /// The tree, and what its requests share.
@@ -23,6 +24,8 @@ pub struct Tree {
     pub store: OnceLock<Store>,
     /// While writes to the page cache wait for the disk.
     pub writes_wait: SlowTime,
+    /// Where writes are noted, once that is known.
+    pub write_times: OnceLock<Arc<Notes>>,
     /// Whether new files may have to wait, which Python sees to.
     pub files_are_delayed: AtomicBool,
     /// Whether Python takes notes of all names that come and go: a tree is being walked.
@@ -38,8 +41,16 @@ impl Tree {
             is_root: rustix::process::geteuid().is_root(),
             store: OnceLock::new(),
             writes_wait: SlowTime::default(),
+            write_times: OnceLock::new(),
             files_are_delayed: AtomicBool::new(false),
             names_are_noted: AtomicBool::new(false),
+        }
+    }
+
+    /// A write of data to a file: of so many bytes from `start` on.
+    pub fn note_write(&self, inode: u64, start: u64, length: u64) {
+        if let Some(notes) = self.write_times.get() {
+            notes.note(inode, start, start.saturating_add(length));
         }
     }
 

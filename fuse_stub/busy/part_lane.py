@@ -1,0 +1,173 @@
+"""Commits of the quiet parts of files that users write to, by the process that sees each write.
+
+A job asks for an offer: ranges of a file that have been quiet for so long. It reads and stores them
+while users go on, and then has the file become a stub in parts. From the offer on each write is
+noted, under the file's lock, before it is made: what was written to since keeps its blocks.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import trio
+
+from dedupd import native
+from dedupd.errors import Busy, FileChanged
+from dedupd.stub.parts import begin_parts, punch_parts
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath, path_in_tree
+from dedupd.units import GIB, MIB
+from dedupd.volume.commit_requests import CommitRequest
+from dedupd.volume.volume import Volume
+from fuse_stub.busy.quiet_parts import GRAIN_BYTES, QuietParts, present_quiet
+from fuse_stub.files.inodes import Inodes
+from fuse_stub.files.open_files import OpenFile, OpenFiles
+
+FILE_BYTES_MIN = 16 * MIB
+"""Smaller files are soon read as a whole once they are left alone."""
+
+OFFER_BYTES_MAX = 4 * GIB
+"""What a job reads before it commits: the longer that takes, the more of it is written to."""
+
+_CHANGED = "it was cut, copied into or made plain meanwhile"
+
+
+class _Offer(NamedTuple):
+    file: OpenFile
+    parts: QuietParts
+
+
+class PartLane:
+    """The offers that are open. Used by the thread of the event loop."""
+
+    def __init__(
+        self, volume: Volume, inodes: Inodes, files: OpenFiles, forget: Callable[[int], None]
+    ) -> None:
+        """``forget`` has the kernel ask for the attributes of an inode again."""
+        self._forget = forget
+        self.times = native.mount.WriteTimes()
+        inodes.native.note_writes(self.times)
+        self._volume = volume
+        self._inodes = inodes
+        self._files = files
+        self._offers: dict[int, _Offer] = {}
+
+    def written(self) -> Iterator[tuple[bytes, int]]:
+        """Paths and sizes of large files that were written to since the mount began."""
+        for ino, _ in self.times.files():
+            try:
+                fd = self._inodes.fd(ino)
+                status = os.fstat(fd)
+                if status.st_nlink != 1:
+                    self.times.forget(ino)
+                elif status.st_size >= FILE_BYTES_MIN:
+                    yield path_in_tree(fd), status.st_size
+            except OSError:
+                self.times.forget(ino)
+
+    async def offer(self, path: bytes, age_s: float) -> _Offer | None:
+        """Offer what of a file has been quiet for so long; None where that is too little. Raises
+        Busy, DedupdError, OSError."""
+        fd = open_beneath(self._volume.data_fd, path, os.O_RDWR | os.O_NONBLOCK)
+        file = await self._files.acquire_by_fd(fd)
+        try:
+            async with file.lock.alone():
+                if file.is_filled or file.ino in self._offers:
+                    raise Busy(f"{file.where}: another job is at work on it")
+                # Writes that have begun are over, and all that follow are noted.
+                recipe = None if file.stub is None else file.stub.attribute.recipe
+                parts = QuietParts(os.fstat(file.fd).st_size, recipe)
+                offer = self._offers[file.ino] = _Offer(file, parts)
+                file.on_write = parts.note
+        except BaseException:
+            self._files.release(file)
+            raise
+        try:
+            quiet = self.times.quiet(file.ino, parts.size, age_s)
+            block_bytes = self._volume.block_bytes
+            parts.ranges = await trio.to_thread.run_sync(
+                _found, file.fd, quiet, block_bytes, OFFER_BYTES_MAX
+            )
+        except BaseException:
+            self.end(file.ino)
+            raise
+        if parts.size_bytes >= GRAIN_BYTES and not parts.is_over:
+            return offer
+        self.end(file.ino)
+        return None
+
+    def over(self, file: OpenFile) -> None:
+        """What a file's bytes lie in is about to change otherwise than by a write."""
+        offer = self._offers.get(file.ino)
+        if offer is not None:
+            offer.parts.is_over = True
+
+    def has(self, ino: int) -> bool:
+        return ino in self._offers
+
+    def end(self, ino: int, *, saves_little: bool = False) -> None:
+        """Take an offer back. What ``saves_little`` is offered again once it is written to."""
+        offer = self._offers.pop(ino, None)
+        if offer is None:
+            return
+        if saves_little:
+            for start, end in offer.parts.ranges:
+                self.times.pass_over(ino, start, end)
+        offer.file.on_write = None
+        self._files.release(offer.file)
+
+    async def begin(self, request: CommitRequest, *, are_refused: bool) -> None:
+        """The first step: the file gets the recipe, and keeps its blocks. Raises FileChanged, Busy,
+        OSError."""
+        offer = self._offers.get(request.identity.inode)
+        if offer is None:
+            raise FileChanged(_CHANGED)
+        file, parts = offer
+        async with file.lock.alone():
+            before = file.stub
+            recipe = None if before is None else before.attribute.recipe
+            if parts.is_over or recipe != parts.recipe or request.identity.size != parts.size:
+                raise FileChanged(_CHANGED)
+            if are_refused:
+                raise Busy("garbage is being collected")
+            made = begin_parts(file.fd, request.recipe, parts.size, self._volume.stub_files)
+            file.stub = self._files.sparse(file, made)
+            file.stub.has_unwritten = before is not None and before.has_unwritten
+            parts.recipe = made.recipe
+
+    async def finish(self, ino: int) -> int:
+        """The second step, once the recipe and the attribute are durable: what nobody has written
+        to is punched, a piece at a time. How many bytes of blocks that gave. Raises FileChanged,
+        OSError."""
+        offer = self._offers.get(ino)
+        if offer is None:
+            raise FileChanged(_CHANGED)
+        file, parts = offer
+        freed_bytes = 0
+        try:
+            for start, end in parts.pieces():
+                async with file.lock.alone():
+                    if parts.is_over:
+                        raise FileChanged(_CHANGED)
+                    if parts.is_written(start):
+                        continue
+                    file.keeps_times = True
+                    try:
+                        freed_bytes += await trio.to_thread.run_sync(
+                            punch_parts, file.fd, [(start, end)], self._volume.stub_files
+                        )
+                    finally:
+                        file.keeps_times = False
+                await trio.lowlevel.checkpoint()
+        finally:
+            self.end(ino)
+            self._forget(ino)
+        return freed_bytes
+
+
+def _found(
+    fd: int, quiet: list[tuple[int, int]], block_bytes: int, bytes_max: int
+) -> list[tuple[int, int]]:
+    """In a thread: the extent map of a large file has many rows."""
+    with opened(os.dup(fd)) as own:
+        return list(present_quiet(own, quiet, block_bytes, bytes_max))

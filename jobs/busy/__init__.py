@@ -1,0 +1,1 @@
+"""Files that are never left alone, of which optimize takes the parts that are."""

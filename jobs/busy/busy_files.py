@@ -1,0 +1,142 @@
+"""What the mount offers of files that users write to (``busy_files`` of the policy)."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from dedupd import native
+from dedupd.config.policy import BusyFilesMode, Policy
+from dedupd.config.rules import decided
+from dedupd.errors import Busy, ServiceUnreachable
+from dedupd.stub.transition import FileIdentity
+from dedupd.system.control_socket import ControlClient
+from dedupd.system.files import opened
+from dedupd.system.paths import open_beneath
+from dedupd.volume.volume import Volume
+from jobs.tree.candidates import SAVES_LITTLE, Candidate
+from jobs.tree.marked_directories import MarkedDirectories
+
+
+class BusyFile(NamedTuple):
+    """An offer: the ``ranges`` of a file of ``size`` bytes that have been quiet. ``attribute`` is
+    that of the stub that it is, None of a plain one. ``is_certain``: all is to be stored; another
+    look at its beginning would say nothing new."""
+
+    path: bytes
+    inode: int
+    size: int
+    attribute: bytes | None
+    work_bytes: int
+    ranges: list[tuple[int, int]]
+    compresses: bool
+    is_certain: bool
+
+
+class BusyFiles:
+    """The offers of one run. None where the volume is not mounted: then nobody sees the writes."""
+
+    def __init__(self, volume: Volume, policy: Policy, below: bytes) -> None:
+        self._volume = volume
+        self._policy = policy
+        self._below = below
+        self._client: ControlClient | None = None
+        self._lock = threading.Lock()  # around each talk: the reader has a thread of its own
+        self._done: set[bytes] = set()
+        self._certain: set[int] = set()
+        self.is_turn = False
+        self.has_more = policy.busy_files is BusyFilesMode.RANGES
+        """Whether there may be offers that were not asked for."""
+        if policy.busy_files is BusyFilesMode.RANGES:
+            try:
+                self._client = volume.mount_client()
+            except Busy:
+                pass  # a copy of the volume is mounted
+
+    def take_turn(self) -> bool:
+        """From now on it is the turn of busy files; whether there may be any more of them."""
+        self.is_turn = True
+        return self.has_more
+
+    def close(self) -> None:
+        """The mount takes back what it has offered and was not committed."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def found(self) -> list[Candidate]:
+        """The files that may be worth an offer; of their identities only the size is known."""
+        rows = self._call("parts_written").get("files", [])
+        named = ((os.fsencode(row["path"]), row["size"]) for row in rows)
+        return [
+            Candidate(path, FileIdentity(0, size, 0, 0), None, size)
+            for path, size in named
+            if self._is_wanted(path)
+        ]
+
+    def _is_wanted(self, path: bytes) -> bool:
+        if self._below and not (path + b"/").startswith(self._below + b"/"):
+            return False
+        if decided(self._policy, path).excluded:
+            return False
+        marked = MarkedDirectories(self._volume, self._policy.markers)
+        marked.begin(path)
+        return not marked.has(path)
+
+    def offers(self, is_in: Callable[[bytes], bool]) -> Iterator[BusyFile]:
+        """Each file once in a run, but for those that :meth:`left` asks for again."""
+        self.has_more = False
+        for path in [one.path for one in self.found()]:
+            if path in self._done or not is_in(path):
+                continue
+            self._done.add(path)
+            age_s = decided(self._policy, path).min_age_s
+            reply = self._call("parts_offer", path=os.fsdecode(path), age_s=age_s)
+            if not reply.get("ranges"):
+                continue
+            offer = self._offer(path, reply)
+            if offer is None:
+                self._call("parts_end", inode=reply["inode"], saves_little=False)
+            else:
+                yield offer
+
+    def _offer(self, path: bytes, reply: dict[str, Any]) -> BusyFile | None:
+        """With the attribute that it has now: a later one ends the offer."""
+        try:
+            fd = open_beneath(self._volume.data_fd, path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return None
+        with opened(fd):
+            if os.fstat(fd).st_ino != reply["inode"]:
+                return None
+            attribute = native.system.fgetxattr(fd, self._volume.space.name)
+        ranges = [(start, end) for start, end in reply["ranges"]]
+        inode, work_bytes = reply["inode"], sum(end - start for start, end in ranges)
+        return BusyFile(
+            *(path, inode, reply["size"], attribute, work_bytes, ranges),
+            compresses=self._policy.compresses(path),
+            is_certain=inode in self._certain,
+        )
+
+    def left(self, candidate: Candidate, reason: str, is_promising: bool) -> None:
+        """An offer is not taken. Where the beginning of it does not pay and the whole does, it is
+        asked for again; what does not pay at all, once it has been written to."""
+        inode = candidate.identity.inode
+        is_again = is_promising and inode not in self._certain
+        if is_again:
+            self._certain.add(inode)
+            self._done.discard(candidate.path)
+            self.has_more = True
+        saves_little = reason == SAVES_LITTLE and not is_again
+        self._call("parts_end", inode=inode, saves_little=saves_little)
+
+    def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        with self._lock:
+            if self._client is None:
+                return {}
+            try:
+                return self._client.call(operation, **arguments)
+            except ServiceUnreachable:
+                self._client.close()
+                self._client = None
+                return {}

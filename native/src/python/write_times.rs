@@ -1,0 +1,38 @@
+//! When users wrote to which parts of files last.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use crate::mount::write_times::Notes;
+
+#[pyclass(frozen, module = "dedupd.native.mount")]
+pub struct WriteTimes(pub Arc<Notes>);
+
+#[pymethods]
+impl WriteTimes {
+    #[new]
+    fn new() -> WriteTimes {
+        WriteTimes(Arc::default())
+    }
+
+    fn note(&self, ino: u64, start: u64, end: u64) {
+        self.0.note(ino, start, end);
+    }
+
+    fn quiet(&self, ino: u64, size: u64, age_s: f64) -> Vec<(u64, u64)> {
+        self.0.quiet(ino, size, age_s)
+    }
+
+    fn files(&self) -> Vec<(u64, f64)> {
+        self.0.files()
+    }
+
+    fn pass_over(&self, ino: u64, start: u64, end: u64) {
+        self.0.pass_over(ino, start, end);
+    }
+
+    fn forget(&self, ino: u64) {
+        self.0.forget(ino);
+    }
+}
