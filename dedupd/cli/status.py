@@ -130,7 +130,8 @@ def _show(row: dict[str, Any]) -> None:
     table.add_row("free", format_size(row["free_bytes"]))
     for one in row["classes"]:
         kind = f"{one['top'] or '.'}/**/*{'.' + one['type'] if one['type'] else ''}"
-        saves = one["saved_bytes"] / one["read_bytes"] if one["read_bytes"] else 0.0
+        # Blocks are saved, and bytes are read.
+        saves = min(1.0, one["saved_bytes"] / one["read_bytes"]) if one["read_bytes"] else 0.0
         table.add_row("class", f"{kind}: saves {saves:.0%} of {format_size(one['read_bytes'])}")
     run = row["last_run"]
     if run:

@@ -239,8 +239,9 @@ def _free_space(root: str) -> Result:
             f"free {format_size(reserve_bytes - free + FREE_BYTES_MIN)}, or lower the policy's"
             " `reserve`",
         )
-    if free < FREE_BYTES_MIN:
-        remedy = f"free {format_size(FREE_BYTES_MIN)}: jobs write before they give space back"
+    least = min(FREE_BYTES_MIN, whole // 5)  # of a small one that would be most
+    if free < least:
+        remedy = f"free {format_size(least - free)}: jobs write before they give space back"
         return _bad(found, remedy)
     if free < FREE_SHARE_MIN * whole:
         return _warning(found, "file systems slow down when full")

@@ -64,8 +64,13 @@ def test_file_systems_that_can_carry_a_volume(loop_fs: MakeFileSystem) -> None:
 
 
 @pytest.mark.root
-def test_a_file_system_that_is_too_small(loop_fs: MakeFileSystem) -> None:
-    assert found(loop_fs("ext4", "64M"), "free space").verdict is Verdict.BAD
+def test_a_small_file_system_needs_a_fifth_of_it_free(loop_fs: MakeFileSystem) -> None:
+    point = loop_fs("ext4", "64M")
+    assert found(point, "free space").verdict is Verdict.FINE
+    (point / "ballast").write_bytes(b"\1" * (42 << 20))
+    check = found(point, "free space")
+    assert check.verdict is Verdict.BAD
+    assert "jobs write before" in check.remedy
 
 
 def test_free_space_that_is_all_reserved_for_users(tmp_path: Path) -> None:
