@@ -442,11 +442,11 @@ def test_a_restore_is_optimized_as_it_comes_one_run_after_the_other() -> None:
     at_once = decide(VolumeView("a", OFF, space=space), now=night(2, 12))
     assert isinstance(at_once, StartTask)
     assert (at_once.task, at_once.arguments) == ("throughput", ("--min-age-at-most=0s",))
-    ended = TaskHistory(night(2, 12), night(2, 12) + 10, completed=True)
+    ended = TaskHistory(night(2, 12), night(2, 12) + 100, completed=True)
     history: dict[TaskName, TaskHistory] = {"throughput": ended}
     view = VolumeView("a", OFF, history, space=space)
-    assert task_of(decide(view, now=night(2, 12) + 12)) is None
-    assert task_of(decide(view, now=night(2, 12) + 16)) == "throughput"
+    assert task_of(decide(view, now=night(2, 12) + 109)) is None
+    assert task_of(decide(view, now=night(2, 12) + 111)) == "throughput"
 
 
 LOW = SpaceState(SpaceLevel.LOW, since_s=night(2, 12))
