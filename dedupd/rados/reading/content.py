@@ -14,7 +14,15 @@ from typing import Any
 
 from dedupd.errors import Damaged, DamagedChunk, DamagedRecipe, DedupdError
 from dedupd.format import recipe as node_format
-from dedupd.format.cluster.objects import FileRecipe, stored_in
+from dedupd.format.cluster.objects import (
+    FileRecipe,
+    decode_frame,
+    decode_part,
+    encode_parts,
+    join_parts,
+    parts_of,
+    stored_in,
+)
 from dedupd.format.container import Codec, Record, RecordKind
 from dedupd.format.ids import HOLE
 from dedupd.format.recipe import RecipeRef, fingerprint_check
@@ -107,14 +115,10 @@ class ClusterChunks:
 
     def raw(self, fingerprint: bytes) -> bytes:
         """The raw bytes of a chunk. Raises Damaged, StoreUnreachable, UsageError."""
-        kept = self._cache.get(fingerprint) if self._cache is not None else None
-        chunks = self._store().chunks
+        kept = self._kept(fingerprint)
         if kept is not None:
-            try:
-                return chunks.decoded(fingerprint, kept)
-            except Damaged:
-                assert self._cache is not None
-                self._cache.drop(fingerprint)
+            return kept
+        chunks = self._store().chunks
         frame = chunks.stored(fingerprint)
         try:
             raw = chunks.decoded(fingerprint, frame, proves=True)
@@ -126,6 +130,17 @@ class ClusterChunks:
         if self._cache is not None:
             self._cache.put(fingerprint, frame)
         return raw
+
+    def _kept(self, fingerprint: bytes) -> bytes | None:
+        """A chunk from this host's disk: the store need not answer."""
+        frame = None if self._cache is None else self._cache.get(fingerprint)
+        if self._cache is None or frame is None:
+            return None
+        try:
+            return decode_frame(frame, fingerprint)
+        except Damaged:
+            self._cache.drop(fingerprint)
+            return None
 
     def read(self, record_id: int) -> tuple[Record, bytes]:
         """As :meth:`dedupd.store.reader.RecordReader.read`. Raises DamagedChunk."""
@@ -161,15 +176,27 @@ class ClusterChunks:
         to look into, and with ``cached_only`` for all, since each waits."""
         if cached_only:
             return [None] * len(wanted)
-        return self._store().cluster.each(self._ordinary, wanted)
+        found = [self._ordinary(one, self._kept) for one in wanted]
+        missing = [at for at, raw in enumerate(found) if raw is None]
+        if missing:
+            fetched = self._store().cluster.each(
+                lambda at: self._ordinary(wanted[at], self.raw), missing
+            )
+            for at, raw in zip(missing, fetched, strict=True):
+                found[at] = raw
+        return found
 
-    def _ordinary(self, one: tuple[int, int, int]) -> bytes | None:
+    def _ordinary(
+        self, one: tuple[int, int, int], read: Callable[[bytes], bytes | None]
+    ) -> bytes | None:
         number, length, check = one
         try:
             fingerprint = self.numbers.fingerprint(number)
-            raw = self.raw(fingerprint)
+            raw = read(fingerprint)
         except (DedupdError, OSError):
             return None  # :meth:`read` will say why
+        if raw is None:
+            return None
         is_expected = len(raw) == length and fingerprint_check(fingerprint) == check
         return raw if is_expected else None
 
@@ -186,17 +213,25 @@ class ClusterChunks:
 
 
 class ClusterRecipes:
-    """Opens the recipes that stubs name. Safe to use from several threads."""
+    """Opens the recipes that stubs name. Safe to use from several threads.
 
-    def __init__(self, store: Callable[[], RadosStore], chunks: ClusterChunks) -> None:
-        self._store, self._chunks = store, chunks
+    Those of one part are kept on the host's disk, verified at each read: a version never changes.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[], RadosStore],
+        chunks: ClusterChunks,
+        cache: DiskCache | None = None,
+    ) -> None:
+        self._store, self._chunks, self._cache = store, chunks, cache
 
     def open(self, ref: RecipeRef, where: str) -> Recipe:
         """Raises DamagedRecipe, StoreUnreachable."""
         version = version_in(ref.recipe, ref.digest)
         if version is None or ref.direct:
             raise DamagedRecipe(f"{where}: the stub names no file version of a store in a cluster")
-        found = self._store().recipes.read(version)
+        found = self._kept(version) or self._fetched(version)
         if found is None:
             raise DamagedRecipe(
                 f"{where}: the store does not have file version {version}; the stub is older than"
@@ -206,6 +241,23 @@ class ClusterRecipes:
         recipe = Recipe(self, root)  # type: ignore[arg-type]  # of one node: it asks for no other
         weakref.finalize(recipe, self._chunks.numbers.give_back, numbers)
         return recipe
+
+    def _kept(self, version: str) -> FileRecipe | None:
+        name = bytes.fromhex(version)
+        data = None if self._cache is None else self._cache.get(name)
+        if self._cache is None or data is None:
+            return None
+        try:
+            return join_parts([decode_part(data, version, 0)])
+        except Damaged:
+            self._cache.drop(name)
+            return None
+
+    def _fetched(self, version: str) -> FileRecipe | None:
+        found = self._store().recipes.read(version)
+        if found is not None and self._cache is not None and parts_of(found) == 1:
+            self._cache.put(bytes.fromhex(version), b"".join(encode_parts(found)))
+        return found
 
     def _root(self, found: FileRecipe) -> tuple[node_format.Node, list[int]]:
         """All of a recipe as one leaf, however long, and the numbers that were taken for it."""

@@ -1,7 +1,8 @@
-"""Chunks of a store in a cluster, kept on this host's own disk: bounded, disposable, never trusted.
+"""What was read of a store in a cluster, kept on this host's own disk: bounded, disposable, never
+trusted.
 
-A file has one chunk's frame, under its fingerprint. Nothing is synced: what a crash leaves torn
-fails the frame's checksum when it is read, and is fetched again.
+A file has one chunk's frame, under its fingerprint, or one recipe, under its version. Nothing is
+synced: what a crash leaves torn fails its checksum when it is read, and is fetched again.
 """
 
 import os

@@ -67,7 +67,7 @@ class VolumeStore:
         self._store: RadosStore | None = None
         self._cache = self._cache_in(base_fd, disk)
         self.chunks = ClusterChunks(self.open, self._cache)
-        self.recipes = ClusterRecipes(self.open, self.chunks)
+        self.recipes = ClusterRecipes(self.open, self.chunks, self._cache)
 
     def _cache_in(self, base_fd: int, disk: Disk) -> DiskCache | None:
         if not self.binding.cache_bytes:

@@ -97,11 +97,16 @@ def test_a_cluster_that_is_gone_is_an_error_and_the_mount_lives_on(
         (lab.view / "plain").write_bytes(b"plain")
         assert optimize(lab) >= 2
         lab.unmount()
+        lab.mount()  # so that it is not read from the pages of the kernel
+        assert (lab.view / "other").read_bytes() == content[::-1]
+        lab.unmount()
         binding = redirect(lab, tmp_path)
         lab.mount()
         with pytest.raises(OSError) as caught:
             (lab.view / "file").read_bytes()
         assert caught.value.errno == errno.EIO
+        # What was read before is on this host's disk.
+        assert (lab.view / "other").read_bytes() == content[::-1]
         (lab.view / "new").write_bytes(b"goes on")
         assert (lab.view / "new").read_bytes() == b"goes on"
         lab.unmount()
